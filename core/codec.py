@@ -1,0 +1,114 @@
+"""Messages of the log: events sealed by their source, in order, in a keyed chain.
+
+1. A message is a msgpack map; what it says is fixed when it is sealed.
+2. `n` counts the messages of one source in one stream, from 0; `prev` is the digest of the one before (zeros at 0).
+3. The digest is BLAKE2b of the sealed bytes, 16 bytes, keyed with the deployment's chain key: who has no key
+   cannot write a message that fits.
+4. A decoder takes older versions, unknown fields, unknown types and newer versions; the last two become
+   `UnknownEvent`. Bytes that are no message at all raise `Corrupt`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from core.errors import Corrupt
+from core.events import EVENT_TYPES, EVENT_VERSION, Event, UnknownEvent
+from core.ids import SourceId
+
+DIGEST_BYTES = 16
+CHAIN_START = bytes(DIGEST_BYTES)
+MESSAGE_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """What one source appended at once."""
+
+    source: SourceId
+    n: int
+    prev: bytes
+    sent_ms: int
+    """The source's own wall clock, for people; nothing is computed from it."""
+    events: tuple[Event | UnknownEvent, ...]
+
+
+class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    v: int
+    source: str
+    n: int
+    prev: bytes
+    sent_ms: int
+    events: list[msgspec.Raw]
+
+
+class _Known(msgspec.Struct, frozen=True, kw_only=True):
+    v: int
+    source: str
+    n: int
+    prev: bytes
+    sent_ms: int
+    events: tuple[Event, ...]
+
+
+class _Head(msgspec.Struct, frozen=True):
+    type: str
+    v: int = 1
+
+
+_encoder = msgspec.msgpack.Encoder()
+_known = msgspec.msgpack.Decoder(_Known)
+_sealed = msgspec.msgpack.Decoder(_Sealed)
+_head = msgspec.msgpack.Decoder(_Head)
+_event = msgspec.msgpack.Decoder(Event)
+_fields = msgspec.msgpack.Decoder(dict[str, Any])
+
+
+def encode_event(event: Event) -> bytes:
+    """The event's own bytes; a message holds them as they are."""
+    return _encoder.encode(event)
+
+
+def encode_message(source: SourceId, n: int, prev: bytes, sent_ms: int, events: Sequence[bytes]) -> bytes:
+    """The sealed bytes of a message whose events are already encoded."""
+    assert n >= 0
+    assert len(prev) == DIGEST_BYTES
+    raw = [msgspec.Raw(event) for event in events]
+    return _encoder.encode(
+        _Sealed(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=raw)
+    )
+
+
+def digest(payload: bytes, chain_key: bytes) -> bytes:
+    """The chain digest of sealed bytes."""
+    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=chain_key).digest()
+
+
+def decode_message(payload: bytes) -> Message:
+    """The message; events that this program does not know are `UnknownEvent`. Raises Corrupt."""
+    try:
+        known = _known.decode(payload)
+        if all(event.v <= EVENT_VERSION for event in known.events):
+            return Message(
+                source=SourceId(known.source), n=known.n, prev=known.prev, sent_ms=known.sent_ms, events=known.events
+            )
+    except msgspec.ValidationError:
+        pass  # an event of another type or shape: looked at one by one below
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"not a message of the log: {error}") from error
+    try:
+        sealed = _sealed.decode(payload)
+        events = tuple(_decode_event(raw) for raw in sealed.events)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"not a message of the log: {error}") from error
+    return Message(source=SourceId(sealed.source), n=sealed.n, prev=sealed.prev, sent_ms=sealed.sent_ms, events=events)
+
+
+def _decode_event(raw: msgspec.Raw) -> Event | UnknownEvent:
+    head = _head.decode(raw)
+    if head.type in EVENT_TYPES and head.v <= EVENT_VERSION:
+        return _event.decode(raw)
+    return UnknownEvent(name=head.type, fields=_fields.decode(raw))

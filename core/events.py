@@ -1,0 +1,291 @@
+"""The events of the log: immutable facts in the past tense, one closed union.
+
+An event says nothing about who wrote it or when: the message around it does (`core.codec`). Each has its own
+version `v`. Numbers of many blocks or candidates are columns (little-endian binary), so that an event costs a
+reader well under a microsecond per block. No event holds prompt text or token ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    v: int = 1
+    """Version of this event type."""
+
+
+# --- kv_{p}: what each worker's cache holds; the source is the worker ------------------------------------------
+
+
+class WorkerJoined(_Event):
+    """A worker is there with an empty cache, or says again who it is when it restates itself."""
+
+    name: str
+    """Stable human name, such as `decode-0`."""
+    model: str
+    role: str
+    """`decode` or `prefill`."""
+    engine: str
+    """Engine and version: `vllm 0.32.0`, or `simulated`, which computes no language model at all."""
+    block_size: int
+    """Tokens per block."""
+    capacity_blocks: int
+    context_max: int
+    """Longest prompt with answer, in tokens."""
+    address: str
+    """`host:port` of its TCP port, as others reach it."""
+    partition: int = 0
+    group: str = ""
+    """What ranks of one data-parallel engine share."""
+
+
+class BlocksStored(_Event):
+    """These blocks are in the cache now; each one's whole prefix is too."""
+
+    hashes: bytes
+    """uint64, in prefix order."""
+    parent: int | None = None
+    """Hash of the block before the first; None at the start of a prompt."""
+    tier: str = "device"
+
+
+class BlocksRemoved(_Event):
+    """These blocks are gone, or cannot be reached any more because one before them is gone."""
+
+    hashes: bytes
+    tier: str = "device"
+
+
+class CacheCleared(_Event):
+    """The cache is empty, in all tiers."""
+
+    reason: str = ""
+
+
+class CacheRestated(_Event):
+    """The whole cache said again, in `parts` messages; it takes effect with the last one."""
+
+    part: int
+    """From 0."""
+    parts: int
+    hashes: bytes
+    tier: str = "device"
+
+
+class WorkerLeft(_Event):
+    """The worker ended by itself; nothing follows."""
+
+    reason: str
+
+
+class WorkerLost(_Event):
+    """A replica found the worker gone: no lease, no answer. Final; written on the worker's subject."""
+
+    by: str
+    """The replica's id."""
+    reason: str
+
+
+# --- load: what each worker is busy with; the source is the worker ---------------------------------------------
+
+
+class LoadReported(_Event):
+    """The engine's own numbers, on change (4 per second at most) and as a heartbeat (every 2 s at least)."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    draining: bool = False
+    kv_n: int = 0
+    """How many messages this worker has had acknowledged in its kv stream."""
+    kv_head: bytes = b""
+    """Digest of the last of them."""
+    prompt_tokens: int = 0
+    """Prompt tokens since the worker joined …"""
+    cached_tokens: int = 0
+    """… and how many of them came from the cache, as the engine counts."""
+    blocks_unindexed: int = 0
+    """Blocks since the worker joined that are not in the index: images, embeddings, other groups or sizes."""
+
+
+# --- routing: what each replica decided; the source is the replica ---------------------------------------------
+
+
+class ReplicaJoined(_Event):
+    """A router is there, with nothing in flight."""
+
+    name: str
+    version: str
+    address: str = ""
+    """Where its API listens."""
+
+
+class ReplicaRestated(_Event):
+    """All requests in flight on this replica said again, as columns; what was in flight before is void."""
+
+    requests: tuple[str, ...]
+    attempts: tuple[int, ...]
+    models: tuple[str, ...]
+    workers: bytes
+    """Ids, 8 bytes each."""
+    blocks: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    """0 where the prefill is done."""
+    reason: str = ""
+
+
+class ReplicaLeft(_Event):
+    """The router ended by itself; nothing follows."""
+
+    reason: str
+
+
+class ReplicaLost(_Event):
+    """Another replica found this one gone. Final; its requests in flight end with it."""
+
+    by: str
+    reason: str
+
+
+class SettingsChanged(_Event):
+    """From here on this replica decides under these settings."""
+
+    revision: int
+    settings: dict[str, Any]
+
+
+class RequestRouted(_Event):
+    """One decision with everything that it rested on; one per attempt."""
+
+    request: str
+    attempt: int
+    """From 0."""
+    model: str
+    prompt_tokens: int
+    block_size: int
+    hashes: bytes
+    """All block hashes of the prompt."""
+    policy: str
+    settings_revision: int
+    decide_version: int
+    seed: int
+    now_ms: int
+    cursor: dict[str, tuple[int, int]]
+    """Per stream: epoch and last sequence applied."""
+    local: dict[str, bytes]
+    """What only this replica knew: reason to ids (8 bytes each), sorted."""
+    worker: str
+    """The chosen one."""
+    candidates: bytes
+    """Ids of the best candidates, best first, 8 bytes each; the columns below follow this order."""
+    columns: dict[str, tuple[int, ...]]
+    """Cost terms by name (`core.decision.COLUMNS`)."""
+    candidates_total: int
+    excluded: dict[str, tuple[int, bytes]]
+    """Reason to how many, and the first few of them by id."""
+    blocks: int
+    """Blocks that the request will occupy at least."""
+    prefill_tokens: int
+    """Tokens that the chosen worker was expected to compute."""
+    predicted_cached_tokens: int
+    digest: str
+    """Of the whole decision with all candidates: 16 hex digits."""
+    tenant: str = ""
+    priority: int = 0
+
+
+class RequestPrefilled(_Event):
+    """The first token came."""
+
+    request: str
+    attempt: int
+    cached_tokens: int
+    """What the engine really took from its cache."""
+    ttft_ms: int
+    """From the arrival at the front end to the first token there."""
+
+
+class RequestFinished(_Event):
+    """An attempt ended, well or not."""
+
+    request: str
+    attempt: int
+    outcome: str
+    """`stop`, `length`, `abort` (the client hung up), `error`, `worker_lost`."""
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    ttft_ms: int
+    """-1 if no token came."""
+    duration_ms: int
+    detail: str = ""
+
+
+class RequestRejected(_Event):
+    """No worker could take the request; the inputs stand as in a decision."""
+
+    request: str
+    attempt: int
+    model: str
+    reason: str
+    status: int
+    """The HTTP status that the client got."""
+    cursor: dict[str, tuple[int, int]]
+    local: dict[str, bytes]
+    excluded: dict[str, tuple[int, bytes]]
+    settings_revision: int
+    now_ms: int
+
+
+class UnknownEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a type or version that this program does not know: kept, counted, shown, not folded."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+KvEvent = WorkerJoined | BlocksStored | BlocksRemoved | CacheCleared | CacheRestated | WorkerLeft | WorkerLost
+LoadEvent = LoadReported
+RoutingEvent = (
+    ReplicaJoined
+    | ReplicaRestated
+    | ReplicaLeft
+    | ReplicaLost
+    | SettingsChanged
+    | RequestRouted
+    | RequestPrefilled
+    | RequestFinished
+    | RequestRejected
+)
+Event = KvEvent | LoadEvent | RoutingEvent
+
+EVENT_TYPES: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        WorkerJoined,
+        BlocksStored,
+        BlocksRemoved,
+        CacheCleared,
+        CacheRestated,
+        WorkerLeft,
+        WorkerLost,
+        LoadReported,
+        ReplicaJoined,
+        ReplicaRestated,
+        ReplicaLeft,
+        ReplicaLost,
+        SettingsChanged,
+        RequestRouted,
+        RequestPrefilled,
+        RequestFinished,
+        RequestRejected,
+    )
+}
+"""Listed by hand: the only table from a name on the wire to a class."""
+
+EVENT_VERSION = 1
+"""The highest version of any event type that this program reads."""

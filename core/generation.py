@@ -1,0 +1,55 @@
+"""What is asked of an engine and what comes back: tokens in, tokens out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.ids import RequestId
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose tokens. The defaults are those of OpenAI's API; names are vLLM's."""
+
+    max_tokens: int
+    """At most this many new tokens; always set, at least 1."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One generation, as it travels to a worker and into its engine."""
+
+    id: RequestId
+    tokens: bytes
+    """The prompt's token ids, little-endian uint32."""
+    sampling: Sampling
+    adapter: str | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    """Lower is served first, as in vLLM."""
+    tenant: str | None = None
+    traceparent: str | None = None
+    """W3C trace context, passed through."""
+    deadline_ms: int | None = None
+    """How long the client still waits, a duration: clocks of two machines are never compared."""
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """New tokens of one generation; several that arrive together leave together."""
+
+    tokens: tuple[int, ...] = ()
+    finish: str | None = None
+    """`stop`, `length` or `abort` with the last tokens; None while it goes on."""
+    cached_tokens: int | None = None
+    """Prompt tokens that the engine took from its own cache; set once, with the first tokens."""

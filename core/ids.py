@@ -1,0 +1,50 @@
+"""The names of things: each domain quantity has a type of its own.
+
+Ids of workers and replicas are 64 random bits, new at every start, written as 16 hex digits everywhere
+(JSON, subjects, file names); columns of ids in events hold them as 8 bytes each, big-endian, so that text and
+bytes sort alike.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import NewType
+
+WorkerId = NewType("WorkerId", str)
+"""One cache's life: 16 hex digits, new at every start of its engine."""
+ReplicaId = NewType("ReplicaId", str)
+"""One router's life: 16 hex digits, new at every start."""
+SourceId = NewType("SourceId", str)
+"""Who writes a chain of messages: a worker's or replica's id, or `{worker}-lost`."""
+StreamName = NewType("StreamName", str)
+"""The short name of a stream: `kv_0`, `load`, `routing`; the broker's name has the namespace before it."""
+StreamSeq = NewType("StreamSeq", int)
+"""Position in a stream, from 1; 0 is before the first."""
+Epoch = NewType("Epoch", int)
+"""When the stream was created, in ms since 1970: a stream that was made anew starts another history."""
+RequestId = NewType("RequestId", str)
+BlockHash = NewType("BlockHash", int)
+"""XXH3-64 of everything from the start up to and including the block."""
+
+NAME = re.compile(r"[a-z0-9-]{1,63}")
+"""What a name in a subject (namespace, worker name) may look like."""
+
+COLUMN_WIDTH = 8
+"""Bytes per id in a column."""
+
+
+def new_id() -> str:
+    """64 fresh random bits as 16 hex digits."""
+    return secrets.token_hex(8)
+
+
+def to_column(ids: list[str]) -> bytes:
+    """The ids, 8 bytes each, in the order given."""
+    return bytes.fromhex("".join(ids))
+
+
+def from_column(column: bytes) -> list[str]:
+    """The ids of a column, in order; its inverse is `to_column`."""
+    text = column.hex()
+    return [text[i : i + 2 * COLUMN_WIDTH] for i in range(0, len(text), 2 * COLUMN_WIDTH)]

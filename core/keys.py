@@ -1,0 +1,67 @@
+"""One secret per deployment; everything that must be equal or secret across its processes is derived from it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.errors import CallerError
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentKey:
+    """The deployment's secret. Its `repr` shows nothing of it."""
+
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return "<DeploymentKey>"
+
+    def _derived(self, purpose: bytes, size: int) -> bytes:
+        return hashlib.blake2b(purpose, key=self.secret, digest_size=size).digest()
+
+    @property
+    def chain_key(self) -> bytes:
+        """32 bytes that key the chain digests of the log."""
+        return self._derived(b"chain", 32)
+
+    @property
+    def door_key(self) -> str:
+        """What a first frame on a worker's port must hold: 64 hex digits."""
+        return self._derived(b"door", 32).hex()
+
+    @property
+    def hash_seed(self) -> int:
+        """The seed of the deployment's block hashes, 64 bits."""
+        return int.from_bytes(self._derived(b"blocks", 8), "little")
+
+    @staticmethod
+    def generate() -> DeploymentKey:
+        """A key from the system's randomness."""
+        return DeploymentKey(secrets.token_bytes(KEY_BYTES))
+
+    @staticmethod
+    def load(path: Path) -> DeploymentKey:
+        """The key in a file of 64 hex digits; CallerError says what is wrong with it."""
+        try:
+            secret = bytes.fromhex(path.read_text().strip())
+        except FileNotFoundError as error:
+            raise CallerError(f"no deployment key at {path}: copy it from the deployment's data folder") from error
+        except ValueError as error:
+            raise CallerError(f"{path} is not a deployment key (64 hex digits)") from error
+        if len(secret) != KEY_BYTES:
+            raise CallerError(f"{path} is not a deployment key (64 hex digits)")
+        return DeploymentKey(secret)
+
+    @staticmethod
+    def load_or_create(path: Path) -> DeploymentKey:
+        """The key in the file, which is made with mode 600 if it is missing."""
+        if not path.exists():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(DeploymentKey.generate().secret.hex() + "\n")
+        return DeploymentKey.load(path)

@@ -1,0 +1,44 @@
+"""A model as clients see it, and why a request for it cannot be served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from core.errors import CallerError, PeerError, Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What a front end needs to speak for a model; any of its workers gives it."""
+
+    name: str
+    engine: str
+    """`vllm 0.32.0`, or `simulated`: then no language model computes the tokens."""
+    context_max: int
+    """Longest prompt with answer, in tokens."""
+    created_s: int
+    """When this front end first saw it, seconds since 1970."""
+    workers: int
+    """Workers that can take requests now."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Tokenizer files by name: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`."""
+
+
+class UnknownModel(CallerError):
+    """No worker ever served a model of this name here."""
+
+
+class NoWorkers(Unavailable):
+    """The model is known, but no worker can take the request now."""
+
+    def __init__(self, text: str, retry_after_s: int = 1) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(NoWorkers):
+    """Workers are there, all at their limit."""
+
+
+class GenerationFailed(PeerError):
+    """The worker broke off in the middle; tokens may have been sent already."""

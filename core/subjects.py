@@ -1,0 +1,56 @@
+"""Names of streams and subjects; no dotted string is built anywhere else.
+
+Stream `contrail_{ns}_{stream}` holds the subjects `contrail.{ns}.{stream}.{token}`.
+"""
+
+from __future__ import annotations
+
+from core.errors import CallerError
+from core.ids import NAME, StreamName
+
+LOAD = StreamName("load")
+ROUTING = StreamName("routing")
+
+
+def kv_stream(partition: int) -> StreamName:
+    """The kv stream of a partition."""
+    assert partition >= 0
+    return StreamName(f"kv_{partition}")
+
+
+def is_kv(stream: StreamName) -> bool:
+    """Whether it is one of the kv streams."""
+    return stream.startswith("kv_")
+
+
+def check_namespace(namespace: str) -> str:
+    """The namespace itself; CallerError if it cannot stand in a subject."""
+    if not NAME.fullmatch(namespace):
+        raise CallerError(f"namespace {namespace!r}: use 1 to 63 of a-z, 0-9 and '-'")
+    return namespace
+
+
+def broker_stream(namespace: str, stream: StreamName) -> str:
+    """The stream's name at the broker."""
+    return f"contrail_{namespace}_{stream}"
+
+
+def short_stream(namespace: str, broker_name: str) -> StreamName | None:
+    """The inverse of `broker_stream`; None if the stream is not of this namespace."""
+    prefix = f"contrail_{namespace}_"
+    return StreamName(broker_name.removeprefix(prefix)) if broker_name.startswith(prefix) else None
+
+
+def subject(namespace: str, stream: StreamName, token: str) -> str:
+    """The subject that a worker or replica writes to."""
+    return f"contrail.{namespace}.{stream}.{token}"
+
+
+def wildcard(namespace: str, stream: StreamName) -> str:
+    """All subjects of a stream."""
+    return f"contrail.{namespace}.{stream}.*"
+
+
+def owner(subject_: str) -> str:
+    """Whose subject it is: its last token."""
+    return subject_.rpartition(".")[2]

@@ -1,0 +1,45 @@
+"""The registry as the rest of Contrail sees it: who is there, under leases, and live settings.
+
+Keys are paths below the namespace (`workers/{id}`, `replicas/{id}`, `settings/routing`), values JSON bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+
+class Change(NamedTuple):
+    """One key as it is now; `value` is None when it is gone (deleted, or its lease ran out)."""
+
+    key: str
+    value: bytes | None
+    revision: int
+    """The registry's own counter at the change."""
+
+
+class Registry(Protocol):
+    """Raises Unavailable when it cannot be reached; what is known goes on working without it."""
+
+    async def register(self, key: str, value: bytes) -> None:
+        """The key is there for as long as this process lives (lease, kept alive, put again after a loss)."""
+
+    async def unregister(self, key: str) -> None:
+        """The key is gone."""
+
+    async def put(self, key: str, value: bytes) -> int:
+        """The key is there for good; returns the revision."""
+
+    async def get(self, prefix: str) -> list[Change]:
+        """All keys below the prefix now, sorted by key."""
+
+    async def watch(
+        self, prefix: str, on_change: Callable[[Change], None], on_health: Callable[[bool], None] | None = None
+    ) -> None:
+        """`on_change` is called (on the event loop) for each key there now, then for each change, in order.
+
+        It goes on over outages: after one, what differs is told. `on_health` tells when contact is lost and back.
+        """
+
+    async def close(self) -> None:
+        """Leases of this process are given back, watches end."""
