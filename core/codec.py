@@ -77,9 +77,7 @@ def encode_message(source: SourceId, n: int, prev: bytes, sent_ms: int, events: 
     assert n >= 0
     assert len(prev) == DIGEST_BYTES
     raw = [msgspec.Raw(event) for event in events]
-    return _encoder.encode(
-        _Sealed(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=raw)
-    )
+    return _encoder.encode(_Sealed(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=raw))
 
 
 def digest(payload: bytes, chain_key: bytes) -> bytes:
@@ -110,5 +108,6 @@ def decode_message(payload: bytes) -> Message:
 def _decode_event(raw: msgspec.Raw) -> Event | UnknownEvent:
     head = _head.decode(raw)
     if head.type in EVENT_TYPES and head.v <= EVENT_VERSION:
-        return _event.decode(raw)
+        event: Event = _event.decode(raw)
+        return event
     return UnknownEvent(name=head.type, fields=_fields.decode(raw))

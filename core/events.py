@@ -20,7 +20,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=Tr
 # --- kv_{p}: what each worker's cache holds; the source is the worker ------------------------------------------
 
 
-class WorkerJoined(_Event):
+class WorkerJoined(_Event, frozen=True):
     """A worker is there with an empty cache, or says again who it is when it restates itself."""
 
     name: str
@@ -42,7 +42,7 @@ class WorkerJoined(_Event):
     """What ranks of one data-parallel engine share."""
 
 
-class BlocksStored(_Event):
+class BlocksStored(_Event, frozen=True):
     """These blocks are in the cache now; each one's whole prefix is too."""
 
     hashes: bytes
@@ -52,20 +52,20 @@ class BlocksStored(_Event):
     tier: str = "device"
 
 
-class BlocksRemoved(_Event):
+class BlocksRemoved(_Event, frozen=True):
     """These blocks are gone, or cannot be reached any more because one before them is gone."""
 
     hashes: bytes
     tier: str = "device"
 
 
-class CacheCleared(_Event):
+class CacheCleared(_Event, frozen=True):
     """The cache is empty, in all tiers."""
 
     reason: str = ""
 
 
-class CacheRestated(_Event):
+class CacheRestated(_Event, frozen=True):
     """The whole cache said again, in `parts` messages; it takes effect with the last one."""
 
     part: int
@@ -75,13 +75,13 @@ class CacheRestated(_Event):
     tier: str = "device"
 
 
-class WorkerLeft(_Event):
+class WorkerLeft(_Event, frozen=True):
     """The worker ended by itself; nothing follows."""
 
     reason: str
 
 
-class WorkerLost(_Event):
+class WorkerLost(_Event, frozen=True):
     """A replica found the worker gone: no lease, no answer. Final; written on the worker's subject."""
 
     by: str
@@ -92,7 +92,7 @@ class WorkerLost(_Event):
 # --- load: what each worker is busy with; the source is the worker ---------------------------------------------
 
 
-class LoadReported(_Event):
+class LoadReported(_Event, frozen=True):
     """The engine's own numbers, on change (4 per second at most) and as a heartbeat (every 2 s at least)."""
 
     running: int
@@ -115,7 +115,7 @@ class LoadReported(_Event):
 # --- routing: what each replica decided; the source is the replica ---------------------------------------------
 
 
-class ReplicaJoined(_Event):
+class ReplicaJoined(_Event, frozen=True):
     """A router is there, with nothing in flight."""
 
     name: str
@@ -124,7 +124,7 @@ class ReplicaJoined(_Event):
     """Where its API listens."""
 
 
-class ReplicaRestated(_Event):
+class ReplicaRestated(_Event, frozen=True):
     """All requests in flight on this replica said again, as columns; what was in flight before is void."""
 
     requests: tuple[str, ...]
@@ -138,27 +138,27 @@ class ReplicaRestated(_Event):
     reason: str = ""
 
 
-class ReplicaLeft(_Event):
+class ReplicaLeft(_Event, frozen=True):
     """The router ended by itself; nothing follows."""
 
     reason: str
 
 
-class ReplicaLost(_Event):
+class ReplicaLost(_Event, frozen=True):
     """Another replica found this one gone. Final; its requests in flight end with it."""
 
     by: str
     reason: str
 
 
-class SettingsChanged(_Event):
+class SettingsChanged(_Event, frozen=True):
     """From here on this replica decides under these settings."""
 
     revision: int
     settings: dict[str, Any]
 
 
-class RequestRouted(_Event):
+class RequestRouted(_Event, frozen=True):
     """One decision with everything that it rested on; one per attempt."""
 
     request: str
@@ -198,7 +198,7 @@ class RequestRouted(_Event):
     priority: int = 0
 
 
-class RequestPrefilled(_Event):
+class RequestPrefilled(_Event, frozen=True):
     """The first token came."""
 
     request: str
@@ -209,7 +209,7 @@ class RequestPrefilled(_Event):
     """From the arrival at the front end to the first token there."""
 
 
-class RequestFinished(_Event):
+class RequestFinished(_Event, frozen=True):
     """An attempt ended, well or not."""
 
     request: str
@@ -225,7 +225,7 @@ class RequestFinished(_Event):
     detail: str = ""
 
 
-class RequestRejected(_Event):
+class RequestRejected(_Event, frozen=True):
     """No worker could take the request; the inputs stand as in a decision."""
 
     request: str

@@ -21,7 +21,8 @@ class ModelCard:
     workers: int
     """Workers that can take requests now."""
     files: dict[str, bytes] = field(default_factory=dict)
-    """Tokenizer files by name: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`."""
+    """Tokenizer files by name: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`,
+    `generation_config.json`."""
 
 
 class UnknownModel(CallerError):

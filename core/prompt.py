@@ -51,7 +51,7 @@ class Prompt:
         assert block_size > 0
         assert len(token_bytes) % TOKEN_BYTES == 0
         assert len(scope) in {0, SCOPE_BYTES}
-        self._canonical = scope + token_bytes
+        self._canonical = memoryview(scope + token_bytes)  # a view: slices are not copied
         self._offset = len(scope)
         self._cache: dict[int, int] = {}
         self.block_size = block_size
@@ -91,7 +91,7 @@ class Prompt:
         return hashes_to_bytes(chain_hashes(self._canonical, self._offset, self.block_size, self.seed))
 
 
-def chain_hashes(canonical: bytes, offset: int, block_size: int, seed: int) -> list[int]:
+def chain_hashes(canonical: bytes | memoryview, offset: int, block_size: int, seed: int) -> list[int]:
     """The hash of each full block of the canonical bytes, in order."""
     step = block_size * TOKEN_BYTES
     state = xxhash.xxh3_64(canonical[:offset], seed=seed)

@@ -1,0 +1,86 @@
+"""Live settings of routing: what `decide` may be told to weigh, and the one way to parse it.
+
+Numbers that people write with a point are kept in thousandths (`…_m`), because decisions are integer arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from core.errors import CallerError
+
+POLICIES = ("kv", "round-robin", "random", "least-loaded")
+WEIGHT_MAX = 1000.0
+TIERS = ("device", "host", "disk", "remote")
+"""Where a block can lie, nearest first."""
+
+
+class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One revision of the settings; equal values mean equal decisions."""
+
+    policy: str = "kv"
+    prefill_weight_m: int = 1000
+    """Price of a block that must be computed, those queued before it included."""
+    decode_weight_m: int = 1000
+    """Price of an active block: each one slows every decode step."""
+    request_weight_m: int = 0
+    """Price of an active request."""
+    device_credit_m: int = 1000
+    """What a cached block on the device takes off the prefill, per block."""
+    host_credit_m: int = 750
+    disk_credit_m: int = 250
+    remote_credit_m: int = 250
+    pending_credit_m: int = 900
+    """The same for a block that another request is computing there right now."""
+    stale_credit_m: int = 500
+    """All credit of a worker whose load reports stopped is multiplied by this."""
+    tie_margin_m: int = 0
+    """Costs this close to the lowest, in blocks, count as equal; then a hash of request and worker decides."""
+    temperature_m: int = 0
+    """0 takes the cheapest; above, dearer workers get their share, by a draw from the recorded seed."""
+    waiting_max: int = 256
+    """A worker with as many waiting requests is overloaded and left out."""
+    candidates_recorded_max: int = 8
+    """How many of the best candidates a decision records with all their terms."""
+
+    @property
+    def credits_m(self) -> tuple[int, int, int, int]:
+        """Credit per tier, in the order of TIERS."""
+        return (self.device_credit_m, self.host_credit_m, self.disk_credit_m, self.remote_credit_m)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What `parse` takes and a person reads; parse(to_mapping()) is equal to self."""
+        return {
+            name.removesuffix("_m"): value / 1000 if name.endswith("_m") else value
+            for name, value in msgspec.structs.asdict(self).items()
+        }
+
+    @staticmethod
+    def parse(given: Mapping[str, Any]) -> RoutingSettings:
+        """The settings with the given ones changed; CallerError names the key and what it may be."""
+        known = {name.removesuffix("_m"): name for name in RoutingSettings.__struct_fields__}
+        values: dict[str, Any] = {}
+        for key, value in given.items():
+            if key not in known:
+                raise CallerError(f"routing.{key}: no such setting; there are {', '.join(sorted(known))}")
+            values[known[key]] = _parsed(key, known[key], value)
+        return RoutingSettings(**values)
+
+
+def _parsed(key: str, field: str, value: object) -> str | int:
+    if field == "policy":
+        if value not in POLICIES:
+            raise CallerError(f"routing.policy: {value!r} is none of {', '.join(POLICIES)}")
+        return str(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise CallerError(f"routing.{key}: {value!r} is not a number")
+    if field.endswith("_m"):
+        if not 0 <= value <= WEIGHT_MAX:
+            raise CallerError(f"routing.{key}: {value} is not between 0 and {WEIGHT_MAX:g}")
+        return round(value * 1000)
+    if int(value) != value or value < 1:
+        raise CallerError(f"routing.{key}: {value} is not a whole number of at least 1")
+    return int(value)

@@ -1,0 +1,117 @@
+"""View: what one decision sees, joined from all projections, this replica's own events ahead of them, and `local`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from core.decision import LOCAL_REASONS
+from core.ids import ReplicaId, RequestId, WorkerId
+from core.prompt import Prompt
+from core.settings import TIERS
+from projections.ahead import Ahead
+from projections.kv import Member
+from projections.state import State
+from projections.tally import Busy, shared_depth
+
+NOTHING = (0,) * len(TIERS)
+IDLE = Busy()
+
+
+class RouteRequest(NamedTuple):
+    """What is asked of a decision."""
+
+    id: RequestId
+    attempt: int
+    model: str
+    prompt: Prompt
+    tenant: str = ""
+    priority: int = 0
+
+
+class Candidate(NamedTuple):
+    """One worker as the decision sees it."""
+
+    worker: WorkerId
+    model: str
+    block_size: int
+    capacity_blocks: int
+    cache_known: bool
+    overlap: tuple[int, ...]
+    """Cached blocks of the prompt per level: on the device, on device or host, …"""
+    pending: int
+    """Blocks of the prompt that are being computed there for another request."""
+    active_blocks: int
+    active_requests: int
+    prefill_tokens: int
+    """Queued or being computed there."""
+    waiting: int
+    draining: bool
+
+
+Local = Mapping[str, frozenset[WorkerId]]
+"""What only this replica knows: reason (core.decision.LOCAL_REASONS) to workers."""
+
+
+class View(NamedTuple):
+    """Everything that `decide` may depend on beside request, settings, now and seed."""
+
+    state: State
+    replica: ReplicaId
+    ahead: Ahead
+    local: Local
+
+    @property
+    def cursor(self) -> dict[str, tuple[int, int]]:
+        """Per stream: epoch and last sequence applied, in one order."""
+        return {stream: (at.epoch, at.seq) for stream, at in sorted(self.state.cursor.items())}
+
+    def routed(self, model: str) -> int:
+        """How many decisions this replica made for the model."""
+        part = self.state.routing.replicas.get(self.replica)
+        return (part.routed.get(model, 0) if part else 0) + self.ahead.routed.get(model, 0)
+
+    def candidates(self, prompt: Prompt) -> list[Candidate]:
+        """Every worker that is alive by the log, by id; O(workers + holder groups * log blocks)."""
+        overlaps = self.state.index.overlaps(prompt)
+        pending = self._pending(prompt)
+        return [
+            self._candidate(member, overlaps.get(member.worker, NOTHING), pending.get(member.worker, 0))
+            for member in self.state.alive()
+        ]
+
+    def _candidate(self, member: Member, overlap: tuple[int, ...], pending: int) -> Candidate:
+        worker, joined = member.worker, member.joined
+        assert joined is not None  # alive() gives only those that joined
+        folded = self.state.routing.tally.busy.get(worker, IDLE)
+        ahead = self.ahead.tally.busy.get(worker, IDLE)
+        load = self.state.loads.reports.get(worker)
+        return Candidate(
+            worker=worker,
+            model=joined.model,
+            block_size=joined.block_size,
+            capacity_blocks=joined.capacity_blocks,
+            cache_known=member.cache_known,
+            overlap=overlap,
+            pending=pending,
+            active_blocks=folded.blocks + ahead.blocks,
+            active_requests=folded.requests + ahead.requests,
+            prefill_tokens=folded.prefill_tokens + ahead.prefill_tokens,
+            waiting=load.waiting if load else 0,
+            draining=load.draining if load else False,
+        )
+
+    def _pending(self, prompt: Prompt) -> dict[WorkerId, int]:
+        """Per worker: the longest start of the prompt that is being computed there."""
+        found: dict[WorkerId, int] = {}
+        for tally in (self.state.routing.tally, self.ahead.tally):
+            for key, entry in tally.pending(prompt):
+                if tally is self.ahead.tally or key not in self.ahead.computed:
+                    depth = shared_depth(entry.hashes, prompt)
+                    found[entry.worker] = max(found.get(entry.worker, 0), depth)
+        return found
+
+
+def recorded(local: Local) -> dict[str, list[WorkerId]]:
+    """`local` in its one recorded order: reasons as listed in core.decision, ids sorted, empty ones left out."""
+    return {reason: sorted(local[reason]) for reason in LOCAL_REASONS if local.get(reason)}
