@@ -65,6 +65,8 @@ _sealed = msgspec.msgpack.Decoder(_Sealed)
 _head = msgspec.msgpack.Decoder(_Head)
 _event = msgspec.msgpack.Decoder(Event)
 _fields = msgspec.msgpack.Decoder(dict[str, Any])
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the decoder raises for bytes that cannot be read: broken, not UTF-8, nested without end."""
 
 
 def encode_event(event: Event) -> bytes:
@@ -95,12 +97,12 @@ def decode_message(payload: bytes) -> Message:
             )
     except msgspec.ValidationError:
         pass  # an event of another type or shape: looked at one by one below
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise Corrupt(f"not a message of the log: {error}") from error
     try:
         sealed = _sealed.decode(payload)
         events = tuple(_decode_event(raw) for raw in sealed.events)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise Corrupt(f"not a message of the log: {error}") from error
     return Message(source=SourceId(sealed.source), n=sealed.n, prev=sealed.prev, sent_ms=sealed.sent_ms, events=events)
 

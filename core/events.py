@@ -11,10 +11,18 @@ from typing import Any
 
 import msgspec
 
+from core.ids import COLUMN_WIDTH
+
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
     v: int = 1
     """Version of this event type."""
+
+
+def _check_width(column: bytes) -> None:
+    """ValueError, which a decoder makes a validation error, unless it holds whole numbers of 8 bytes."""
+    if len(column) % COLUMN_WIDTH:
+        raise ValueError(f"a column of {len(column)} bytes holds no whole numbers of {COLUMN_WIDTH}")
 
 
 # --- kv_{p}: what each worker's cache holds; the source is the worker ------------------------------------------
@@ -51,12 +59,18 @@ class BlocksStored(_Event, frozen=True):
     """Hash of the block before the first; None at the start of a prompt."""
     tier: str = "device"
 
+    def __post_init__(self) -> None:
+        _check_width(self.hashes)
+
 
 class BlocksRemoved(_Event, frozen=True):
     """These blocks are gone, or cannot be reached any more because one before them is gone."""
 
     hashes: bytes
     tier: str = "device"
+
+    def __post_init__(self) -> None:
+        _check_width(self.hashes)
 
 
 class CacheCleared(_Event, frozen=True):
@@ -73,6 +87,9 @@ class CacheRestated(_Event, frozen=True):
     parts: int
     hashes: bytes
     tier: str = "device"
+
+    def __post_init__(self) -> None:
+        _check_width(self.hashes)
 
 
 class WorkerLeft(_Event, frozen=True):
@@ -136,6 +153,13 @@ class ReplicaRestated(_Event, frozen=True):
     prefill_tokens: tuple[int, ...]
     """0 where the prefill is done."""
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        _check_width(self.workers)
+        columns = (self.attempts, self.models, self.blocks, self.prefill_tokens)
+        lengths = {len(self.workers) // COLUMN_WIDTH, *map(len, columns)}
+        if lengths != {len(self.requests)}:
+            raise ValueError(f"columns of different lengths for {len(self.requests)} requests")
 
 
 class ReplicaLeft(_Event, frozen=True):

@@ -62,6 +62,18 @@ class DeploymentKey:
     def load_or_create(path: Path) -> DeploymentKey:
         """The key in the file, which is made with mode 600 if it is missing."""
         if not path.exists():
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(DeploymentKey.generate().secret.hex() + "\n")
+            _create(path)
         return DeploymentKey.load(path)
+
+
+def _create(path: Path) -> None:
+    """The file holds a whole key, of whoever was first if several processes make it at once."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(DeploymentKey.generate().secret.hex() + "\n")
+        os.link(draft, path)
+    except FileExistsError:
+        pass  # another process was first: its key holds
+    finally:
+        draft.unlink(missing_ok=True)

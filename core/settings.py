@@ -14,6 +14,7 @@ from core.errors import CallerError
 
 POLICIES = ("kv", "round-robin", "random", "least-loaded")
 WEIGHT_MAX = 1000.0
+COUNT_MAX = 1_000_000
 TIERS = ("device", "host", "disk", "remote")
 """Where a block can lie, nearest first."""
 
@@ -81,6 +82,6 @@ def _parsed(key: str, field: str, value: object) -> str | int:
         if not 0 <= value <= WEIGHT_MAX:
             raise CallerError(f"routing.{key}: {value} is not between 0 and {WEIGHT_MAX:g}")
         return round(value * 1000)
-    if int(value) != value or value < 1:
-        raise CallerError(f"routing.{key}: {value} is not a whole number of at least 1")
+    if value // 1 != value or not 1 <= value <= COUNT_MAX:  # true for inf and nan, too
+        raise CallerError(f"routing.{key}: {value} is not a whole number between 1 and {COUNT_MAX}")
     return int(value)

@@ -2,6 +2,9 @@
 
 A replica must not wait for the log to see its own decisions. What it emits counts here at once; when the log gives
 it back, it is folded there and leaves here, in the same order, so that the sum of both never jumps.
+
+An event dropped before it was sealed never comes back. A restatement follows it, which replaces everything before
+it, here as in the fold; so what is ahead of a cursor after a restatement depends on the log alone.
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ from core.events import (
     RequestRouted,
 )
 from core.ids import RequestId
-from projections.requests import Replica, in_flight
+from projections.requests import Replica, in_flight, restated
 from projections.tally import InFlight, Key, Tally
+
+Name = tuple[str, object]
+"""What tells an event of this replica from its others that change anything here."""
 
 
 class _Effect(NamedTuple):
-    key: Key | None
-    added: InFlight | None
-    taken: InFlight | None
-    model: str
+    name: Name
+    taken: dict[Key, InFlight]
+    added: dict[Key, InFlight]
+    routed: dict[str, int]
 
 
 class Ahead:
@@ -35,8 +41,8 @@ class Ahead:
         self.tally = Tally()
         self.routed: dict[str, int] = {}
         self.computed: dict[Key, int] = {}
-        """Requests whose prefill is over here, though the fold may still show them as pending; with a count of
-        the events that say so."""
+        """Requests that the fold may still show as pending though they are not, here; with a count of the events
+        that say so."""
         self._entries: dict[Key, InFlight] = {}
         self._effects: deque[_Effect] = deque()
 
@@ -52,68 +58,87 @@ class Ahead:
         if effect is None:
             return
         self._effects.append(effect)
-        if effect.key is None:
-            return
-        if effect.taken:
-            self.tally.subtract(effect.key, effect.taken)
-            self.computed[effect.key] = self.computed.get(effect.key, 0) + 1
-            self._entries.pop(effect.key, None)
-        if effect.added:
-            self.tally.add(effect.key, effect.added)
-            self._entries[effect.key] = effect.added
-        if effect.model:
-            self.routed[effect.model] = self.routed.get(effect.model, 0) + 1
+        for key, entry in effect.taken.items():
+            self.tally.subtract(key, entry)
+            self.computed[key] = self.computed.get(key, 0) + 1
+            self._entries.pop(key, None)
+        for key, entry in effect.added.items():
+            self.tally.add(key, entry)
+            self._entries[key] = entry
+        self._count(effect.routed, 1)
 
     def read_back(self, event: Event) -> None:
-        """The log gave this event back: the fold has it now. Events come in the order they were emitted in."""
-        if isinstance(event, ReplicaRestated):
-            self._restated()
-        elif isinstance(event, RequestRouted | RequestPrefilled | RequestFinished) and self._effects:
-            self._undo(self._effects.popleft())
+        """The log gave this event back: the fold has it now, and what was emitted before it will not come any more.
 
-    def _undo(self, effect: _Effect) -> None:
-        if effect.key is None:
+        An event that was not emitted here changes nothing.
+        """
+        name = _name(event)
+        if name is None or all(effect.name != name for effect in self._effects):
             return
-        if effect.added:
-            self.tally.subtract(effect.key, effect.added)
-            if self._entries.get(effect.key) == effect.added:
-                del self._entries[effect.key]
-        if effect.taken:
-            self.tally.add(effect.key, effect.taken)
-            left = self.computed[effect.key] - 1
-            if left:
-                self.computed[effect.key] = left
-            else:
-                del self.computed[effect.key]
-        if effect.model:
-            self.routed[effect.model] -= 1
-
-    def _restated(self) -> None:
-        """Everything emitted before the restatement is in it or was lost with it."""
-        while self._effects:
+        read = None
+        while read != name:
             effect = self._effects.popleft()
             self._undo(effect)
-            if effect.key is None:
-                return
+            read = effect.name
+
+    def _undo(self, effect: _Effect) -> None:
+        for key, entry in effect.added.items():
+            self.tally.subtract(key, entry)
+            if self._entries.get(key) is entry:
+                del self._entries[key]
+        for key, entry in effect.taken.items():
+            self.tally.weigh(entry, 1)  # the sums alone: what is pending is the fold's to say
+            left = self.computed[key] - 1
+            if left:
+                self.computed[key] = left
+            else:
+                del self.computed[key]
+        self._count(effect.routed, -1)
+
+    def _count(self, routed: dict[str, int], sign: int) -> None:
+        for model, count in routed.items():
+            self.routed[model] = self.routed.get(model, 0) + sign * count
 
     def _effect(self, event: Event, folded: Replica | None) -> _Effect | None:
+        name = _name(event)
+        if name is None:
+            return None
+        if isinstance(event, ReplicaRestated):
+            return _Effect(name, self._all(folded), dict(restated(event)), self._uncounted(folded))
+        assert isinstance(event, RequestRouted | RequestPrefilled | RequestFinished)
+        key = (RequestId(event.request), event.attempt)
+        entry = self._entry(key, folded)
+        taken = {key: entry} if entry else {}
         match event:
             case RequestRouted():
-                return _Effect((RequestId(event.request), event.attempt), in_flight(event), None, event.model)
+                return _Effect(name, taken, {key: in_flight(event)}, {event.model: 1})
             case RequestPrefilled():
-                key = (RequestId(event.request), event.attempt)
-                entry = self._entry(key, folded)
-                return _Effect(key, entry.prefilled() if entry else None, entry, "")
+                return _Effect(name, taken, {key: entry.prefilled()} if entry else {}, {})
             case RequestFinished():
-                key = (RequestId(event.request), event.attempt)
-                return _Effect(key, None, self._entry(key, folded), "")
-            case ReplicaRestated():
-                return _Effect(None, None, None, "")
-            case _:
-                return None
+                return _Effect(name, taken, {}, {})
 
     def _entry(self, key: Key, folded: Replica | None) -> InFlight | None:
         found = self._entries.get(key)
-        if found is None and folded is not None and not self.computed.get(key):
+        if found is None and folded is not None and key not in self.computed:
             found = folded.in_flight.get(key)
         return found
+
+    def _all(self, folded: Replica | None) -> dict[Key, InFlight]:
+        """Everything in flight on this replica now."""
+        known = folded.in_flight if folded is not None else {}
+        return {key: entry for key, entry in known.items() if key not in self.computed} | self._entries
+
+    def _uncounted(self, folded: Replica | None) -> dict[str, int]:
+        """What takes the counts of decisions back to 0."""
+        known = folded.routed if folded is not None else {}
+        return {model: -known.get(model, 0) - self.routed.get(model, 0) for model in known.keys() | self.routed.keys()}
+
+
+def _name(event: Event) -> Name | None:
+    match event:
+        case RequestRouted() | RequestPrefilled() | RequestFinished():
+            return type(event).__name__, (event.request, event.attempt)
+        case ReplicaRestated():
+            return type(event).__name__, (*event.requests, event.reason)
+        case _:
+            return None

@@ -2,7 +2,7 @@
 
 Per worker: `joining` before anything is known, `known` while every message followed on the one before, `unknown`
 after a gap (its blocks are retired at once, stores and removals are skipped, until the last part of a restatement),
-`ended` for good after WorkerLeft or WorkerLost.
+`ended` for good after WorkerLeft or WorkerLost. Blocks on a tier that this program does not know are as good as none.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from core.events import (
     BlocksStored,
     CacheCleared,
     CacheRestated,
-    Event,
     KvEvent,
-    UnknownEvent,
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
 )
 from core.ids import SourceId, WorkerId
 from core.prompt import hashes_from_bytes
+from core.settings import TIERS
 from projections.chain import Chain, Link
 from projections.prefixes import PrefixIndex
 from projections.projection import MASK64, mix
@@ -45,6 +44,8 @@ class Member(msgspec.Struct):
     chain: Chain = msgspec.field(default_factory=Chain)
     restated: list[CacheRestated] = msgspec.field(default_factory=list)
     """Parts of a restatement that is not complete yet."""
+    digest: int = 0
+    """What this part adds to the projection's digest."""
 
     @property
     def alive(self) -> bool:
@@ -77,11 +78,12 @@ class KvProjection:
         """Folds one message of the worker `owner`; False for a repeat or a message of nobody we know."""
         worker = WorkerId(owner)
         member = self.members.get(worker)
-        before = self._part(member) if member else 0
         if member is None:
             member = self.members[worker] = Member(worker)
         changed = self._fold(member, message, digest)
-        self._digest = (self._digest - before + self._part(member)) & MASK64
+        if changed:
+            before, member.digest = member.digest, self._part(member)
+            self._digest = (self._digest - before + member.digest) & MASK64
         return changed
 
     def _fold(self, member: Member, message: Message, digest: bytes) -> bool:
@@ -95,10 +97,12 @@ class KvProjection:
         if link is Link.GAP:
             self._forget(member, known=False)
         for event in message.events:
-            if isinstance(event, UnknownEvent):
-                self.unknown_events += 1
-            else:
+            if member.ended:
+                break  # nothing follows an end, in its own message neither
+            if isinstance(event, KvEvent):
                 self._event(member, event)
+            else:
+                self.unknown_events += 1
         return True
 
     def _lost(self, member: Member, message: Message) -> bool:
@@ -108,27 +112,26 @@ class KvProjection:
                 return True
         return False
 
-    def _event(self, member: Member, event: Event) -> None:
-        kv: KvEvent = event  # type: ignore[assignment]  # a kv stream carries nothing else
-        match kv:
+    def _event(self, member: Member, event: KvEvent) -> None:
+        match event:
             case WorkerJoined():
-                member.joined = kv
+                member.joined = event
             case BlocksStored():
-                if member.cache_known:
-                    self.index.store(member.worker, kv.tier, hashes_from_bytes(kv.hashes))
+                if member.cache_known and event.tier in TIERS:
+                    self.index.store(member.worker, event.tier, hashes_from_bytes(event.hashes))
             case BlocksRemoved():
-                if member.cache_known:
-                    self.index.remove(member.worker, kv.tier, hashes_from_bytes(kv.hashes))
+                if member.cache_known and event.tier in TIERS:
+                    self.index.remove(member.worker, event.tier, hashes_from_bytes(event.hashes))
             case CacheCleared():
                 self._forget(member, known=member.cache_known)
             case CacheRestated():
-                self._restated(member, kv)
+                self._restated(member, event)
             case WorkerLeft():
-                self._end(member, f"left: {kv.reason}")
+                self._end(member, f"left: {event.reason}")
             case WorkerLost():
                 pass  # counts only from its own source
             case _:
-                assert_never(kv)
+                assert_never(event)
 
     def _restated(self, member: Member, event: CacheRestated) -> None:
         """The last part makes the cache known; parts of an interrupted restatement are void."""
@@ -140,7 +143,8 @@ class KvProjection:
             parts, member.restated = member.restated, []
             self._forget(member, known=True)
             for part in parts:
-                self.index.store(member.worker, part.tier, hashes_from_bytes(part.hashes))
+                if part.tier in TIERS:
+                    self.index.store(member.worker, part.tier, hashes_from_bytes(part.hashes))
 
     def _forget(self, member: Member, *, known: bool) -> None:
         self.index.drop(member.worker)

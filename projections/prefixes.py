@@ -44,28 +44,31 @@ class PrefixIndex:
         self._retired = 0
         self._sweep: Iterator[None] | None = None
         self._counts: dict[tuple[WorkerId, str], int] = {}
-        self._sums: dict[tuple[WorkerId, str], int] = {}
+        self._factors: dict[tuple[WorkerId, str], int] = {}
+        self._digests: dict[WorkerId, int] = {}
 
     def __repr__(self) -> str:
         return f"<PrefixIndex {len(self._bits)} workers, {sum(self._counts.values())} blocks>"
 
     def store(self, worker: WorkerId, tier: str, hashes: Iterable[int]) -> None:
         """The worker holds these blocks; those that it held already stay. O(1) each."""
-        bit, table, key = self._bit(worker), self._tables[tier], (worker, tier)
+        bit, table = self._bit(worker), self._tables[tier]
         count = total = 0
         for block in hashes:
-            mask = table.get(block, 0)
-            if not mask & bit:
+            mask = table.get(block)
+            if mask is None:
+                table[block] = bit
+            elif not mask & bit:
                 table[block] = mask | bit
-                count += 1
-                total += block
-        self._counts[key] = self._counts.get(key, 0) + count
-        self._sums[key] = (self._sums.get(key, 0) + total) & MASK64
-        self._sweep_some()
+            else:
+                continue
+            count += 1
+            total += block
+        self._account(worker, tier, count, total)
 
     def remove(self, worker: WorkerId, tier: str, hashes: Iterable[int]) -> None:
         """The worker holds none of these blocks. O(1) each."""
-        bit, table, key = self._bit(worker), self._tables[tier], (worker, tier)
+        bit, table = self._bit(worker), self._tables[tier]
         count = total = 0
         for block in hashes:
             mask = table.get(block, 0)
@@ -76,9 +79,7 @@ class PrefixIndex:
                     del table[block]
                 else:
                     table[block] = mask ^ bit
-        self._counts[key] = self._counts.get(key, 0) - count
-        self._sums[key] = (self._sums.get(key, 0) - total) & MASK64
-        self._sweep_some()
+        self._account(worker, tier, -count, -total)
 
     def drop(self, worker: WorkerId) -> None:
         """The worker holds nothing. O(1) now; its entries are swept with later changes."""
@@ -87,9 +88,10 @@ class PrefixIndex:
             return
         del self._workers[bit]
         self._retired |= bit
+        self._digests.pop(worker, None)
         for tier in TIERS:
             self._counts.pop((worker, tier), None)
-            self._sums.pop((worker, tier), None)
+            self._factors.pop((worker, tier), None)
 
     def blocks(self, worker: WorkerId, tier: str = TIERS[0]) -> int:
         """How many blocks the worker holds on that tier."""
@@ -101,8 +103,8 @@ class PrefixIndex:
         return {block for block, mask in self._tables[tier].items() if mask & bit}
 
     def digest(self, worker: WorkerId) -> int:
-        """64 bits that are equal for equal block sets of this worker; O(tiers)."""
-        return sum(_factor(worker, tier) * self._sums.get((worker, tier), 0) for tier in TIERS) & MASK64
+        """64 bits that are equal for equal block sets of this worker; O(1)."""
+        return self._digests.get(worker, 0)
 
     def overlaps(self, prompt: Prompt) -> dict[WorkerId, tuple[int, ...]]:
         """Per worker that holds any of the prompt: cached blocks per level (device, device or host, …).
@@ -119,6 +121,16 @@ class PrefixIndex:
                 for worker in self._of(mask):
                     found.setdefault(worker, [0] * len(TIERS))[level] = depth
         return {worker: tuple(depths) for worker, depths in found.items()}
+
+    def _account(self, worker: WorkerId, tier: str, count: int, total: int) -> None:
+        """Count and digest follow a change of so many blocks, whose hashes add up to `total`."""
+        key = (worker, tier)
+        factor = self._factors.get(key)
+        if factor is None:
+            factor = self._factors[key] = _factor(worker, tier)
+        self._counts[key] = self._counts.get(key, 0) + count
+        self._digests[worker] = (self._digests.get(worker, 0) + factor * total) & MASK64
+        self._sweep_some()
 
     @property
     def _live(self) -> int:

@@ -1,4 +1,4 @@
-"""RoutingProjection: the routing stream folded into requests in flight per replica, and predicted against real reuse."""
+"""RoutingProjection: the routing stream folded into requests in flight per replica, and expected against real reuse."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import msgspec
 
 from core.codec import Message
 from core.events import (
-    Event,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
@@ -19,7 +18,6 @@ from core.events import (
     RequestRouted,
     RoutingEvent,
     SettingsChanged,
-    UnknownEvent,
 )
 from core.ids import ReplicaId, RequestId, SourceId, WorkerId, from_column
 from projections.chain import Chain, Link
@@ -51,10 +49,12 @@ class Replica(msgspec.Struct):
     predicted: dict[Key, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Predicted cached tokens and prompt tokens of requests whose first token has not come."""
     routed: dict[str, int] = msgspec.field(default_factory=dict)
-    """Decisions so far, per model: what round-robin goes by."""
+    """Decisions since it joined or last restated itself, per model: what round-robin goes by."""
     reuse: Reuse = msgspec.field(default_factory=Reuse)
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     settings_revision: int = 0
+    digest: int = 0
+    """What this part adds to the projection's digest."""
 
 
 class RoutingProjection:
@@ -82,19 +82,17 @@ class RoutingProjection:
         """Folds one message of the replica `owner`."""
         replica = ReplicaId(owner)
         part = self.replicas.get(replica)
-        before = _part(part) if part else 0
         if part is None:
             part = self.replicas[replica] = Replica(replica)
         changed = self._fold(part, message, digest)
-        self._digest = (self._digest - before + _part(part)) & MASK64
+        if changed:
+            before, part.digest = part.digest, _part(part)
+            self._digest = (self._digest - before + part.digest) & MASK64
         return changed
 
     def _fold(self, part: Replica, message: Message, digest: bytes) -> bool:
         if message.source == part.replica + LOST_SUFFIX:
-            for event in message.events:
-                if isinstance(event, ReplicaLost) and not part.ended:
-                    self._end(part, f"lost: {event.reason}")
-            return True
+            return self._lost(part, message)
         if message.source != SourceId(part.replica) or part.ended:
             return False
         link = part.chain.follow(message, digest)
@@ -104,35 +102,43 @@ class RoutingProjection:
             self._forget(part)
             part.known = False
         for event in message.events:
-            if isinstance(event, UnknownEvent):
-                self.unknown_events += 1
-            else:
+            if part.ended:
+                break  # nothing follows an end, in its own message neither
+            if isinstance(event, RoutingEvent):
                 self._event(part, event)
+            else:
+                self.unknown_events += 1
         return True
 
-    def _event(self, part: Replica, event: Event) -> None:
-        routing: RoutingEvent = event  # type: ignore[assignment]  # the routing stream carries nothing else
-        match routing:
+    def _lost(self, part: Replica, message: Message) -> bool:
+        for event in message.events:
+            if isinstance(event, ReplicaLost) and not part.ended:
+                self._end(part, f"lost: {event.reason}")
+                return True
+        return False
+
+    def _event(self, part: Replica, event: RoutingEvent) -> None:
+        match event:
             case ReplicaJoined():
-                part.joined = routing
+                part.joined = event
             case ReplicaRestated():
-                self._restated(part, routing)
+                self._restated(part, event)
             case ReplicaLeft():
-                self._end(part, f"left: {routing.reason}")
+                self._end(part, f"left: {event.reason}")
             case ReplicaLost() | RequestRejected():
                 pass  # the first counts only from its own source; the second leaves no state
             case SettingsChanged():
-                part.settings, part.settings_revision = routing.settings, routing.revision
+                part.settings, part.settings_revision = event.settings, event.revision
             case RequestRouted():
-                self._routed(part, routing)
+                self._routed(part, event)
             case RequestPrefilled():
-                self._prefilled(part, routing)
+                self._prefilled(part, event)
             case RequestFinished():
-                key = (RequestId(routing.request), routing.attempt)
+                key = (RequestId(event.request), event.attempt)
                 part.predicted.pop(key, None)
                 self._take(part, key)
             case _:
-                assert_never(routing)
+                assert_never(event)
 
     def _routed(self, part: Replica, event: RequestRouted) -> None:
         part.routed[event.model] = part.routed.get(event.model, 0) + 1
@@ -156,10 +162,12 @@ class RoutingProjection:
     def _restated(self, part: Replica, event: ReplicaRestated) -> None:
         self._forget(part)
         part.known = True
+        part.routed.clear()
         for key, entry in restated(event):
             self._put(part, key, entry)
 
     def _put(self, part: Replica, key: Key, entry: InFlight) -> None:
+        self._take(part, key)
         part.in_flight[key] = entry
         self.tally.add(key, entry)
 

@@ -50,24 +50,22 @@ class Tally:
 
     def add(self, key: Key, entry: InFlight) -> None:
         """The entry counts."""
-        self._change(entry, 1)
+        self.weigh(entry, 1)
         if entry.hashes and entry.prefill_tokens:
             self._pending.setdefault(entry.hashes[:HASH_BYTES], {})[key] = entry
 
     def subtract(self, key: Key, entry: InFlight) -> None:
         """The entry counts no more; sums may be negative where it was added elsewhere."""
-        self._change(entry, -1)
+        self.weigh(entry, -1)
         first = entry.hashes[:HASH_BYTES]
         same_start = self._pending.get(first)
-        if same_start is not None and same_start.pop(key, None) is not None and not same_start:
-            del self._pending[first]
+        if same_start is not None and same_start.get(key) is entry:
+            del same_start[key]
+            if not same_start:
+                del self._pending[first]
 
-    def pending(self, prompt: Prompt) -> Iterator[tuple[Key, InFlight]]:
-        """Requests being prefilled whose first block is the prompt's."""
-        if prompt.blocks_reusable:
-            yield from self._pending.get(prompt.key(1).to_bytes(HASH_BYTES, "little"), {}).items()
-
-    def _change(self, entry: InFlight, sign: int) -> None:
+    def weigh(self, entry: InFlight, sign: int) -> None:
+        """The sums have the entry's weight once more, or once less for -1; what is pending stays."""
         busy = self.busy.get(entry.worker)
         if busy is None:
             busy = self.busy[entry.worker] = Busy()
@@ -76,6 +74,11 @@ class Tally:
         busy.prefill_tokens += sign * entry.prefill_tokens
         if not busy:
             del self.busy[entry.worker]
+
+    def pending(self, prompt: Prompt) -> Iterator[tuple[Key, InFlight]]:
+        """Requests being prefilled whose first block is the prompt's."""
+        if prompt.blocks_reusable:
+            yield from self._pending.get(prompt.key(1).to_bytes(HASH_BYTES, "little"), {}).items()
 
 
 def shared_depth(hashes: bytes, prompt: Prompt) -> int:

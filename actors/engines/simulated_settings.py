@@ -1,0 +1,68 @@
+"""What a simulated engine is like."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import msgspec
+
+from core.errors import CallerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSettings:
+    """One kind of engine: its cache, its limits and its speed. The speeds are those of no real machine."""
+
+    block_size: int = 32
+    """Tokens per block."""
+    capacity_blocks: int = 1024
+    """Blocks in the cache."""
+    context_max: int = 4096
+    """Longest prompt with answer, in tokens."""
+    max_seqs: int = 32
+    """Requests that run at once; the others wait."""
+    prefill_us_per_token: int = 50
+    """Simulated microseconds to compute one prompt token that is not in the cache."""
+    decode_us_per_step: int = 5000
+    """Simulated microseconds for one more token of every running request."""
+    vocab: int = 4096
+    """Token ids are below this."""
+    token_min: int = 16
+    """Ids below this are never made, save eos_token: they are special in most vocabularies."""
+    eos_token: int = 2
+    """Ends an answer."""
+    eos_every: int = 1024
+    """One token in so many is eos_token; 0 for none."""
+    model_path: str = ""
+    """Folder with the tokenizer that clients' text goes through; empty if they send token ids."""
+    time_scale: float = 1.0
+    """Simulated seconds per second."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "capacity_blocks", "max_seqs", "decode_us_per_step", "time_scale"):
+            if getattr(self, name) <= 0:
+                raise CallerError(f"engine_args: {name} must be above 0, not {getattr(self, name)}")
+        for name in ("prefill_us_per_token", "token_min", "eos_token", "eos_every"):
+            if getattr(self, name) < 0:
+                raise CallerError(f"engine_args: {name} must not be negative, but is {getattr(self, name)}")
+        if self.context_max < 2:
+            raise CallerError(f"engine_args: context_max must hold a prompt and an answer, not {self.context_max}")
+        if self.vocab <= self.token_min:
+            raise CallerError(f"engine_args: vocab ({self.vocab}) must be above token_min ({self.token_min})")
+
+    @classmethod
+    def parse(cls, engine_args: Mapping[str, Any]) -> Self:
+        """The settings named, the others at their defaults; numbers may be text. CallerError names what is wrong."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(set(engine_args) - set(known))
+        if unknown:
+            raise CallerError(
+                f"engine_args: the simulated engine does not know {', '.join(unknown)}; it knows {', '.join(known)}"
+            )
+        try:
+            return msgspec.convert(dict(engine_args), cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise CallerError(f"engine_args: {error}") from error

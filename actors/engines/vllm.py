@@ -1,0 +1,341 @@
+"""vLLM as an engine: its AsyncLLM in this process, its scheduler and workers in processes of their own.
+
+1. vLLM is imported when an engine starts, never before. Construction runs in a thread: it takes 10 s to minutes.
+2. KV events come over ipc sockets in a private folder (`vllm_feed`), followed from before the engine is up.
+3. `settle`: vLLM hands the events of a step to their publisher before it sends the step's output; two round trips
+   through the scheduler's own queue wait for a step that is under way, and `KvEventFeed.catch_up` for the publisher.
+   Only a cache that was emptied by `reset_prefix_cache`, which nobody here calls, is told with the step after it.
+4. The engine's processes end with us: `stop` shuts down, waits and kills what is left; a guard does so if we are
+   killed ourselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import warnings
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from actors.engines import vllm_args
+from actors.engines.engine import CacheChange, CacheGap, EngineInfo, EngineLoad
+from actors.engines.vllm_events import KvEventReader
+from core.errors import CallerError, Corrupt, EngineDead, Unavailable
+from core.generation import GenerateRequest, Output, Sampling
+from core.models import GenerationFailed
+from core.prompt import tokens_from_bytes
+
+START_TIMEOUT_S = 600.0
+"""How long an engine may take to load its model."""
+SETTLE_TIMEOUT_S = 30.0
+"""How long `settle` waits for a step that is under way."""
+SHUTDOWN_TIMEOUT_S = 10.0
+"""How long the engine's processes may take to end by themselves."""
+FINISHES = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
+"""vLLM's reasons to end, and ours."""
+VLLM_PARTS = {
+    "AsyncEngineArgs": "vllm.engine.arg_utils",
+    "AsyncLLM": "vllm.v1.engine.async_llm",
+    "EngineDeadError": "vllm.v1.engine.exceptions",
+    "EngineGenerateError": "vllm.v1.engine.exceptions",
+    "FlexibleArgumentParser": "vllm.utils.argparse_utils",
+    "GracefulHTTPError": "vllm.exceptions",
+    "KVEventsConfig": "vllm.config",
+    "LoRARequest": "vllm.lora.request",
+    "RequestOutputKind": "vllm.sampling_params",
+    "SamplingParams": "vllm.sampling_params",
+    "StatLoggerBase": "vllm.v1.metrics.loggers",
+    "VLLMClientError": "vllm.exceptions",
+    "__version__": "vllm",
+    "current_platform": "vllm.platforms",
+}
+"""All that is used of vLLM: name to module."""
+
+
+class VllmEngine:
+    """One vLLM engine with one cache. `adapters` maps LoRA names to their folders."""
+
+    info: EngineInfo
+
+    def __init__(
+        self,
+        model: str,
+        model_path: str,
+        engine_args: Mapping[str, Any],
+        *,
+        adapters: Mapping[str, str] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        self._model = model
+        self._model_path = model_path
+        self._engine_args = dict(engine_args)
+        self._adapters = dict(adapters or {})
+        self._start_timeout_s = start_timeout_s
+        self._numbers = EngineLoad(running=0, waiting=0, blocks_used=0, blocks_total=0)
+        self._processes: Any = None
+        self._feed: Any = None
+        self._llm: Any = None
+        self._vllm: Any = None
+
+    def __repr__(self) -> str:
+        return f"<VllmEngine {self._model} {'up' if self._llm is not None else 'down'}>"
+
+    async def start(self, on_cache: Callable[[CacheChange], None]) -> None:
+        """The engine serves, or CallerError or EngineDead says why not and nothing of it is left.
+
+        One engine at a time is started in a process.
+        """
+        assert self._llm is None
+        vllm_args.set_defaults(vllm_args.environment(self._model_path))
+        self._vllm = await asyncio.to_thread(_import_vllm)
+        self._prepare(on_cache)
+        construction = asyncio.ensure_future(asyncio.to_thread(self._construct))
+        try:
+            done, _ = await asyncio.wait([construction], timeout=self._start_timeout_s)
+            if not done:
+                raise EngineDead(f"the engine did not start within {self._start_timeout_s:.0f} s")  # noqa: TRY301
+            self._llm = construction.result()
+            self.info = await asyncio.to_thread(self._describe)
+            self._processes.find()
+            self._processes.guard()
+            await self._feed.catch_up()
+        except BaseException:
+            self._processes.find()
+            await self.stop()
+            await asyncio.wait([construction], timeout=SHUTDOWN_TIMEOUT_S)  # it fails when its processes are gone
+            raise
+
+    def _prepare(self, on_cache: Callable[[CacheChange], None]) -> None:
+        """Cache events are followed from the first on, and the engine's processes can be told from others."""
+        from actors.engines.processes import EngineProcesses  # noqa: PLC0415  (needs what comes with vLLM)
+        from actors.engines.vllm_feed import KvEventFeed  # noqa: PLC0415  (likewise)
+
+        self._processes = EngineProcesses()
+        reader = KvEventReader()
+
+        def on_batch(payload: bytes) -> None:
+            try:
+                changes = reader.read(payload)
+            except Corrupt as error:
+                changes = [CacheGap(str(error))]
+            for change in changes:
+                on_cache(change)
+
+        self._feed = KvEventFeed(on_batch, lambda detail: on_cache(CacheGap(detail)))
+        self._feed.start()
+
+    def _construct(self) -> Any:
+        """AsyncLLM with its processes up; not on the event loop."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # vLLM's own, which nobody here can heed
+            config = self._configure()
+            try:
+                return self._vllm.AsyncLLM.from_vllm_config(config, stat_loggers=[_numbers_to(self._note, self._vllm)])
+            except (RuntimeError, ValueError, OSError) as error:
+                failure = EngineDead(f"the engine did not start, its own lines on stderr say why: {error}")
+                failure.__cause__ = error.with_traceback(None)  # its frames hold sockets, which are given back here
+            gc.collect()
+            raise failure
+
+    def _configure(self) -> Any:
+        """vLLM's configuration; CallerError for a model or arguments that it refuses."""
+        cpu = self._vllm.current_platform.is_cpu()
+        if cpu:
+            vllm_args.set_defaults(vllm_args.environment_cpu(len(os.sched_getaffinity(0))))
+        arguments = vllm_args.engine_arguments(self._engine_args, self._model, self._model_path, cpu=cpu)
+        arguments["kv_events_config"] = self._vllm.KVEventsConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint=self._feed.events_endpoint,
+            replay_endpoint=self._feed.replay_endpoint,
+            buffer_steps=self._feed.buffer_steps,
+        )
+        try:
+            return self._vllm.AsyncEngineArgs(**arguments).create_engine_config()
+        except (TypeError, ValueError, NotImplementedError, OSError) as error:
+            raise CallerError(f"vLLM refuses the model or an argument: {vllm_args.reason(error)}") from error
+
+    def _note(self, stats: Any) -> None:
+        total = self.info.capacity_blocks
+        self._numbers = EngineLoad(
+            running=stats.num_running_reqs,
+            waiting=stats.num_waiting_reqs,
+            blocks_used=round(stats.kv_cache_usage * total),
+            blocks_total=total,
+        )
+
+    def _describe(self) -> EngineInfo:
+        config = self._llm.vllm_config
+        blocks = config.cache_config.num_gpu_blocks - 1  # the first is vLLM's null block, which holds nothing
+        self._numbers = EngineLoad(running=0, waiting=0, blocks_used=0, blocks_total=blocks)
+        return EngineInfo(
+            engine=f"vllm {self._vllm.__version__}",
+            model=self._model,
+            model_path=vllm_args.tokenizer_folder(
+                config.model_config.tokenizer, config.model_config.tokenizer_revision
+            ),
+            block_size=config.cache_config.block_size,
+            capacity_blocks=blocks,
+            context_max=config.model_config.max_model_len,
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        """New tokens as they come, the last Output with `finish`; closing the iterator aborts within a step."""
+        if self._llm is None:
+            raise EngineDead("the engine is not running")
+        cached_told = False
+        try:
+            async with aclosing(self._llm.generate(**self._call(request))) as results:
+                async for result in results:
+                    output = _output(result, with_cached=not cached_told)
+                    cached_told = True
+                    yield output
+        except self._vllm.EngineDeadError as error:
+            raise EngineDead(f"the engine died: {error}") from error
+        except self._vllm.GracefulHTTPError as error:
+            raise Unavailable(f"the engine takes no more requests now: {error}") from error
+        except (self._vllm.VLLMClientError, ValueError) as error:
+            raise CallerError(str(error)) from error
+        except self._vllm.EngineGenerateError as error:
+            raise GenerationFailed(f"the engine failed on this request: {error.__cause__}") from error
+
+    def _call(self, request: GenerateRequest) -> dict[str, Any]:
+        """The request as arguments of AsyncLLM.generate; an argument that the engine does not use is left out."""
+        prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": tokens_from_bytes(request.tokens)}
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
+        call: dict[str, Any] = {
+            "prompt": prompt,
+            "sampling_params": self._sampling(request.sampling),
+            "request_id": request.id,
+        }
+        if request.adapter:
+            call["lora_request"] = self._adapter(request.adapter)
+        if self._llm.vllm_config.scheduler_config.policy == "priority":
+            call["priority"] = request.priority
+        if request.traceparent and self._llm.observability_config.otlp_traces_endpoint:
+            call["trace_headers"] = {"traceparent": request.traceparent}
+        return call
+
+    def _sampling(self, sampling: Sampling) -> Any:
+        return self._vllm.SamplingParams(
+            max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=sampling.ignore_eos,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            detokenize=False,
+            output_kind=self._vllm.RequestOutputKind.DELTA,
+        )
+
+    def _adapter(self, name: str) -> Any:
+        if name not in self._adapters:
+            raise CallerError(f"there is no adapter {name} here")
+        number = sorted(self._adapters).index(name) + 1
+        return self._vllm.LoRARequest(name, number, self._adapters[name])
+
+    def load(self) -> EngineLoad:
+        """The numbers of the last step; an engine with no request left is idle, though no step said so."""
+        if self._llm is None or self._llm.get_num_unfinished_requests() == 0:
+            return EngineLoad(running=0, waiting=0, blocks_used=0, blocks_total=self._numbers.blocks_total)
+        return self._numbers
+
+    async def check(self) -> None:
+        """Returns if the engine is alive and its cache events are followed, else raises EngineDead."""
+        if self._llm is None:
+            raise EngineDead("the engine is not running")
+        try:
+            await self._llm.check_health()
+        except self._vllm.EngineDeadError as error:
+            raise EngineDead(f"the engine died: {error}") from error
+        self._feed.check()
+
+    async def settle(self) -> None:
+        """Every cache change of steps begun before the call has been told. Unavailable if that takes too long."""
+        await self.check()
+        try:
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                for _ in range(2):  # requests are looked at between steps; a second batch may be scheduled ahead
+                    await self._llm.is_paused()
+                await self._feed.catch_up()
+        except TimeoutError as error:
+            raise Unavailable(f"the engine did not settle within {SETTLE_TIMEOUT_S:.0f} s") from error
+        except self._vllm.EngineDeadError as error:
+            raise EngineDead(f"the engine died: {error}") from error
+
+    async def stop(self) -> None:
+        """The engine's processes are gone, requests under way have failed with EngineDead; again: nothing to do."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.output_processor.propagate_error(self._vllm.EngineDeadError())
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # else it takes the end that we make for a failure
+            await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
+            await asyncio.to_thread(llm.engine_core.resources.ctx.destroy, 0)  # it would warn that nobody closed it
+        if self._processes is not None:
+            await self._processes.end(SHUTDOWN_TIMEOUT_S if llm is not None else 0.0)
+        if self._feed is not None:
+            await self._feed.stop()
+            self._feed = None
+
+
+def _output(result: Any, *, with_cached: bool) -> Output:
+    """What is new in a RequestOutput."""
+    completion = result.outputs[0]
+    finish = completion.finish_reason
+    if finish is not None and finish not in FINISHES:
+        raise GenerationFailed(f"the engine broke off: {finish}")
+    return Output(
+        tokens=tuple(completion.token_ids),
+        finish=None if finish is None else FINISHES[finish],
+        cached_tokens=(result.num_cached_tokens or 0) if with_cached else None,
+    )
+
+
+def _numbers_to(note: Callable[[Any], None], vllm: Any) -> Callable[..., Any]:
+    """A factory as vLLM wants it, of an object that it calls with its numbers after each step."""
+
+    class Numbers(vllm.StatLoggerBase):  # type: ignore[misc]  # the base comes with vLLM
+        def __init__(self) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            if scheduler_stats is not None:
+                note(scheduler_stats)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return lambda *_, **__: Numbers()
+
+
+def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
+    """vLLM's own command line flags (`--max-model-len 4096`) as engine arguments; CallerError in vLLM's words."""
+    vllm = _import_vllm()
+    return vllm_args.parse_flags(vllm.AsyncEngineArgs.add_cli_args(vllm.FlexibleArgumentParser()), flags)
+
+
+def _import_vllm() -> SimpleNamespace:
+    """The parts of vLLM that are used here; CallerError if it is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's own, which nobody here can heed
+        try:
+            return SimpleNamespace(
+                **{name: getattr(import_module(module), name) for name, module in VLLM_PARTS.items()}
+            )
+        except ModuleNotFoundError as error:
+            raise CallerError(
+                f"vLLM is not installed ({error.name} is missing): install Contrail with the extra `cpu` or `gpu`, "
+                "or choose `--engine simulated`"
+            ) from error

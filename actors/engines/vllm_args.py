@@ -1,0 +1,129 @@
+"""What vLLM is given when nothing else is said: environment and engine arguments."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from core.errors import CallerError
+
+BLOCK_SIZE_CPU = 32
+"""The smallest that vLLM's CPU attention likes; its own default, 128, shares little of short prompts."""
+KV_CACHE_BYTES_CPU = 256 << 20
+"""Enough for a small model, and it does not take the machine."""
+CACHE_SIZE_ARGUMENTS = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
+MAX_NUM_SEQS = 32
+TOKENIZER_FILES = [
+    "tokenizer*",
+    "*.model",
+    "vocab*",
+    "merges.txt",
+    "*.jinja",
+    "*config.json",
+    "special_tokens_map.json",
+]
+"""What a front end needs of a model's folder."""
+OURS = frozenset({"model", "served_model_name", "kv_events_config"})
+"""Arguments that Contrail sets itself."""
+
+
+def environment(model_path: str) -> dict[str, str]:
+    """What must stand in the environment before vLLM is imported, where the user set nothing else."""
+    wanted = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
+    if Path(model_path).is_dir():
+        wanted |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return wanted
+
+
+def environment_cpu(cores: int) -> dict[str, str]:
+    """The same for engines on a CPU: threads are not pinned, so that several engines share its cores."""
+    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, cores // 2))}
+
+
+def set_defaults(wanted: Mapping[str, str]) -> None:
+    """These variables stand in our environment and in that of processes to come, if they did not before."""
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def engine_arguments(given: Mapping[str, Any], model: str, model_path: str, *, cpu: bool) -> dict[str, Any]:
+    """The arguments of vLLM's AsyncEngineArgs but `kv_events_config`: those given as they stand, ours, and defaults.
+
+    CallerError if those given clash with ours.
+    """
+    if taken := sorted(OURS & given.keys()):
+        raise CallerError(f"engine argument {taken[0]} is set by Contrail: leave it out")
+    if given.get("data_parallel_size", 1) != 1:
+        raise CallerError("data_parallel_size above 1 is not supported: start one worker per rank instead")
+    if given.get("enable_prefix_caching") is False:
+        raise CallerError("enable_prefix_caching must be on: routing rests on the prefix cache")
+    defaults: dict[str, Any] = {
+        "disable_log_stats": False,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "seed": 0,
+        "use_tqdm_on_load": False,
+    }
+    if cpu:
+        defaults |= {"block_size": BLOCK_SIZE_CPU, "enforce_eager": True} | _own_dtype(model_path)
+        if not CACHE_SIZE_ARGUMENTS & given.keys():
+            defaults["kv_cache_memory_bytes"] = KV_CACHE_BYTES_CPU
+    ours = {
+        "model": model_path,
+        "served_model_name": model,
+        "enable_prefix_caching": True,
+    }
+    return defaults | dict(given) | ours
+
+
+def _own_dtype(model_path: str) -> dict[str, str]:
+    """A model that says it is float32 stays so: vLLM would halve it unasked, and greedy text would then vary."""
+    config = Path(model_path, "config.json")
+    if not config.is_file():
+        return {}
+    said = json.loads(config.read_text())
+    return {"dtype": "float32"} if "float32" in (said.get("dtype"), said.get("torch_dtype")) else {}
+
+
+def reason(error: Exception) -> str:
+    """What vLLM said, without pydantic's frame around it, on one line."""
+    listed = getattr(error, "errors", None)
+    if not callable(listed):
+        return " ".join(str(error).split())
+    return "; ".join(" ".join([*map(str, one["loc"]), one["msg"]]) for one in listed())
+
+
+def tokenizer_folder(name: str, revision: str | None) -> str:
+    """The local folder with the tokenizer's files, which vLLM has fetched already if `name` is one on the hub."""
+    if Path(name).is_dir():
+        return str(Path(name).resolve())
+    hub = import_module("huggingface_hub")
+    try:
+        return str(hub.snapshot_download(name, revision=revision, allow_patterns=TOKENIZER_FILES))
+    except (OSError, ValueError) as error:
+        raise CallerError(f"the tokenizer files of {name} cannot be found: {error}") from error
+
+
+def parse_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> dict[str, Any]:
+    """What the flags say, and nothing of what they leave out; CallerError in the parser's words."""
+    for action in parser._actions:  # noqa: SLF001  (argparse has no public way to leave out what is not given)
+        action.default = argparse.SUPPRESS
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return dict(vars(parser.parse_args(list(flags))))
+    except SystemExit as error:
+        reason = said.getvalue().strip().rpartition("error: ")[2]
+        raise CallerError(f"vLLM refuses its flags: {reason}") from error

@@ -1,0 +1,167 @@
+"""vLLM's KV events as bytes, read into the cache changes of `actors.engines.engine`. No socket, no vLLM.
+
+1. A batch is a msgpack array `[time, events, rank]`. An event is a map with the tag `type`; older engines send an
+   array with the tag first. Unknown fields are skipped; an unknown kind of event is a `CacheGap`: it may have
+   changed the cache.
+2. `extra_keys` says for each block what went into its hash beside the tokens, untagged, but each kind has a form of
+   its own: the adapter's name first (text, if `lora_name` is set), `[identifier, offset]` for an image, the cache
+   salt (text, only in the first block of a prompt), bytes for prompt embeddings. A block with anything else than
+   adapter and salt is not indexable, nor is any after it in the event. Without `extra_keys` nobody can tell: not
+   indexable.
+3. The cache salt stands only in the first block of a prompt. So `CacheStored.cache_salt` is the scope of a chain
+   that starts here; where `parent` is set it is None, and the blocks are in their parent's scope. `adapter` is
+   given always. Blocks behind a parent that is not indexable are not indexable either: only a mirror can tell.
+4. A removal names group and block only, so the kind of each group is learned from what it stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored
+from core.errors import Corrupt
+
+INDEXABLE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""Groups in which a block can be used only together with all blocks before it."""
+TIERS = {"GPU": "device", "CPU": "host", "STORAGE": "disk"}
+"""vLLM calls the device GPU whatever it is."""
+
+BlockName = int | bytes
+
+
+class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type"):
+    block_hashes: list[BlockName]
+    parent_block_hash: BlockName | None = None
+    token_ids: list[int] = []
+    block_size: int = 0
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class _Removed(msgspec.Struct, tag="BlockRemoved", tag_field="type"):
+    block_hashes: list[BlockName]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _Cleared(msgspec.Struct, tag="AllBlocksCleared", tag_field="type"):
+    pass
+
+
+_Event = _Stored | _Removed | _Cleared
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    time: float
+    events: list[_Event]
+
+
+class _AnyBatch(msgspec.Struct, array_like=True):
+    time: float
+    events: list[Any]
+
+
+_KINDS: dict[str, type[_Event]] = {
+    "BlockStored": _Stored,
+    "BlockRemoved": _Removed,
+    "AllBlocksCleared": _Cleared,
+}
+_batch = msgspec.msgpack.Decoder(_Batch)
+_any_batch = msgspec.msgpack.Decoder(_AnyBatch)
+
+
+class KvEventReader:
+    """Reads the batches of one engine, in order; remembers what kind each of its groups is."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[int | None, str | None] = {}
+
+    def read(self, payload: bytes) -> list[CacheChange]:
+        """The changes of one batch, in order; Corrupt if it is no batch."""
+        try:
+            events = _batch.decode(payload).events
+        except msgspec.ValidationError:
+            return self._read_one_by_one(payload)
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"not a batch of KV events: {error}") from error
+        return [change for event in events for change in self._changes(event)]
+
+    def _read_one_by_one(self, payload: bytes) -> list[CacheChange]:
+        """A batch with an event in another form, or of a kind that this program does not know."""
+        try:
+            return [change for raw in _any_batch.decode(payload).events for change in self._read_any(raw)]
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"not a batch of KV events: {error}") from error
+
+    def _read_any(self, raw: Any) -> Iterator[CacheChange]:
+        tag = raw.get("type") if isinstance(raw, dict) else raw[0] if isinstance(raw, list) and raw else None
+        kind = _KINDS.get(tag) if isinstance(tag, str) else None
+        if kind is None:
+            yield CacheGap(f"the engine sent an event of a kind that is not known here: {tag}")
+            return
+        if isinstance(raw, list):
+            raw = dict(zip(("type", *kind.__struct_fields__), raw, strict=False))
+        yield from self._changes(msgspec.convert(raw, kind))
+
+    def _changes(self, event: _Event) -> Iterator[CacheChange]:
+        match event:
+            case _Stored():
+                self._kinds[event.group_idx] = event.kv_cache_spec_kind
+                yield from _stored(event)
+            case _Removed():
+                names = tuple(_name(block) for block in event.block_hashes)
+                known = self._kinds.get(event.group_idx) in INDEXABLE_KINDS
+                yield CacheRemoved(names, _tier(event.medium), known)
+            case _Cleared():
+                yield CacheEmptied()
+
+
+def _stored(event: _Stored) -> Iterator[CacheStored]:
+    """One change, or two where blocks that are only tokens are followed by others."""
+    plain, salt = _plain_blocks(event)
+    names = tuple(_name(block) for block in event.block_hashes)
+    parent = None if event.parent_block_hash is None else _name(event.parent_block_hash)
+    tokens, size, tier = tuple(event.token_ids), event.block_size, _tier(event.medium)
+    if plain:
+        yield CacheStored(names[:plain], parent, tokens[: plain * size], size, tier, event.lora_name, salt, True)
+        parent = names[plain - 1]
+    if rest := names[plain:]:
+        yield CacheStored(rest, parent, tokens[plain * size :], size, tier, event.lora_name, None, False)
+
+
+def _plain_blocks(event: _Stored) -> tuple[int, str | None]:
+    """How many blocks from the first on are nothing but tokens in a known scope, and the cache salt if it is told."""
+    count = len(event.block_hashes)
+    if (
+        event.kv_cache_spec_kind not in INDEXABLE_KINDS
+        or event.medium not in TIERS
+        or event.extra_keys is None
+        or len(event.extra_keys) != count
+        or len(event.token_ids) != count * event.block_size
+    ):
+        return 0, None
+    salt = None
+    for index, keys in enumerate(event.extra_keys):
+        rest = list(keys or ())
+        if event.lora_name is not None and rest[:1] == [event.lora_name]:
+            rest.pop(0)
+        if index == 0 and event.parent_block_hash is None and rest and isinstance(rest[-1], str):
+            salt = rest.pop()
+        if rest:
+            return index, salt
+    return count, salt
+
+
+def _name(block: BlockName) -> int:
+    return block if isinstance(block, int) else int.from_bytes(block, "big")
+
+
+def _tier(medium: str | None) -> str:
+    return "unknown" if medium is None else TIERS.get(medium, medium.lower())

@@ -1,0 +1,137 @@
+"""The wire of vLLM's KV events: every batch once, in order, or a gap that is told.
+
+1. The engine numbers its batches from 0 and sends them on a PUB socket; its replay socket gives back those that it
+   still holds (the last `buffer_steps`). Both are ipc sockets in a private folder: nobody else can reach them.
+2. A batch is taken when it is the next one; one that was seen is skipped; before one that is ahead, the ones between
+   are asked for. If the engine has them no more, that is a gap, and reading goes on behind it.
+3. `catch_up` needs no traffic. The engine puts a batch into the publisher's queue before it sends the output of the
+   same step, and the publisher answers one replay at most between two looks into its queue. So when two answers in a
+   row end with the same batch, the queue was empty in between: all that was there at the call has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from core.errors import EngineDead, Unavailable
+
+QUEUE_MESSAGES_MAX = 100_000
+"""Messages that may wait on either side of the PUB socket; more are dropped, found missing and asked for."""
+REPLAY_TIMEOUT_S = 10.0
+"""How long the engine may take for the next frame of a replay; its publisher looks every 0.1 s."""
+ROUNDS_MAX = 1_000
+"""Replays in one `catch_up`; each but the last two found a new batch."""
+SEQ_BYTES = 8
+END = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
+
+
+class KvEventFeed:
+    """Follows one engine from its first batch on; all calls and callbacks are on the event loop."""
+
+    def __init__(self, on_batch: Callable[[bytes], None], on_gap: Callable[[str], None]) -> None:
+        self._on_batch = on_batch
+        self._on_gap = on_gap
+        self._next = 0
+        self._folder = tempfile.TemporaryDirectory(prefix="contrail-kv-")
+        self._context = zmq.asyncio.Context()
+        self._task: asyncio.Task[None] | None = None
+        self.buffer_steps = 10_000
+        """Batches that the engine is to keep for replay."""
+        self.events_endpoint = f"ipc://{Path(self._folder.name, 'events')}"
+        """Where the engine publishes; it binds."""
+        self.replay_endpoint = f"ipc://{Path(self._folder.name, 'replay')}"
+        """Where the engine answers replays; it binds."""
+
+    def __repr__(self) -> str:
+        return f"<KvEventFeed {self._next} batches taken>"
+
+    def start(self) -> None:
+        """The feed listens; the engine may be started before or after."""
+        assert self._task is None
+        subscription = self._context.socket(zmq.SUB)
+        subscription.set_hwm(QUEUE_MESSAGES_MAX)
+        subscription.subscribe(b"")
+        subscription.connect(self.events_endpoint)
+        self._task = asyncio.create_task(self._follow(subscription), name="kv-event-feed")
+
+    async def catch_up(self) -> None:
+        """Every batch that the engine had queued before the call has been taken, or told as a gap."""
+        published = -1
+        for _ in range(ROUNDS_MAX):
+            self.check()
+            before, published = published, await self._replay(max(self._next - 1, 0))
+            if self._next < published:
+                await self._fill(published)
+            if before == published:
+                return
+        raise Unavailable(f"the engine went on sending cache events through {ROUNDS_MAX} replays")
+
+    def check(self) -> None:
+        """Raises EngineDead if batches are not followed any more."""
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            raise EngineDead("the engine's cache events are not read any more") from self._task.exception()
+
+    async def stop(self) -> None:
+        """Nothing is read or held any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._context.destroy(linger=0)
+        self._folder.cleanup()
+
+    async def _follow(self, subscription: zmq.asyncio.Socket) -> None:
+        while True:
+            _, number, payload = await subscription.recv_multipart()
+            seq = int.from_bytes(number, "big")
+            if not self._take(seq, payload):
+                await self._fill(seq)
+                self._take(seq, payload)
+
+    def _take(self, seq: int, payload: bytes) -> bool:
+        """True if this batch needs no other before it."""
+        if seq == self._next:
+            self._next += 1
+            self._on_batch(payload)
+        return seq < self._next
+
+    async def _fill(self, end: int) -> None:
+        """All batches before `end` have been taken, or told as a gap."""
+        while (start := self._next) < end:
+            try:
+                await self._replay(start)
+            except Unavailable as error:
+                why = str(error)
+            else:
+                why = "the engine does not hold them any more"
+            if self._next == start:
+                self._next = end
+                self._on_gap(f"cache events {start} to {end - 1} were missed: {why}")
+
+    async def _replay(self, start: int) -> int:
+        """Takes what the engine gives back from `start` on; how many batches it had published by then, as far as told.
+
+        A fresh socket each time, so that no late frame of another answer can be mistaken for one of this.
+        """
+        published = 0
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.set_hwm(QUEUE_MESSAGES_MAX)
+            socket.connect(self.replay_endpoint)
+            await socket.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")])
+            while True:
+                try:
+                    frames = await asyncio.wait_for(socket.recv_multipart(), REPLAY_TIMEOUT_S)
+                except TimeoutError as error:
+                    raise Unavailable(f"no answer to a replay for {REPLAY_TIMEOUT_S:.0f} s") from error
+                _, _, number, payload = frames
+                if number == END:
+                    return published
+                seq = int.from_bytes(number, "big")
+                published = seq + 1
+                self._take(seq, payload)

@@ -1,0 +1,134 @@
+"""Flight: one attempt between its routing and its end, and the table of all that are under way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from actors.link import TokenStream, WorkerGone
+from core.clock import Clock
+from core.errors import CallerError
+from core.events import Event, ReplicaRestated, RequestFinished, RequestPrefilled, RequestRouted
+from core.generation import Output
+from core.ids import WorkerId, to_column
+
+
+class Observer(Protocol):
+    """Hears what metrics count."""
+
+    def decided(self, policy: str, duration_s: float) -> None:
+        """One decision took that long."""
+
+    def prefilled(self, model: str, worker: str, ttft_s: float, prompt_tokens: int, cached_tokens: int) -> None:
+        """A first token came."""
+
+    def finished(self, model: str, outcome: str, duration_s: float) -> None:
+        """An attempt ended."""
+
+
+class Flights:
+    """Attempts under way on this replica: what a restatement names."""
+
+    def __init__(self, say: Callable[[Event], None], clock: Clock, observer: Observer) -> None:
+        self.say = say
+        self.clock = clock
+        self.observer = observer
+        self.open: dict[tuple[str, int], Flight] = {}
+
+    def __repr__(self) -> str:
+        return f"<Flights {len(self.open)} under way>"
+
+    def restated(self, reason: str) -> ReplicaRestated:
+        """All of them as one event."""
+        flights = list(self.open.values())
+        routed = [flight.routed for flight in flights]
+        return ReplicaRestated(
+            requests=tuple(event.request for event in routed),
+            attempts=tuple(event.attempt for event in routed),
+            models=tuple(event.model for event in routed),
+            workers=to_column([event.worker for event in routed]),
+            blocks=tuple(event.blocks for event in routed),
+            prefill_tokens=tuple(0 if f.ttft_ms >= 0 else f.routed.prefill_tokens for f in flights),
+            reason=reason,
+        )
+
+
+class Flight:
+    """Says RequestPrefilled with the first token and RequestFinished exactly once, whatever happens."""
+
+    def __init__(self, routed: RequestRouted, stream: TokenStream, flights: Flights, arrived_ms: int) -> None:
+        self.routed = routed
+        self.worker = WorkerId(routed.worker)
+        self.output_tokens = 0
+        self.ttft_ms = -1
+        self._cached_tokens = 0
+        self._stream = stream
+        self._flights = flights
+        self._arrived_ms = arrived_ms
+        self._outcome = ""
+        flights.open[routed.request, routed.attempt] = self
+
+    def __repr__(self) -> str:
+        return f"<Flight {self.routed.request}/{self.routed.attempt} on {self.worker}, {self.output_tokens} tokens>"
+
+    async def outputs(self) -> AsyncIterator[Output]:
+        """Tokens as the worker makes them. WorkerGone and CallerError as the stream has them."""
+        try:
+            async for output in self._stream:
+                if self.ttft_ms < 0 and (output.tokens or output.finish):
+                    self._first(output)
+                self.output_tokens += len(output.tokens)
+                if output.finish is not None:
+                    self._finish(output.finish)  # said before the client hears the end
+                yield output
+        except WorkerGone as error:
+            self._finish("worker_lost", str(error))
+            raise
+        except CallerError:
+            self._finish("error", "the engine refused the request")
+            raise
+
+    def close(self) -> None:
+        """The worker stops if it had not finished; the end is said if it was not."""
+        self._stream.close()
+        self._finish("abort")
+
+    def _elapsed_ms(self) -> int:
+        return self._flights.clock.monotonic_ms() - self._arrived_ms
+
+    def _first(self, output: Output) -> None:
+        routed = self.routed
+        self.ttft_ms = self._elapsed_ms()
+        self._cached_tokens = output.cached_tokens or 0
+        self._flights.say(
+            RequestPrefilled(
+                request=routed.request,
+                attempt=routed.attempt,
+                cached_tokens=self._cached_tokens,
+                ttft_ms=self.ttft_ms,
+            )
+        )
+        self._flights.observer.prefilled(
+            routed.model, routed.worker, self.ttft_ms / 1000, routed.prompt_tokens, self._cached_tokens
+        )
+
+    def _finish(self, outcome: str, detail: str = "") -> None:
+        if self._outcome:
+            return
+        self._outcome = outcome
+        routed = self.routed
+        del self._flights.open[routed.request, routed.attempt]
+        self._flights.say(
+            RequestFinished(
+                request=routed.request,
+                attempt=routed.attempt,
+                outcome=outcome,
+                prompt_tokens=routed.prompt_tokens,
+                output_tokens=self.output_tokens,
+                cached_tokens=self._cached_tokens,
+                ttft_ms=self.ttft_ms,
+                duration_ms=self._elapsed_ms(),
+                detail=detail,
+            )
+        )
+        self._flights.observer.finished(routed.model, outcome, self._elapsed_ms() / 1000)

@@ -1,0 +1,197 @@
+"""What the engine's cache holds, mirrored from its events and told to the log in our own hashes.
+
+1. The engine names blocks, and says their tokens, their parent, and each copy that comes or goes in a tier. The
+   mirror keeps them as a tree and computes our hash of a block from the token ids on its way from the root. The
+   scope (adapter, cache salt) belongs to the first block; those behind it inherit it.
+2. A request reads blocks from the start of its prompt: a block behind a missing one is of no use. So tiers are
+   nested sets ("on device", "on device or host", …), each closed under prefixes: what is reported of a block is the
+   *slowest tier on its way*, where each block before it, and itself, counts with its fastest copy.
+3. That level is all that readers hear of: a first copy, a last one, a middle block that goes or comes back move
+   blocks from level to level, and each move is one hash stored, one removed, or both.
+4. Blocks that wait behind a missing one are kept, unreported, as long as the engine holds them. Stores behind a
+   block that the mirror never saw (an image, or what came before a gap) wait in the same way.
+5. After a gap everything is forgotten. Counts of copies then are too low, never too high: what is claimed is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from actors.cache_events import events_of, restated
+from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored
+from actors.mirrored_block import LEVELS, UNREACHABLE, MirroredBlock
+from actors.prefix_states import PrefixStates
+from core.events import CacheCleared, CacheRestated, Event
+from core.prompt import TOKEN_BYTES, scope_bytes, tokens_to_bytes
+from core.settings import TIERS
+
+
+class CacheMirror:
+    """The blocks that requests can reach in one engine's cache, in step with its events.
+
+    Memory is that of the engine's blocks: some 500 bytes each. A plain chain costs under 1 us per block.
+    """
+
+    def __init__(self, block_size: int, seed: int) -> None:
+        assert block_size > 0
+        self.block_size = block_size
+        self.blocks_unindexed = 0
+        """Blocks stored that can not be in the index: other content, kind, size or tier."""
+        self.orphans = 0
+        """Blocks stored behind one that is not held; they are reported if it comes (back)."""
+        self.strangers = 0
+        """Removals of indexable copies that the mirror does not know."""
+        self.gaps = 0
+        """How often everything was forgotten because events were missed."""
+        self.reported = 0
+        """Blocks that readers know of now, in any tier."""
+        self._blocks: dict[int, MirroredBlock] = {}
+        self._plain_root = MirroredBlock.root(b"")
+        self._states = PrefixStates(seed)
+
+    def __repr__(self) -> str:
+        return (
+            f"<CacheMirror {self.reported} blocks of {self.block_size} reported, {len(self._blocks)} known, "
+            f"{self.blocks_unindexed} unindexed, {self.orphans} orphans, {self.gaps} gaps>"
+        )
+
+    def apply(self, change: CacheChange) -> list[Event]:
+        """The mirror is as the engine's cache after this change; returns what readers must hear of it, in order."""
+        match change:
+            case CacheStored():
+                return self._apply_stored(change)
+            case CacheRemoved():
+                return self._apply_removed(change)
+            case CacheEmptied():
+                return self._forget_all("the engine emptied it")
+            case CacheGap(detail):
+                self.gaps += 1
+                return self._forget_all(detail)
+            case _:
+                assert_never(change)
+
+    def held(self, tier: str) -> Iterator[int]:
+        """Our hashes of the blocks that are reported in this tier: O(blocks)."""
+        level = LEVELS[tier]
+        return (block.hash for block in self._blocks.values() if block.reach == level and block.hash is not None)
+
+    def restate(self, part_bytes_max: int) -> list[CacheRestated]:
+        """All that is reported, said again in parts with at most that many bytes of hashes each."""
+        return restated({tier: list(self.held(tier)) for tier in TIERS}, part_bytes_max)
+
+    def _apply_stored(self, change: CacheStored) -> list[Event]:
+        if not self._is_indexed(change):
+            self.blocks_unindexed += len(change.blocks)
+            return []
+        if not change.blocks:
+            return []
+        parent = self._parent_of(change)
+        level = LEVELS[change.tier]
+        raw = tokens_to_bytes(change.tokens)
+        step = self.block_size * TOKEN_BYTES
+        moved: dict[MirroredBlock, int] = {}
+        known = self._blocks
+        for at, name in enumerate(change.blocks):
+            block = known.get(name)
+            if block is None:
+                block = known[name] = MirroredBlock(name)
+            if block.parent is None:
+                block.put_behind(parent, raw[at * step : (at + 1) * step])
+            block.gain(level)
+            if block.reach > level:  # else this copy is no nearer than what readers know
+                _move(block, moved)
+            parent = block
+        return self._tell(moved)
+
+    def _apply_removed(self, change: CacheRemoved) -> list[Event]:
+        level = LEVELS.get(change.tier)
+        if level is None or not change.indexable:
+            return []
+        moved: dict[MirroredBlock, int] = {}
+        touched = []
+        for name in change.blocks:
+            block = self._blocks.get(name)
+            if block is None or not block.holds(level):
+                self.strangers += 1
+                continue
+            block.lose(level)
+            touched.append(block)
+        for block in reversed(touched):  # engines free the tail first, readers hear of parents first
+            _move(block, moved)
+        events = self._tell(moved)
+        for block in touched:
+            self._forget_if_missing(block)
+        return events
+
+    def _is_indexed(self, change: CacheStored) -> bool:
+        return (
+            change.indexable
+            and change.block_size == self.block_size
+            and len(change.tokens) == len(change.blocks) * self.block_size
+            and change.tier in LEVELS
+        )
+
+    def _parent_of(self, change: CacheStored) -> MirroredBlock:
+        if change.parent is None:
+            scope = scope_bytes(change.adapter, change.cache_salt)
+            return MirroredBlock.root(scope) if scope else self._plain_root
+        parent = self._block(change.parent)
+        if not parent.copies:
+            self.orphans += len(change.blocks)
+        return parent
+
+    def _block(self, name: int) -> MirroredBlock:
+        block = self._blocks.get(name)
+        if block is None:
+            block = self._blocks[name] = MirroredBlock(name)
+        return block
+
+    def _tell(self, moved: dict[MirroredBlock, int]) -> list[Event]:
+        for block, old in moved.items():
+            if block.reach == UNREACHABLE:
+                self.reported -= old != UNREACHABLE
+                continue
+            if block.hash is None:
+                block.hash = self._states.hash_of(block)
+            self.reported += old == UNREACHABLE
+        return events_of(moved)
+
+    def _forget_if_missing(self, block: MirroredBlock) -> None:
+        if block.copies or block.parent is None:
+            return
+        parent = block.take_away()
+        for missing in (block, parent):
+            if not missing.copies and not missing.first_child:
+                self._blocks.pop(missing.name, None)
+
+    def _forget_all(self, reason: str) -> list[Event]:
+        self._blocks.clear()
+        self._plain_root = MirroredBlock.root(b"")
+        self._states.clear()
+        self.reported = 0
+        return [CacheCleared(reason=reason)]
+
+
+def _move(start: MirroredBlock, moved: dict[MirroredBlock, int]) -> None:
+    """Levels are right again from this block down to where nothing changes; `moved` has the levels from before."""
+    if not _relevel(start, moved) or start.first_child is None:
+        return
+    stack = list(start.children())
+    while stack:
+        block = stack.pop()
+        if _relevel(block, moved):
+            stack.extend(block.children())
+
+
+def _relevel(block: MirroredBlock, moved: dict[MirroredBlock, int]) -> bool:
+    """The block's own level is right; returns whether it was not."""
+    assert block.parent is not None
+    reach, above = block.level, block.parent.reach
+    if above > reach:  # noqa: PLR1730 (a call to max costs more than all else here)
+        reach = above
+    if reach == block.reach:
+        return False
+    moved.setdefault(block, block.reach)
+    block.reach = reach
+    return True

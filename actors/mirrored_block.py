@@ -1,0 +1,105 @@
+"""One block of the engine's cache as the mirror knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from core.settings import TIERS
+
+LEVELS = {tier: level for level, tier in enumerate(TIERS)}
+"""A level is an index into TIERS, the fastest first."""
+UNREACHABLE = len(TIERS)
+"""The level of what no request can reach."""
+
+_COPY_BITS = 32
+
+
+class MirroredBlock:
+    """A node of the prefix tree: who is before it, who behind it, and how many copies each tier holds.
+
+    A block without copies is *missing*: only its children know of it, by the engine's name. It has no parent and no
+    tokens until it is stored (again), and is forgotten with its last child.
+    """
+
+    __slots__ = ("after", "before", "copies", "first_child", "hash", "level", "name", "parent", "reach", "tokens")
+
+    def __init__(self, name: int) -> None:
+        self.name = name
+        """The engine's."""
+        self.hash: int | None = None
+        """Ours; computed when the block is reachable for the first time."""
+        self.tokens = b""
+        """Its own token ids as canonical bytes; a root's are the scope."""
+        self.parent: MirroredBlock | None = None
+        self.first_child: MirroredBlock | None = None
+        self.before: MirroredBlock | None = None
+        """The sibling before it; siblings are a linked list, as most blocks have one child and a few have thousands."""
+        self.after: MirroredBlock | None = None
+        self.copies = 0
+        """A counter per tier, packed: the fastest tier lowest, so that the lowest bit set names the level."""
+        self.level = UNREACHABLE
+        """The fastest tier that holds a copy; UNREACHABLE if it is missing."""
+        self.reach = UNREACHABLE
+        """The slowest level on the way from the root to here: what is reported of it."""
+
+    def __repr__(self) -> str:
+        where = "missing" if not self.copies else TIERS[self.level]
+        reach = "unreachable" if self.reach == UNREACHABLE else f"reached from {TIERS[self.reach]}"
+        return f"<MirroredBlock {self.name} {where}, {reach}, {len(list(self.children()))} behind it>"
+
+    @classmethod
+    def root(cls, scope: bytes) -> MirroredBlock:
+        """What stands before a prompt's first block: always there, always reachable."""
+        root = cls(-1)
+        root.tokens = scope
+        root.gain(0)
+        root.reach = 0
+        return root
+
+    def holds(self, level: int) -> bool:
+        """That tier has a copy."""
+        return self.copies >> (level * _COPY_BITS) & ((1 << _COPY_BITS) - 1) > 0
+
+    def gain(self, level: int) -> None:
+        """That tier has one copy more."""
+        self.copies += 1 << (level * _COPY_BITS)
+        if level < self.level:  # noqa: PLR1730 (half the cost of a call to min)
+            self.level = level
+
+    def lose(self, level: int) -> None:
+        """That tier has one copy less."""
+        assert self.holds(level)
+        self.copies -= 1 << (level * _COPY_BITS)
+        lowest = self.copies & -self.copies
+        self.level = (lowest.bit_length() - 1) // _COPY_BITS if lowest else UNREACHABLE
+
+    def children(self) -> Iterator[MirroredBlock]:
+        """The blocks right behind it; they must not come or go meanwhile."""
+        child = self.first_child
+        while child is not None:
+            yield child
+            child = child.after
+
+    def put_behind(self, parent: MirroredBlock, tokens: bytes) -> None:
+        """The block is a child of `parent`."""
+        assert self.parent is None
+        self.parent = parent
+        self.tokens = tokens
+        self.after = parent.first_child
+        if self.after is not None:
+            self.after.before = self
+        parent.first_child = self
+
+    def take_away(self) -> MirroredBlock:
+        """The block is nobody's child and has no tokens; returns its former parent."""
+        parent = self.parent
+        assert parent is not None
+        if self.before is None:
+            parent.first_child = self.after
+        else:
+            self.before.after = self.after
+        if self.after is not None:
+            self.after.before = self.before
+        self.parent = self.before = self.after = None
+        self.tokens = b""
+        return parent

@@ -1,0 +1,126 @@
+"""Presence: one life of a worker under one id, in the log and in the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+import orjson
+from streams.outbox import Outbox
+
+from core.clock import Clock
+from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
+from core.ids import SourceId, WorkerId, new_id
+from core.keys import DeploymentKey
+from core.subjects import LOAD, kv_stream, subject
+from streams.log import EventLog, Record
+from streams.registry import Registry
+
+LEAVE_TIMEOUT_S = 5.0
+"""How long the last events of a leaving worker may take to reach the log."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Presence:
+    """Speaks for the worker under its present id; when another wrote our end, `on_superseded` is called once."""
+
+    def __init__(
+        self,
+        namespace: str,
+        log: EventLog,
+        registry: Registry,
+        clock: Clock,
+        key: DeploymentKey,
+        joined: WorkerJoined,
+        *,
+        restate: Callable[[], Sequence[Event]],
+        on_superseded: Callable[[], None],
+    ) -> None:
+        self.id = WorkerId(new_id())
+        self.joined = joined
+        self._registry = registry
+        self._restate = restate
+        self._on_superseded = on_superseded
+        self._tasks: list[asyncio.Task[None]] = []
+        kv, source = kv_stream(joined.partition), SourceId(self.id)
+        self.kv = Outbox(
+            log,
+            kv,
+            subject(namespace, kv, self.id),
+            source,
+            key.chain_key,
+            clock,
+            on_overflow=lambda: [self.joined, *self._restate()],
+            on_superseded=self._superseded,
+        )
+        self.load = Outbox(
+            log,
+            LOAD,
+            subject(namespace, LOAD, self.id),
+            source,
+            key.chain_key,
+            clock,
+            on_overflow=list,  # the next report says it all
+            on_superseded=self._superseded,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Presence {self.joined.name} {self.id}, {self.kv.depth} events waiting>"
+
+    async def join(self, details: dict[str, object]) -> None:
+        """The log's first word of this worker is on its way, and the registry knows it; waits for the registry."""
+        self.kv.put(self.joined)
+        for event in self._restate():
+            self.kv.put(event)
+        self._tasks = [asyncio.create_task(box.run(), name=f"outbox {box!r}") for box in (self.kv, self.load)]
+        for task in self._tasks:
+            task.add_done_callback(_report)
+        await self.register(details)
+
+    async def register(self, details: dict[str, object]) -> None:
+        """The registry says what is so now."""
+        value = {"id": self.id, **msgspec.structs.asdict(self.joined), **details}
+        await self._registry.register(f"workers/{self.id}", orjson.dumps(value))
+
+    def say(self, events: Sequence[Event]) -> None:
+        """Changes of the cache go to the log, in order."""
+        for event in events:
+            self.kv.put(event)
+
+    def restate(self) -> None:
+        """The whole cache is said again."""
+        self.say([self.joined, *self._restate()])
+
+    def report(self, report: LoadReported) -> bool:
+        """The report goes to the log, unless the one before is still waiting: then only the newest is worth it."""
+        if self.load.depth:
+            return False
+        self.load.put(report)
+        return True
+
+    async def leave(self, reason: str) -> None:
+        """WorkerLeft is in the log if that was possible in time; the registry forgets the worker."""
+        self.kv.put(WorkerLeft(reason=reason))
+        if not await self.kv.drain(LEAVE_TIMEOUT_S):
+            _logger.warning("the log was away when the worker left; replicas will find out by its lease")
+        await self.end()
+        await self._registry.unregister(f"workers/{self.id}")
+
+    async def end(self) -> None:
+        """Nothing more is said under this id."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _superseded(self, record: Record) -> None:
+        _logger.warning("another wrote the end of worker %s at %s:%d", self.id, record.stream, record.seq)
+        self._on_superseded()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _logger.error("an outbox stopped for good", exc_info=task.exception())

@@ -1,0 +1,304 @@
+"""Router: one replica. Decides, sends, and says in the log what it decided and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+
+import orjson
+
+from actors.fleet import Fleet
+from actors.flight import Flight, Flights, Observer
+from actors.link import WorkerGone
+from actors.suspicion import ReplicaLook, Suspicion
+from actors.voice import Voice
+from actors.wire import PROTOCOL, Hello
+from core.clock import Clock
+from core.errors import CallerError
+from core.events import Event, ReplicaJoined, RequestRejected, SettingsChanged
+from core.generation import GenerateRequest, Output
+from core.ids import ReplicaId, WorkerId
+from core.keys import DeploymentKey
+from core.models import GenerationFailed, ModelCard, NoWorkers, Overloaded, UnknownModel
+from core.prompt import Prompt, scope_bytes
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING, is_kv
+from projections.decide import Decision, columns, decide, record, shown
+from projections.runner import Runner
+from projections.state import Applied, State
+from projections.view import RouteRequest, View
+from streams.log import EventLog
+from streams.registry import Change, Registry
+
+VERSION = "0.1.0"
+ATTEMPTS_MAX = 3
+"""Workers that a request is tried on before its first token."""
+RESTATE_EVERY_MS = 10_000
+"""A worker whose cache we lost track of is asked this often at most."""
+SETTINGS_KEY = "settings/routing"
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions:
+    """How a replica is known."""
+
+    namespace: str
+    name: str
+    address: str = ""
+    """Where its API listens."""
+    lease_ms: int = 10_000
+    """The registry's lease time: how long a silent worker stays registered."""
+
+
+class Router:
+    """A full set of projections with the hands to act on them. One event loop owns it."""
+
+    def __init__(
+        self,
+        options: RouterOptions,
+        log: EventLog,
+        registry: Registry,
+        clock: Clock,
+        key: DeploymentKey,
+        settings: RoutingSettings,
+        observer: Observer,
+    ) -> None:
+        self.options = options
+        self.settings = settings
+        self.settings_revision = 0
+        self.state = State(key.chain_key)
+        self.runner = Runner(log, self.state, self._on_applied)
+        self.fleet = Fleet(registry, clock, self._hello, self._on_fleet)
+        self.flights = Flights(self._say, clock, observer)
+        self.suspicion = Suspicion(options.namespace, log, self.fleet, self.state, clock, options.lease_ms)
+        self._log = log
+        self._registry = registry
+        self._clock = clock
+        self._key = key
+        self._details: dict[str, object] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asked_ms: dict[WorkerId, int] = {}
+        self._wall_offset_ms = clock.wall_ms() - clock.monotonic_ms()
+        self.voice = self._new_voice()
+        self._look = ReplicaLook(self.voice.id)
+
+    def __repr__(self) -> str:
+        return f"<Router {self.options.name} {self.voice.id}, {self.runner!r}, {self.fleet!r}>"
+
+    async def start(self, details: dict[str, object]) -> None:
+        """The fold runs, workers are followed, the replica is registered; `details` go into the registry too."""
+        self._details = details
+        self.runner.start()
+        self._say_hello()
+        await self._registry.watch(SETTINGS_KEY, self._on_settings)
+        await self._registry.watch("replicas/", self._on_replica)
+        await self.fleet.start()
+        await self._register()
+        self._spawn(self.suspicion.run(self._look))
+
+    async def stop(self, reason: str) -> None:
+        """The log and the registry know that this replica is gone."""
+        for task in self._tasks:
+            task.cancel()
+        await self.voice.leave(reason)
+        await self._registry.unregister(f"replicas/{self.voice.id}")
+        await self.fleet.close()
+        await self.runner.stop()
+
+    def ready(self) -> tuple[bool, dict[str, str]]:
+        """Whether the log is caught up and every model known has a worker; and what is missing."""
+        waits: dict[str, str] = {}
+        if not self.runner.caught_up:
+            waits["log"] = f"{self.runner.lag_events} messages behind" if self.runner.lag else "not read yet"
+        cards = self.models()
+        if not cards:
+            waits["models"] = "no worker has registered yet"
+        waits |= {f"model {card.name}": "no worker is connected" for card in cards if not card.workers}
+        return not waits, waits
+
+    def models(self) -> list[ModelCard]:
+        """Every model that can be spoken for, by name."""
+        return self.fleet.cards()
+
+    def card(self, model: str) -> ModelCard:
+        """The model's card. UnknownModel if there was never a worker for it."""
+        try:
+            return self.fleet.card(model)
+        except KeyError:
+            if any(details["model"] == model for details in self.fleet.registered.values()):
+                raise NoWorkers(f"the workers of model {model!r} are not connected yet") from None
+            raise UnknownModel(f"the model {model!r} does not exist") from None
+
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[Output]:
+        """Tokens of the request, from the worker that the decision chose; closing it cancels there.
+
+        UnknownModel, NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first token;
+        GenerationFailed when the worker breaks off after it.
+        """
+        self.card(model)
+        scope = scope_bytes(request.adapter, request.cache_salt)
+        prompt = Prompt(request.tokens, self.fleet.block_size(model), self._key.hash_seed, scope)
+        arrived_ms = self._clock.monotonic_ms()
+        for attempt in range(ATTEMPTS_MAX):
+            asked = RouteRequest(request.id, attempt, model, prompt, request.tenant or "", request.priority)
+            flight = self._route(asked, request, arrived_ms)
+            try:
+                async for output in flight.outputs():
+                    yield output
+                return  # noqa: TRY300  # the loop is over when an attempt ends well
+            except WorkerGone as error:
+                self.fleet.failed(flight.worker)
+                if flight.output_tokens:
+                    raise GenerationFailed(f"the worker broke off: {error}") from error
+                _logger.warning("trying another worker: %s", error, extra={"request_id": request.id})
+            finally:
+                flight.close()
+        raise NoWorkers(f"{ATTEMPTS_MAX} workers failed before the first token")
+
+    def view(self) -> View:
+        """What a decision made now sees."""
+        alive = [member.worker for member in self.state.alive()]
+        local = self.fleet.local(alive, self.suspicion.suspected)
+        return View(self.state, self.voice.id, self.voice.ahead, local)
+
+    def _route(self, asked: RouteRequest, request: GenerateRequest, arrived_ms: int) -> Flight:
+        """The request is on its way to the chosen worker, and the decision on its way to the log."""
+        started = self._clock.monotonic_ms()
+        now_ms = self._wall_offset_ms + started
+        seed = secrets.randbits(64)
+        decision = decide(self.view(), asked, self.settings, now_ms, seed)
+        if decision.worker is None:
+            raise self._rejected(asked, decision)
+        # the worker gets the request first: the record costs a digest per block
+        link = self.fleet.links[decision.worker]
+        stream = link.open(asked.model, request)
+        event = record(decision, asked, self.settings, self.settings_revision)
+        self.voice.say(event)
+        self.flights.observer.decided(self.settings.policy, (self._clock.monotonic_ms() - started) / 1000)
+        return Flight(event, stream, self.flights, arrived_ms)
+
+    def _rejected(self, asked: RouteRequest, decision: Decision) -> NoWorkers:
+        overloaded = "overloaded" in decision.excluded
+        reasons = {reason: len(ids) for reason, ids in decision.excluded.items() if reason != "other_model"}
+        text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
+        event = RequestRejected(
+            request=asked.id,
+            attempt=asked.attempt,
+            model=asked.model,
+            reason="overloaded" if overloaded else "no_workers",
+            status=503,
+            cursor=decision.cursor,
+            local=columns(decision.local),
+            excluded=shown(decision.excluded),
+            settings_revision=self.settings_revision,
+            now_ms=decision.now_ms,
+        )
+        self.voice.say(event)
+        kind = Overloaded if overloaded else NoWorkers
+        return kind(f"no worker can take requests for model {asked.model!r} now ({text or 'none is there'})")
+
+    def _say(self, event: Event) -> None:
+        self.voice.say(event)
+
+    def _new_voice(self) -> Voice:
+        return Voice(
+            self.options.namespace,
+            self._log,
+            self._clock,
+            self._key,
+            self.state,
+            restate=lambda: self.flights.restated("the outbox overflowed"),
+            on_superseded=lambda: self._spawn(self._rejoin()),
+        )
+
+    def _say_hello(self) -> None:
+        """The first words of a life: who it is, what it decides by."""
+        self.voice.start(ReplicaJoined(name=self.options.name, version=VERSION, address=self.options.address))
+        self._say_settings()
+
+    def _say_settings(self) -> None:
+        self.voice.say(SettingsChanged(revision=self.settings_revision, settings=self.settings.to_mapping()))
+
+    async def _rejoin(self) -> None:
+        """Our end was written though we live: it stands, we go on under a new id with what is in flight."""
+        before = self.voice
+        await before.end()
+        self.voice = self._new_voice()
+        self._look.replica = self.voice.id
+        self._say_hello()
+        self.voice.say(self.flights.restated(f"was {before.id}"))
+        await self._registry.unregister(f"replicas/{before.id}")
+        await self._register()
+
+    async def _register(self) -> None:
+        value = {"id": self.voice.id, "name": self.options.name, "address": self.options.address, **self._details}
+        await self._registry.register(f"replicas/{self.voice.id}", orjson.dumps(value))
+
+    def _hello(self) -> Hello:
+        return Hello(protocol=PROTOCOL, key=self._key.door_key, namespace=self.options.namespace, replica=self.voice.id)
+
+    def _on_applied(self, applied: Applied) -> None:
+        """Reacts to what the fold just took in."""
+        if applied.stream == LOAD:
+            self.fleet.heard(WorkerId(applied.owner))
+        elif applied.stream == ROUTING:
+            if applied.changed and applied.owner == self.voice.id:
+                self.voice.read_back(applied.message.events)
+        elif is_kv(applied.stream):
+            self._on_worker(WorkerId(applied.owner))
+
+    def _on_worker(self, worker: WorkerId) -> None:
+        member = self.state.member(worker)
+        if member is None:
+            return
+        if member.ended:
+            self.fleet.forget(worker)
+        elif not member.cache_known:
+            self._ask_to_restate(worker)
+
+    def _ask_to_restate(self, worker: WorkerId) -> None:
+        now, link = self._clock.monotonic_ms(), self.fleet.links.get(worker)
+        if link is None or not link.up or now - self._asked_ms.get(worker, -RESTATE_EVERY_MS) < RESTATE_EVERY_MS:
+            return
+        self._asked_ms[worker] = now
+        _logger.warning("lost track of the cache of worker %s: asking for a restatement", worker)
+        link.restate()
+
+    def _on_fleet(self) -> None:
+        for member in self.state.alive():
+            if not member.cache_known:
+                self._ask_to_restate(member.worker)
+
+    def _on_settings(self, change: Change) -> None:
+        """Live settings count from the next decision on; those that cannot be read are refused and said."""
+        if change.value is None:
+            return
+        try:
+            self.settings = RoutingSettings.parse(orjson.loads(change.value))
+        except (CallerError, orjson.JSONDecodeError) as error:
+            _logger.error("settings of revision %d refused, the last ones stay: %s", change.revision, error)  # noqa: TRY400
+            return
+        self.settings_revision = change.revision
+        self._say_settings()
+
+    def _on_replica(self, change: Change) -> None:
+        replica = ReplicaId(change.key.rpartition("/")[2])
+        if change.value is None:
+            self._look.registered.discard(replica)
+        else:
+            self._look.registered.add(replica)
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("a part of the router failed", exc_info=task.exception())

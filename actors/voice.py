@@ -1,0 +1,101 @@
+"""Voice: one life of a replica in the log; what it says counts for it at once (`projections.ahead`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from streams.outbox import Outbox
+
+from core.clock import Clock
+from core.events import Event, ReplicaJoined, ReplicaLeft, ReplicaRestated
+from core.ids import ReplicaId, SourceId, new_id
+from core.keys import DeploymentKey
+from core.subjects import ROUTING, subject
+from projections.ahead import Ahead
+from projections.state import State
+from streams.log import EventLog, Record
+
+LEAVE_TIMEOUT_S = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Voice:
+    """Speaks under one id until another writes its end (`on_superseded`)."""
+
+    def __init__(
+        self,
+        namespace: str,
+        log: EventLog,
+        clock: Clock,
+        key: DeploymentKey,
+        state: State,
+        *,
+        restate: Callable[[], ReplicaRestated],
+        on_superseded: Callable[[], None],
+    ) -> None:
+        self.id = ReplicaId(new_id())
+        self.ahead = Ahead()
+        self._state = state
+        self._restate = restate
+        self._on_superseded = on_superseded
+        self.outbox = Outbox(
+            log,
+            ROUTING,
+            subject(namespace, ROUTING, self.id),
+            SourceId(self.id),
+            key.chain_key,
+            clock,
+            on_overflow=self._overflowed,
+            on_superseded=self._superseded,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Voice {self.id}, {self.outbox.depth} events waiting, {self.ahead!r}>"
+
+    def start(self, joined: ReplicaJoined) -> None:
+        """The log's first word of this replica is on its way."""
+        self.say(joined)
+        self._task = asyncio.create_task(self.outbox.run(), name=f"voice {self.id}")
+        self._task.add_done_callback(_report)
+
+    def say(self, event: Event) -> None:
+        """The event counts now and goes to the log, in order."""
+        self.ahead.emit(event, self._state.routing.replicas.get(self.id))
+        self.outbox.put(event)
+
+    def read_back(self, events: Sequence[object]) -> None:
+        """The log gave a message of ours back, and it is folded."""
+        for event in events:
+            self.ahead.read_back(event)  # type: ignore[arg-type]  # what we wrote is of types that we know
+
+    async def leave(self, reason: str) -> None:
+        """ReplicaLeft is in the log if that was possible in time."""
+        self.say(ReplicaLeft(reason=reason))
+        if not await self.outbox.drain(LEAVE_TIMEOUT_S):
+            _logger.warning("the log was away when the replica left: %d events are lost", self.outbox.depth)
+        await self.end()
+
+    async def end(self) -> None:
+        """Nothing more is said under this id."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _overflowed(self) -> list[Event]:
+        _logger.error("decisions were dropped while the log was away: what is in flight is said again")
+        event = self._restate()
+        self.ahead.emit(event, self._state.routing.replicas.get(self.id))
+        return [event]
+
+    def _superseded(self, record: Record) -> None:
+        _logger.warning("another wrote the end of replica %s at %s:%d", self.id, record.stream, record.seq)
+        self._on_superseded()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _logger.error("the replica's outbox stopped for good", exc_info=task.exception())

@@ -1,0 +1,152 @@
+"""Frames between a replica and a worker, over one TCP connection for all requests of both.
+
+1. A frame is a little-endian uint32 length, then one msgpack map with its `type`. FRAME_BYTES_MAX bounds it.
+2. The replica's first frame is `Hello`; a worker says nothing and reads nothing else before it. It answers
+   `Welcome`, or `Refusal` with both sides named, and hangs up.
+3. `Generate` opens a stream under the request's id (unique per connection); `Tokens` follow until one has `finish`,
+   or `Failed` ends it. `Cancel` ends it from the other side; nothing follows for that id then.
+4. Tokens that wait for a slow connection are merged, so a stream never holds more than its own answer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from core.errors import PeerError
+from core.generation import GenerateRequest, Output
+
+PROTOCOL = 1
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+
+
+class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True, omit_defaults=True):
+    pass
+
+
+class Hello(_Frame, frozen=True):
+    """The replica's first frame."""
+
+    protocol: int
+    key: str
+    """The deployment's door key."""
+    namespace: str
+    replica: str
+
+
+class Generate(_Frame, frozen=True):
+    """Asks for tokens."""
+
+    model: str
+    request: GenerateRequest
+
+
+class Cancel(_Frame, frozen=True):
+    """Nobody waits for this request any more."""
+
+    id: str
+
+
+class Ping(_Frame, frozen=True):
+    """Are you there?"""
+
+    n: int
+
+
+class Restate(_Frame, frozen=True):
+    """Your chain has a gap here: say your whole cache again."""
+
+
+class AskFiles(_Frame, frozen=True):
+    """What does a front end need to speak for your model?"""
+
+
+class AskCache(_Frame, frozen=True):
+    """Which blocks do you hold on the device?"""
+
+
+class Welcome(_Frame, frozen=True):
+    """The worker takes requests from here."""
+
+    worker: str
+    name: str
+    model: str
+
+
+class Refusal(_Frame, frozen=True):
+    """The worker will not talk; it hangs up."""
+
+    reason: str
+
+
+class Tokens(_Frame, frozen=True):
+    """New tokens of one request."""
+
+    id: str
+    output: Output
+
+
+class Failed(_Frame, frozen=True):
+    """One request ended badly; `fault` says whose it is: `caller` or `worker`."""
+
+    id: str
+    fault: str
+    text: str
+
+
+class Pong(_Frame, frozen=True):
+    """Yes."""
+
+    n: int
+
+
+class Files(_Frame, frozen=True):
+    """Tokenizer files by name."""
+
+    files: dict[str, bytes]
+
+
+class Cache(_Frame, frozen=True):
+    """The worker's mirror of its engine's cache."""
+
+    hashes: bytes
+    """uint64, sorted."""
+
+
+ToWorker = Hello | Generate | Cancel | Ping | Restate | AskFiles | AskCache
+ToReplica = Welcome | Refusal | Tokens | Failed | Pong | Files | Cache
+
+_encoder = msgspec.msgpack.Encoder()
+TO_WORKER = msgspec.msgpack.Decoder(ToWorker)
+TO_REPLICA = msgspec.msgpack.Decoder(ToReplica)
+
+
+def encode(frame: ToWorker | ToReplica) -> bytes:
+    """The frame with its length before it."""
+    body = _encoder.encode(frame)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Splitter:
+    """Cuts a byte stream into frames' bodies. PeerError for a frame above the bound."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that are whole now."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer, start)
+            if size > FRAME_BYTES_MAX:
+                raise PeerError(f"a frame of {size} bytes; at most {FRAME_BYTES_MAX} are taken")
+            end = start + _LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[start + _LENGTH.size : end])
+            start = end
+        del self._buffer[:start]

@@ -1,0 +1,269 @@
+"""Worker: one engine, its mirror, its place in the log and in the registry, and its port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.engines.engine import CacheChange, Engine
+from actors.mirror import CacheMirror
+from actors.port import Port
+from actors.presence import Presence
+from actors.wire import Welcome
+from core.clock import Clock
+from core.errors import ContrailError, EngineDead
+from core.events import Event, LoadReported, WorkerJoined
+from core.keys import DeploymentKey
+from core.prompt import hashes_to_bytes
+from streams.log import EventLog
+from streams.registry import Registry
+
+REPORT_EVERY_MS = 250
+"""Load reports come this often at most …"""
+REPORT_IDLE_MS = 2000
+"""… and this often at least."""
+CHECK_EVERY_S = 1.0
+"""Between looks at the engine's health."""
+RESTATE_EVERY_MS = 10_000
+"""Replicas that ask for a restatement are heard this often at most."""
+RESTATED_PART_BYTES = 128 * 1024
+DRAIN_TIMEOUT_S = 30.0
+"""How long requests in flight may take to finish when the worker leaves."""
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How a worker is known and reached."""
+
+    namespace: str
+    name: str
+    role: str = "decode"
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 0
+    advertise: str = ""
+    """`host:port` or `host` that others reach it by; the listening address if empty."""
+    partition: int = 0
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
+
+
+class Worker:
+    """Lives from `start` until `serve` returns the reason why it ends; `stop` then leaves nothing behind."""
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        engine: Engine,
+        log: EventLog,
+        registry: Registry,
+        clock: Clock,
+        key: DeploymentKey,
+    ) -> None:
+        self.options = options
+        self.engine = engine
+        self.mirror: CacheMirror | None = None
+        self.presence: Presence | None = None
+        self.port = Port(self, options.namespace, key.door_key)
+        self.address = ""
+        self._log = log
+        self._registry = registry
+        self._clock = clock
+        self._key = key
+        self._early: list[CacheChange] = []
+        self._ending: asyncio.Future[str] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._restated_ms = -RESTATE_EVERY_MS
+        self._reported_ms = -REPORT_IDLE_MS
+        self._last_report: LoadReported | None = None
+        self._tokens = [0, 0]
+        self._details: dict[str, object] = {}
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.options.name} at {self.address or 'nowhere yet'}, {self.port.streams} requests>"
+
+    @property
+    def ready(self) -> bool:
+        """It takes requests, and the log's first word of it was stored."""
+        return self.presence is not None and self.presence.kv.n_acked > 0 and not self.port.draining
+
+    async def start(self, details: dict[str, object]) -> None:
+        """The engine is up, the port open, the worker registered; `details` go into the registry beside the rest."""
+        self._ending = asyncio.get_running_loop().create_future()
+        await self.engine.start(self._on_cache)
+        info = self.engine.info
+        self.mirror = CacheMirror(info.block_size, self._key.hash_seed)
+        for change in self._early:
+            self.mirror.apply(change)
+        self._early.clear()
+        host, port = await self.port.open(self.options.listen_host, self.options.listen_port)
+        self.address = advertised(self.options.advertise, host, port)
+        self._details = {"pid": os.getpid(), **details}
+        await self._join()
+        for loop in (self._report_loop(), self._check_loop()):
+            self._spawn(loop)
+
+    async def serve(self) -> str:
+        """Returns when the worker must end, with the reason."""
+        assert self._ending is not None
+        return await self._ending
+
+    def leave(self, reason: str) -> None:
+        """`serve` returns this reason."""
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(reason)
+
+    async def stop(self, reason: str, *, drain: bool = True) -> None:
+        """Requests in flight have finished (bounded), the log and the registry know, the engine is gone."""
+        self.port.draining = True
+        if self.presence is not None:
+            if drain:
+                await self._drain()
+            for task in self._tasks:
+                task.cancel()
+            await self.presence.leave(reason)
+        await self.port.close()
+        await self.engine.stop()
+
+    def welcome(self) -> Welcome:
+        """Who the worker is now."""
+        assert self.presence is not None
+        return Welcome(worker=self.presence.id, name=self.options.name, model=self.engine.info.model)
+
+    def restate(self) -> None:
+        """A replica lost track of us: the whole cache is said again, at most every ten seconds."""
+        now = self._clock.monotonic_ms()
+        if self.presence is not None and now - self._restated_ms >= RESTATE_EVERY_MS:
+            self._restated_ms = now
+            self.presence.restate()
+
+    def cached(self) -> bytes:
+        """The mirror's blocks on the device, sorted."""
+        assert self.mirror is not None
+        return hashes_to_bytes(sorted(self.mirror.held("device")))
+
+    def files(self) -> dict[str, bytes]:
+        """What a front end needs to speak for the model."""
+        folder = Path(self.engine.info.model_path)
+        return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+
+    def served(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """The engine said how much of a prompt came from its cache."""
+        self._tokens[0] += prompt_tokens
+        self._tokens[1] += cached_tokens
+
+    async def _join(self) -> None:
+        info, options = self.engine.info, self.options
+        joined = WorkerJoined(
+            name=options.name,
+            model=info.model,
+            role=options.role,
+            engine=info.engine,
+            block_size=info.block_size,
+            capacity_blocks=info.capacity_blocks,
+            context_max=info.context_max,
+            address=self.address,
+            partition=options.partition,
+        )
+        self.presence = Presence(
+            options.namespace,
+            self._log,
+            self._registry,
+            self._clock,
+            self._key,
+            joined,
+            restate=self._restatement,
+            on_superseded=lambda: self._spawn(self._rejoin()),
+        )
+        await self.presence.join(self._details)
+
+    async def _rejoin(self) -> None:
+        """Lost is final: the same cache goes on under a new id."""
+        before = self.presence
+        assert before is not None
+        await before.end()
+        await self._registry.unregister(f"workers/{before.id}")
+        await self._join()
+
+    def _restatement(self) -> list[Event]:
+        assert self.mirror is not None
+        return list(self.mirror.restate(RESTATED_PART_BYTES))
+
+    def _on_cache(self, change: CacheChange) -> None:
+        if self.mirror is None:
+            self._early.append(change)  # bounded by what an engine does before it serves
+            return
+        events = self.mirror.apply(change)
+        if self.presence is not None:
+            self.presence.say(events)
+
+    async def _report_loop(self) -> None:
+        while True:
+            self._report_load()
+            await asyncio.sleep(REPORT_EVERY_MS / 1000)
+
+    def _report_load(self) -> None:
+        assert self.presence is not None
+        assert self.mirror is not None
+        load, kv = self.engine.load(), self.presence.kv
+        report = LoadReported(
+            running=load.running,
+            waiting=load.waiting,
+            blocks_used=load.blocks_used,
+            blocks_total=load.blocks_total,
+            draining=self.port.draining,
+            kv_n=kv.n_acked,
+            kv_head=kv.head,
+            prompt_tokens=self._tokens[0],
+            cached_tokens=self._tokens[1],
+            blocks_unindexed=self.mirror.blocks_unindexed,
+        )
+        now = self._clock.monotonic_ms()
+        due = report != self._last_report or now - self._reported_ms >= REPORT_IDLE_MS
+        if due and self.presence.report(report):
+            self._last_report, self._reported_ms = report, now
+
+    async def _check_loop(self) -> None:
+        while True:
+            try:
+                await self.engine.check()
+            except EngineDead as error:
+                _logger.error("the engine is dead: %s", error)  # noqa: TRY400  # its text says it all
+                self.leave(f"engine dead: {error}")
+                return
+            await asyncio.sleep(CHECK_EVERY_S)
+
+    async def _drain(self) -> None:
+        """Replicas hear that we take nothing new; what is in flight may finish, within the bound."""
+        assert self.presence is not None
+        try:
+            await self.presence.register({**self._details, "draining": True})
+            async with asyncio.timeout(self.options.drain_timeout_s):
+                await self.port.quiet()
+        except TimeoutError:
+            _logger.warning("%d requests did not finish in time", self.port.streams)
+        except ContrailError as error:
+            _logger.warning("the registry was away while draining: %s", error)
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("a part of the worker failed", exc_info=task.exception())
+            self.leave(f"defect: {task.exception()}")
+
+
+def advertised(advertise: str, host: str, port: int) -> str:
+    """What others connect to: the listening address, unless told otherwise in whole or in part."""
+    if not advertise:
+        return f"{host}:{port}"
+    return advertise if ":" in advertise else f"{advertise}:{port}"

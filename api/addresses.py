@@ -1,0 +1,18 @@
+"""HOST:PORT, read and written."""
+
+from __future__ import annotations
+
+import re
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT` (`[::1]:8000` for IPv6); ValueError says what may be written."""
+    match = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})", address)
+    if match is None or int(match["port"]) > 65_535:
+        raise ValueError(f"{address!r} is not an address: write HOST:PORT, such as 127.0.0.1:8000")
+    return match["six"] or match["host"], int(match["port"])
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,84 @@
+"""The command line: each command is imported when it is asked for, so that none pays for another's libraries."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from typing import NamedTuple
+
+import click
+
+from core.errors import ContrailError
+
+COULD_NOT_ASK = 2
+"""Exit status when a command could not do its work; 1 is for an answer that is no."""
+
+
+class Command(NamedTuple):
+    """Where a command is, and what it is for."""
+
+    target: str
+    """`module:attribute`."""
+    summary: str
+
+
+COMMANDS = {
+    "up": Command("api.up:up", "Start a whole deployment here, and keep it running."),
+    "frontend": Command("api.cli_frontend:frontend", "Start one front end: the API and its router."),
+    "worker": Command("api.cli_worker:worker", "Start one worker: an engine and its cache."),
+    "events": Command("api.cli_events:events", "Print the log as JSON lines."),
+    "explain": Command("api.cli_explain:explain", "Say why a request went where it went."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name; imports one when it is run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, the most used first."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now; None if there is none of this name."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in `--help`, without importing anything."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="contrail")
+def contrail() -> None:
+    """Serve language models behind an OpenAI-compatible API, with every routing decision in a log.
+
+    \b
+    contrail up                              two workers with a tiny model, on port 8000
+    contrail up --model Qwen/Qwen3-0.6B      a real one
+    contrail explain REQUEST_ID              why that worker
+
+    Exit status: 0, 1 (the answer is no) or 2 (it could not be asked).
+    """
+
+
+def main() -> None:
+    """Runs the command; what a caller can mend is one sentence and status 2."""
+    try:
+        contrail.main(prog_name="contrail")
+    except ContrailError as error:
+        logging.getLogger(__name__).debug("the command failed", exc_info=True)
+        click.echo(f"contrail: {error}", err=True)
+        sys.exit(COULD_NOT_ASK)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""A deployment as its file describes it: one frozen struct per section, every field with its default.
+
+`api.config_load` makes one out of file, environment and flags; nothing here reads either.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from api.addresses import split_address
+from api.units import duration_s, size_bytes
+from core.ids import NAME
+from core.settings import RoutingSettings
+from core.subjects import check_namespace
+
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Count = Annotated[int, Meta(ge=0, le=1024)]
+
+VERSION = 1
+ROLES = ("decode",)
+ENGINES = ("vllm", "simulated")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all sections share: a key that is not a field is an error."""
+
+
+class Tls(Section, frozen=True, kw_only=True):
+    """PEM files for a broker or registry behind TLS."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+class LogCredentials(Section, frozen=True, kw_only=True):
+    """How to be let in by a given NATS: user with password, a token, or a creds file; TLS beside any of them."""
+
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    creds: str | None = None
+    tls: Tls | None = None
+
+
+class EtcdAccess(Section, frozen=True, kw_only=True):
+    """How to be let in by a given etcd."""
+
+    user: str | None = None
+    password: str | None = None
+    tls: Tls | None = None
+
+
+class LogSection(Section, frozen=True, kw_only=True):
+    """The event plane and the control plane; without addresses both are started privately."""
+
+    nats: tuple[str, ...] = ()
+    """URLs of given NATS servers."""
+    etcd: tuple[str, ...] = ()
+    """HOST:PORT of given etcd servers."""
+    nats_port: Port = 0
+    """Port of a private NATS; 0 takes a free one."""
+    etcd_port: Port = 0
+    """The same for etcd's client port."""
+    replicas: Annotated[int, Meta(ge=1, le=5)] = 1
+    """Replication of the streams: 1 for one server, 3 in production."""
+    max_age: str = "7d"
+    """How much history is kept, at most."""
+    max_bytes: str = "8GiB"
+    """How much disk all streams together may take; reserved at the start."""
+    kv_partitions: Annotated[int, Meta(ge=1, le=256)] = 1
+    """Over how many streams the workers' cache events are spread."""
+    credentials: LogCredentials | None = None
+    etcd_credentials: EtcdAccess | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.etcd) > 1:
+            raise ValueError("etcd: one address for now; to reach several members, give that of a balancer")
+        duration_s(self.max_age)
+        size_bytes(self.max_bytes)
+
+
+class FrontendSection(Section, frozen=True, kw_only=True):
+    """The front ends: all on one port."""
+
+    replicas: Annotated[int, Meta(ge=1, le=64)] = 1
+    listen: str = "127.0.0.1:8000"
+    """HOST:PORT; port 0 takes a free one."""
+    advertise: str | None = None
+    """Host under which the other parts reach a front end; the listening host if not given."""
+    body_bytes_max: Annotated[int, Meta(ge=1024)] = 16 * 2**20
+    """Longest request body; 16 MiB hold a prompt of some million tokens."""
+
+    def __post_init__(self) -> None:
+        split_address(self.listen)
+
+    @property
+    def host(self) -> str:
+        """Where the front ends listen."""
+        return split_address(self.listen)[0]
+
+    @property
+    def port(self) -> int:
+        """On which port they do."""
+        return split_address(self.listen)[1]
+
+
+class WorkerGroup(Section, frozen=True, kw_only=True):
+    """Some workers that are alike."""
+
+    name: str = "decode"
+    """Its workers are called `{name}-0`, `{name}-1`, …"""
+    model: str = "tiny"
+    """`tiny` (built in), a folder, or a name on the Hugging Face hub."""
+    served_name: str | None = None
+    """What clients call the model; `model` if not given, of a folder its last part."""
+    count: Count = 2
+    role: str = "decode"
+    engine: str = "vllm"
+    engine_args: dict[str, Any] = {}
+    """Handed to the engine as it stands, and checked by it."""
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    """Host under which the front ends reach these workers; the listening host if not given."""
+
+    def __post_init__(self) -> None:
+        split_address(self.listen)
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"name {self.name!r}: use 1 to 63 of a-z, 0-9 and '-'")
+        if self.role not in ROLES:
+            raise ValueError(f"role {self.role!r}: there is {', '.join(ROLES)}")
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
+        if not self.model:
+            raise ValueError("model: give `tiny`, a folder, or a name on the Hugging Face hub")
+
+    @property
+    def client_name(self) -> str:
+        """What clients call the model."""
+        if self.served_name:
+            return self.served_name
+        return self.model.rstrip("/").rpartition("/")[2] if is_folder_name(self.model) else self.model
+
+
+class Deployment(Section, frozen=True, kw_only=True):
+    """All of it."""
+
+    version: int = VERSION
+    namespace: str = "default"
+    log: LogSection = LogSection()
+    frontend: FrontendSection = FrontendSection()
+    workers: tuple[WorkerGroup, ...] = (WorkerGroup(),)
+    routing: dict[str, Any] = {}
+    """What `core.settings.RoutingSettings` knows; the rest keep their defaults."""
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ValueError(f"version {self.version}: this Contrail reads version {VERSION}")
+        check_namespace(self.namespace)
+        names = [group.name for group in self.workers]
+        if len(set(names)) != len(names):
+            raise ValueError("two worker groups have one name")
+        RoutingSettings.parse(self.routing)
+
+    @property
+    def routing_settings(self) -> RoutingSettings:
+        """The routing section, parsed."""
+        return RoutingSettings.parse(self.routing)
+
+
+def is_folder_name(model: str) -> bool:
+    """Whether a model is written as a path; names on the hub have at most one slash and no dot before it."""
+    return model.startswith(("/", "./", "../", "~"))

@@ -1,0 +1,226 @@
+"""The deployment out of its file, the environment and the flags; where each value came from is kept.
+
+1. Later layers win: defaults, file, environment, flags.
+2. Each layer is checked by itself, so that an error names the file, variable or flag that it stands in.
+3. A value for "the workers" (`--model`, `--workers`, `--engine`) goes to the only group there is; with several it is
+   refused, because the file says more than a flag can.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from api.addresses import join_address, split_address
+from api.config import Deployment
+from core.errors import CallerError
+
+DEFAULT = "default"
+SECRETS = ("password", "token")
+HIDDEN = "(hidden)"
+PLAIN_WORDS = {
+    "Object contains unknown field": "there is no such key as",
+    "Expected": "expected",
+    "`object`": "a mapping",
+    "`array`": "a list",
+    "`int`": "a whole number",
+    "`str`": "text",
+    "`null`": "nothing",
+}
+"""msgspec's words, and those of people who write YAML."""
+
+
+class Setting(NamedTuple):
+    """One value that the environment or a flag can give."""
+
+    path: str
+    """Dotted path in the file; `workers.` means the only group."""
+    flag: str | None
+    variable: str
+    parse: Callable[[str], Any] = str
+
+
+def urls(text: str) -> list[str]:
+    """The parts of a list with commas between them."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+SETTINGS = (
+    Setting("namespace", "--namespace", "CONTRAIL_NAMESPACE"),
+    Setting("frontend.listen", "--listen", "CONTRAIL_LISTEN"),
+    Setting("frontend.port", "--port", "CONTRAIL_PORT", int),
+    Setting("frontend.replicas", "--replicas", "CONTRAIL_REPLICAS", int),
+    Setting("workers.model", "--model", "CONTRAIL_MODEL"),
+    Setting("workers.count", "--workers", "CONTRAIL_WORKERS", int),
+    Setting("workers.engine", "--engine", "CONTRAIL_ENGINE"),
+    Setting("routing.policy", "--policy", "CONTRAIL_POLICY"),
+    Setting("log.nats", "--nats", "CONTRAIL_NATS", urls),
+    Setting("log.etcd", "--etcd", "CONTRAIL_ETCD", urls),
+    Setting("log.nats_port", "--nats-port", "CONTRAIL_NATS_PORT", int),
+    Setting("log.etcd_port", "--etcd-port", "CONTRAIL_ETCD_PORT", int),
+    Setting("log.credentials.user", None, "CONTRAIL_NATS_USER"),
+    Setting("log.credentials.password", None, "CONTRAIL_NATS_PASSWORD"),
+    Setting("log.credentials.token", None, "CONTRAIL_NATS_TOKEN"),
+    Setting("log.credentials.creds", None, "CONTRAIL_NATS_CREDS"),
+    Setting("log.etcd_credentials.user", None, "CONTRAIL_ETCD_USER"),
+    Setting("log.etcd_credentials.password", None, "CONTRAIL_ETCD_PASSWORD"),
+)
+"""All values that the environment or a flag can give; everything else stands in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A deployment and, by dotted path, where each of its values came from."""
+
+    deployment: Deployment
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """`deployment` and `origins`, secrets hidden."""
+        return {"deployment": _hide(msgspec.to_builtins(self.deployment)), "origins": self.origins}
+
+    def to_yaml(self) -> str:
+        """A deployment file that says the same, each line with where its value came from; secrets hidden."""
+        return "\n".join(self._lines(_hide(msgspec.to_builtins(self.deployment)), "", "")) + "\n"
+
+    def _lines(self, values: Mapping[str, Any], path: str, indent: str) -> list[str]:
+        lines = []
+        for key, value in values.items():
+            at = f"{path}{key}"
+            if isinstance(value, dict) and value:
+                lines += [f"{indent}{key}:", *self._lines(value, f"{at}.", f"{indent}  ")]
+            elif isinstance(value, (list, tuple)) and value and isinstance(value[0], dict):
+                lines.append(f"{indent}{key}:")
+                for number, item in enumerate(value):
+                    first, *rest = self._lines(item, f"{at}.{number}.", f"{indent}    ")
+                    lines += [f"{indent}  - {first.lstrip()}", *rest]
+            else:
+                text = f"{indent}{key}: {_scalar(value)}"
+                lines.append(f"{text:<44}  # {self._origin(at)}")
+        return lines
+
+    def _origin(self, path: str) -> str:
+        """The layer of the value itself, or of what it was given within."""
+        while path and path not in self.origins:
+            path = path.rpartition(".")[0]
+        return self.origins.get(path, DEFAULT)
+
+
+def load(
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Loaded:
+    """The deployment and its origins. `flags` are by dotted path (SETTINGS), None where not given.
+
+    CallerError names the key and the layer that it stands in.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    if file is not None:
+        given = read_file(file)
+        _check(given, str(file))
+        _merge(values, origins, given, str(file))
+    environment = os.environ if environment is None else environment
+    for setting in SETTINGS:
+        if (text := environment.get(setting.variable)) is not None:
+            _assign(values, origins, setting.path, _parse(setting, text), setting.variable)
+    for setting in SETTINGS:
+        if (value := (flags or {}).get(setting.path)) is not None:
+            _assign(values, origins, setting.path, value, setting.flag or setting.path)
+    return Loaded(_check(values, "the configuration"), origins)
+
+
+def read_file(file: Path) -> dict[str, Any]:
+    """The mapping in a deployment file."""
+    try:
+        given = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise CallerError(f"cannot read {file}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise CallerError(f"{file}{line}: this is not YAML") from error
+    if not isinstance(given, dict):
+        raise CallerError(f"{file}: a deployment file is a mapping that begins with `version: 1`")
+    return given
+
+
+def _parse(setting: Setting, text: str) -> object:
+    try:
+        return setting.parse(text)
+    except ValueError as error:
+        raise CallerError(f"{setting.variable}: {text!r} is not a whole number") from error
+
+
+def _check(values: Mapping[str, Any], layer: str) -> Deployment:
+    try:
+        return msgspec.convert(values, Deployment)
+    except msgspec.ValidationError as error:
+        raise CallerError(f"{layer}: {_plain(str(error))}") from error
+    except CallerError as error:
+        raise CallerError(f"{layer}: {error}") from error
+
+
+def _plain(text: str) -> str:
+    """msgspec's sentence, with the place first: `frontend: no such key `prot``."""
+    text, _, place = text.partition(" - at `$")
+    for theirs, ours in PLAIN_WORDS.items():
+        text = text.replace(theirs, ours)
+    place = place.rstrip("`").lstrip(".").replace("[...]", "")
+    return f"{place}: {text}" if place else text
+
+
+def _merge(values: dict[str, Any], origins: dict[str, str], given: Mapping[str, Any], layer: str, at: str = "") -> None:
+    for key, value in given.items():
+        if isinstance(value, dict):
+            _merge(values.setdefault(key, {}), origins, value, layer, f"{at}{key}.")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            values[key] = [dict(item) for item in value]
+            origins |= {f"{at}{key}.{n}.{name}": layer for n, item in enumerate(value) for name in item}
+        else:
+            values[key] = value
+            origins[f"{at}{key}"] = layer
+
+
+def _assign(values: dict[str, Any], origins: dict[str, str], path: str, value: object, layer: str) -> None:
+    """The value stands at its path, and whole is still a deployment; else CallerError names the layer."""
+    if path == "frontend.port":
+        path, value = "frontend.listen", _with_port(values, value)
+    if path.startswith("workers."):
+        groups = values.setdefault("workers", [{}])
+        if len(groups) != 1:
+            raise CallerError(f"{layer}: the file has {len(groups)} worker groups; say there which one is meant")
+        path = path.replace("workers.", "workers.0.")
+        groups[0][path.rpartition(".")[2]] = value
+    else:
+        *sections, key = path.split(".")
+        section = values
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = value
+    origins[path] = layer
+    _check(values, layer)
+
+
+def _with_port(values: Mapping[str, Any], port: object) -> str:
+    listen = values.get("frontend", {}).get("listen", Deployment().frontend.listen)
+    return join_address(split_address(listen)[0], int(str(port)))
+
+
+def _hide(value: object, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _hide(item, name) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_hide(item) for item in value]
+    return HIDDEN if key in SECRETS and value is not None else value
+
+
+def _scalar(value: object) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()

@@ -1,0 +1,190 @@
+"""How a command finds its deployment: by the data folder of one that runs here, or by addresses and a key.
+
+--data DIR                                        a deployment that `contrail up` runs on this machine
+--nats URL --etcd HOST:PORT --namespace NS --key-file FILE      any other; `-f FILE` and CONTRAIL_… say the same
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from api.config import Deployment, EtcdAccess, LogCredentials
+from api.config_load import load, urls
+from api.data_folder import DataFolder
+from api.run_file import STOPPED, read_run
+from api.units import duration_s, size_bytes
+from core.errors import CallerError
+from core.keys import DeploymentKey
+from streams.credentials import NatsCredentials
+from streams.etcd_credentials import EtcdCredentials
+from streams.topology import Topology
+
+DEFAULT_DATA = Path("data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A deployment, and all that it takes to be let in."""
+
+    deployment: Deployment
+    key: DeploymentKey
+    data: Path | None = None
+    """The data folder, if it is a deployment on this machine."""
+
+    @property
+    def namespace(self) -> str:
+        """The deployment's name in the log and in the registry."""
+        return self.deployment.namespace
+
+    @property
+    def topology(self) -> Topology:
+        """What the deployment's log looks like."""
+        log = self.deployment.log
+        return Topology(
+            kv_partitions=log.kv_partitions,
+            replicas=log.replicas,
+            max_age_s=duration_s(log.max_age),
+            max_bytes=size_bytes(log.max_bytes),
+        )
+
+    @property
+    def nats(self) -> list[str]:
+        """URLs of the broker's servers."""
+        return list(self.deployment.log.nats)
+
+    @property
+    def nats_credentials(self) -> NatsCredentials | None:
+        """None if the broker lets everybody in."""
+        return nats_credentials(self.deployment.log.credentials)
+
+    @property
+    def etcd(self) -> str:
+        """HOST:PORT of the registry."""
+        return self.deployment.log.etcd[0]
+
+    @property
+    def etcd_credentials(self) -> EtcdCredentials | None:
+        """None if the registry lets everybody in."""
+        return etcd_credentials(self.deployment.log.etcd_credentials)
+
+
+def connect_by_data(data: Path) -> Connection:
+    """The deployment that runs with this data folder; CallerError if none does."""
+    folder = DataFolder(data.absolute())
+    run = read_run(folder.run)
+    if run is None or run.state == STOPPED or not folder.deployment.exists():
+        raise CallerError(
+            f"no deployment runs with the data folder {data}: start it with `contrail up --data {data}`, "
+            "name another folder with --data, or give --nats, --etcd and --key-file"
+        )
+    # what the environment says went into the deployment when it was started
+    deployment = load(folder.deployment, environment={}).deployment
+    if not deployment.log.nats or not deployment.log.etcd:
+        raise CallerError(f"the deployment with the data folder {data} is only just starting: try again in a second")
+    return Connection(deployment=deployment, key=DeploymentKey.load(folder.key), data=folder.path)
+
+
+def connect_by_address(file: Path | None, flags: Mapping[str, Any], key_file: Path | None) -> Connection:
+    """The deployment at the addresses given by file, environment and flags; CallerError says what is missing."""
+    deployment = load(file, flags).deployment
+    if not deployment.log.nats or not deployment.log.etcd:
+        raise CallerError("which deployment? Give --data DIR, or both --nats URL and --etcd HOST:PORT")
+    if key_file is None:
+        raise CallerError("give --key-file FILE: a copy of `key` from the deployment's data folder")
+    return Connection(deployment=deployment, key=DeploymentKey.load(key_file))
+
+
+def nats_credentials(given: LogCredentials | None) -> NatsCredentials | None:
+    """The section as the log takes it."""
+    if given is None:
+        return None
+    tls = given.tls
+    return NatsCredentials(
+        user=given.user,
+        password=given.password,
+        token=given.token,
+        creds_file=_path(given.creds),
+        tls_ca=_path(tls.ca if tls else None),
+        tls_cert=_path(tls.cert if tls else None),
+        tls_key=_path(tls.key if tls else None),
+    )
+
+
+def etcd_credentials(given: EtcdAccess | None) -> EtcdCredentials | None:
+    """The section as the registry takes it."""
+    if given is None:
+        return None
+    tls = given.tls
+    return EtcdCredentials(
+        user=given.user,
+        password=given.password,
+        ca=_path(tls.ca if tls else None),
+        cert=_path(tls.cert if tls else None),
+        key=_path(tls.key if tls else None),
+    )
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text).expanduser() if text else None
+
+
+OPTIONS = (
+    click.option("--data", type=click.Path(path_type=Path), help="Data folder of a deployment that runs here."),
+    click.option("-f", "--file", type=click.Path(path_type=Path), help="Deployment file with the addresses."),
+    click.option("--nats", help="NATS URLs, with commas between them."),
+    click.option("--etcd", help="HOST:PORT of etcd."),
+    click.option("--namespace", help="The deployment's name in the log."),
+    click.option(
+        "--key-file", type=click.Path(path_type=Path), envvar="CONTRAIL_KEY_FILE", help="The deployment's key."
+    ),
+)
+
+
+def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command has the options above, and gets a `Connection` as its argument `connection`."""
+
+    @wraps(command)
+    def connected(
+        *args: Any,
+        data: Path | None,
+        file: Path | None,
+        nats: str | None,
+        etcd: str | None,
+        namespace: str | None,
+        key_file: Path | None,
+        **rest: Any,
+    ) -> Any:
+        return command(*args, connection=_resolve(data, file, nats, etcd, namespace, key_file), **rest)
+
+    for option in reversed(OPTIONS):
+        connected = option(connected)
+    return connected
+
+
+def _resolve(
+    data: Path | None,
+    file: Path | None,
+    nats: str | None,
+    etcd: str | None,
+    namespace: str | None,
+    key_file: Path | None,
+) -> Connection:
+    """By address if any address is given, else by data folder."""
+    flags = {
+        "log.nats": urls(nats) if nats else None,
+        "log.etcd": urls(etcd) if etcd else None,
+        "namespace": namespace,
+    }
+    elsewhere = file is not None or any(flags.values())
+    if data is not None and elsewhere:
+        raise CallerError("give either --data or addresses (--nats, --etcd, --namespace, --file), not both")
+    if elsewhere or (data is None and "CONTRAIL_NATS" in os.environ):
+        return connect_by_address(file, flags, key_file)
+    return connect_by_data(data or Path(os.environ.get("CONTRAIL_DATA", DEFAULT_DATA)))

@@ -1,0 +1,61 @@
+"""Token ids to text, piece by piece, never splitting a character.
+
+The last tokens are decoded together with some before them, because many tokenizers write a token differently at
+the start of a text; a text that ends in U+FFFD waits for the bytes that are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+HOLD_TOKENS_MAX = 16
+"""So many tokens wait for the rest of a character at most; a character has four bytes, so then it is no text."""
+INCOMPLETE = "\ufffd"
+
+
+class Detokenizer:
+    """One generation's text. `with_context` is False where every token's bytes stand for themselves."""
+
+    def __init__(self, tokenizer: Tokenizer, *, with_context: bool, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._with_context = with_context
+        self._skip_special_tokens = skip_special_tokens
+        self._context: list[int] = []
+        self._context_text = ""
+        self._waiting: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<Detokenizer {len(self._waiting)} tokens waiting>"
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens complete; empty while a character is incomplete."""
+        text = self._decode(self._context + self._waiting + list(tokens))
+        if text.endswith(INCOMPLETE):
+            # one by one, so that whole characters before the incomplete one leave now
+            return "".join([self._push_one(token) for token in tokens])
+        self._waiting += tokens
+        return self._taken(text)
+
+    def _push_one(self, token: int) -> str:
+        self._waiting.append(token)
+        text = self._decode(self._context + self._waiting)
+        held = text.endswith(INCOMPLETE) and len(self._waiting) < HOLD_TOKENS_MAX
+        return "" if held else self._taken(text)
+
+    def flush(self) -> str:
+        """What waited for more; an incomplete character comes as U+FFFD."""
+        return self._taken(self._decode(self._context + self._waiting)) if self._waiting else ""
+
+    def _taken(self, text: str) -> str:
+        new = text[len(self._context_text) :]
+        if self._with_context:
+            # tokens without text (special ones, a first space) still shape the text of the next
+            self._context = self._waiting if new else (self._context + self._waiting)[-HOLD_TOKENS_MAX:]
+            self._context_text = self._decode(self._context)
+        self._waiting = []
+        return new
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special_tokens)

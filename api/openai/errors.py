@@ -1,0 +1,95 @@
+"""Errors as OpenAI's clients expect them: a status, and `{"error": {message, type, param, code}}`."""
+
+from __future__ import annotations
+
+import orjson
+
+from core.errors import CallerError, ContrailError, Unavailable
+from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
+
+RETRY_AFTER_S = 1
+"""What a client is told to wait when nobody knows better."""
+
+
+class ApiError(ContrailError):
+    """One error answer; everything that the client sees stands in its fields."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """The answer's JSON."""
+        shown = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": shown})
+
+
+def bad_parameter(param: str, fault: str, code: str | None = None) -> ApiError:
+    """400 that names the parameter; `fault` says what it must be."""
+    return ApiError(400, f"{param}: {fault}", param=param, code=code)
+
+
+def not_supported(param: str, what: str | None = None) -> ApiError:
+    """400 for what OpenAI or vLLM know and we do not do yet."""
+    return ApiError(400, f"{what or param}: not supported yet", param=param, code="unsupported_parameter")
+
+
+def too_large(limit: int) -> ApiError:
+    """413."""
+    return ApiError(413, f"the request body is larger than {limit} bytes", code="request_too_large")
+
+
+def internal_error() -> ApiError:
+    """500 that tells nothing of the inside; the log does, under the answer's request id."""
+    message = "internal error; the server's log has it under this answer's x-request-id"
+    return ApiError(500, message, type="server_error", code="internal_error")
+
+
+def stopping() -> ApiError:
+    """503 for requests that the end of this server cuts off."""
+    headers = {"retry-after": str(RETRY_AFTER_S)}
+    return ApiError(503, "this server is stopping: try again", type="server_error", code="unavailable", headers=headers)
+
+
+def of_status(status: int, message: str, headers: dict[str, str] | None = None) -> ApiError:
+    """An HTTP error that the framework found: unknown route, wrong method."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return ApiError(status, message, type=kind, headers=headers)
+
+
+def answer_to(error: ContrailError) -> ApiError:
+    """What the client sees of an error that one of our parts raised."""
+    match error:
+        case ApiError():
+            return error
+        case UnknownModel():
+            return ApiError(404, str(error), param="model", code="model_not_found")
+        case CallerError():
+            return ApiError(400, str(error))
+        case Unavailable():
+            return _unavailable(error)
+        case GenerationFailed():
+            return ApiError(500, str(error), type="server_error", code="generation_failed")
+        case _:
+            return internal_error()
+
+
+def _unavailable(error: Unavailable) -> ApiError:
+    retry_after_s = error.retry_after_s if isinstance(error, NoWorkers) else RETRY_AFTER_S
+    code = "overloaded" if isinstance(error, Overloaded) else "unavailable"
+    headers = {"retry-after": str(retry_after_s)}
+    return ApiError(503, str(error), type="server_error", code=code, headers=headers)

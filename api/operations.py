@@ -1,0 +1,36 @@
+"""The operations listener of a process: is it alive, is it ready, its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+
+def create_operations_app(
+    live: Callable[[], bool], ready: Callable[[], tuple[bool, dict[str, str]]], registry: CollectorRegistry
+) -> Starlette:
+    """`/live` (the loop turns), `/ready` (200, or 503 with what is waited for), `/metrics`."""
+
+    async def show_live(_request: Request) -> Response:
+        alive = live()  # answering at all shows that the loop turns
+        return _json({"live": alive}, alive)
+
+    async def show_ready(_request: Request) -> Response:
+        is_ready, waiting = ready()
+        return _json({"ready": is_ready, "waiting_for": waiting}, is_ready)
+
+    async def show_metrics(_request: Request) -> Response:
+        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return Starlette(routes=[Route("/live", show_live), Route("/ready", show_ready), Route("/metrics", show_metrics)])
+
+
+def _json(value: dict[str, Any], ok: bool) -> Response:
+    return Response(orjson.dumps(value), 200 if ok else 503, media_type="application/json")

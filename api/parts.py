@@ -1,0 +1,105 @@
+"""The parts of a deployment: how each is started, and what it says of itself once it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from api.addresses import join_address, split_address
+from api.config import Deployment, WorkerGroup
+from api.data_folder import DataFolder, write_whole
+from api.model_source import ModelSource
+
+FRONTEND, WORKER = "frontend", "worker"
+
+
+class Announcement(msgspec.Struct, frozen=True, kw_only=True):
+    """What a part says once it listens (it need not be ready yet)."""
+
+    pid: int
+    ops: str
+    """HOST:PORT of its operations listener."""
+    id: str | None = None
+    """WorkerId or ReplicaId."""
+    address: str | None = None
+    """HOST:PORT where it takes requests: a worker's TCP port, a front end's API."""
+
+
+def announce(data: Path, name: str, announcement: Announcement) -> None:
+    """Whoever started the part can find it."""
+    write_whole(DataFolder(data).part(name), msgspec.json.encode(announcement))
+
+
+def announcement_of(data: DataFolder, name: str) -> Announcement | None:
+    """What the part said last; None if it has not spoken."""
+    try:
+        return msgspec.json.decode(data.part(name).read_bytes(), type=Announcement)
+    except FileNotFoundError:
+        return None
+
+
+async def until_orphaned() -> None:
+    """Returns when whoever started this part is gone: the pipe on standard input has ended.
+
+    For a part that was started with `--data` by `contrail up`; by hand, standard input is a terminal.
+    """
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while await reader.read(1024):
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSpec:
+    """A part, and the command that starts it."""
+
+    name: str
+    kind: str
+    what: str
+    """For people: `tiny on vllm`."""
+    command: tuple[str, ...]
+
+
+def _command(kind: str, data: DataFolder, name: str) -> tuple[str, ...]:
+    # -P: what lies in the current folder must never be taken for one of our packages
+    return (sys.executable, "-P", "-m", "api.cli", kind, "--data", str(data.path), "--name", name)
+
+
+def frontend_specs(deployment: Deployment, data: DataFolder, port: int) -> list[PartSpec]:
+    """All front ends; they share one port."""
+    listen = join_address(deployment.frontend.host, port)
+    advertise = ("--advertise", deployment.frontend.advertise) if deployment.frontend.advertise else ()
+    return [
+        PartSpec(
+            name=(name := f"{FRONTEND}-{number}"),
+            kind=FRONTEND,
+            what=f"API on {listen}",
+            command=(*_command(FRONTEND, data, name), "--listen", listen, "--shared-port", *advertise),
+        )
+        for number in range(deployment.frontend.replicas)
+    ]
+
+
+def worker_specs(group: WorkerGroup, source: ModelSource, data: DataFolder) -> list[PartSpec]:
+    """All workers of a group. A port of their own counts up from the group's; 0 is a free one for each."""
+    host, port = split_address(group.listen)
+    advertise = ("--advertise", group.advertise) if group.advertise else ()
+    return [
+        PartSpec(
+            name=(name := f"{group.name}-{number}"),
+            kind=WORKER,
+            what=f"{source.name} on {group.engine}",
+            command=(
+                *_command(WORKER, data, name),
+                *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
+                *("--engine-args", json.dumps(group.engine_args), "--role", group.role),
+                *("--listen", join_address(host, port + number if port else 0), *advertise),
+            ),
+        )
+        for number in range(group.count)
+    ]

@@ -1,0 +1,66 @@
+"""`run.json`: where everything of a running deployment is. `contrail up` writes it, the other commands read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from api.data_folder import write_whole
+from core.errors import CallerError
+
+STARTING, READY, DRAINING, STOPPED = "starting", "ready", "draining", "stopped"
+
+
+class PartEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the deployment."""
+
+    name: str
+    kind: str
+    """`nats`, `etcd`, `frontend` or `worker`."""
+    pid: int
+    """The leader of its own process group."""
+    started_ticks: int | None = None
+    """When the process started, as the kernel counts: tells it from a later one with the same number."""
+    id: str | None = None
+    """WorkerId or ReplicaId."""
+    ops: str | None = None
+    """HOST:PORT of /live, /ready and /metrics."""
+    address: str | None = None
+    """HOST:PORT where requests are taken: a worker's TCP port, a server's client port."""
+    restarts: int = 0
+    log: str | None = None
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One life of a deployment."""
+
+    version: int = 1
+    state: str
+    """`starting`, `ready`, `draining` or `stopped`."""
+    namespace: str
+    data: str
+    pid: int
+    """Of `contrail up`."""
+    started: str
+    """When it was started, UTC."""
+    api: str
+    """The address for clients."""
+    models: tuple[str, ...]
+    nats: tuple[str, ...]
+    etcd: tuple[str, ...]
+    parts: tuple[PartEntry, ...] = ()
+
+    def write(self, path: Path) -> None:
+        """The file says this."""
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+
+def read_run(path: Path) -> RunFile | None:
+    """What the file says; None if there is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunFile)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise CallerError(f"{path} is not a run file ({error}): remove it, and start the deployment again") from error

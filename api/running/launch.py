@@ -1,0 +1,171 @@
+"""One life of a deployment: everything that `contrail up` starts, keeps running, and lets go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from api.addresses import join_address
+from api.config import Deployment
+from api.data_folder import DataFolder, write_whole
+from api.model_source import ModelSource, model_source
+from api.parts import PartSpec, frontend_specs, worker_specs
+from api.run_file import DRAINING, READY, STARTING, STOPPED, PartEntry, RunFile, read_run
+from api.running.private_servers import PrivateServers
+from api.running.process_part import ProcessPart
+from api.running.processes import end_leftovers, started_ticks
+from api.running.progress import Progress
+from api.running.readiness import wait_until_ready
+from api.running.server_part import ServerPart
+from api.running.supervisor import Part, Supervisor
+from core.keys import DeploymentKey
+
+FRONTEND_DRAIN_MAX_S = 30.0
+"""How long a front end may take to finish the answers it has begun."""
+WORKER_DRAIN_MAX_S = 20.0
+"""How long a worker may take to leave: its requests are done by then, its last events are appended."""
+RUN_FILE_S = 0.25
+"""How soon `run.json` says what has changed."""
+LOG_FILE_KEPT = ".before"
+"""Suffix of a part's output in the run before this one."""
+
+
+class Launch:
+    """Started once, drained once."""
+
+    def __init__(self, deployment: Deployment, data: DataFolder, port: int, progress: Progress) -> None:
+        self._deployment = deployment
+        self._data = data
+        self._port = port
+        self._progress = progress
+        self._servers = PrivateServers(deployment.log, data)
+        self._frontends: list[ProcessPart] = []
+        self._workers: list[ProcessPart] = []
+        self._supervisor = Supervisor(progress.say)
+        self._state = STARTING
+        self._started = datetime.now(UTC)
+        self._models: tuple[str, ...] = ()
+        self._written: tuple[RunFile, Deployment] | None = None
+        self._writer: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Launch {self._data.path} {self._state}, {len(self._parts())} parts>"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What clients may ask for."""
+        return self._models
+
+    @property
+    def api(self) -> str:
+        """Where clients on this machine reach the front ends."""
+        host = self._deployment.frontend.host
+        return f"http://{join_address({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host), self._port)}"  # noqa: S104
+
+    async def start(self) -> None:
+        """All parts are ready, and kept running; ContrailError says in one sentence what is wrong."""
+        await self._end_leftovers()
+        DeploymentKey.load_or_create(self._data.key)
+        sources = await asyncio.to_thread(self._model_sources)
+        self._writer = asyncio.create_task(self._keep_files(), name="run.json")
+        for server in reversed(self._servers.parts):
+            await server.start()
+        self._plan(sources)
+        self._write_files()
+        for part in (*self._workers, *self._frontends):
+            await part.start()
+        await wait_until_ready([*self._workers, *self._frontends], self._progress)
+        self._state = READY
+        self._write_files()
+        for kept in self._parts():
+            self._supervisor.keep(kept)
+
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Nothing of it runs any more: front ends first, then workers, then etcd and NATS."""
+        self._state = DRAINING
+        stages: list[Sequence[Part]] = [self._frontends, self._workers, *([server] for server in self._servers.parts)]
+        try:
+            await self._supervisor.drain(stages, hurry)
+        finally:
+            if self._writer is not None:
+                self._writer.cancel()
+                self._state = STOPPED
+                self._write_files()
+
+    async def _end_leftovers(self) -> None:
+        """What a run that was killed has left is gone; we hold the folder's lock, so nobody else wants it."""
+        before = read_run(self._data.run)
+        if before is not None and (ended := await end_leftovers(before.parts)):
+            self._progress.say(f"ended what a run before this one had left: {', '.join(ended)}")
+
+    def _model_sources(self) -> list[ModelSource]:
+        return [model_source(group, self._data.tiny_model, self._progress.say) for group in self._deployment.workers]
+
+    def _plan(self, sources: list[ModelSource]) -> None:
+        self._models = tuple(dict.fromkeys(source.name for source in sources))
+        for group, source in zip(self._deployment.workers, sources, strict=True):
+            self._workers += [self._part(spec, WORKER_DRAIN_MAX_S) for spec in worker_specs(group, source, self._data)]
+        specs = frontend_specs(self._deployment, self._data, self._port)
+        self._frontends = [self._part(spec, FRONTEND_DRAIN_MAX_S) for spec in specs]
+        for part in (*self._workers, *self._frontends):
+            if part.log.exists():
+                part.log.replace(part.log.with_suffix(LOG_FILE_KEPT))
+
+    def _part(self, spec: PartSpec, drain_max_s: float) -> ProcessPart:
+        return ProcessPart(spec, self._data, drain_max_s)
+
+    def _parts(self) -> list[ServerPart | ProcessPart]:
+        return [*self._servers.parts, *self._workers, *self._frontends]
+
+    async def _keep_files(self) -> None:
+        while True:
+            await asyncio.sleep(RUN_FILE_S)
+            self._write_files()
+
+    def _write_files(self) -> None:
+        """`run.json` and `deployment.json` say what is so now; they are written only when that has changed."""
+        running = all(server.running for server in self._servers.parts)
+        deployment = self._written[1] if self._written else self._deployment
+        if running:
+            deployment = msgspec.structs.replace(self._deployment, log=self._servers.addresses())
+        now = (self._run_file(deployment), deployment)
+        if now == self._written:
+            return
+        self._written = now
+        write_whole(self._data.deployment, msgspec.json.encode(deployment), mode=0o600)
+        now[0].write(self._data.run)
+
+    def _run_file(self, deployment: Deployment) -> RunFile:
+        return RunFile(
+            state=self._state,
+            namespace=deployment.namespace,
+            data=str(self._data.path),
+            pid=os.getpid(),
+            started=self._started.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            api=self.api,
+            models=self._models,
+            nats=deployment.log.nats,
+            etcd=deployment.log.etcd,
+            parts=tuple(_entry(part) for part in self._parts() if part.running),
+        )
+
+
+def _entry(part: ServerPart | ProcessPart) -> PartEntry:
+    assert part.pid is not None
+    said = part.announcement if isinstance(part, ProcessPart) else None
+    address = part.address if isinstance(part, ServerPart) else said.address if said else None
+    return PartEntry(
+        name=part.name,
+        kind=part.kind,
+        pid=part.pid,
+        started_ticks=started_ticks(part.pid),
+        id=said.id if said else None,
+        ops=said.ops if said else None,
+        address=address,
+        restarts=part.starts - 1,
+        log=str(part.log),
+    )

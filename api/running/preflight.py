@@ -1,0 +1,76 @@
+"""What is checked before anything is started: each failure is one sentence that says what to do."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import socket
+from pathlib import Path
+
+import msgspec
+
+from api.addresses import join_address
+from api.config import Deployment
+from api.config_load import Loaded
+from api.model_source import check_engine, check_model
+from api.units import size_bytes
+from core.errors import CallerError
+
+DISK_SHARE = 0.5
+"""How much of the free disk the log may reserve unless told."""
+
+
+def check_workers(deployment: Deployment) -> None:
+    """Every group's engine is installed and its model exists."""
+    if not any(group.count for group in deployment.workers):
+        raise CallerError("there is no worker to start: give --workers 1 or more")
+    for group in deployment.workers:
+        check_engine(group.engine)
+        check_model(group)
+
+
+def fit_log_to_disk(loaded: Loaded, data: Path) -> Deployment:
+    """The deployment with a log that fits on the disk; CallerError if it was told a size that does not."""
+    deployment = loaded.deployment
+    free = shutil.disk_usage(_existing(data)).free
+    asked = size_bytes(deployment.log.max_bytes)
+    told = "log.max_bytes" in loaded.origins
+    if told and asked > free:
+        raise CallerError(
+            f"log.max_bytes is {deployment.log.max_bytes}, but {data} has {free >> 20} MiB free: "
+            "reserve less, or give another folder with --data"
+        )
+    if told or asked <= free * DISK_SHARE:
+        return deployment
+    fitting = f"{max(int(free * DISK_SHARE) >> 20, 1)}MiB"
+    return msgspec.structs.replace(deployment, log=msgspec.structs.replace(deployment.log, max_bytes=fitting))
+
+
+def hold_port(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen: it keeps the port for the front ends, which all share it.
+
+    Nobody else listens there; CallerError if somebody does, or if the host is not an address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as alone:
+            # connections of an earlier run that are in TIME_WAIT do not count
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind((host, port))
+        held = socket.socket(family, socket.SOCK_STREAM)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((host, port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            text = f"port {port} is in use: end the program that has it, or take another with --port"
+        elif error.errno == errno.EACCES:
+            text = f"port {port} is not for everybody: take one above 1023 with --port"
+        else:
+            text = f"cannot listen on {join_address(host, port)} ({error.strerror or error})"
+        raise CallerError(text) from error
+    return held
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())

@@ -1,0 +1,167 @@
+"""A part as a process of its own: started, asked whether it lives, drained, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from api.data_folder import DataFolder
+from api.parts import Announcement, PartSpec, announcement_of
+from api.running.probe import Answer, get
+from api.running.processes import POLL_S, signal_group
+
+PROBE_TIMEOUT_S = 2.0
+KILL_WAIT_MAX_S = 5.0
+"""How long the kernel may take to take away what was killed."""
+LOG_END_BYTES = 8192
+"""How much of a log is looked through for a part's last words."""
+PROJECT = Path(__file__).resolve().parents[2]
+"""Where our packages lie: the parts find the same ones."""
+
+
+class ProcessPart:
+    """One part; started any number of times, never twice at once."""
+
+    def __init__(self, spec: PartSpec, data: DataFolder, drain_max_s: float) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.kind = spec.kind
+        self.drain_max_s = drain_max_s
+        """How long it may take to finish what it has, when told to go."""
+        self.starts = 0
+        self._data = data
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cleared = True
+        self._log_start = 0
+
+    def __repr__(self) -> str:
+        state = f"pid {self.pid}" if self.running else "not running"
+        return f"<ProcessPart {self.name} {state}, started {self.starts} times>"
+
+    @property
+    def log(self) -> Path:
+        """Its output."""
+        return self._data.log(self.name)
+
+    @property
+    def pid(self) -> int | None:
+        """The process started last."""
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        """Whether that process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def status(self) -> int | None:
+        """The exit status of the process started last; negative for a signal; None while it runs."""
+        return self._process.poll() if self._process else None
+
+    @property
+    def announcement(self) -> Announcement | None:
+        """What the running process has said of itself."""
+        said = announcement_of(self._data, self.name) if self.running else None
+        return said if said is not None and said.pid == self.pid else None
+
+    async def start(self) -> None:
+        """The process runs, in a group of its own; it need not listen yet."""
+        assert not self.running
+        self._data.part(self.name).unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - it blocks for a millisecond, and is polled
+                self.spec.command,
+                stdin=subprocess.PIPE,  # ends when we do, however we do: `until_orphaned`
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,
+            )
+        self._cleared = False
+        self.starts += 1
+
+    async def ask(self, path: str) -> Answer | None:
+        """What its operations listener answers; None if it does not, or does not listen yet."""
+        said = self.announcement
+        return await get(said.ops, path, PROBE_TIMEOUT_S) if said else None
+
+    async def alive(self) -> bool:
+        """False if it listens but does not answer that it lives."""
+        if self.announcement is None:
+            return True
+        answer = await self.ask("/live")
+        return answer is not None and answer.ok
+
+    async def ready(self) -> bool:
+        """Whether it answers that it is ready."""
+        answer = await self.ask("/ready")
+        return answer is not None and answer.ok
+
+    def ending(self) -> str:
+        """How it ended, and its last words."""
+        words = self._last_words()
+        return f"{describe_status(self.status)}{': ' + words if words else ''}"
+
+    def last_sentence(self) -> str:
+        """What it said was wrong, if it said so in one sentence; else empty."""
+        return self._last_words() if self.status == 2 else ""
+
+    async def stop(self, within_s: float) -> None:
+        """The process and its group are gone: asked first, killed when the time is up."""
+        if self.running:
+            assert self._process is not None
+            self._process.terminate()
+            await self._until_gone(within_s)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """The process and whatever it left in its group are gone."""
+        if self._process is None or self._cleared:
+            return
+        signal_group(self._process.pid, signal.SIGKILL)
+        await self._until_gone(KILL_WAIT_MAX_S)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._cleared = not self.running
+
+    async def _until_gone(self, within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                while self.running:  # noqa: ASYNC110 - the kernel sets no event
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            return
+
+    def _last_words(self) -> str:
+        """The last line of this life that `contrail` itself said, or the last line at all."""
+        if self._process is None:
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(max(self._log_start, self.log.stat().st_size - LOG_END_BYTES))
+            content = log.read().decode(errors="replace")
+        lines = [line.strip() for line in content.splitlines() if line.strip()]
+        ours = [line.removeprefix("contrail: ") for line in lines if line.startswith("contrail: ")]
+        return (ours or lines or [""])[-1]
+
+
+def describe_status(status: int | None) -> str:
+    """An exit status in words."""
+    if status is None:
+        return "still runs"
+    if status < 0:
+        try:
+            return f"killed by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"killed by signal {-status}"
+    return f"ended with status {status}"
+
+
+def _environment() -> dict[str, str]:
+    """Ours, less what has gone into the deployment file already."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CONTRAIL_")}
+    path = os.pathsep.join(part for part in (str(PROJECT), kept.get("PYTHONPATH", "")) if part)
+    return kept | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,159 @@
+"""Keeps the parts of a deployment running, and lets them go in order.
+
+1. Each part has a keeper: a task that waits for its end (or for it to stop answering), waits longer each time, and
+   starts it again. That is said each time.
+2. Draining first tells all keepers to leave; none is interrupted in the middle of a start. Then the stages go, one
+   after the other: what takes requests before what serves them, what serves them before what records them.
+3. A part that does not go in its time is killed, with everything in its process group. Hurrying makes that time short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from api.running.backoff import Backoff
+from core.errors import ContrailError
+
+WATCH_S = 0.2
+"""How often a part is looked at."""
+PROBE_EVERY_S = 2.0
+PROBE_FAILURES_MAX = 5
+"""So many probes in a row without an answer: the part is taken for dead, and killed."""
+HURRY_MAX_S = 2.0
+"""How long each stage may still take after a second Ctrl-C."""
+
+
+class Part(Protocol):
+    """What is supervised."""
+
+    name: str
+    kind: str
+    starts: int
+    drain_max_s: float
+
+    @property
+    def log(self) -> Path:
+        """Its output."""
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process started last."""
+
+    async def start(self) -> None:
+        """Its process runs."""
+
+    async def alive(self) -> bool:
+        """False if it should answer and does not."""
+
+    async def ready(self) -> bool:
+        """Whether it does its work."""
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+
+    async def stop(self, within_s: float) -> None:
+        """Its process is gone: asked first, killed when the time is up."""
+
+    async def kill(self) -> None:
+        """Its process, and what it left behind, is gone."""
+
+
+class Supervisor:
+    """Supervises stages of parts; the first stage is the first to go at the end."""
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        new_backoff: Callable[[], Backoff] = Backoff,
+        probe_every_s: float = PROBE_EVERY_S,
+    ) -> None:
+        self._say = say
+        self._new_backoff = new_backoff
+        self._probe_every_s = probe_every_s
+        self._keepers: list[asyncio.Task[None]] = []
+        self._leaving = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {len(self._keepers)} parts{', draining' if self._leaving.is_set() else ''}>"
+
+    def keep(self, part: Part) -> None:
+        """The part, which runs, will be started again whenever it ends."""
+        assert not self._leaving.is_set()
+        self._keepers.append(asyncio.create_task(self._keep(part), name=f"keeper of {part.name}"))
+
+    async def drain(self, stages: Sequence[Sequence[Part]], hurry: asyncio.Event) -> None:
+        """No part runs any more; stage after stage, each bounded, each in a hurry once that is asked.
+
+        What went wrong on the way is raised at the end, when all stages have been let go.
+        """
+        self._leaving.set()
+        results = await asyncio.gather(*self._keepers, return_exceptions=True)
+        for stage in stages:
+            results += await asyncio.gather(*(self._let_go(part, hurry) for part in stage), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, Exception)]
+        if failures:
+            raise ExceptionGroup("while the parts were let go", failures)
+
+    async def _let_go(self, part: Part, hurry: asyncio.Event) -> None:
+        stopping = asyncio.create_task(part.stop(part.drain_max_s))
+        hurried = asyncio.create_task(hurry.wait())
+        await asyncio.wait((stopping, hurried), return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not stopping.done():
+            await asyncio.wait((stopping,), timeout=HURRY_MAX_S)
+        if not stopping.done():
+            self._say(f"{part.name} does not end: killed")
+            await part.kill()
+        await stopping
+
+    async def _keep(self, part: Part) -> None:
+        backoff = self._new_backoff()
+        clock_s = asyncio.get_running_loop().time
+        started_s, told_ready = clock_s(), True
+        while True:
+            why = await self._until_gone(part, started_s, told_ready)
+            if why is None:
+                return
+            await part.kill()
+            delay_s = backoff.after(clock_s() - started_s)
+            self._say(f"{part.name} {why}; it is started again in {delay_s:g} s")
+            if await self._leaving_within(delay_s):
+                return
+            started_s, told_ready = clock_s(), False
+            try:
+                await part.start()
+            except (ContrailError, OSError) as error:
+                self._say(f"{part.name} cannot be started: {error}")
+
+    async def _until_gone(self, part: Part, started_s: float, told_ready: bool) -> str | None:
+        """Why the part is gone, or to be taken for gone; None if we are leaving. Says when it is ready (again)."""
+        clock_s = asyncio.get_running_loop().time
+        probe_at_s, failures = clock_s() + self._probe_every_s, 0
+        while not await self._leaving_within(WATCH_S):
+            if not part.running:
+                return part.ending()
+            if not told_ready and await part.ready():
+                told_ready = True
+                self._say(f"{part.name} is ready again after {clock_s() - started_s:.1f} s (pid {part.pid})")
+            if clock_s() < probe_at_s:
+                continue
+            failures = 0 if await part.alive() else failures + 1
+            if failures >= PROBE_FAILURES_MAX:
+                return f"did not answer {failures} times in a row, and was killed"
+            probe_at_s = clock_s() + self._probe_every_s
+        return None
+
+    async def _leaving_within(self, delay_s: float) -> bool:
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._leaving.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,143 @@
+"""`contrail up`: a whole deployment on this machine, from one command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from api.config import ENGINES, Deployment
+from api.config_load import SETTINGS, Loaded, load
+from api.connection import DEFAULT_DATA
+from api.data_folder import DataFolder, FolderLock
+from api.model_source import TINY
+from api.running.interrupts import Interrupts
+from api.running.launch import Launch
+from api.running.preflight import check_workers, fit_log_to_disk, hold_port
+from api.running.progress import Progress, progress_on
+from core.settings import POLICIES
+
+BABBLES = """
+  The tiny model is random weights: it babbles, always the same. A real one is a folder, or a name on the
+  Hugging Face hub: contrail up --model Qwen/Qwen3-0.6B"""
+
+
+@click.command()
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path), help="Deployment file; flags beat environment beat file."
+)
+@click.option("--model", "workers_model", help="tiny (built in), a folder, or a name on the Hugging Face hub.")
+@click.option("--workers", "workers_count", type=click.IntRange(1), help="How many workers.  [default: 2]")
+@click.option("--engine", "workers_engine", type=click.Choice(ENGINES), help="What runs the model.  [default: vllm]")
+@click.option("--replicas", "frontend_replicas", type=click.IntRange(1), help="How many front ends, all on one port.")
+@click.option(
+    "--port", "frontend_port", type=click.IntRange(0, 65535), help="Of the API; 0 is a free one.  [default: 8000]"
+)
+@click.option(
+    "--listen", "frontend_listen", metavar="HOST:PORT", help="The same with the host.  [default: 127.0.0.1:8000]"
+)
+@click.option("--policy", "routing_policy", type=click.Choice(POLICIES), help="How a worker is chosen.  [default: kv]")
+@click.option("--namespace", help="The deployment's name in the log.  [default: default]")
+@click.option("--nats", "log_nats", metavar="URL,…", help="Use this NATS instead of a private one.")
+@click.option("--etcd", "log_etcd", metavar="HOST:PORT", help="Use this etcd instead of a private one.")
+@click.option("--nats-port", "log_nats_port", type=click.IntRange(0, 65535), help="Port of the private NATS.")
+@click.option("--etcd-port", "log_etcd_port", type=click.IntRange(0, 65535), help="Port of the private etcd.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    envvar="CONTRAIL_DATA",
+    default=DEFAULT_DATA,
+    show_default=True,
+    help="Where log, key and addresses are kept.",
+)
+@click.option("--print-config", is_flag=True, help="Show the deployment and where each value came from; start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --print-config: as JSON.")
+def up(file: Path | None, data: Path, print_config: bool, as_json: bool, **flags: Any) -> None:
+    """Start a whole deployment here: NATS, etcd, workers and front ends; keep it running until Ctrl-C.
+
+    \b
+    contrail up
+    contrail up --model Qwen/Qwen3-0.6B --workers 2 --port 9000
+    contrail up -f deploy/agg-router.yaml --data /var/lib/contrail
+    contrail up --engine simulated --workers 4      no model is computed
+    """
+    by_path = {setting.path: flags.get(setting.path.replace(".", "_")) for setting in SETTINGS}
+    loaded = load(file, by_path)
+    if print_config:
+        click.echo(json.dumps(loaded.to_json(), indent=2) if as_json else loaded.to_yaml(), nl=as_json)
+        return
+    run_deployment(loaded, DataFolder(data.absolute()))
+
+
+def run_deployment(loaded: Loaded, data: DataFolder) -> None:
+    """The deployment ran until it was told to stop, and nothing of it is left; ContrailError if it could not start."""
+    frontend = loaded.deployment.frontend
+    check_workers(loaded.deployment)
+    with closing(hold_port(frontend.host, frontend.port)) as held:
+        deployment = fit_log_to_disk(loaded, data.path)
+        data.make()
+        with FolderLock(data.lock):
+            progress = progress_on(sys.stdout)
+            launch = Launch(deployment, data, held.getsockname()[1], progress)
+            asyncio.run(_run(launch, deployment, data, progress))
+
+
+async def _run(launch: Launch, deployment: Deployment, data: DataFolder, progress: Progress) -> None:
+    interrupts = Interrupts()
+    interrupts.install()
+    began_s = time.monotonic()
+    progress.say(f"Starting {describe(deployment)}, data in {data.path}.")
+    farewell = "Stopping what was started."
+    try:
+        if await _started(launch, interrupts):
+            progress.say(welcome(launch, deployment, data, time.monotonic() - began_s))
+            farewell = "Letting requests in flight finish, then stopping; Ctrl-C again to hurry."
+            await interrupts.drain.wait()
+    finally:
+        progress.done()
+        progress.say(farewell)
+        await launch.drain(interrupts.hurry)
+        progress.say("Stopped.")
+
+
+async def _started(launch: Launch, interrupts: Interrupts) -> bool:
+    """True when all is ready; False if we were interrupted before that."""
+    starting = asyncio.create_task(launch.start())
+    interrupted = asyncio.create_task(interrupts.drain.wait())
+    await asyncio.wait((starting, interrupted), return_when=asyncio.FIRST_COMPLETED)
+    interrupted.cancel()
+    if starting.done():
+        await starting
+        return True
+    starting.cancel()
+    await asyncio.wait((starting,))
+    return False
+
+
+def describe(deployment: Deployment) -> str:
+    """The deployment in a few words."""
+    groups = ", ".join(f"{group.count} of {group.client_name} on {group.engine}" for group in deployment.workers)
+    replicas = deployment.frontend.replicas
+    fronts = "1 front end" if replicas == 1 else f"{replicas} front ends"
+    return f"{groups}, {fronts}, policy {deployment.routing_settings.policy}"
+
+
+def welcome(launch: Launch, deployment: Deployment, data: DataFolder, took_s: float) -> str:
+    """What a person needs next: the address, a line that works, where things are."""
+    model = launch.models[0]
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
+    babbles = BABBLES if any(group.model == TINY and group.engine == "vllm" for group in deployment.workers) else ""
+    return f"""
+Ready after {took_s:.1f} s: {launch.api}/v1 serves {", ".join(launch.models)}.{babbles}
+
+  curl {launch.api}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
+
+  The log, the key and all addresses (run.json) are in {data.path}; what the parts say is in {data.path / "logs"}.
+  contrail events --data {data.path} prints the log. Ctrl-C ends everything.
+"""

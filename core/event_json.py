@@ -1,0 +1,91 @@
+"""Events as people and scripts read them: one JSON object each, stable snake_case keys, ids and hashes as hex."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from core.codec import Message
+from core.events import UnknownEvent
+from core.ids import StreamName, StreamSeq, from_column
+from core.prompt import hashes_from_bytes
+
+
+def hash_text(block: int) -> str:
+    """A hash or digest as 16 hex digits."""
+    return f"{block:016x}"
+
+
+def time_text(time_ms: int) -> str:
+    """RFC 3339 with milliseconds, UTC."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _hashes(value: bytes) -> list[str]:
+    return [hash_text(block) for block in hashes_from_bytes(value)]
+
+
+def _parent(value: int | None) -> str | None:
+    return None if value is None else hash_text(value)
+
+
+def _cursor(value: dict[str, Any]) -> dict[str, Any]:
+    return {stream: {"epoch": epoch, "seq": seq} for stream, (epoch, seq) in value.items()}
+
+
+def _local(value: dict[str, bytes]) -> dict[str, list[str]]:
+    return {reason: from_column(column) for reason, column in value.items()}
+
+
+def _excluded(value: dict[str, Any]) -> dict[str, Any]:
+    return {reason: {"count": count, "first": from_column(column)} for reason, (count, column) in value.items()}
+
+
+_SHOWN: dict[str, Callable[[Any], Any]] = {
+    "hashes": _hashes,
+    "parent": _parent,
+    "candidates": from_column,
+    "workers": from_column,
+    "cursor": _cursor,
+    "local": _local,
+    "excluded": _excluded,
+    "kv_head": bytes.hex,
+    "seed": hash_text,
+}
+"""Fields whose form in the log is not the one to read."""
+
+
+def message_lines(stream: StreamName, seq: StreamSeq, time_ms: int, message: Message) -> list[dict[str, Any]]:
+    """One dictionary per event: `type`, where and when it stands in the log, whose it is, then its fields."""
+    lines = []
+    for i, event in enumerate(message.events):
+        head = {
+            "type": event.name if isinstance(event, UnknownEvent) else type(event).__name__,
+            "stream": stream,
+            "seq": seq,
+            "time": time_text(time_ms),
+            "source": message.source,
+            "n": message.n,
+            "i": i,
+        }
+        lines.append(head | _fields(event))
+    return lines
+
+
+def _fields(event: msgspec.Struct) -> dict[str, Any]:
+    if isinstance(event, UnknownEvent):
+        known = {key: value for key, value in event.fields.items() if key not in {"type", "v"}}
+        return {"unknown": True, **{key: _plain(value) for key, value in known.items()}}
+    return {
+        name: _SHOWN[name](value) if name in _SHOWN else value
+        for name, value in msgspec.structs.asdict(event).items()
+        if name != "v"
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Fields of events that we do not know: bytes as hex, the rest as it is."""
+    return value.hex() if isinstance(value, bytes) else value

@@ -1,0 +1,67 @@
+"""Moments as people type them: a time, a time of today, so long ago, a stream's sequence, or a request id."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from core.errors import CallerError
+from core.ids import RequestId, StreamName, StreamSeq
+from core.subjects import kv_stream
+
+_AGO = re.compile(r"-(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SEQ = re.compile(r"(kv(?:_\d+)?|load|routing|jobs):(\d+)")
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class AtTime(NamedTuple):
+    """Milliseconds since 1970."""
+
+    time_ms: int
+
+
+class AtSequence(NamedTuple):
+    """A stream's own position."""
+
+    stream: StreamName
+    seq: StreamSeq
+
+
+class AtRequest(NamedTuple):
+    """When a request was routed first."""
+
+    request: RequestId
+
+
+Moment = AtTime | AtSequence | AtRequest
+
+
+def parse_moment(text: str, now_ms: int) -> Moment:
+    """`2026-11-20T14:03:05Z`, `14:03` (UTC, today), `-15m`, `kv:1234`, or a request id. CallerError if empty."""
+    text = text.strip()
+    if not text:
+        raise CallerError("a moment is a time (2026-11-20T14:03:05Z, 14:03, -15m), kv:1234, or a request id")
+    if ago := _AGO.fullmatch(text):
+        return AtTime(now_ms - round(float(ago[1]) * _UNIT_MS[ago[2]]))
+    if sequence := _SEQ.fullmatch(text):
+        stream = kv_stream(0) if sequence[1] == "kv" else StreamName(sequence[1])
+        return AtSequence(stream, StreamSeq(int(sequence[2])))
+    if clock := _CLOCK.fullmatch(text):
+        return AtTime(_today(now_ms, int(clock[1]), int(clock[2]), int(clock[3] or 0)))
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return AtRequest(RequestId(text))
+    return AtTime(round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000))
+
+
+def _today(now_ms: int, hour: int, minute: int, second: int) -> int:
+    try:
+        at = datetime.fromtimestamp(now_ms / 1000, UTC).replace(hour=hour, minute=minute, second=second, microsecond=0)
+    except ValueError as error:
+        raise CallerError(f"{hour}:{minute:02}:{second:02} is no time of day") from error
+    if at.timestamp() * 1000 > now_ms:
+        at -= timedelta(days=1)  # the last time that the clock showed it
+    return round(at.timestamp() * 1000)

@@ -1,0 +1,198 @@
+"""The log in NATS JetStream; see `streams.log.EventLog`."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from core.errors import Unavailable
+from core.ids import Epoch, StreamName, StreamSeq
+from core.subjects import broker_stream, check_namespace, short_stream
+from streams.credentials import NatsCredentials
+from streams.jetstream_connection import Connection, decoded
+from streams.jetstream_errors import NAME_IN_USE, NO_MESSAGE, NO_STREAM, err_code, refusal
+from streams.jetstream_pull import Pull
+from streams.jetstream_read import JetStreamPass
+from streams.jetstream_tail import JetStreamTail
+from streams.log import Record, StreamState
+from streams.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+_MS = timedelta(milliseconds=1)
+_1970 = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class JetStreamLog:
+    """A namespace's streams at a broker. It connects again by itself; without a connection calls fail at once."""
+
+    def __init__(self, connection: Connection, namespace: str, topology: Topology) -> None:
+        self.namespace = check_namespace(namespace)
+        self._connection = connection
+        self._topology = topology
+        self._ensured: set[StreamName] = set()
+        self._tails: list[JetStreamTail] = []
+        connection.on_connected.append(self._kick_tails)
+
+    @staticmethod
+    async def connect(
+        servers: list[str], namespace: str, topology: Topology, credentials: NatsCredentials | None = None
+    ) -> JetStreamLog:
+        """A connected log. Raises Unavailable if no server answers, Refused if none lets us in."""
+        check_namespace(namespace)
+        connection = Connection(servers, credentials, f"contrail {namespace}")
+        await connection.open()
+        return JetStreamLog(connection, namespace, topology)
+
+    def __repr__(self) -> str:
+        return f"<JetStreamLog {self.namespace}, {self._connection!r}>"
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker is there now."""
+        return self._connection.connected
+
+    @property
+    def max_payload(self) -> int:
+        """The most bytes that the broker takes in one message, headers included."""
+        return self._connection.max_payload
+
+    async def ensure(self, streams: list[StreamName]) -> None:
+        for name in streams:
+            await self._create(name)
+            self._ensured.add(name)
+
+    async def append(
+        self, stream: StreamName, subject: str, payload: bytes, message_id: str, expected_seq: StreamSeq
+    ) -> StreamSeq:
+        headers = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Subject-Sequence": str(expected_seq)}
+        message = await self._connection.exchange(subject, payload, headers)
+        try:
+            answer = decoded(message, subject)
+        except Unavailable:
+            await self._make_again(stream)
+            raise
+        error = refusal(answer, subject)
+        if error is not None:
+            raise error
+        # a duplicate's sequence is ours too: the payload under a message id never changes
+        return StreamSeq(int(answer["seq"]))
+
+    async def last(self, stream: StreamName, subject: str) -> Record | None:
+        answer = await self._connection.request(
+            f"$JS.API.STREAM.MSG.GET.{self._broker_name(stream)}", {"last_by_subj": subject}, f"end of {subject}"
+        )
+        if err_code(answer) == NO_MESSAGE:
+            return None
+        error = refusal(answer, f"end of {subject}")
+        if error is not None:
+            raise error
+        found = answer["message"]
+        payload = base64.b64decode(found.get("data", ""))
+        return Record(stream, StreamSeq(int(found["seq"])), _ms(found["time"]), found["subject"], payload)
+
+    async def state(self, stream: StreamName) -> StreamState:
+        info = await self._connection.call(f"$JS.API.STREAM.INFO.{self._broker_name(stream)}", None, f"stream {stream}")
+        held = info["state"]
+        last_seq = int(held["last_seq"])
+        first_seq = int(held["first_seq"]) if held["messages"] else last_seq + 1
+        return StreamState(
+            Epoch(_ms(info["created"])),
+            StreamSeq(first_seq),
+            StreamSeq(last_seq),
+            int(held["messages"]),
+            int(held["bytes"]),
+        )
+
+    async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
+        name = self._broker_name(stream)
+        config = {
+            "ack_policy": "none",
+            "deliver_policy": "by_start_time",
+            "opt_start_time": (_1970 + time_ms * _MS).isoformat(),
+            "inactive_threshold": 1_000_000_000,
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        body = {"stream_name": name, "config": config}
+        made = await self._connection.call(f"$JS.API.CONSUMER.CREATE.{name}", body, f"seeking in {stream}")
+        await self._connection.request(f"$JS.API.CONSUMER.DELETE.{name}.{made['name']}")
+        return StreamSeq(int(made["delivered"]["stream_seq"]) + 1)
+
+    async def read(self, stream: StreamName, start: StreamSeq) -> AsyncIterator[Record]:
+        def make_pull(on_record: Callable[[Record, int], None], held: Callable[[], int]) -> Pull:
+            return Pull(self._connection, stream, self._broker_name(stream), on_record, held)
+
+        one = JetStreamPass(make_pull, lambda: self.state(stream), start)
+        async with aclosing(one.records()) as records:
+            async for record in records:
+                yield record
+
+    async def tail(
+        self,
+        stream: StreamName,
+        start: StreamSeq,
+        on_record: Callable[[Record], None],
+        *,
+        on_reset: Callable[[StreamState], None] | None = None,
+    ) -> JetStreamTail:
+        def make_pull(deliver: Callable[[Record, int], None]) -> Pull:
+            return Pull(self._connection, stream, self._broker_name(stream), deliver)
+
+        tail = JetStreamTail(make_pull, lambda: self.state(stream), start, on_record, on_reset)
+        await tail.start()
+        self._tails = [*(other for other in self._tails if not other.stopped), tail]
+        return tail
+
+    async def streams(self) -> list[StreamName]:
+        names: list[str] = []
+        while True:
+            body = {"offset": len(names)}
+            answer = await self._connection.call("$JS.API.STREAM.NAMES", body, "list of streams")
+            page = answer.get("streams") or []
+            names += page
+            if not page or len(names) >= int(answer["total"]):
+                break
+        ours = (short_stream(self.namespace, name) for name in names)
+        return sorted(name for name in ours if name is not None)
+
+    async def close(self) -> None:
+        for tail in self._tails:
+            await tail.stop()
+        await self._connection.close()
+
+    def _broker_name(self, stream: StreamName) -> str:
+        return broker_stream(self.namespace, stream)
+
+    async def _create(self, name: StreamName) -> None:
+        """The stream exists. One that exists with other limits keeps them: narrower ones would delete history."""
+        config = self._topology.config(name).as_json(self.namespace)
+        answer = await self._connection.request(f"$JS.API.STREAM.CREATE.{config['name']}", config)
+        if err_code(answer) == NAME_IN_USE:
+            logger.warning("stream %s exists with other limits than configured; it keeps them", name)
+            return
+        error = refusal(answer, f"making stream {name}")
+        if error is not None:
+            raise error
+
+    async def _make_again(self, stream: StreamName) -> None:
+        """A stream that we ensured and that is gone from the broker is there again, empty, in a new epoch."""
+        if stream not in self._ensured:
+            return
+        answer: dict[str, Any] = await self._connection.request(f"$JS.API.STREAM.INFO.{self._broker_name(stream)}")
+        if err_code(answer) == NO_STREAM:
+            logger.error("stream %s is gone from the broker: making it again", stream)
+            await self._create(stream)
+
+    def _kick_tails(self) -> None:
+        for tail in self._tails:
+            tail.kick()
+
+
+def _ms(text: str) -> int:
+    """The broker's time (RFC 3339, nanoseconds) in whole milliseconds since 1970, cut off."""
+    return (datetime.fromisoformat(text) - _1970) // _MS

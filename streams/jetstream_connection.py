@@ -1,0 +1,273 @@
+"""One connection to the broker that is made again whenever it is lost.
+
+The client library's own reconnecting is switched off: it keeps what was written while the broker was away and sends
+it later, and some errors close it for good. Here a lost connection fails what waits for an answer at once, nothing
+is buffered, and the next connection starts clean; whoever reads is told by `on_connected`. The library does not
+always say that it lost its connection (`_finish_closing`), so it is also asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import nats.errors
+import orjson
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from core.errors import CallerError, PeerError, Refused, Unavailable
+from streams.credentials import NatsCredentials
+from streams.jetstream_errors import refusal
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 2
+"""For one server."""
+FIRST_CONNECT_TIMEOUT_S = 5.0
+"""For all servers, when the log is opened."""
+RECONNECT_WAIT_S = 0.1
+LOOK_EVERY_S = 0.5
+"""How often the library is asked whether it is connected, should it not say that it is not."""
+PING_INTERVAL_S = 5
+PINGS_OUTSTANDING_MAX = 2
+"""A connection that is silent for this many pings is lost."""
+REQUEST_TIMEOUT_S = 2.0
+
+_PERMISSION = re.compile(r"permissions violation for publish to \"([^\"]+)\"", re.IGNORECASE)
+_NO_AUTHORIZATION = re.compile(r"authorization|authentication|user credentials", re.IGNORECASE)
+
+OnMessage = Callable[[Msg], Awaitable[None]]
+
+
+class Connection:
+    """Requests, publishes and subscribes; see the module's text."""
+
+    def __init__(self, servers: list[str], credentials: NatsCredentials | None, name: str) -> None:
+        self.on_connected: list[Callable[[], None]] = []
+        """Called after each new connection but the first."""
+        self._servers = servers
+        self._credentials = credentials or NatsCredentials()
+        self._name = name
+        self._nc = Client()
+        self._inbox = ""
+        self._ids = itertools.count()
+        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._hint = asyncio.Event()
+        """Something happened to the connection."""
+        self._last_error: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connection {self._name} to {', '.join(self._servers)}, {'up' if self.connected else 'down'}>"
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._nc.is_connected)
+
+    @property
+    def max_payload(self) -> int:
+        """The most bytes that the broker takes in one message, headers included."""
+        return int(self._nc.max_payload)
+
+    async def open(self) -> None:
+        """Connected. Raises Unavailable if no server answers, Refused if none lets us in."""
+        try:
+            async with asyncio.timeout(FIRST_CONNECT_TIMEOUT_S):
+                await self._connect()
+        except TimeoutError as error:
+            raise Unavailable(f"no answer from NATS at {', '.join(self._servers)}") from error
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def close(self) -> None:
+        """Disconnected; every later call raises Unavailable."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._nc.close()
+        await _finish_closing(self._nc)
+        self._fail_waiting()
+
+    async def request(self, subject: str, body: dict[str, Any] | None = None, what: str = "") -> dict[str, Any]:
+        """The broker's answer, refused or not, as a dict."""
+        message = await self.exchange(subject, b"" if body is None else orjson.dumps(body), None)
+        return decoded(message, what or subject)
+
+    async def call(self, subject: str, body: dict[str, Any] | None = None, what: str = "") -> dict[str, Any]:
+        """The broker's answer; raises what its refusal stands for."""
+        answer = await self.request(subject, body, what)
+        error = refusal(answer, what or subject)
+        if error is not None:
+            raise error
+        return answer
+
+    async def exchange(self, subject: str, payload: bytes, headers: dict[str, str] | None) -> Msg:
+        """The one answer to a message. Raises Unavailable or Refused."""
+        reply = f"{self._inbox}.{next(self._ids)}"
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[reply] = (subject, answer)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await self.publish(subject, payload, reply, headers)
+                return await answer
+        except TimeoutError as error:
+            raise Unavailable(f"{subject}: no answer within {REQUEST_TIMEOUT_S} s") from error
+        finally:
+            del self._waiting[reply]
+
+    async def publish(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None = None) -> None:
+        """The message is on its way. Raises Unavailable or Refused."""
+        if not self.connected:
+            raise Unavailable("not connected to NATS")
+        try:
+            await self._nc.publish(subject, payload, reply=reply, headers=headers)
+        except nats.errors.MaxPayloadError as error:
+            raise Refused(f"{len(payload)} bytes are more than the {self.max_payload} that NATS takes") from error
+        except (nats.errors.Error, OSError) as error:
+            raise Unavailable(f"NATS connection: {error}") from error
+
+    async def subscribe(self, subject: str, on_message: OnMessage) -> Subscription:
+        """`on_message` is awaited for each message, in order, for as long as this connection lasts."""
+        if not self.connected:
+            raise Unavailable("not connected to NATS")
+        try:
+            # the library's default limits drop messages; what is under way is bounded by what was asked for
+            return await self._nc.subscribe(subject, cb=on_message, pending_msgs_limit=-1, pending_bytes_limit=-1)
+        except (nats.errors.Error, OSError) as error:
+            raise Unavailable(f"NATS connection: {error}") from error
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """No message of it is delivered any more."""
+        try:
+            await subscription.unsubscribe()
+        except nats.errors.Error as error:  # its connection went before it
+            logger.debug("unsubscribed after the connection was lost: %s", error)
+
+    def new_inbox(self) -> str:
+        """A subject that nobody else listens to."""
+        return str(self._nc.new_inbox())
+
+    async def _connect(self) -> None:
+        client = Client()
+        self._last_error = None
+        try:
+            await client.connect(self._servers, **self._options(client))
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            await client.close()
+            reason = self._last_error or error
+            text = f"NATS at {', '.join(self._servers)}: {reason}"
+            raise (Refused if _NO_AUTHORIZATION.search(str(reason)) else Unavailable)(text) from error
+        except asyncio.CancelledError:
+            await client.close()
+            raise
+        self._nc = client
+        self._servers = list(dict.fromkeys([*self._servers, *(url.geturl() for url in client.discovered_servers)]))
+        self._inbox = self.new_inbox()
+        await self.subscribe(self._inbox + ".*", self._on_answer)
+
+    def _options(self, client: Client) -> dict[str, Any]:
+        async def on_error(error: Exception) -> None:
+            self._on_error(error, client)
+
+        given = self._credentials
+        return {
+            "name": self._name,
+            "allow_reconnect": False,
+            "max_reconnect_attempts": 1,
+            "reconnect_time_wait": RECONNECT_WAIT_S,
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "ping_interval": PING_INTERVAL_S,
+            "max_outstanding_pings": PINGS_OUTSTANDING_MAX,
+            "error_cb": on_error,
+            "closed_cb": self._on_closed,
+            "user": given.user,
+            "password": given.password,
+            "token": given.token,
+            "user_credentials": None if given.creds_file is None else str(given.creds_file),
+            "tls": given.tls_context(),
+        }
+
+    async def _on_answer(self, message: Msg) -> None:
+        waiting = self._waiting.get(message.subject)
+        if waiting is not None and not waiting[1].done():
+            waiting[1].set_result(message)
+
+    def _on_error(self, error: Exception, client: Client) -> None:
+        self._last_error = error
+        self._hint.set()
+        denied = _PERMISSION.search(str(error))
+        for subject, answer in self._waiting.values() if denied else ():
+            if denied and subject == denied[1] and not answer.done():
+                answer.set_exception(Refused(f"NATS gives no right to publish to {subject}"))
+        if isinstance(error, nats.errors.Error | OSError):
+            loud = self.connected and client is self._nc
+            logger.log(logging.WARNING if loud else logging.DEBUG, "NATS client: %s", error)
+        else:  # raised by a callback of ours
+            logger.error("a NATS callback failed", exc_info=error)
+
+    async def _on_closed(self) -> None:
+        self._hint.set()
+
+    def _fail_waiting(self) -> None:
+        for _, answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(Unavailable("connection to NATS lost"))
+
+    async def _keep(self) -> None:
+        """Connected again, whenever the connection is lost."""
+        while True:
+            await self._until_lost()
+            logger.warning("connection to NATS lost: %s", self._last_error or "closed by the server")
+            self._fail_waiting()
+            lost = self._nc
+            await self._reconnect()
+            logger.warning("connected to NATS again")
+            for notify in self.on_connected:
+                notify()
+            await _finish_closing(lost)
+
+    async def _until_lost(self) -> None:
+        while self.connected:
+            self._hint.clear()
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._hint.wait()
+            except TimeoutError:
+                continue
+
+    async def _reconnect(self) -> None:
+        refused = ""
+        while not self.connected:
+            try:
+                await self._connect()
+            except (PeerError, CallerError) as error:
+                if not isinstance(error, Unavailable) and str(error) != refused:
+                    refused = str(error)
+                    logger.error("cannot connect again: %s", error)  # noqa: TRY400 - the text says it all
+                await asyncio.sleep(RECONNECT_WAIT_S)
+
+
+async def _finish_closing(client: Client) -> None:
+    """The lost client holds no task and no socket.
+
+    The library's closing breaks off without a word if the socket fails while it writes what is left (2.16).
+    """
+    if client._subs:  # noqa: SLF001
+        client._status = Client.DISCONNECTED  # noqa: SLF001
+        try:
+            await client._close(Client.CLOSED, do_cbs=False)  # noqa: SLF001
+        except OSError as error:
+            logger.debug("lost NATS client: %s", error)
+
+
+def decoded(message: Msg, what: str) -> dict[str, Any]:
+    """The answer's JSON. Raises Unavailable if nobody was there to answer."""
+    if message.headers and message.headers.get("Status") == "503":
+        raise Unavailable(f"{what}: nobody answers at the broker (no such stream, or no leader now)")
+    answer: dict[str, Any] = orjson.loads(message.data)
+    return answer

@@ -1,0 +1,137 @@
+"""One ephemeral consumer's deliveries, in order and without gaps, or not at all.
+
+1. The consumer acknowledges nothing and lives in memory; losing it costs a new one.
+2. Messages come to a callback, some requests ahead of need: five times faster than asking for each batch.
+3. `outstanding` counts what was asked for and has not come. A request that ends early says how much it leaves.
+4. Anything unexpected sets `broken`, and nothing more is delivered: whoever owns this opens it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import orjson
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from core.errors import PeerError
+from core.ids import StreamName, StreamSeq
+from streams.jetstream_connection import Connection
+from streams.log import Record
+
+BATCH = 500
+"""Messages in one request."""
+REQUESTS_AHEAD = 2
+HEARTBEAT_S = 1.0
+SILENCE_MAX_S = 2.5 * HEARTBEAT_S
+"""After so long without a message or a heartbeat the consumer is taken for lost."""
+REQUEST_EXPIRES_S = 30
+INACTIVE_S = 30
+"""When the broker forgets a consumer that nobody asks."""
+
+_NS_PER_S = 1_000_000_000
+_NS_PER_MS = 1_000_000
+_ENDED = {"404", "408"}
+"""Statuses of a request that ended before its batch was full."""
+_HEARTBEAT = "100"
+
+OnRecord = Callable[[Record, int], None]
+"""Called with the record and how many the stream holds after it."""
+
+
+class Pull:
+    """See the module's text. `open` may be called once."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: StreamName,
+        broker_stream: str,
+        on_record: OnRecord,
+        held: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.broken = asyncio.Event()
+        self.outstanding = 0
+        self.heard_s = time.monotonic()
+        self._connection = connection
+        self._stream = stream
+        self._broker_stream = broker_stream
+        self._on_record = on_record
+        self._held = held
+        self._inbox = connection.new_inbox()
+        self._next_subject = ""
+        self._subscription: Subscription | None = None
+        self._delivered = 0
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing, not even a heartbeat, came for too long."""
+        return time.monotonic() - self.heard_s > SILENCE_MAX_S
+
+    async def open(self, start: int) -> int:
+        """Deliveries begin at `start`; returns how many messages the stream holds from there on."""
+        config = {
+            "ack_policy": "none",
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": max(start, 1),
+            "inactive_threshold": INACTIVE_S * _NS_PER_S,
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        create = f"$JS.API.CONSUMER.CREATE.{self._broker_stream}"
+        body = {"stream_name": self._broker_stream, "config": config}
+        answer = await self._connection.call(create, body, f"reading {self._stream}")
+        self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._broker_stream}.{answer['name']}"
+        self._subscription = await self._connection.subscribe(self._inbox, self._on_message)
+        self.heard_s = time.monotonic()
+        await self.top_up()
+        return int(answer["num_pending"])
+
+    async def close(self) -> None:
+        """Nothing is delivered any more."""
+        self.broken.set()
+        if self._subscription is not None:
+            await self._connection.unsubscribe(self._subscription)
+
+    async def top_up(self) -> None:
+        """Enough is asked for, less what is `held` and not yet used."""
+        expires, heartbeat = REQUEST_EXPIRES_S * _NS_PER_S, int(HEARTBEAT_S * _NS_PER_S)
+        request = orjson.dumps({"batch": BATCH, "expires": expires, "idle_heartbeat": heartbeat})
+        while self.outstanding + self._held() <= BATCH * (REQUESTS_AHEAD - 1) and not self.broken.is_set():
+            self.outstanding += BATCH
+            await self._connection.publish(self._next_subject, request, self._inbox)
+
+    async def _on_message(self, message: Msg) -> None:
+        if self.broken.is_set():
+            return
+        self.heard_s = time.monotonic()
+        if message.reply.startswith("$JS.ACK."):
+            self._take(message)
+        else:
+            self._take_status(message.headers or {})
+        try:
+            await self.top_up()
+        except PeerError:  # the connection is gone; the owner will see why
+            self.broken.set()
+
+    def _take(self, message: Msg) -> None:
+        # $JS.ACK.[domain.account.]stream.consumer.deliveries.stream_seq.consumer_seq.time_ns.pending[.random]
+        tokens = message.reply.split(".")
+        first = 5 if len(tokens) == 9 else 7
+        seq, delivered, time_ns, pending = (int(token) for token in tokens[first : first + 4])
+        if delivered != self._delivered + 1:
+            self.broken.set()
+            return
+        self._delivered = delivered
+        self.outstanding -= 1
+        record = Record(self._stream, StreamSeq(seq), time_ns // _NS_PER_MS, message.subject, message.data)
+        self._on_record(record, pending)
+
+    def _take_status(self, headers: dict[str, str]) -> None:
+        status = headers.get("Status", "")
+        if status in _ENDED:
+            self.outstanding -= int(headers.get("Nats-Pending-Messages", BATCH))
+        elif status != _HEARTBEAT:
+            self.broken.set()

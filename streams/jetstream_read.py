@@ -1,0 +1,91 @@
+"""A bounded pass over a stream: what it held when asked, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from core.errors import Unavailable
+from streams.jetstream_pull import HEARTBEAT_S, Pull
+from streams.log import Record, StreamState
+
+PATIENCE_S = 10.0
+"""How long a pass goes on without a single record before it gives up."""
+REOPEN_WAIT_S = 0.1
+
+
+class JetStreamPass:
+    """One pass; `records` may be iterated once."""
+
+    def __init__(
+        self,
+        make_pull: Callable[[Callable[[Record, int], None], Callable[[], int]], Pull],
+        state: Callable[[], Awaitable[StreamState]],
+        start: int,
+    ) -> None:
+        self._make_pull = make_pull
+        self._state = state
+        self._next = max(start, 1)
+        self._last = 0
+        self._held: deque[Record] = deque()
+        self._arrived = asyncio.Event()
+        self._complete = False
+        """Whether nothing is to come behind what is held."""
+
+    async def records(self) -> AsyncGenerator[Record, None]:
+        """The records up to what was the last when this began. Raises Unavailable if they cannot be had."""
+        asked = await self._state()
+        self._last = asked.last_seq
+        progress_s = time.monotonic()
+        while self._next <= self._last and not self._complete:
+            try:
+                await self._check_epoch(asked)
+                async for record in self._one_opening():
+                    progress_s = time.monotonic()
+                    yield record
+            except Unavailable:
+                if time.monotonic() - progress_s > PATIENCE_S:
+                    raise
+                await asyncio.sleep(REOPEN_WAIT_S)
+
+    async def _check_epoch(self, asked: StreamState) -> None:
+        if (await self._state()).epoch != asked.epoch:
+            raise Unavailable("the stream was made anew while it was read")
+
+    async def _one_opening(self) -> AsyncGenerator[Record, None]:
+        """Records for as long as one consumer delivers them."""
+        pull = self._make_pull(self._take, self._held.__len__)
+        try:
+            self._complete = await pull.open(self._next) == 0
+            while True:
+                while self._held:
+                    record = self._held.popleft()
+                    self._next = record.seq + 1
+                    yield record
+                if self._complete:
+                    return
+                await pull.top_up()
+                await self._wait(pull)
+        finally:
+            self._held.clear()
+            await pull.close()
+
+    async def _wait(self, pull: Pull) -> None:
+        """Something is held, or all has come. Raises Unavailable if the consumer delivers no more."""
+        while not self._held and not self._complete:
+            if pull.broken.is_set() or pull.silent:
+                raise Unavailable("the broker stopped delivering")
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._arrived.wait()
+            except TimeoutError:
+                continue
+
+    def _take(self, record: Record, pending: int) -> None:
+        if record.seq <= self._last:
+            self._held.append(record)
+        self._complete = self._complete or record.seq >= self._last or pending == 0
+        self._arrived.set()

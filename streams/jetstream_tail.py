@@ -1,0 +1,130 @@
+"""A reader that follows a stream for ever, over lost connections, restarts and replaced histories."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from core.errors import PeerError, Refused
+from core.ids import Epoch
+from streams.jetstream_pull import HEARTBEAT_S, Pull
+from streams.log import Record, StreamState
+
+logger = logging.getLogger(__name__)
+
+REOPEN_WAIT_S = 0.1
+CHECK_EVERY_S = 5.0
+"""How often an open stream is asked whether it is still the same: one rolled back tells only heartbeats."""
+
+
+class JetStreamTail:
+    """Keeps its own position; see `streams.log.Tail`. Started by `start`."""
+
+    def __init__(
+        self,
+        make_pull: Callable[[Callable[[Record, int], None]], Pull],
+        state: Callable[[], Awaitable[StreamState]],
+        start: int,
+        on_record: Callable[[Record], None],
+        on_reset: Callable[[StreamState], None] | None,
+    ) -> None:
+        self._make_pull = make_pull
+        self._state = state
+        self._next = max(start, 1)
+        self._on_record = on_record
+        self._on_reset = on_reset
+        self._epoch: Epoch | None = None
+        self._pull: Pull | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.stopped = False
+
+    def __repr__(self) -> str:
+        return f"<JetStreamTail next {self._next}>"
+
+    async def start(self) -> None:
+        """Records are being delivered. Raises Unavailable or Refused if that cannot be begun now."""
+        await self._open()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        self.stopped = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._close_pull()
+
+    def kick(self) -> None:
+        """The connection is new: the consumer is opened anew at once."""
+        if self._pull is not None:
+            self._pull.broken.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._until_broken()
+            await self._reopen()
+
+    async def _until_broken(self) -> None:
+        assert self._pull is not None
+        checked_s = time.monotonic()
+        while not self._pull.broken.is_set() and not self._pull.silent:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._pull.broken.wait()
+            except TimeoutError:
+                if time.monotonic() - checked_s > CHECK_EVERY_S:
+                    checked_s = time.monotonic()
+                    if await self._replaced():
+                        return
+
+    async def _reopen(self) -> None:
+        told = ""
+        while True:
+            try:
+                await self._open()
+            except PeerError as error:
+                if isinstance(error, Refused) and str(error) != told:
+                    told = str(error)
+                    logger.error("cannot follow the stream: %s", error)  # noqa: TRY400 - the text says it all
+                await asyncio.sleep(REOPEN_WAIT_S)
+            else:
+                return
+
+    async def _open(self) -> None:
+        await self._close_pull()
+        self._follow(await self._state())
+        pull = self._make_pull(self._deliver)
+        self._pull = pull
+        await pull.open(self._next)
+
+    def _follow(self, state: StreamState) -> None:
+        """The position is one in the stream as it is; if its history was replaced, that is told."""
+        epoch_before, self._epoch = self._epoch, state.epoch
+        if self._continues(state, epoch_before):
+            return
+        logger.warning("history of the stream was replaced: it ends at %s, next was %s", state.last_seq, self._next)
+        self._next = state.first_seq
+        if self._on_reset is not None:
+            self._on_reset(state)
+
+    def _continues(self, state: StreamState, epoch: Epoch | None) -> bool:
+        return epoch in {None, state.epoch} and state.last_seq >= self._next - 1
+
+    async def _replaced(self) -> bool:
+        try:
+            return not self._continues(await self._state(), self._epoch)
+        except PeerError as error:
+            logger.debug("cannot check the stream now: %s", error)
+            return False
+
+    def _deliver(self, record: Record, _pending: int) -> None:
+        if self.stopped:
+            return
+        self._next = record.seq + 1
+        self._on_record(record)
+
+    async def _close_pull(self) -> None:
+        if self._pull is not None:
+            pull, self._pull = self._pull, None
+            await pull.close()

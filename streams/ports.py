@@ -1,0 +1,42 @@
+"""Ports on loopback for servers of our own."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from core.errors import CallerError, Unavailable
+
+HOST = "127.0.0.1"
+RANGE = range(20_000, 32_000)
+"""Below the ports that Linux gives to outgoing connections (32768 on): those could take a port while its server
+restarts, and a client that tries a dead port of that kind can even connect to itself."""
+ATTEMPTS_MAX = 100
+
+
+class PortTaken(CallerError):
+    """Another process listens on the port."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(f"port {port} is in use: name another one, or none to have a free one taken")
+        self.port = port
+
+
+def free_port() -> int:
+    """A port that nobody listens on now; another process may still be quicker."""
+    for port in random.sample(RANGE, ATTEMPTS_MAX):
+        if is_free(port):
+            return port
+    raise Unavailable(f"none of {ATTEMPTS_MAX} ports tried between {RANGE.start} and {RANGE.stop} is free")
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on the port now."""
+    with socket.socket() as probe:
+        # as servers do, so that connections of an earlier one, still in TIME_WAIT, do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,230 @@
+"""A replica with real workers on simulated engines: what it decides, says, and survives."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from actors.router import Router
+from core.codec import decode_message
+from core.events import RequestFinished, RequestPrefilled, RequestRejected, RequestRouted, WorkerLost
+from core.ids import StreamSeq
+from core.models import GenerationFailed, NoWorkers, UnknownModel
+from core.settings import RoutingSettings
+from core.subjects import ROUTING, kv_stream
+from projections.state import State
+from tests.actors.world import FAST, KEY, World, collect, request, until, world
+
+
+async def events_of(it: World, stream: str) -> list[object]:
+    """Every event of the stream, in order."""
+    return [
+        event
+        async for record in it.log.read(stream, StreamSeq(1))  # type: ignore[arg-type]
+        for event in decode_message(record.payload).events
+    ]
+
+
+async def test_request_goes_where_its_prefix_is() -> None:
+    """From the second turn on a conversation stays on its worker, and the prediction is what the engine says."""
+    async with world() as it:
+        for name in ("a", "b"):
+            await it.worker(name)
+        router = await it.router()
+        await until(lambda: router.ready()[0], "ready")
+        prompts = {talk: [talk * 100 + i for i in range(40)] for talk in range(1, 4)}
+        used: dict[int, set[str]] = {talk: set() for talk in prompts}
+        for turn in range(5):
+            for talk, prompt in prompts.items():
+                tokens, outputs = await collect(router, request(prompt, id=f"t{talk}-{turn}"))
+                cached = [o.cached_tokens for o in outputs if o.cached_tokens is not None]
+                assert (cached[0] > 0) == (turn > 0)
+                prompts[talk] = [*prompt, *tokens, turn + 7, talk + 7]
+                await it.settled(router)
+        for event in await events_of(it, ROUTING):
+            if isinstance(event, RequestRouted):
+                used[int(event.request[1])].add(event.worker)
+                predicted = {(event.request, event.attempt): event.predicted_cached_tokens}
+            elif isinstance(event, RequestPrefilled):
+                assert predicted[event.request, event.attempt] == event.cached_tokens
+        assert all(len(workers) == 1 for workers in used.values())
+
+
+async def test_fold_from_zero_equals_live() -> None:
+    """The log folded from its start gives the digest of the live replica."""
+    async with world() as it:
+        await it.worker("a")
+        await it.worker("b")
+        router = await it.router()
+        await until(lambda: router.ready()[0], "ready")
+        await asyncio.gather(*(collect(router, request(range(i, i + 70))) for i in range(20)))
+        await it.settled(router)
+        fresh = State(KEY.chain_key)
+        for stream, (epoch, seq) in router.state.cursor.items():
+            fresh.open(stream, epoch)
+            async for record in it.log.read(stream, StreamSeq(1)):
+                if record.seq <= seq:
+                    fresh.apply(stream, record.seq, record.subject, record.payload)
+        assert fresh.cursor == router.state.cursor
+        assert fresh.digest == router.state.digest
+
+
+async def test_every_routed_request_has_one_end() -> None:
+    """RequestFinished comes exactly once per attempt, also when the client goes away; nothing stays in flight."""
+    async with world() as it:
+        await it.worker("a", settings=FAST)
+        router = await it.router()
+        await until(lambda: router.ready()[0], "ready")
+        await collect(router, request(range(50), id="whole"))
+        stream = router.generate("sim", request(range(60), max_tokens=500, id="left"))
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        await until(lambda: not it.workers["a"].engine.load().running, "the engine stopped")
+        await it.settled(router)
+        ends = {e.request: e.outcome for e in await events_of(it, ROUTING) if isinstance(e, RequestFinished)}
+        assert ends == {"whole": "length", "left": "abort"}
+        assert not router.view().state.routing.tally.busy
+        assert not router.voice.ahead.tally.busy
+
+
+async def test_dead_worker_is_left_out_at_once_and_lost_once() -> None:
+    """After a crash the next request goes to the other worker; WorkerLost stands in the log once, from two replicas."""
+    async with world() as it:
+        a, _ = await it.worker("a"), await it.worker("b")
+        routers = [await it.router(f"frontend-{i}") for i in range(2)]
+        for router in routers:
+            await connected(router, 2)
+        await asyncio.gather(*(collect(routers[i % 2], request(range(i, i + 40))) for i in range(6)))
+        dead = await crash(it, "a")
+        for i in range(4):
+            await collect(routers[i % 2], request(range(500 + i, 560 + i)))
+        it.store.expire(f"workers/{dead}")
+        await until(lambda: all(r.state.member(dead).ended for r in routers), "the loss is known")  # type: ignore[arg-type,union-attr]
+        lost = [e for e in await events_of(it, kv_stream(0)) if isinstance(e, WorkerLost)]
+        assert len(lost) == 1
+        assert all(not r.state.index.held(dead) for r in routers)  # type: ignore[arg-type]
+        assert a.engine is not None
+
+
+async def connected(router: Router, workers: int) -> None:
+    """The router can use that many workers."""
+    await until(lambda: sum(card.workers for card in router.models()) == workers, f"{workers} workers")
+
+
+async def crash(it: World, name: str) -> str:
+    """The worker is gone without a word, as by kill -9: its registration stays."""
+    worker = it.workers.pop(name)
+    assert worker.presence is not None
+    for task in worker._tasks:
+        task.cancel()
+    await worker.presence.end()
+    await worker.port.close()
+    await worker.engine.stop()
+    return worker.presence.id
+
+
+async def test_unfinished_stream_fails_and_untouched_one_moves() -> None:
+    """A worker that dies after its first token fails the request; before it, another worker takes over unseen."""
+    async with world() as it:
+        await it.worker("a", settings=FAST)
+        router = await it.router()
+        await until(lambda: router.ready()[0], "ready")
+        stream = router.generate("sim", request(range(60), max_tokens=3000))
+        await anext(stream)
+        await crash(it, "a")
+        with pytest.raises(GenerationFailed):
+            async for _ in stream:
+                pass
+        with pytest.raises(NoWorkers):
+            await collect(router, request(range(60)))
+        await it.worker("b")
+        await until(lambda: router.ready()[0], "ready")
+        tokens, _ = await collect(router, request(range(60)))
+        assert len(tokens) == 8
+        await it.settled(router)
+        assert any(isinstance(e, RequestRejected) for e in await events_of(it, ROUTING))
+
+
+async def test_worker_written_off_comes_back_under_a_new_id() -> None:
+    """Lost is final: a living worker that finds its end in the log joins again with its cache restated."""
+    async with world() as it:
+        worker = await it.worker("a")
+        router = await it.router()
+        await until(lambda: router.ready()[0], "ready")
+        await collect(router, request(range(100)))
+        await it.settled(router)
+        assert worker.presence is not None
+        before = worker.presence.id
+        await router.suspicion._write_end(kv_stream(0), before, _lost())
+        await collect(router, request(range(300)))  # the worker's next word is refused
+        await until(lambda: worker.presence is not None and worker.presence.id != before, "a new life")
+        await it.settled(router)
+        member = router.state.member(before)
+        assert member is not None
+        assert member.ended
+        _, outputs = await collect(router, request(range(100)))
+        assert max(o.cached_tokens or 0 for o in outputs) == 96
+
+
+def _lost() -> bytes:
+    from core.codec import encode_event  # noqa: PLC0415
+
+    return encode_event(WorkerLost(by="somebody", reason="test"))
+
+
+async def test_two_models_keep_apart() -> None:
+    """Each request reaches only its own model's workers; one model without workers is refused alone."""
+    async with world() as it:
+        await it.worker("a", model="left")
+        await it.worker("b", model="right")
+        router = await it.router()
+        await until(lambda: len(router.models()) == 2 and router.ready()[0], "both models")
+        for _ in range(3):
+            await collect(router, request(range(40)), "left")
+            await collect(router, request(range(40)), "right")
+        with pytest.raises(UnknownModel):
+            await collect(router, request(range(40)), "middle")
+        await crash(it, "b")
+        await until(lambda: not router.card("right").workers, "right is gone")
+        with pytest.raises(NoWorkers):
+            await collect(router, request(range(40)), "right")
+        await collect(router, request(range(40)), "left")
+        await it.settled(router)
+        routed = [e for e in await events_of(it, ROUTING) if isinstance(e, RequestRouted)]
+        by_model = {model: {e.worker for e in routed if e.model == model} for model in ("left", "right")}
+        assert len(by_model["left"]) == len(by_model["right"]) == 1
+        assert not by_model["left"] & by_model["right"]
+
+
+async def test_log_away_fails_no_request() -> None:
+    """While the log is away requests are served from the last known state; afterwards index and caches agree."""
+    async with world() as it:
+        await it.worker("a")
+        await it.worker("b")
+        router = await it.router()
+        await until(lambda: router.ready()[0], "ready")
+        await collect(router, request(range(100)))
+        it.log.away = True  # type: ignore[attr-defined]
+        results = await asyncio.gather(*(collect(router, request(range(i, i + 90))) for i in range(30)))
+        assert all(len(tokens) == 8 for tokens, _ in results)
+        it.log.away = False  # type: ignore[attr-defined]
+        await it.settled(router)
+        assert router.state.incomplete == 0
+
+
+async def test_live_settings_count_from_the_next_decision() -> None:
+    """A setting changed in the registry is said in the log before the first decision under it; a bad one is refused."""
+    async with world() as it:
+        await it.worker("a")
+        await it.worker("b")
+        router = await it.router(settings=RoutingSettings(policy="round-robin"))
+        await until(lambda: router.ready()[0], "ready")
+        it.store.put("settings/routing", b'{"policy": "least-loaded"}')
+        it.store.put("settings/routing", b'{"policy": "no such"}')
+        await until(lambda: router.settings.policy == "least-loaded", "the new policy")
+        await collect(router, request(range(40)))
+        await it.settled(router)
+        names = [type(e).__name__ for e in await events_of(it, ROUTING)]
+        assert names.count("SettingsChanged") == 2
+        assert names.index("RequestRouted") > max(i for i, n in enumerate(names) if n == "SettingsChanged")

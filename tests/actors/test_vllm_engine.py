@@ -1,0 +1,238 @@
+"""vLLM as an engine: the contract, and what only the real one can show."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+import pytest
+from tokenizers import Tokenizer
+
+from actors.engines.engine import CacheGap, CacheRemoved, CacheStored
+from actors.engines.vllm import VllmEngine, parse_flags
+from actors.mirror import CacheMirror
+from core.errors import CallerError, EngineDead
+from core.ids import new_id
+from core.prompt import Prompt, scope_bytes, tokens_from_bytes, tokens_to_bytes
+from tests.contracts.engine import HASH_SEED, EngineContract, Started, answer_to, prompt, request, until_idle
+from tests.fixtures.engines import ADAPTERS, BLOCKS, RecordedEngine
+
+
+class TestVllmEngine(EngineContract):
+    @pytest.fixture
+    async def started(self, vllm_engine: RecordedEngine) -> AsyncIterator[Started]:
+        yield Started(vllm_engine, vllm_engine.changes)
+
+
+async def test_scopes(vllm_engine: RecordedEngine) -> None:
+    """Two adapters and two salts over the same tokens make nine caches, in the engine and in its mirror."""
+    size = vllm_engine.info.block_size
+    asked = prompt(3 * size + 5)
+    scopes = list(product((None, *ADAPTERS), (None, "one", "two")))
+    before = len(vllm_engine.changes)
+    for expected in (0, 3 * size):
+        for adapter, salt in scopes:
+            sent = msgspec.structs.replace(request(asked, 2, cache_salt=salt), adapter=adapter)
+            assert (await answer_to(vllm_engine, sent)).cached_tokens == expected, (adapter, salt)
+    await vllm_engine.settle()
+    mirror = CacheMirror(size, HASH_SEED)
+    for change in vllm_engine.changes[before:]:
+        mirror.apply(change)
+    held = set(mirror.held("device"))
+    for adapter, salt in scopes:
+        whole = Prompt(asked, size, HASH_SEED, scope_bytes(adapter, salt))
+        assert {whole.key(depth) for depth in (1, 2, 3)} <= held, (adapter, salt)
+
+
+async def test_adapters_speak_differently(vllm_engine: RecordedEngine) -> None:
+    """Each adapter changes the greedy answer, so a cache shared by mistake would show."""
+    asked = request(prompt(20), 8)
+    answers = {
+        (await answer_to(vllm_engine, msgspec.structs.replace(asked, adapter=adapter))).tokens
+        for adapter in (None, *ADAPTERS)
+    }
+    assert len(answers) == 3
+
+
+async def test_full_cache(vllm_engine: RecordedEngine) -> None:
+    """With the cache full, equal prompts in parallel and evictions all the time, the mirror predicts real reuse."""
+    size, fresh = vllm_engine.info.block_size, random.Random(20)
+    mirror = CacheMirror(size, HASH_SEED)
+    seen = 0
+
+    def catch_up() -> None:
+        nonlocal seen
+        for change in vllm_engine.changes[seen:]:
+            mirror.apply(change)
+        seen = len(vllm_engine.changes)
+
+    trunks = [prompt(fresh.randrange(3, 9) * size) for _ in range(24)]
+    compared = []
+    for _ in range(12):
+        batch = [fresh.choice(trunks) + prompt(fresh.randrange(1, 4 * size)) for _ in range(3)]
+        await asyncio.gather(*(answer_to(vllm_engine, request(one, 8)) for one in batch * 4))
+        for trunk in fresh.sample(trunks, 3):
+            await vllm_engine.settle()
+            catch_up()
+            held = set(mirror.held("device"))
+            sent = request(trunk + prompt(fresh.randrange(1, size)), 2)
+            whole = Prompt(sent.tokens, size, HASH_SEED)
+            depths = [depth for depth in range(1, whole.blocks_reusable + 1) if whole.key(depth) in held]
+            assert depths == list(range(1, len(depths) + 1))
+            compared.append((len(depths) * size, (await answer_to(vllm_engine, sent)).cached_tokens))
+    assert [predicted for predicted, _ in compared] == [real for _, real in compared]
+    assert len({real for _, real in compared}) > 3
+    await vllm_engine.settle()
+    stored, removed = _copies(vllm_engine)
+    print(stored.total(), removed.total(), max(stored.values()), len(compared), Counter(compared), mirror)
+    assert max(stored.values()) > 1, "no block had several copies"
+    assert sum(removed.values()) > BLOCKS, "nothing was evicted"
+    assert (stored - removed).total() > 0.9 * BLOCKS, "the cache was not full"
+    assert not any(isinstance(change, CacheGap) for change in vllm_engine.changes)
+    assert mirror.strangers == 0
+
+
+def _copies(engine: RecordedEngine) -> tuple[Counter[int], Counter[int]]:
+    """How often each block came and went."""
+    stored = Counter(name for change in engine.changes if isinstance(change, CacheStored) for name in change.blocks)
+    removed = Counter(name for change in engine.changes if isinstance(change, CacheRemoved) for name in change.blocks)
+    return stored, removed
+
+
+async def test_greedy_as_vllm_itself(vllm_engine: RecordedEngine, tiny_checkpoint: Path) -> None:
+    """Greedy tokens and text are what vLLM's own generate gives for the same prompt."""
+    vllm, llm = vllm_engine._vllm, vllm_engine._llm
+    tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
+    for length in (7, 64, 200):
+        asked = prompt(length)
+        ours = await answer_to(vllm_engine, request(asked, 40, ignore_eos=False, cache_salt=new_id()))
+        chosen = vllm.SamplingParams(temperature=0, max_tokens=40)
+        given = {"type": "token", "prompt_token_ids": tokens_from_bytes(asked), "cache_salt": new_id()}
+        async for result in llm.generate(given, chosen, new_id()):
+            own = result.outputs[0]
+        assert ours.tokens == tuple(own.token_ids)
+        assert tokenizer.decode(list(ours.tokens), skip_special_tokens=True) == own.text
+
+
+async def test_seed(vllm_engine: RecordedEngine) -> None:
+    """The same seed gives the same random answer, another seed another one."""
+    asked = prompt(20)
+    answers = [
+        (await answer_to(vllm_engine, request(asked, 8, temperature=1.0, seed=seed))).tokens for seed in (1, 1, 2)
+    ]
+    assert answers[0] == answers[1] != answers[2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sampling"),
+    [
+        ([], {}),
+        ([4096], {}),
+        ([1], {"temperature": -1.0}),
+        ([1], {"top_p": 0.0}),
+        ([1], {"min_tokens": 9}),
+        ([1], {"stop_token_ids": (2**40,)}),
+        ([1], {"adapter": "nobody"}),
+    ],
+)
+async def test_refused(vllm_engine: RecordedEngine, tokens: list[int], sampling: dict[str, Any]) -> None:
+    """What the engine cannot do is the caller's error in a sentence, and the engine goes on."""
+    adapter = sampling.pop("adapter", None)
+    sent = msgspec.structs.replace(request(tokens_to_bytes(tokens), 4, **sampling), adapter=adapter)
+    with pytest.raises(CallerError, match=" "):
+        await answer_to(vllm_engine, sent)
+    await vllm_engine.check()
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "said"),
+    [
+        ("tiny", {"no_such_argument": 1}, "no_such_argument"),
+        ("tiny", {"max_model_len": "long"}, "max_model_len"),
+        ("tiny", {"max_model_len": 1 << 30}, "max_model_len"),
+        ("tiny", {"kv_events_config": {}}, "kv_events_config"),
+        ("tiny", {"data_parallel_size": 2}, "data_parallel_size"),
+        ("/no/such/model", {}, "/no/such/model"),
+    ],
+)
+async def test_bad_arguments(tiny_checkpoint: Path, model: str, arguments: dict[str, Any], said: str) -> None:
+    """An engine that cannot be started as asked says why, and leaves no process."""
+    before = set(psutil.Process().children(recursive=True))
+    path = str(tiny_checkpoint) if model == "tiny" else model
+    with pytest.raises(CallerError, match=said):
+        await RecordedEngine("tiny", path, arguments).start()
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_flags() -> None:
+    """vLLM's own flags become engine arguments; what is not given is left out, what is wrong is said."""
+    assert parse_flags(["--max-model-len", "4k", "--enable-lora"]) == {"max_model_len": 4000, "enable_lora": True}
+    with pytest.raises(CallerError, match="--nope"):
+        parse_flags(["--nope"])
+
+
+async def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without vLLM one sentence says what to install."""
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.async_llm", None)
+    with pytest.raises(CallerError, match="--engine simulated"):
+        await VllmEngine("tiny", "anywhere", {}).start(lambda _: None)
+
+
+async def test_start_timeout(tiny_checkpoint: Path) -> None:
+    """A start that takes too long ends in time with all its processes."""
+    before = set(psutil.Process().children(recursive=True))
+    engine = RecordedEngine("tiny", str(tiny_checkpoint), {}, start_timeout_s=3.0)
+    with pytest.raises(EngineDead, match="within 3 s"):
+        await engine.start()
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
+
+
+async def test_death(tiny_checkpoint: Path) -> None:
+    """An engine whose process is killed fails its requests and checks with EngineDead, and stops clean."""
+    engine = RecordedEngine("tiny", str(tiny_checkpoint), {})
+    await engine.start()
+    assert engine.info.block_size == 32
+    assert engine.info.model_path == str(tiny_checkpoint)
+    stream = engine.generate(request(prompt(30), 4000))
+    await anext(stream)
+    assert engine.load().running == 1
+    pids = engine._processes.pids
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(EngineDead):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineDead):
+        await engine.check()
+    with pytest.raises(EngineDead):
+        await engine.settle()
+    await engine.stop()
+    await engine.stop()
+    assert not any(map(psutil.pid_exists, pids))
+
+
+async def test_abort_under_load(vllm_engine: RecordedEngine) -> None:
+    """Requests that are given up in the middle leave nothing running and no cache change untold."""
+
+    async def give_up(after: int) -> None:
+        stream = vllm_engine.generate(request(prompt(100), 300))
+        for _ in range(after):
+            await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    await asyncio.gather(*(give_up(after) for after in range(1, 7)))
+    await until_idle(vllm_engine)
+    await vllm_engine.settle()
+    told = len(vllm_engine.changes)
+    await vllm_engine.settle()
+    assert len(vllm_engine.changes) == told

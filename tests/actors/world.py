@@ -1,0 +1,137 @@
+"""A whole deployment in one process: memory log, memory registry, real TCP, simulated engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from actors.engines.simulated import SimulatedEngine, SimulatedSettings
+from actors.router import Router, RouterOptions
+from actors.worker import Worker, WorkerOptions
+from core.clock import Clock, SystemClock
+from core.generation import GenerateRequest, Output, Sampling
+from core.ids import RequestId, WorkerId
+from core.keys import DeploymentKey
+from core.prompt import tokens_to_bytes
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING, kv_stream
+from streams.log import EventLog
+from streams.memory import MemoryLog
+from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.registry import Registry
+
+NAMESPACE = "test"
+KEY = DeploymentKey(bytes(32))
+FAST = SimulatedSettings(prefill_us_per_token=1, decode_us_per_step=200, eos_every=0, block_size=16, capacity_blocks=256)
+LEASE_MS = 300
+WAIT_S = 20.0
+
+
+class Silent:
+    """An observer that counts nothing."""
+
+    def decided(self, policy: str, duration_s: float) -> None:
+        pass
+
+    def prefilled(self, model: str, worker: str, ttft_s: float, prompt_tokens: int, cached_tokens: int) -> None:
+        pass
+
+    def finished(self, model: str, outcome: str, duration_s: float) -> None:
+        pass
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    """Returns when the condition holds; fails with what was waited for."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"waited in vain for: {what}") from None
+
+
+def request(tokens: Iterable[int], max_tokens: int = 8, id: str = "", **options: object) -> GenerateRequest:
+    """A greedy request."""
+    raw = tokens_to_bytes(tokens)
+    name = RequestId(id or f"r-{hash(raw) & 0xFFFFFFFF:x}-{next(_numbers)}")
+    return GenerateRequest(id=name, tokens=raw, sampling=Sampling(max_tokens=max_tokens, temperature=0), **options)  # type: ignore[arg-type]
+
+
+def _counter() -> Iterable[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
+_numbers = iter(_counter())
+
+
+class World:
+    """Workers and routers over one log and one registry."""
+
+    def __init__(self, log: EventLog | None = None, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self.log: EventLog = log or MemoryLog(NAMESPACE, self.clock)
+        self.store = MemoryRegistryStore()
+        self.workers: dict[str, Worker] = {}
+        self.routers: dict[str, Router] = {}
+
+    def registry(self) -> Registry:
+        return MemoryRegistry(self.store)
+
+    async def worker(self, name: str, model: str = "sim", settings: SimulatedSettings = FAST) -> Worker:
+        engine = SimulatedEngine(model, settings)
+        worker = Worker(
+            WorkerOptions(namespace=NAMESPACE, name=name), engine, self.log, self.registry(), self.clock, KEY
+        )
+        await worker.start({})
+        self.workers[name] = worker
+        return worker
+
+    async def router(self, name: str = "frontend-0", settings: RoutingSettings | None = None) -> Router:
+        options = RouterOptions(namespace=NAMESPACE, name=name, lease_ms=LEASE_MS)
+        router = Router(
+            options, self.log, self.registry(), self.clock, KEY, settings or RoutingSettings(), Silent()
+        )
+        await router.start({})
+        self.routers[name] = router
+        return router
+
+    async def settled(self, router: Router) -> None:
+        """The router's view of every live worker is the worker's own mirror."""
+
+        def agree() -> bool:
+            for worker in self.workers.values():
+                assert worker.presence is not None
+                assert worker.mirror is not None
+                held = router.state.index.held(WorkerId(worker.presence.id))
+                if held != set(worker.mirror.held("device")) or not worker.presence.kv.idle:
+                    return False
+            return not len(router.voice.ahead)
+
+        await until(agree, "index and caches agree")
+
+    async def stop(self) -> None:
+        for router in self.routers.values():
+            await router.stop("test over")
+        for worker in self.workers.values():
+            await worker.stop("test over", drain=False)
+
+
+@asynccontextmanager
+async def world(log: EventLog | None = None) -> AsyncIterator[World]:
+    """A world that leaves nothing behind."""
+    it = World(log)
+    await it.log.ensure([kv_stream(0), LOAD, ROUTING])
+    try:
+        yield it
+    finally:
+        await it.stop()
+
+
+async def collect(router: Router, asked: GenerateRequest, model: str = "sim") -> tuple[list[int], list[Output]]:
+    """All tokens of a generation, and its outputs."""
+    outputs = [output async for output in router.generate(model, asked)]
+    return [token for output in outputs for token in output.tokens], outputs

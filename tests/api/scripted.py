@@ -1,0 +1,129 @@
+"""A small real tokenizer, and a backend that says what a script tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from functools import cache
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from core.generation import GenerateRequest, Output
+from core.models import ModelCard, UnknownModel
+
+TEXT = """A jet leaves a contrail; this system leaves its log. Each request goes to the worker whose cache already
+holds most of the prompt, and what such a choice rests on is written down, so that it can be explained later."""
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<|start|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+CONTEXT_MAX = 200
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """A byte-level BPE of a few hundred tokens."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([TEXT], trainer)
+    made.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A", special_tokens=[("<|start|>", made.token_to_id("<|start|>"))]
+    )
+    return made
+
+
+def ids(text: str) -> tuple[int, ...]:
+    """The text's tokens, nothing added."""
+    return tuple(tokenizer().encode(text, add_special_tokens=False).ids)
+
+
+END = SPECIAL.index("<|end|>")
+
+
+@cache
+def files() -> dict[str, bytes]:
+    """What a worker gives for the model."""
+    config = {"bos_token": {"content": "<|start|>"}, "eos_token": "<|end|>", "chat_template": TEMPLATE}
+    return {
+        "tokenizer.json": tokenizer().to_str().encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+        "generation_config.json": json.dumps({"eos_token_id": [END, 0]}).encode(),
+    }
+
+
+def card(name: str) -> ModelCard:
+    """A simulated model with that tokenizer."""
+    return ModelCard(
+        name=name, engine="simulated", context_max=CONTEXT_MAX, created_s=1_700_000_000, workers=1, files=files()
+    )
+
+
+Step = Output | Exception | asyncio.Event
+"""What comes next: tokens, a failure, or a wait until the event is set."""
+
+
+def spoken(*pieces: str, finish: str = "stop") -> list[Step]:
+    """One output per piece, the last one with the end token."""
+    outputs: list[Step] = [Output(tokens=ids(piece)) for piece in pieces]
+    return [Output(cached_tokens=7), *outputs, Output(tokens=(END,), finish=finish)]
+
+
+class ScriptedBackend:
+    """Every generation follows `script`; what was asked is in `requests`, `closed` counts the ended ones."""
+
+    def __init__(self) -> None:
+        self.script: Sequence[Step] = spoken("hello")
+        self.requests: list[GenerateRequest] = []
+        self.closed = 0
+        self.changed = asyncio.Condition()
+        self.waiting: dict[str, str] = {}
+
+    def models(self) -> list[ModelCard]:
+        return [card("org/other"), card("tiny")]
+
+    def card(self, model: str) -> ModelCard:
+        for known in self.models():
+            if known.name == model:
+                return known
+        raise UnknownModel(f"there is no model {model!r} here; /v1/models lists what there is")
+
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[Output]:
+        assert self.card(model)
+        try:
+            async with self.changed:
+                self.requests.append(request)
+                self.changed.notify_all()
+            for step in self.script:
+                match step:
+                    case Exception():
+                        raise step
+                    case asyncio.Event():
+                        await step.wait()
+                    case _:
+                        yield step
+        finally:
+            async with self.changed:
+                self.closed += 1
+                self.changed.notify_all()
+
+    async def until_asked(self, count: int = 1) -> None:
+        """So many generations have begun."""
+        async with asyncio.timeout(5), self.changed:
+            await self.changed.wait_for(lambda: len(self.requests) >= count)
+
+    async def until_closed(self, count: int = 1) -> None:
+        """So many generations have ended."""
+        async with asyncio.timeout(5), self.changed:
+            await self.changed.wait_for(lambda: self.closed >= count)
+
+    def ready(self) -> tuple[bool, dict[str, str]]:
+        return not self.waiting, self.waiting

@@ -1,0 +1,118 @@
+"""The deployment file, the environment and the flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from api.config import Deployment
+from api.config_load import HIDDEN, load
+from core.errors import CallerError
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "deployment.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_nothing_given_is_two_tiny_workers() -> None:
+    """Without file, environment and flags there is a deployment that works, all of it by default."""
+    loaded = load(environment={})
+
+    assert Deployment() == loaded.deployment
+    assert loaded.origins == {}
+    assert [(group.model, group.count, group.engine) for group in loaded.deployment.workers] == [("tiny", 2, "vllm")]
+
+
+def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> None:
+    """The nearest layer wins, and it is known which one that was."""
+    file = written(tmp_path, "{version: 1, namespace: filed, frontend: {replicas: 3, listen: '0.0.0.0:1'}}")
+
+    loaded = load(
+        file,
+        flags={"namespace": None, "frontend.port": 9000, "workers.model": "org/model"},
+        environment={"CONTRAIL_PORT": "7000", "CONTRAIL_REPLICAS": "2", "HOME": "/"},
+    )
+
+    assert loaded.deployment.namespace == "filed"
+    assert loaded.deployment.frontend.replicas == 2
+    assert loaded.deployment.frontend.listen == "0.0.0.0:9000"
+    assert loaded.deployment.workers[0].model == "org/model"
+    assert {
+        "version": str(file),
+        "namespace": str(file),
+        "frontend.listen": "--port",
+        "frontend.replicas": "CONTRAIL_REPLICAS",
+        "workers.0.model": "--model",
+    } == loaded.origins
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("frontend: {prot: 1}", "frontend: there is no such key as `prot`"),
+        ("workers: [{name: a}, {cont: 2}]", "there is no such key as `cont`"),
+        ("colour: red", "there is no such key as `colour`"),
+        ("version: 2", "version 2: this Contrail reads version 1"),
+        ("routing: {policy: best}", "routing.policy: 'best' is none of kv"),
+        ("routing: {wait: 1}", "routing.wait: no such setting"),
+        ("workers: [{engine: vlm}]", "engine 'vlm': there are vllm, simulated"),
+        ("workers: [{name: a}, {name: a}]", "two worker groups have one name"),
+        ("log: {max_age: 7 years}", "'7 years' is not a duration"),
+        ("log: {max_bytes: 0GiB}", "must be more than nothing"),
+        ("frontend: {listen: nowhere}", "'nowhere' is not an address"),
+        ("namespace: Prod", "use 1 to 63 of a-z"),
+        ("a: [", "line 1: this is not YAML"),
+        ("[1, 2]", "a deployment file is a mapping"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+    """An error names the file, the key and what may stand there."""
+    file = written(tmp_path, text)
+
+    with pytest.raises(CallerError) as raised:
+        load(file, environment={})
+
+    assert str(raised.value).startswith(str(file))
+    assert said in str(raised.value)
+
+
+def test_an_error_in_the_environment_names_the_variable() -> None:
+    """Not the file is to blame for a variable."""
+    with pytest.raises(CallerError, match=r"^CONTRAIL_REPLICAS: 'two' is not a whole number"):
+        load(environment={"CONTRAIL_REPLICAS": "two"})
+    with pytest.raises(CallerError, match=r"^CONTRAIL_PORT: "):
+        load(environment={"CONTRAIL_PORT": "99999"})
+
+
+def test_a_flag_for_the_workers_needs_one_group(tmp_path: Path) -> None:
+    """With two groups, `--model` could mean either: refused."""
+    file = written(tmp_path, "workers: [{name: a}, {name: b, model: m}]")
+
+    with pytest.raises(CallerError, match=r"^--model: the file has 2 worker groups"):
+        load(file, flags={"workers.model": "x"}, environment={})
+
+
+def test_the_printed_configuration_is_a_file_that_says_the_same(tmp_path: Path) -> None:
+    """print-config can be kept as a deployment file; it shows no secret."""
+    given = "{routing: {policy: random}, workers: [{name: a, engine_args: {max_model_len: 512}}, {name: b, model: m}]}"
+    loaded = load(written(tmp_path, given), environment={})
+
+    again = load(written(tmp_path, loaded.to_yaml()), environment={})
+
+    assert loaded.deployment == again.deployment
+    secret = load(environment={"CONTRAIL_NATS_USER": "u", "CONTRAIL_NATS_PASSWORD": "s3cret"})
+    assert "s3cret" not in secret.to_yaml() + str(secret.to_json())
+    assert yaml.safe_load(secret.to_yaml())["log"]["credentials"]["password"] == HIDDEN
+
+
+def test_the_deployments_that_come_along() -> None:
+    """`deploy/agg.yaml` takes workers in turn, `deploy/agg-router.yaml` by their cache."""
+    policies = {file.stem: load(file, environment={}).deployment.routing_settings.policy for file in DEPLOY.iterdir()}
+
+    assert policies == {"agg": "round-robin", "agg-router": "kv"}

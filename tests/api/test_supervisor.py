@@ -1,0 +1,234 @@
+"""Supervision of real processes: small Python programs that obey, refuse, crash or hang."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from api.data_folder import DataFolder
+from api.parts import PartSpec
+from api.run_file import PartEntry
+from api.running.backoff import Backoff
+from api.running.process_part import ProcessPart
+from api.running.processes import end_leftovers, started_ticks
+from api.running.progress import PlainProgress
+from api.running.readiness import PartFailed, wait_until_ready
+from api.running.supervisor import HURRY_MAX_S, Supervisor
+from core.errors import CallerError
+
+OBEYS = (
+    "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('up', flush=True); time.sleep(60)"
+)
+REFUSES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+LEAVES_A_CHILD = (
+    "import subprocess, sys, time; "
+    "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid, flush=True); time.sleep(60)"
+)
+LISTENS = """
+import os, sys, http.server, pathlib
+from api.parts import Announcement, announce
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503 if self.path in sys.argv[3:] else 200)
+        self.end_headers()
+
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+said = Announcement(pid=os.getpid(), ops=f"127.0.0.1:{server.server_port}", id="0123456789abcdef")
+announce(pathlib.Path(sys.argv[1]), sys.argv[2], said)
+server.serve_forever()
+"""
+BOUND_S = 20.0
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not true():  # noqa: ASYNC110 - processes set no event
+            await asyncio.sleep(0.02)
+
+
+class Bench:
+    """A data folder, a supervisor that says what it does, and parts that are gone at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = DataFolder(folder)
+        self.data.make()
+        self.said: list[str] = []
+        self.parts: list[ProcessPart] = []
+        self.supervisor = Supervisor(self.said.append, lambda: Backoff(0.05, 0.2, 60.0), probe_every_s=0.05)
+
+    def part(self, name: str, program: str, *arguments: str, drain_max_s: float = 5.0) -> ProcessPart:
+        command = (sys.executable, "-c", program, *arguments)
+        self.parts.append(
+            ProcessPart(PartSpec(name=name, kind="test", what="", command=command), self.data, drain_max_s)
+        )
+        return self.parts[-1]
+
+    async def started(self, name: str, program: str, *arguments: str, drain_max_s: float = 5.0) -> ProcessPart:
+        part = self.part(name, program, *arguments, drain_max_s=drain_max_s)
+        await part.start()
+        await until(lambda: part.log.read_text() != "" or part.announcement is not None)
+        return part
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    for part in bench.parts:
+        await part.kill()
+
+
+def test_delays_double_to_a_bound_and_start_over() -> None:
+    """A part that keeps dying waits longer each time; one that lived steadily is trusted again."""
+    backoff = Backoff()
+
+    assert [backoff.after(0.5) for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    assert [backoff.after(60), backoff.after(59)] == [1, 2]
+
+
+async def test_a_part_that_dies_is_started_again(bench: Bench) -> None:
+    """It has a new process, and that it died and why was said."""
+    part = await bench.started("worker", LISTENS, str(bench.data.path), "worker")
+    first = part.pid
+    bench.supervisor.keep(part)
+    assert first is not None
+
+    os.kill(first, 9)
+    await until(lambda: any("is ready again" in line for line in bench.said))
+
+    assert part.running
+    assert part.pid != first
+    assert bench.said[0] == "worker killed by SIGKILL; it is started again in 0.05 s"
+    assert f"(pid {part.pid})" in bench.said[1]
+    await bench.supervisor.drain([[part]], asyncio.Event())
+
+
+async def test_a_part_that_keeps_dying_is_tried_again_and_again(bench: Bench) -> None:
+    """Each attempt waits longer, up to the bound, and the part's last words are told."""
+    part = await bench.started("crashes", "print('contrail: no memory'); raise SystemExit(3)")
+    bench.supervisor.keep(part)
+
+    await until(lambda: len(bench.said) >= 4)
+    await bench.supervisor.drain([[part]], asyncio.Event())
+
+    expected = [
+        f"crashes ended with status 3: no memory; it is started again in {s} s" for s in ("0.05", "0.1", "0.2", "0.2")
+    ]
+    assert expected == bench.said[:4]
+
+
+async def test_a_part_that_hangs_is_taken_for_dead(bench: Bench) -> None:
+    """A process that runs but does not answer /live is killed and started again."""
+    part = await bench.started("hangs", LISTENS, str(bench.data.path), "hangs", "/live")
+    bench.supervisor.keep(part)
+
+    await until(lambda: len(bench.said) >= 1)
+    await bench.supervisor.drain([[part]], asyncio.Event())
+
+    assert bench.said[0] == "hangs did not answer 5 times in a row, and was killed; it is started again in 0.05 s"
+
+
+async def test_what_a_dead_part_leaves_behind_goes_too(bench: Bench) -> None:
+    """Killing a part's process ends its children as well: they are in its group."""
+    part = await bench.started("parent", LEAVES_A_CHILD)
+    child = int(part.log.read_text())
+    assert started_ticks(child) is not None
+
+    await part.stop(5.0)
+
+    await until(lambda: started_ticks(child) is None)
+
+
+async def test_stages_go_one_after_the_other(bench: Bench) -> None:
+    """A later stage still runs when the last part of the one before is gone."""
+    first = await bench.started("front", REFUSES, drain_max_s=0.3)
+    second = await bench.started("back", OBEYS)
+    alive: list[bool] = []
+    stop = first.stop
+
+    async def watched(within_s: float) -> None:
+        await stop(within_s)
+        alive.append(second.running)
+
+    first.stop = watched  # type: ignore[method-assign]
+    await bench.supervisor.drain([[first], [second]], asyncio.Event())
+
+    assert alive == [True]
+    assert first.status == -9
+    assert second.status == 0
+
+
+async def test_hurry_shortens_a_drain(bench: Bench) -> None:
+    """A second Ctrl-C ends what would not end, long before its time is up."""
+    part = await bench.started("slow", REFUSES, drain_max_s=600.0)
+    hurry = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.1, hurry.set)
+
+    async with asyncio.timeout(HURRY_MAX_S + 5):
+        await bench.supervisor.drain([[part]], hurry)
+
+    assert not part.running
+    assert bench.said == ["slow does not end: killed"]
+
+
+async def test_draining_ends_restarts(bench: Bench) -> None:
+    """A part that waits for its next start is not started any more."""
+    supervisor = Supervisor(bench.said.append, lambda: Backoff(60.0, 60.0, 60.0))
+    part = await bench.started("crashes", "print('no')")
+    supervisor.keep(part)
+    await until(lambda: len(bench.said) == 1)
+
+    async with asyncio.timeout(5):
+        await supervisor.drain([[part]], asyncio.Event())
+
+    assert part.starts == 1
+
+
+async def test_a_start_ends_with_the_parts_own_sentence(bench: Bench) -> None:
+    """A part that says what is wrong (status 2) is quoted; one that just ends is told with its log."""
+    with (bench.data.path / "out").open("w") as out:
+        says = await bench.started("says", "print('contrail: no such model'); raise SystemExit(2)")
+        await until(lambda: not says.running)
+        with pytest.raises(CallerError, match=r"^says: no such model$"):
+            await wait_until_ready([says], PlainProgress(out))
+        ends = await bench.started("ends", "raise ValueError('bad luck')")
+        await until(lambda: not ends.running)
+        with pytest.raises(
+            PartFailed, match=r"^ends ended with status 1: ValueError: bad luck \(its log: .*ends.log\)$"
+        ):
+            await wait_until_ready([ends], PlainProgress(out))
+
+
+async def test_waiting_ends_when_all_are_ready(bench: Bench) -> None:
+    """Each part's way to ready is said, once."""
+    part = bench.part("front", LISTENS, str(bench.data.path), "front")
+    await part.start()
+    out = bench.data.path / "out"
+
+    with out.open("w") as file:
+        async with asyncio.timeout(BOUND_S):
+            await wait_until_ready([part], PlainProgress(file))
+
+    said = [line.split()[-1] for line in out.read_text().splitlines()]
+    assert said[-1] == "ready"
+    assert len(set(said)) == len(said)
+    assert part.announcement is not None
+    assert part.announcement.id == "0123456789abcdef"
+
+
+async def test_leftovers_of_a_killed_run_are_ended(bench: Bench) -> None:
+    """A process of the run before is ended; one that only has its number is left alone."""
+    part = await bench.started("left", OBEYS)
+    assert part.pid is not None
+    entry = PartEntry(name="left", kind="test", pid=part.pid, started_ticks=started_ticks(part.pid))
+    other = PartEntry(name="other", kind="test", pid=os.getpid(), started_ticks=1)
+
+    assert await end_leftovers([entry, other]) == ["left"]
+
+    assert part.status == 0

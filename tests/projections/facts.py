@@ -1,0 +1,127 @@
+"""Events for tests, with everything that a test does not care about filled in."""
+
+from __future__ import annotations
+
+from core.events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheRestated,
+    LoadReported,
+    ReplicaRestated,
+    RequestFinished,
+    RequestPrefilled,
+    RequestRouted,
+    WorkerJoined,
+)
+from core.ids import to_column
+from core.prompt import Prompt, hashes_to_bytes, tokens_to_bytes
+from projections.tally import InFlight, Key
+
+SEED = 7
+BLOCK_SIZE = 4
+
+
+def worker_id(number: int) -> str:
+    return f"{number:016x}"
+
+
+def prompt(*blocks: int, extra: int = 1, block_size: int = BLOCK_SIZE) -> Prompt:
+    """A prompt whose blocks are named by a number each, with `extra` tokens behind the last full one."""
+    tokens = [block for block in blocks for _ in range(block_size)] + [0] * extra
+    return Prompt(tokens_to_bytes(tokens), block_size, SEED)
+
+
+def joined(name: str = "decode-0", model: str = "tiny", block_size: int = BLOCK_SIZE) -> WorkerJoined:
+    return WorkerJoined(
+        name=name,
+        model=model,
+        role="decode",
+        engine="simulated",
+        block_size=block_size,
+        capacity_blocks=1000,
+        context_max=4096,
+        address="127.0.0.1:1",
+    )
+
+
+def stored(*hashes: int, tier: str = "device") -> BlocksStored:
+    return BlocksStored(hashes=hashes_to_bytes(hashes), tier=tier)
+
+
+def removed(*hashes: int, tier: str = "device") -> BlocksRemoved:
+    return BlocksRemoved(hashes=hashes_to_bytes(hashes), tier=tier)
+
+
+def restated(part: int, parts: int, *hashes: int, tier: str = "device") -> CacheRestated:
+    return CacheRestated(part=part, parts=parts, hashes=hashes_to_bytes(hashes), tier=tier)
+
+
+def load(waiting: int = 0, *, draining: bool = False) -> LoadReported:
+    return LoadReported(running=0, waiting=waiting, blocks_used=0, blocks_total=1000, draining=draining)
+
+
+def routed(
+    request: str,
+    worker: str,
+    asked: Prompt | None = None,
+    *,
+    attempt: int = 0,
+    model: str = "tiny",
+    predicted: int = 0,
+) -> RequestRouted:
+    """A decision by name only: nothing that a fold does not read is true of it."""
+    asked = asked or prompt(1, 2)
+    return RequestRouted(
+        request=request,
+        attempt=attempt,
+        model=model,
+        prompt_tokens=asked.tokens,
+        block_size=asked.block_size,
+        hashes=asked.hashes(),
+        policy="kv",
+        settings_revision=0,
+        decide_version=1,
+        seed=0,
+        now_ms=0,
+        cursor={},
+        local={},
+        worker=worker,
+        candidates=b"",
+        columns={},
+        candidates_total=1,
+        excluded={},
+        blocks=asked.blocks_to_hold,
+        prefill_tokens=asked.tokens - predicted,
+        predicted_cached_tokens=predicted,
+        digest="0" * 16,
+    )
+
+
+def prefilled(request: str, attempt: int = 0, cached: int = 0) -> RequestPrefilled:
+    return RequestPrefilled(request=request, attempt=attempt, cached_tokens=cached, ttft_ms=1)
+
+
+def finished(request: str, attempt: int = 0) -> RequestFinished:
+    return RequestFinished(
+        request=request,
+        attempt=attempt,
+        outcome="stop",
+        prompt_tokens=1,
+        output_tokens=1,
+        cached_tokens=0,
+        ttft_ms=1,
+        duration_ms=2,
+    )
+
+
+def replica_restated(in_flight: dict[Key, InFlight]) -> ReplicaRestated:
+    """What is in flight, as the replica itself would say it."""
+    entries = list(in_flight.values())
+    return ReplicaRestated(
+        requests=tuple(request for request, _ in in_flight),
+        attempts=tuple(attempt for _, attempt in in_flight),
+        models=("tiny",) * len(entries),
+        workers=to_column([entry.worker for entry in entries]),
+        blocks=tuple(entry.blocks for entry in entries),
+        prefill_tokens=tuple(entry.prefill_tokens for entry in entries),
+    )

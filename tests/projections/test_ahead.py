@@ -1,0 +1,227 @@
+"""A replica's own events: the sum of what is folded and what is ahead never jumps, wherever the log stands."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.events import Event, ReplicaJoined, RequestFinished, RequestPrefilled, RequestRouted, SettingsChanged
+from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
+from core.subjects import ROUTING
+from projections.ahead import Ahead
+from projections.requests import in_flight
+from projections.state import State
+from projections.tally import InFlight, Key
+from projections.view import View
+from tests.projections.facts import finished, prefilled, prompt, replica_restated, routed, worker_id
+from tests.projections.speaker import CHAIN_KEY, Said, Speaker
+
+R, OTHER = ReplicaId("ee" * 8), ReplicaId("dd" * 8)
+WORKERS = [WorkerId(worker_id(number)) for number in range(3)]
+PROMPTS = [prompt(1), prompt(1, 2), prompt(1, 2, 3, 4), prompt(1, 2, 5), prompt(6, 7), prompt(extra=2)]
+MODELS = ("tiny", "small")
+
+
+class Sums(NamedTuple):
+    """What a decision sees of requests in flight."""
+
+    busy: list[tuple[int, int, int]]
+    routed: list[int]
+    pending: list[dict[WorkerId, int]]
+
+
+def seen(state: State, ahead: Ahead) -> Sums:
+    view = View(state, R, ahead, {})
+    sums = [
+        [tally.busy.get(worker) for tally in (state.routing.tally, ahead.tally)] for worker in WORKERS
+    ]
+    return Sums(
+        [
+            (
+                sum(busy.blocks for busy in both if busy),
+                sum(busy.requests for busy in both if busy),
+                sum(busy.prefill_tokens for busy in both if busy),
+            )
+            for both in sums
+        ],
+        [view.routed(model) for model in MODELS],
+        [{worker: depth for worker, depth in view._pending(asked).items() if depth} for asked in PROMPTS],
+    )
+
+
+class Log:
+    """A state that hears what two replicas said."""
+
+    def __init__(self) -> None:
+        self.state = State(CHAIN_KEY)
+        self.state.open(ROUTING, Epoch(1))
+        self._hear(Speaker(ROUTING, OTHER).say(routed("other", WORKERS[0], PROMPTS[2])))
+        self._speaker = Speaker(ROUTING, R)
+
+    def fold(self, *events: Event) -> None:
+        self._hear(self._speaker.say(*events))
+
+    def _hear(self, said: Said) -> None:
+        seq = StreamSeq(self.state.cursor[ROUTING].seq + 1)
+        self.state.apply(StreamName(ROUTING), seq, said.subject, said.payload)
+
+
+class Router:
+    """One replica with its outbox: what it emitted, what of it can still come back, and what the log has of it."""
+
+    def __init__(self) -> None:
+        self.ahead = Ahead()
+        self.log = Log()
+        self.emitted: list[Event] = []
+        """In order, with what was dropped: a restatement in the log voids it anyway."""
+        self.sealed: list[Event] = []
+        """Not read back yet, sure to come."""
+        self.waiting: list[Event] = []
+        """Not sealed yet; may be dropped."""
+        self.dropped = False
+        """Whether something was dropped that no restatement has followed yet."""
+        self.flying: dict[Key, InFlight] = {}
+
+    def say(self, event: Event) -> None:
+        self.emitted.append(event)
+        if not self.dropped:
+            self.waiting.append(event)
+        self.ahead.emit(event, self.log.state.routing.replicas.get(R))
+        match event:
+            case RequestRouted():
+                self.flying[event.request, event.attempt] = in_flight(event)  # type: ignore[index]
+            case RequestPrefilled():
+                key = event.request, event.attempt
+                self.flying[key] = self.flying[key].prefilled()  # type: ignore[index]
+            case RequestFinished():
+                del self.flying[event.request, event.attempt]  # type: ignore[arg-type]
+
+    def seal(self, count: int) -> None:
+        self.sealed += self.waiting[:count]
+        del self.waiting[:count]
+
+    def read_back(self, count: int) -> None:
+        """The log gave up to `count` events back, in one message."""
+        events = self.sealed[:count]
+        del self.sealed[:count]
+        if events:
+            self.log.fold(*events)
+            for event in events:
+                self.ahead.read_back(event)
+
+    def overflow(self) -> None:
+        """Everything not sealed is dropped; what is said until the restatement is dropped, too."""
+        self.waiting.clear()
+        self.dropped = True
+
+    def restate(self) -> None:
+        event = replica_restated(self.flying)
+        self.dropped = False
+        self.say(event)
+
+    def check(self) -> None:
+        everything = Log()
+        if self.emitted:
+            everything.fold(*self.emitted)
+        assert seen(self.log.state, self.ahead) == seen(everything.state, Ahead())
+        if not self.dropped:
+            assert seen(self.log.state, self.rebuilt()) == seen(self.log.state, self.ahead)
+
+    def rebuilt(self) -> Ahead:
+        """What a replay has: the events of the log that the cursor does not cover."""
+        ahead = Ahead()
+        for event in [*self.sealed, *self.waiting]:
+            ahead.emit(event, self.log.state.routing.replicas.get(R))
+        return ahead
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[str, int]:
+    names = ("route",) * 5 + ("prefill",) * 3 + ("finish",) * 3 + ("read",) * 3 + ("seal", "seal", "overflow", "restate")
+    return draw(st.sampled_from(names)), draw(st.integers(0, 5))
+
+
+def run(router: Router, step: str, number: int, made: int) -> None:
+    keys = list(router.flying)
+    match step:
+        case "route":
+            asked, worker = PROMPTS[number % len(PROMPTS)], WORKERS[number % len(WORKERS)]
+            router.say(routed(f"r{made}", worker, asked, model=MODELS[number % 2]))
+        case "prefill" if keys:
+            router.say(prefilled(*keys[number % len(keys)]))
+        case "finish" if keys:
+            router.say(finished(*keys[number % len(keys)]))
+        case "seal":
+            router.seal(number)
+        case "read":
+            router.read_back(number)
+        case "overflow":
+            router.overflow()
+        case "restate":
+            router.restate()
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(steps(), min_size=10, max_size=50))
+def test_folded_and_ahead_add_up(given_: list[tuple[str, int]]) -> None:
+    """At every split between read back and ahead, their sum is the fold of all; and a replay has the same ahead.
+
+    Sums per worker, decisions per model, and pending prefixes as a decision sees them; also when events were dropped
+    and what is in flight was said again. When all is read back, nothing is left ahead.
+    """
+    router = Router()
+    for made, (step, number) in enumerate(given_):
+        run(router, step, number, made)
+        router.check()
+    router.restate()
+    router.seal(len(router.waiting))
+    while router.sealed:
+        router.read_back(1)
+        router.check()
+    ahead = router.ahead
+    assert (len(ahead), ahead.tally.busy, ahead.tally._pending, ahead.computed, ahead._entries) == (0, {}, {}, {}, {})
+    assert not any(ahead.routed.values())
+
+
+def pending(router: Router, worker: WorkerId) -> int:
+    return View(router.log.state, R, router.ahead, {})._pending(PROMPTS[1]).get(worker, 0)
+
+
+def test_a_request_is_pending_until_its_first_token_wherever_the_log_stands() -> None:
+    """Nothing of a finished prefill is left when its events are read back one by one."""
+    router = Router()
+    router.say(routed("a", WORKERS[1], PROMPTS[1]))
+    router.seal(1)
+    router.read_back(1)
+    router.say(prefilled("a"))
+    assert pending(router, WORKERS[1]) == 0
+    router.seal(1)
+    router.read_back(1)
+    assert pending(router, WORKERS[1]) == 0
+
+
+def test_what_was_not_emitted_here_changes_nothing() -> None:
+    """Events without weight are not kept; an event of an earlier life, read back, takes nothing away."""
+    ahead = Ahead()
+    ahead.emit(ReplicaJoined(name="router-0", version="1"), None)
+    ahead.emit(SettingsChanged(revision=1, settings={}), None)
+    ahead.emit(prefilled("nobody"), None)
+    assert (len(ahead), ahead.tally.busy) == (1, {})
+    ahead.emit(routed("a", WORKERS[0]), None)
+    ahead.read_back(routed("b", WORKERS[0]))
+    ahead.read_back(finished("a"))
+    assert (repr(ahead), ahead.tally.busy[WORKERS[0]].requests) == ("<Ahead 2 events>", 1)
+
+
+def test_an_attempt_emitted_twice_counts_once() -> None:
+    """As in the fold, the later word replaces the earlier."""
+    router = Router()
+    for event in (routed("a", WORKERS[0]), routed("a", WORKERS[1]), finished("a")):
+        router.say(event)
+        router.check()
+    router.seal(3)
+    for _ in range(3):
+        router.read_back(1)
+        router.check()

@@ -1,0 +1,208 @@
+"""The rules of the house that a program can check, read from the code itself."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LINE = ("core", "streams", "projections", "actors", "replay", "api")
+"""Each may import what stands left of it."""
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+
+SEAMS = {
+    "nats": r"streams/(jetstream\w*|embedded_nats)\.py",
+    "etcd3": r"streams/(etcd\w*|embedded_etcd)\.py",
+    "grpc": r"streams/(etcd\w*|embedded_etcd)\.py",
+    "vllm": r"actors/engines/vllm\w*\.py",
+    "torch": r"actors/engines/vllm\w*\.py",
+    "nixl": r"actors/engines/vllm\w*\.py",
+    "fastapi": r"api/.*",
+}
+"""Which files may know a library."""
+LATE = ("vllm", "torch", "nixl")
+"""Imported inside functions only: everything but the engine runs without them."""
+CLOCKS = {"time", "random", "secrets", "uuid"}
+CLOCKED = {"core/clock.py", "core/ids.py", "core/keys.py", "projections/runner.py"}
+"""The only files of core and projections that may ask the time or for randomness."""
+MACHINE_PATHS = re.compile(r"/" + r"(work|farm|home|root|Users)/\w")
+
+CODE = [path for package in LINE for path in sorted((ROOT / package).rglob("*.py"))]
+OURS = [*CODE, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "bench").rglob("*.py"))]
+TEXTS = [
+    *OURS,
+    *(path for folder in ("deploy", "examples") for path in sorted((ROOT / folder).rglob("*")) if path.is_file()),
+    *ROOT.glob("*.md"),
+    ROOT / "Makefile",
+    ROOT / "pyproject.toml",
+    ROOT / "requirements-cpu.txt",
+    ROOT / ".ci" / "run",
+]
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """All modules that are imported anywhere in the tree, dotted."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name their package in full"
+            yield node.module or ""
+
+
+def early(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs when the module is imported."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield child
+            yield from early(child)
+
+
+def early_imports(path: Path) -> set[str]:
+    found = (list(imports(node)) for node in early(parsed(path)) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    return {module.partition(".")[0] for modules in found for module in modules}
+
+
+@pytest.mark.parametrize("package", LINE)
+def test_imports_form_one_line(package: str) -> None:
+    """core, streams, projections, actors, replay, api: each imports only what stands left of it."""
+    forbidden = set(LINE[LINE.index(package) + 1 :]) | {"tests", "bench"}
+
+    wrong = [
+        f"{name(path)} imports {module}"
+        for path in CODE
+        if path.is_relative_to(ROOT / package)
+        for module in imports(parsed(path))
+        if module.partition(".")[0] in forbidden
+    ]
+
+    assert wrong == []
+
+
+def test_folds_see_core_alone() -> None:
+    """In projections only the runner knows the log."""
+    wrong = [
+        f"{name(path)} imports {module}"
+        for path in CODE
+        if path.is_relative_to(ROOT / "projections") and path.name != "runner.py"
+        for module in imports(parsed(path))
+        if module.partition(".")[0] in set(LINE) - {"core", "projections"}
+    ]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("library", SEAMS)
+def test_libraries_stay_behind_their_seams(library: str) -> None:
+    """Each of these libraries is known to a few files."""
+    users = [name(path) for path in CODE if library in {m.partition(".")[0] for m in imports(parsed(path))}]
+
+    assert [user for user in users if not re.fullmatch(SEAMS[library], user)] == []
+
+
+def test_engines_are_imported_late() -> None:
+    """vLLM, torch and NIXL are imported inside functions, so that everything else runs without them."""
+    assert [name(path) for path in CODE if early_imports(path) & set(LATE)] == []
+
+
+def test_core_and_folds_ask_no_clock_and_no_dice() -> None:
+    """What is decided depends on its inputs alone."""
+    pure = [path for path in CODE if name(path).startswith(("core/", "projections/")) and name(path) not in CLOCKED]
+
+    wrong = [
+        f"{name(path)} imports {module}"
+        for path in pure
+        for module in imports(parsed(path))
+        if module.partition(".")[0] in CLOCKS
+    ] + [
+        f"{name(path)}:{node.lineno} asks the time"
+        for path in pure
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and node.attr in {"now", "utcnow", "today", "urandom"}
+    ]
+
+    assert wrong == []
+
+
+def test_files_are_short() -> None:
+    """A file of more lines holds two nouns."""
+    lengths = {name(path): len(path.read_text().splitlines()) for path in OURS}
+
+    assert {file: length for file, length in lengths.items() if length > FILE_LINES_MAX} == {}
+
+
+def test_functions_are_short() -> None:
+    """A function of more lines does two things."""
+    long = [
+        f"{name(path)}:{node.lineno} {node.name} has {length} lines"
+        for path in OURS
+        for node in ast.walk(parsed(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+
+    assert long == []
+
+
+def test_no_failure_is_swallowed() -> None:
+    """Nobody catches everything and does nothing about it."""
+    broad = {None, "Exception", "BaseException"}
+    swallowed = [
+        f"{name(path)}:{node.lineno}"
+        for path in OURS
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id in broad))
+        and all(isinstance(line, (ast.Pass, ast.Continue)) for line in node.body)
+    ]
+
+    assert swallowed == []
+
+
+def test_no_machine_is_named() -> None:
+    """Nothing in the project knows on whose disk it lies."""
+    assert [name(path) for path in TEXTS if MACHINE_PATHS.search(path.read_text())] == []
+
+
+def test_no_file_is_a_drawer() -> None:
+    """A file is named for its noun."""
+    assert [name(path) for path in OURS if path.stem in {"utils", "util", "helpers", "common", "misc"}] == []
+
+
+def test_the_names_are_ours(tmp_path: Path) -> None:
+    """From another directory, `core`, `api` and the rest are these folders and nobody else's.
+
+    Inside pytest the root is first on the path, and a package of the same name would go unseen.
+    """
+    program = f"import {', '.join(LINE)}; print(*(list(p.__path__)[0] for p in ({', '.join(LINE)})), sep='\\n')"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert said.stderr == ""
+    assert [Path(line).resolve() for line in said.stdout.splitlines()] == [ROOT / package for package in LINE]
