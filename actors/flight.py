@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
 
 from actors.link import TokenStream, WorkerGone
 from core.clock import Clock
@@ -12,31 +11,24 @@ from core.events import Event, ReplicaRestated, RequestFinished, RequestPrefille
 from core.generation import Output
 from core.ids import WorkerId, to_column
 
-
-class Observer(Protocol):
-    """Hears what metrics count."""
-
-    def decided(self, policy: str, duration_s: float) -> None:
-        """One decision took that long."""
-
-    def prefilled(self, model: str, worker: str, ttft_s: float, prompt_tokens: int, cached_tokens: int) -> None:
-        """A first token came."""
-
-    def finished(self, model: str, outcome: str, duration_s: float) -> None:
-        """An attempt ended."""
+ATTEMPTS_MAX = 3
+"""Workers that a request is tried on before its first token."""
 
 
 class Flights:
     """Attempts under way on this replica: what a restatement names."""
 
-    def __init__(self, say: Callable[[Event], None], clock: Clock, observer: Observer) -> None:
+    def __init__(self, say: Callable[[Event], None], clock: Clock) -> None:
         self.say = say
         self.clock = clock
-        self.observer = observer
         self.open: dict[tuple[str, int], Flight] = {}
 
     def __repr__(self) -> str:
         return f"<Flights {len(self.open)} under way>"
+
+    def under_way(self, request: str) -> bool:
+        """Whether any attempt of this request is."""
+        return any((request, attempt) in self.open for attempt in range(ATTEMPTS_MAX))
 
     def restated(self, reason: str) -> ReplicaRestated:
         """All of them as one event."""
@@ -108,9 +100,6 @@ class Flight:
                 ttft_ms=self.ttft_ms,
             )
         )
-        self._flights.observer.prefilled(
-            routed.model, routed.worker, self.ttft_ms / 1000, routed.prompt_tokens, self._cached_tokens
-        )
 
     def _finish(self, outcome: str, detail: str = "") -> None:
         if self._outcome:
@@ -131,4 +120,3 @@ class Flight:
                 detail=detail,
             )
         )
-        self._flights.observer.finished(routed.model, outcome, self._elapsed_ms() / 1000)

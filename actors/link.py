@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import assert_never
+from typing import assert_never, cast
 
 import msgspec
 
@@ -218,8 +218,8 @@ class _Wire(asyncio.Protocol):
         self._asked: list[tuple[type[ToReplica], asyncio.Future[ToReplica]]] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # a cast: uvloop's transports are no subclass
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         gone = WorkerGone(self.refusal or f"the connection broke: {exc or 'closed by the worker'}")

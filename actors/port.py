@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from typing import Protocol, assert_never
+from typing import Protocol, assert_never, cast
 
 import msgspec
 
@@ -129,9 +129,9 @@ class Connection(asyncio.Protocol):
         self.streams: dict[str, asyncio.Task[None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        # a cast: uvloop's transports are no subclass
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self._timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self.hang_up)
         self._port.joined(self)
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import orjson
-from streams.outbox import Outbox
 
 from core.clock import Clock
 from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
-from core.ids import SourceId, WorkerId, new_id
+from core.ids import SourceId, WorkerId
 from core.keys import DeploymentKey
 from core.subjects import LOAD, kv_stream, subject
 from streams.log import EventLog, Record
+from streams.outbox import Outbox
 from streams.registry import Registry
 
 LEAVE_TIMEOUT_S = 5.0
@@ -34,12 +34,13 @@ class Presence:
         registry: Registry,
         clock: Clock,
         key: DeploymentKey,
+        worker: WorkerId,
         joined: WorkerJoined,
         *,
         restate: Callable[[], Sequence[Event]],
         on_superseded: Callable[[], None],
     ) -> None:
-        self.id = WorkerId(new_id())
+        self.id = worker
         self.joined = joined
         self._registry = registry
         self._restate = restate

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 
+import msgspec
 import orjson
 
 from actors.fleet import Fleet
-from actors.flight import Flight, Flights, Observer
+from actors.flight import ATTEMPTS_MAX, Flight, Flights
 from actors.link import WorkerGone
 from actors.suspicion import ReplicaLook, Suspicion
 from actors.voice import Voice
@@ -20,7 +21,7 @@ from core.clock import Clock
 from core.errors import CallerError
 from core.events import Event, ReplicaJoined, RequestRejected, SettingsChanged
 from core.generation import GenerateRequest, Output
-from core.ids import ReplicaId, WorkerId
+from core.ids import ReplicaId, RequestId, WorkerId
 from core.keys import DeploymentKey
 from core.models import GenerationFailed, ModelCard, NoWorkers, Overloaded, UnknownModel
 from core.prompt import Prompt, scope_bytes
@@ -34,8 +35,6 @@ from streams.log import EventLog
 from streams.registry import Change, Registry
 
 VERSION = "0.1.0"
-ATTEMPTS_MAX = 3
-"""Workers that a request is tried on before its first token."""
 RESTATE_EVERY_MS = 10_000
 """A worker whose cache we lost track of is asked this often at most."""
 SETTINGS_KEY = "settings/routing"
@@ -66,20 +65,22 @@ class Router:
         clock: Clock,
         key: DeploymentKey,
         settings: RoutingSettings,
-        observer: Observer,
+        decided: Callable[[str, float], None],
     ) -> None:
+        """`decided` hears of each decision: the policy, and how many seconds it took."""
         self.options = options
         self.settings = settings
         self.settings_revision = 0
         self.state = State(key.chain_key)
         self.runner = Runner(log, self.state, self._on_applied)
         self.fleet = Fleet(registry, clock, self._hello, self._on_fleet)
-        self.flights = Flights(self._say, clock, observer)
+        self.flights = Flights(self._say, clock)
         self.suspicion = Suspicion(options.namespace, log, self.fleet, self.state, clock, options.lease_ms)
         self._log = log
         self._registry = registry
         self._clock = clock
         self._key = key
+        self._decided = decided
         self._details: dict[str, object] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked_ms: dict[WorkerId, int] = {}
@@ -141,6 +142,7 @@ class Router:
         GenerationFailed when the worker breaks off after it.
         """
         self.card(model)
+        request = self._renamed(request)
         scope = scope_bytes(request.adapter, request.cache_salt)
         prompt = Prompt(request.tokens, self.fleet.block_size(model), self._key.hash_seed, scope)
         arrived_ms = self._clock.monotonic_ms()
@@ -166,12 +168,19 @@ class Router:
         local = self.fleet.local(alive, self.suspicion.suspected)
         return View(self.state, self.voice.id, self.voice.ahead, local)
 
+    def _renamed(self, request: GenerateRequest) -> GenerateRequest:
+        """The request under an id that no other one here has: clients may send one id twice at a time."""
+        if not self.flights.under_way(request.id):
+            return request
+        return msgspec.structs.replace(request, id=RequestId(f"{request.id}.{secrets.token_hex(4)}"))
+
     def _route(self, asked: RouteRequest, request: GenerateRequest, arrived_ms: int) -> Flight:
         """The request is on its way to the chosen worker, and the decision on its way to the log."""
-        started = self._clock.monotonic_ms()
-        now_ms = self._wall_offset_ms + started
+        started_us = self._clock.monotonic_us()
+        now_ms = self._wall_offset_ms + started_us // 1000
         seed = secrets.randbits(64)
         decision = decide(self.view(), asked, self.settings, now_ms, seed)
+        self._decided(self.settings.policy, (self._clock.monotonic_us() - started_us) / 1e6)
         if decision.worker is None:
             raise self._rejected(asked, decision)
         # the worker gets the request first: the record costs a digest per block
@@ -179,7 +188,6 @@ class Router:
         stream = link.open(asked.model, request)
         event = record(decision, asked, self.settings, self.settings_revision)
         self.voice.say(event)
-        self.flights.observer.decided(self.settings.policy, (self._clock.monotonic_ms() - started) / 1000)
         return Flight(event, stream, self.flights, arrived_ms)
 
     def _rejected(self, asked: RouteRequest, decision: Decision) -> NoWorkers:

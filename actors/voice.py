@@ -6,8 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from streams.outbox import Outbox
-
 from core.clock import Clock
 from core.events import Event, ReplicaJoined, ReplicaLeft, ReplicaRestated
 from core.ids import ReplicaId, SourceId, new_id
@@ -16,6 +14,7 @@ from core.subjects import ROUTING, subject
 from projections.ahead import Ahead
 from projections.state import State
 from streams.log import EventLog, Record
+from streams.outbox import Outbox
 
 LEAVE_TIMEOUT_S = 5.0
 

@@ -17,6 +17,7 @@ from actors.wire import Welcome
 from core.clock import Clock
 from core.errors import ContrailError, EngineDead
 from core.events import Event, LoadReported, WorkerJoined
+from core.ids import WorkerId, new_id
 from core.keys import DeploymentKey
 from core.prompt import hashes_to_bytes
 from streams.log import EventLog
@@ -49,7 +50,8 @@ class WorkerOptions:
     listen_port: int = 0
     advertise: str = ""
     """`host:port` or `host` that others reach it by; the listening address if empty."""
-    partition: int = 0
+    partitions: int = 1
+    """How many kv streams there are; the worker takes one by its id when it joins, and keeps it."""
     drain_timeout_s: float = DRAIN_TIMEOUT_S
 
 
@@ -76,7 +78,7 @@ class Worker:
         self._clock = clock
         self._key = key
         self._early: list[CacheChange] = []
-        self._ending: asyncio.Future[str] | None = None
+        self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._restated_ms = -RESTATE_EVERY_MS
         self._reported_ms = -REPORT_IDLE_MS
@@ -94,7 +96,6 @@ class Worker:
 
     async def start(self, details: dict[str, object]) -> None:
         """The engine is up, the port open, the worker registered; `details` go into the registry beside the rest."""
-        self._ending = asyncio.get_running_loop().create_future()
         await self.engine.start(self._on_cache)
         info = self.engine.info
         self.mirror = CacheMirror(info.block_size, self._key.hash_seed)
@@ -110,12 +111,11 @@ class Worker:
 
     async def serve(self) -> str:
         """Returns when the worker must end, with the reason."""
-        assert self._ending is not None
         return await self._ending
 
     def leave(self, reason: str) -> None:
         """`serve` returns this reason."""
-        if self._ending is not None and not self._ending.done():
+        if not self._ending.done():
             self._ending.set_result(reason)
 
     async def stop(self, reason: str, *, drain: bool = True) -> None:
@@ -158,7 +158,7 @@ class Worker:
         self._tokens[1] += cached_tokens
 
     async def _join(self) -> None:
-        info, options = self.engine.info, self.options
+        info, options, worker = self.engine.info, self.options, WorkerId(new_id())
         joined = WorkerJoined(
             name=options.name,
             model=info.model,
@@ -168,7 +168,7 @@ class Worker:
             capacity_blocks=info.capacity_blocks,
             context_max=info.context_max,
             address=self.address,
-            partition=options.partition,
+            partition=int(worker, 16) % options.partitions,
         )
         self.presence = Presence(
             options.namespace,
@@ -176,6 +176,7 @@ class Worker:
             self._registry,
             self._clock,
             self._key,
+            worker,
             joined,
             restate=self._restatement,
             on_superseded=lambda: self._spawn(self._rejoin()),

@@ -28,7 +28,7 @@ COMMANDS = {
     "frontend": Command("api.cli_frontend:frontend", "Start one front end: the API and its router."),
     "worker": Command("api.cli_worker:worker", "Start one worker: an engine and its cache."),
     "events": Command("api.cli_events:events", "Print the log as JSON lines."),
-    "explain": Command("api.cli_explain:explain", "Say why a request went where it went."),
+    "explain": Command("api.cli_explain:explain_command", "Say why a request went where it went."),
 }
 
 

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import http
-import logging
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.openai.errors import ApiError
 
-log = logging.getLogger(__name__)
-
 HEAD_BYTES_MAX = 64 * 1024
 """Request line and headers; one read of the socket more may come in before it is noticed."""
 DISCARD_BYTES_MAX = 64 * 1024 * 1024
 """Rest of a body that was refused: read and dropped up to this, so that the client gets to see the answer."""
-
-
 LINGER_S = 5.0
 """How long the client may take to read why it was refused, before the connection is cut."""
+
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class BoundedHttp(HttpToolsProtocol):
     """Refuses what is no HTTP or too long a head, in OpenAI's shape, and hangs up on endless bodies."""
 
     _head_bytes = 0
-    _in_head = True
+    _in_head = False
+    _in_body = False
     _refused = False
     _discarded_bytes = 0
 
@@ -34,7 +33,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._refused:
             self._discard(len(data))
             return
-        super().data_received(data)
+        super().data_received(data if self._in_body else _without_upgrade(data))
         if self._in_head and not self._refused:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
@@ -45,8 +44,12 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._in_body = False, True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -72,6 +75,16 @@ class BoundedHttp(HttpToolsProtocol):
         # closing with bytes unread would reset the connection, and the client would never read the answer
         self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The bytes with any Upgrade header renamed: a server may ignore it, but the parser then drops the body.
+
+    Java's own client asks for HTTP/2 in this way with every POST.
+    """
+    end = data.find(b"\r\n\r\n")
+    found = _UPGRADE.search(data, 0, len(data) if end < 0 else end)
+    return data if found is None else data[: found.start()] + b"\r\nx-upgrade:" + data[found.end() :]
 
 
 def _answer(error: ApiError) -> bytes:

@@ -15,6 +15,9 @@ class Clock(Protocol):
     def monotonic_ms(self) -> int:
         """Milliseconds since some start; never goes back."""
 
+    def monotonic_us(self) -> int:
+        """The same in microseconds, for durations that are shown and never decided by."""
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -25,15 +28,18 @@ class SystemClock:
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
+    def monotonic_us(self) -> int:
+        return time.monotonic_ns() // 1000
+
 
 class ManualClock:
-    """A clock moved by hand, for tests and simulation; both of its readings are the same number."""
+    """A clock moved by hand, for tests and simulation; all of its readings are the same moment."""
 
     def __init__(self, now_ms: int = 0) -> None:
         self.now_ms = now_ms
 
     def advance(self, by_ms: int) -> None:
-        """Both readings are `by_ms` later; never negative."""
+        """All readings are `by_ms` later; never negative."""
         assert by_ms >= 0
         self.now_ms += by_ms
 
@@ -42,3 +48,6 @@ class ManualClock:
 
     def monotonic_ms(self) -> int:
         return self.now_ms
+
+    def monotonic_us(self) -> int:
+        return self.now_ms * 1000

@@ -36,7 +36,6 @@ class JetStreamLog:
         self._topology = topology
         self._ensured: set[StreamName] = set()
         self._tails: list[JetStreamTail] = []
-        connection.on_connected.append(self._kick_tails)
 
     @staticmethod
     async def connect(
@@ -187,10 +186,6 @@ class JetStreamLog:
         if err_code(answer) == NO_STREAM:
             logger.error("stream %s is gone from the broker: making it again", stream)
             await self._create(stream)
-
-    def _kick_tails(self) -> None:
-        for tail in self._tails:
-            tail.kick()
 
 
 def _ms(text: str) -> int:

@@ -2,7 +2,7 @@
 
 The client library's own reconnecting is switched off: it keeps what was written while the broker was away and sends
 it later, and some errors close it for good. Here a lost connection fails what waits for an answer at once, nothing
-is buffered, and the next connection starts clean; whoever reads is told by `on_connected`. The library does not
+is buffered, and the next connection starts clean; whoever reads is told by `on_lost`. The library does not
 always say that it lost its connection (`_finish_closing`), so it is also asked.
 """
 
@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 import re
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -49,8 +50,8 @@ class Connection:
     """Requests, publishes and subscribes; see the module's text."""
 
     def __init__(self, servers: list[str], credentials: NatsCredentials | None, name: str) -> None:
-        self.on_connected: list[Callable[[], None]] = []
-        """Called after each new connection but the first."""
+        self.on_lost: set[Callable[[], None]] = set()
+        """Called when the connection is lost."""
         self._servers = servers
         self._credentials = credentials or NatsCredentials()
         self._name = name
@@ -81,7 +82,7 @@ class Connection:
             async with asyncio.timeout(FIRST_CONNECT_TIMEOUT_S):
                 await self._connect()
         except TimeoutError as error:
-            raise Unavailable(f"no answer from NATS at {', '.join(self._servers)}") from error
+            raise self._not_connected(self._last_error or TimeoutError("no answer")) from error
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def close(self) -> None:
@@ -159,9 +160,7 @@ class Connection:
             await client.connect(self._servers, **self._options(client))
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await client.close()
-            reason = self._last_error or error
-            text = f"NATS at {', '.join(self._servers)}: {reason}"
-            raise (Refused if _NO_AUTHORIZATION.search(str(reason)) else Unavailable)(text) from error
+            raise self._not_connected(self._last_error or error) from error
         except asyncio.CancelledError:
             await client.close()
             raise
@@ -169,6 +168,12 @@ class Connection:
         self._servers = list(dict.fromkeys([*self._servers, *(url.geturl() for url in client.discovered_servers)]))
         self._inbox = self.new_inbox()
         await self.subscribe(self._inbox + ".*", self._on_answer)
+
+    def _not_connected(self, reason: Exception) -> PeerError:
+        """Refused if no server lets us in, or is not who it should be; else Unavailable."""
+        for_good = isinstance(reason, ssl.SSLCertVerificationError) or _NO_AUTHORIZATION.search(str(reason))
+        text = f"NATS at {', '.join(self._servers)}: {reason}"
+        return Refused(text) if for_good else Unavailable(text)
 
     def _options(self, client: Client) -> dict[str, Any]:
         async def on_error(error: Exception) -> None:
@@ -224,11 +229,11 @@ class Connection:
             await self._until_lost()
             logger.warning("connection to NATS lost: %s", self._last_error or "closed by the server")
             self._fail_waiting()
+            for notify in list(self.on_lost):
+                notify()
             lost = self._nc
             await self._reconnect()
             logger.warning("connected to NATS again")
-            for notify in self.on_connected:
-                notify()
             await _finish_closing(lost)
 
     async def _until_lost(self) -> None:

@@ -3,7 +3,8 @@
 1. The consumer acknowledges nothing and lives in memory; losing it costs a new one.
 2. Messages come to a callback, some requests ahead of need: five times faster than asking for each batch.
 3. `outstanding` counts what was asked for and has not come. A request that ends early says how much it leaves.
-4. Anything unexpected sets `broken`, and nothing more is delivered: whoever owns this opens it anew.
+4. Anything unexpected, a lost connection too, sets `broken`, and nothing more is delivered: whoever owns this opens
+   it anew.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from streams.log import Record
 
 BATCH = 500
 """Messages in one request."""
+BATCH_BYTES_MAX = 32 * 1024 * 1024
+"""One request ends before it would deliver more."""
 REQUESTS_AHEAD = 2
 HEARTBEAT_S = 1.0
 SILENCE_MAX_S = 2.5 * HEARTBEAT_S
@@ -33,8 +36,9 @@ INACTIVE_S = 30
 
 _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
-_ENDED = {"404", "408"}
-"""Statuses of a request that ended before its batch was full."""
+_TIMED_OUT = "408"
+_SATISFIED = {"Batch Completed", "Message Size Exceeds MaxBytes"}
+"""What a 409 says if it only means that a request is at its end."""
 _HEARTBEAT = "100"
 
 OnRecord = Callable[[Record, int], None]
@@ -53,6 +57,8 @@ class Pull:
         held: Callable[[], int] = lambda: 0,
     ) -> None:
         self.broken = asyncio.Event()
+        self.stirred = asyncio.Event()
+        """A record came, or none will any more; whoever waits for it clears it."""
         self.outstanding = 0
         self.heard_s = time.monotonic()
         self._connection = connection
@@ -84,6 +90,7 @@ class Pull:
         body = {"stream_name": self._broker_stream, "config": config}
         answer = await self._connection.call(create, body, f"reading {self._stream}")
         self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._broker_stream}.{answer['name']}"
+        self._connection.on_lost.add(self._break_off)
         self._subscription = await self._connection.subscribe(self._inbox, self._on_message)
         self.heard_s = time.monotonic()
         await self.top_up()
@@ -91,14 +98,20 @@ class Pull:
 
     async def close(self) -> None:
         """Nothing is delivered any more."""
-        self.broken.set()
+        self._break_off()
+        self._connection.on_lost.discard(self._break_off)
         if self._subscription is not None:
             await self._connection.unsubscribe(self._subscription)
 
     async def top_up(self) -> None:
         """Enough is asked for, less what is `held` and not yet used."""
+        if self.outstanding + self._held() > BATCH * (REQUESTS_AHEAD - 1):
+            return
         expires, heartbeat = REQUEST_EXPIRES_S * _NS_PER_S, int(HEARTBEAT_S * _NS_PER_S)
-        request = orjson.dumps({"batch": BATCH, "expires": expires, "idle_heartbeat": heartbeat})
+        bytes_max = max(BATCH_BYTES_MAX, 2 * self._connection.max_payload)  # a larger message would never come
+        request = orjson.dumps(
+            {"batch": BATCH, "max_bytes": bytes_max, "expires": expires, "idle_heartbeat": heartbeat}
+        )
         while self.outstanding + self._held() <= BATCH * (REQUESTS_AHEAD - 1) and not self.broken.is_set():
             self.outstanding += BATCH
             await self._connection.publish(self._next_subject, request, self._inbox)
@@ -114,7 +127,7 @@ class Pull:
         try:
             await self.top_up()
         except PeerError:  # the connection is gone; the owner will see why
-            self.broken.set()
+            self._break_off()
 
     def _take(self, message: Msg) -> None:
         # $JS.ACK.[domain.account.]stream.consumer.deliveries.stream_seq.consumer_seq.time_ns.pending[.random]
@@ -122,16 +135,21 @@ class Pull:
         first = 5 if len(tokens) == 9 else 7
         seq, delivered, time_ns, pending = (int(token) for token in tokens[first : first + 4])
         if delivered != self._delivered + 1:
-            self.broken.set()
+            self._break_off()
             return
         self._delivered = delivered
         self.outstanding -= 1
         record = Record(self._stream, StreamSeq(seq), time_ns // _NS_PER_MS, message.subject, message.data)
         self._on_record(record, pending)
+        self.stirred.set()
 
     def _take_status(self, headers: dict[str, str]) -> None:
         status = headers.get("Status", "")
-        if status in _ENDED:
-            self.outstanding -= int(headers.get("Nats-Pending-Messages", BATCH))
+        if status == _TIMED_OUT or headers.get("Description") in _SATISFIED:
+            self.outstanding -= int(headers.get("Nats-Pending-Messages", "0"))
         elif status != _HEARTBEAT:
-            self.broken.set()
+            self._break_off()
+
+    def _break_off(self) -> None:
+        self.broken.set()
+        self.stirred.set()

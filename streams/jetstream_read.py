@@ -30,7 +30,6 @@ class JetStreamPass:
         self._next = max(start, 1)
         self._last = 0
         self._held: deque[Record] = deque()
-        self._arrived = asyncio.Event()
         self._complete = False
         """Whether nothing is to come behind what is held."""
 
@@ -77,10 +76,10 @@ class JetStreamPass:
         while not self._held and not self._complete:
             if pull.broken.is_set() or pull.silent:
                 raise Unavailable("the broker stopped delivering")
-            self._arrived.clear()
+            pull.stirred.clear()
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
-                    await self._arrived.wait()
+                    await pull.stirred.wait()
             except TimeoutError:
                 continue
 
@@ -88,4 +87,3 @@ class JetStreamPass:
         if record.seq <= self._last:
             self._held.append(record)
         self._complete = self._complete or record.seq >= self._last or pending == 0
-        self._arrived.set()

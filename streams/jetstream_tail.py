@@ -45,7 +45,11 @@ class JetStreamTail:
 
     async def start(self) -> None:
         """Records are being delivered. Raises Unavailable or Refused if that cannot be begun now."""
-        await self._open()
+        try:
+            await self._open()
+        except PeerError:
+            await self._close_pull()
+            raise
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
@@ -54,11 +58,6 @@ class JetStreamTail:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._close_pull()
-
-    def kick(self) -> None:
-        """The connection is new: the consumer is opened anew at once."""
-        if self._pull is not None:
-            self._pull.broken.set()
 
     async def _run(self) -> None:
         while True:

@@ -117,13 +117,14 @@ class VllmEngine:
         self._processes = EngineProcesses()
         reader = KvEventReader()
 
-        def on_batch(payload: bytes) -> None:
+        def on_batch(payload: bytes) -> float:
             try:
-                changes = reader.read(payload)
+                made_s, changes = reader.read(payload)
             except Corrupt as error:
-                changes = [CacheGap(str(error))]
+                made_s, changes = 0.0, [CacheGap(str(error))]
             for change in changes:
                 on_cache(change)
+            return made_s
 
         self._feed = KvEventFeed(on_batch, lambda detail: on_cache(CacheGap(detail)))
         self._feed.start()

@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -77,26 +77,36 @@ _batch = msgspec.msgpack.Decoder(_Batch)
 _any_batch = msgspec.msgpack.Decoder(_AnyBatch)
 
 
+class KvBatch(NamedTuple):
+    """What the engine told at once."""
+
+    made_s: float
+    """By the engine's wall clock."""
+    changes: list[CacheChange]
+    """In order."""
+
+
 class KvEventReader:
     """Reads the batches of one engine, in order; remembers what kind each of its groups is."""
 
     def __init__(self) -> None:
         self._kinds: dict[int | None, str | None] = {}
 
-    def read(self, payload: bytes) -> list[CacheChange]:
-        """The changes of one batch, in order; Corrupt if it is no batch."""
+    def read(self, payload: bytes) -> KvBatch:
+        """What one batch says; Corrupt if it is no batch."""
         try:
-            events = _batch.decode(payload).events
+            batch = _batch.decode(payload)
         except msgspec.ValidationError:
             return self._read_one_by_one(payload)
         except msgspec.DecodeError as error:
             raise Corrupt(f"not a batch of KV events: {error}") from error
-        return [change for event in events for change in self._changes(event)]
+        return KvBatch(batch.time, [change for event in batch.events for change in self._changes(event)])
 
-    def _read_one_by_one(self, payload: bytes) -> list[CacheChange]:
+    def _read_one_by_one(self, payload: bytes) -> KvBatch:
         """A batch with an event in another form, or of a kind that this program does not know."""
         try:
-            return [change for raw in _any_batch.decode(payload).events for change in self._read_any(raw)]
+            batch = _any_batch.decode(payload)
+            return KvBatch(batch.time, [change for raw in batch.events for change in self._read_any(raw)])
         except msgspec.DecodeError as error:
             raise Corrupt(f"not a batch of KV events: {error}") from error
 
@@ -144,6 +154,7 @@ def _plain_blocks(event: _Stored) -> tuple[int, str | None]:
         or event.medium not in TIERS
         or event.extra_keys is None
         or len(event.extra_keys) != count
+        or not event.token_ids
         or len(event.token_ids) != count * event.block_size
     ):
         return 0, None

@@ -6,19 +6,23 @@
    are asked for. If the engine has them no more, that is a gap, and reading goes on behind it.
 3. `catch_up` needs no traffic. The engine puts a batch into the publisher's queue before it sends the output of the
    same step, and the publisher answers one replay at most between two looks into its queue. So when two answers in a
-   row end with the same batch, the queue was empty in between: all that was there at the call has been sent.
+   row end with the same batch, the queue was empty in between: all that was there at the call has been sent. A busy
+   engine may never come to that; there a batch that was made after the call (same machine, same clock) tells as much.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 import zmq.asyncio
 
+from core.clock import SystemClock
 from core.errors import EngineDead, Unavailable
 
 QUEUE_MESSAGES_MAX = 100_000
@@ -31,13 +35,26 @@ SEQ_BYTES = 8
 END = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
 
 
-class KvEventFeed:
-    """Follows one engine from its first batch on; all calls and callbacks are on the event loop."""
+class Replayed(NamedTuple):
+    """What an answer held."""
 
-    def __init__(self, on_batch: Callable[[bytes], None], on_gap: Callable[[str], None]) -> None:
+    oldest: int
+    """sys.maxsize if it held nothing."""
+    end: int
+    """One behind the newest: how many batches the engine had published; 0 if it held nothing."""
+
+
+class KvEventFeed:
+    """Follows one engine from its first batch on; all calls and callbacks are on the event loop.
+
+    `on_batch` returns when the batch was made, in seconds of the wall clock; 0 if it cannot tell.
+    """
+
+    def __init__(self, on_batch: Callable[[bytes], float], on_gap: Callable[[str], None]) -> None:
         self._on_batch = on_batch
         self._on_gap = on_gap
         self._next = 0
+        self._made_s = 0.0
         self._folder = tempfile.TemporaryDirectory(prefix="contrail-kv-")
         self._context = zmq.asyncio.Context()
         self._task: asyncio.Task[None] | None = None
@@ -62,13 +79,14 @@ class KvEventFeed:
 
     async def catch_up(self) -> None:
         """Every batch that the engine had queued before the call has been taken, or told as a gap."""
+        asked_s = SystemClock().wall_ms() / 1000
         published = -1
         for _ in range(ROUNDS_MAX):
             self.check()
-            before, published = published, await self._replay(max(self._next - 1, 0))
+            before, published = published, (await self._replay(max(self._next - 1, 0))).end
             if self._next < published:
                 await self._fill(published)
-            if before == published:
+            if before == published or self._made_s > asked_s:
                 return
         raise Unavailable(f"the engine went on sending cache events through {ROUNDS_MAX} replays")
 
@@ -97,28 +115,29 @@ class KvEventFeed:
         """True if this batch needs no other before it."""
         if seq == self._next:
             self._next += 1
-            self._on_batch(payload)
+            self._made_s = self._on_batch(payload)
         return seq < self._next
 
     async def _fill(self, end: int) -> None:
-        """All batches before `end` have been taken, or told as a gap."""
+        """All batches before `end` have been taken, or told as a gap; after a gap with the oldest that there is."""
         while (start := self._next) < end:
+            oldest = end
             try:
-                await self._replay(start)
+                oldest = (await self._replay(start)).oldest
             except Unavailable as error:
                 why = str(error)
             else:
                 why = "the engine does not hold them any more"
             if self._next == start:
-                self._next = end
-                self._on_gap(f"cache events {start} to {end - 1} were missed: {why}")
+                self._next = min(max(oldest, start + 1), end)
+                self._on_gap(f"cache events {start} to {self._next - 1} were missed: {why}")
 
-    async def _replay(self, start: int) -> int:
-        """Takes what the engine gives back from `start` on; how many batches it had published by then, as far as told.
+    async def _replay(self, start: int) -> Replayed:
+        """Takes what the engine gives back from `start` on.
 
         A fresh socket each time, so that no late frame of another answer can be mistaken for one of this.
         """
-        published = 0
+        oldest, end = sys.maxsize, 0
         with self._context.socket(zmq.DEALER) as socket:
             socket.linger = 0
             socket.set_hwm(QUEUE_MESSAGES_MAX)
@@ -131,7 +150,7 @@ class KvEventFeed:
                     raise Unavailable(f"no answer to a replay for {REPLAY_TIMEOUT_S:.0f} s") from error
                 _, _, number, payload = frames
                 if number == END:
-                    return published
+                    return Replayed(oldest, end)
                 seq = int.from_bytes(number, "big")
-                published = seq + 1
+                oldest, end = min(oldest, seq), seq + 1
                 self._take(seq, payload)

@@ -85,11 +85,16 @@ class GenerationRoute:
         except ClientGone:
             self._metrics.rejected("abort")
         except ContrailError as error:
-            self._metrics.rejected("rejected")
-            await exchange.refuse(_shown(error, exchange))
+            failure = _shown(error, exchange)
+            self._metrics.rejected(_outcome(failure))
+            await exchange.refuse(failure)
         else:
             watch = Watch(self._clock, self._metrics.of_model(accepted.model), arrived_ms)
-            watch.ended(await self._serve(exchange, accepted, watch), accepted)
+            outcome = "error"
+            try:
+                outcome = await self._serve(exchange, accepted, watch)
+            finally:
+                watch.ended(outcome, accepted)
 
     async def _serve(self, exchange: Exchange, accepted: Accepted, watch: Watch) -> str:
         """The request is answered, as far as there is a client; returns the outcome."""

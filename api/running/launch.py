@@ -24,10 +24,10 @@ from api.running.server_part import ServerPart
 from api.running.supervisor import Part, Supervisor
 from core.keys import DeploymentKey
 
-FRONTEND_DRAIN_MAX_S = 30.0
-"""How long a front end may take to finish the answers it has begun."""
-WORKER_DRAIN_MAX_S = 20.0
-"""How long a worker may take to leave: its requests are done by then, its last events are appended."""
+FRONTEND_DRAIN_MAX_S = 45.0
+"""How long a front end may take to finish the answers it has begun (its own bound is 30 s) and to say so in the log."""
+WORKER_DRAIN_MAX_S = 45.0
+"""How long a worker may take to leave: by then its requests are done (its own bound is 30 s), its events appended."""
 RUN_FILE_S = 0.25
 """How soon `run.json` says what has changed."""
 LOG_FILE_KEPT = ".before"
@@ -157,13 +157,13 @@ class Launch:
 def _entry(part: ServerPart | ProcessPart) -> PartEntry:
     assert part.pid is not None
     said = part.announcement if isinstance(part, ProcessPart) else None
-    address = part.address if isinstance(part, ServerPart) else said.address if said else None
+    address = part.address if isinstance(part, ServerPart) else (said.address or None) if said else None
     return PartEntry(
         name=part.name,
         kind=part.kind,
         pid=part.pid,
         started_ticks=started_ticks(part.pid),
-        id=said.id if said else None,
+        id=(said.id or None) if said else None,
         ops=said.ops if said else None,
         address=address,
         restarts=part.starts - 1,

@@ -68,38 +68,41 @@ async def test_full_cache(vllm_engine: RecordedEngine) -> None:
     """With the cache full, equal prompts in parallel and evictions all the time, the mirror predicts real reuse."""
     size, fresh = vllm_engine.info.block_size, random.Random(20)
     mirror = CacheMirror(size, HASH_SEED)
-    seen = 0
-
-    def catch_up() -> None:
-        nonlocal seen
-        for change in vllm_engine.changes[seen:]:
-            mirror.apply(change)
-        seen = len(vllm_engine.changes)
-
-    trunks = [prompt(fresh.randrange(3, 9) * size) for _ in range(24)]
+    applied, peak = 0, 0
     compared = []
+    trunks = [prompt(fresh.randrange(4, 12) * size) for _ in range(16)]
     for _ in range(12):
-        batch = [fresh.choice(trunks) + prompt(fresh.randrange(1, 4 * size)) for _ in range(3)]
-        await asyncio.gather(*(answer_to(vllm_engine, request(one, 8)) for one in batch * 4))
+        batch = [fresh.choice(trunks) + prompt(fresh.randrange(1, 4 * size)) for _ in range(12)]
+        answers = asyncio.gather(*(answer_to(vllm_engine, request(one, 24)) for one in batch * 2))
+        while not answers.done():
+            await asyncio.sleep(0.005)
+            peak = max(peak, vllm_engine.load().blocks_used)
+        await answers
         for trunk in fresh.sample(trunks, 3):
             await vllm_engine.settle()
-            catch_up()
-            held = set(mirror.held("device"))
+            for change in vllm_engine.changes[applied:]:
+                mirror.apply(change)
+            applied = len(vllm_engine.changes)
             sent = request(trunk + prompt(fresh.randrange(1, size)), 2)
-            whole = Prompt(sent.tokens, size, HASH_SEED)
-            depths = [depth for depth in range(1, whole.blocks_reusable + 1) if whole.key(depth) in held]
-            assert depths == list(range(1, len(depths) + 1))
-            compared.append((len(depths) * size, (await answer_to(vllm_engine, sent)).cached_tokens))
+            predicted = _reusable(mirror, sent.tokens)
+            compared.append((predicted, (await answer_to(vllm_engine, sent)).cached_tokens))
     assert [predicted for predicted, _ in compared] == [real for _, real in compared]
     assert len({real for _, real in compared}) > 3
-    await vllm_engine.settle()
+    assert peak >= 0.99 * BLOCKS
     stored, removed = _copies(vllm_engine)
-    print(stored.total(), removed.total(), max(stored.values()), len(compared), Counter(compared), mirror)
     assert max(stored.values()) > 1, "no block had several copies"
-    assert sum(removed.values()) > BLOCKS, "nothing was evicted"
-    assert (stored - removed).total() > 0.9 * BLOCKS, "the cache was not full"
+    assert removed.total() > 2 * BLOCKS, "little was evicted"
     assert not any(isinstance(change, CacheGap) for change in vllm_engine.changes)
     assert mirror.strangers == 0
+
+
+def _reusable(mirror: CacheMirror, tokens: bytes) -> int:
+    """Tokens of the prompt that the mirror says are cached; what it holds must be closed under prefixes."""
+    held = set(mirror.held("device"))
+    whole = Prompt(tokens, mirror.block_size, HASH_SEED)
+    depths = [depth for depth in range(1, whole.blocks_reusable + 1) if whole.key(depth) in held]
+    assert depths == list(range(1, len(depths) + 1))
+    return len(depths) * mirror.block_size
 
 
 def _copies(engine: RecordedEngine) -> tuple[Counter[int], Counter[int]]:

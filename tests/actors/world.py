@@ -23,29 +23,18 @@ from streams.registry import Registry
 
 NAMESPACE = "test"
 KEY = DeploymentKey(bytes(32))
-FAST = SimulatedSettings(prefill_us_per_token=1, decode_us_per_step=200, eos_every=0, block_size=16, capacity_blocks=256)
+FAST = SimulatedSettings(
+    prefill_us_per_token=1, decode_us_per_step=200, eos_every=0, block_size=16, capacity_blocks=256
+)
 LEASE_MS = 300
 WAIT_S = 20.0
-
-
-class Silent:
-    """An observer that counts nothing."""
-
-    def decided(self, policy: str, duration_s: float) -> None:
-        pass
-
-    def prefilled(self, model: str, worker: str, ttft_s: float, prompt_tokens: int, cached_tokens: int) -> None:
-        pass
-
-    def finished(self, model: str, outcome: str, duration_s: float) -> None:
-        pass
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
     """Returns when the condition holds; fails with what was waited for."""
     try:
         async with asyncio.timeout(WAIT_S):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"waited in vain for: {what}") from None
@@ -93,7 +82,7 @@ class World:
     async def router(self, name: str = "frontend-0", settings: RoutingSettings | None = None) -> Router:
         options = RouterOptions(namespace=NAMESPACE, name=name, lease_ms=LEASE_MS)
         router = Router(
-            options, self.log, self.registry(), self.clock, KEY, settings or RoutingSettings(), Silent()
+            options, self.log, self.registry(), self.clock, KEY, settings or RoutingSettings(), lambda *_: None
         )
         await router.start({})
         self.routers[name] = router

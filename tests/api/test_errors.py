@@ -185,6 +185,7 @@ async def test_a_fault_of_our_own_is_500_and_tells_nothing(api: Api, caplog: pyt
     api.backend.script = [KeyError("secret inside")]
     answer = await api.http.post(CHAT, json={"model": "tiny", "messages": ASKED})
     assert "secret" not in answer.text
+    await api.counted("tiny", "error")
     assert any(answer.headers["x-request-id"] == getattr(record, "request_id", "") for record in caplog.records)
     await refused(api, answer, 500)
 

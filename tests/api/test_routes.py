@@ -165,6 +165,14 @@ async def test_what_headers_say_reaches_the_worker(api: Api) -> None:
     assert answer.headers["x-request-id"].startswith("req-")
 
 
+async def test_a_client_that_asks_for_http2_is_served_as_it_is(api: Api) -> None:
+    """As Java's client does with every POST: the body is not lost, on one connection twice."""
+    upgrade = {"connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "http2-settings": "AAEAAEAAAAIAAAAA"}
+    for _ in range(2):
+        answer = await api.http.post("/v1/completions", json={"model": "tiny", "prompt": "hi"}, headers=upgrade)
+        assert answer.json()["choices"][0]["text"] == "hello"
+
+
 async def test_long_prompts_do_not_hold_up_others(api: Api) -> None:
     """A prompt too large for the loop is tokenized beside it, with the same tokens."""
     text = "a" * 150 + " " * 4000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from core.events import (
     BlocksRemoved,
     BlocksStored,
@@ -15,7 +17,7 @@ from core.events import (
 )
 from core.ids import to_column
 from core.prompt import Prompt, hashes_to_bytes, tokens_to_bytes
-from projections.tally import InFlight, Key
+from projections.tally import InFlight
 
 SEED = 7
 BLOCK_SIZE = 4
@@ -114,12 +116,13 @@ def finished(request: str, attempt: int = 0) -> RequestFinished:
     )
 
 
-def replica_restated(in_flight: dict[Key, InFlight]) -> ReplicaRestated:
+def replica_restated(in_flight: Collection[tuple[tuple[str, int], InFlight]]) -> ReplicaRestated:
     """What is in flight, as the replica itself would say it."""
-    entries = list(in_flight.values())
+    keys = [key for key, _ in in_flight]
+    entries = [entry for _, entry in in_flight]
     return ReplicaRestated(
-        requests=tuple(request for request, _ in in_flight),
-        attempts=tuple(attempt for _, attempt in in_flight),
+        requests=tuple(request for request, _ in keys),
+        attempts=tuple(attempt for _, attempt in keys),
         models=("tiny",) * len(entries),
         workers=to_column([entry.worker for entry in entries]),
         blocks=tuple(entry.blocks for entry in entries),

@@ -34,9 +34,7 @@ class Sums(NamedTuple):
 
 def seen(state: State, ahead: Ahead) -> Sums:
     view = View(state, R, ahead, {})
-    sums = [
-        [tally.busy.get(worker) for tally in (state.routing.tally, ahead.tally)] for worker in WORKERS
-    ]
+    sums = [[tally.busy.get(worker) for tally in (state.routing.tally, ahead.tally)] for worker in WORKERS]
     return Sums(
         [
             (
@@ -117,7 +115,7 @@ class Router:
         self.dropped = True
 
     def restate(self) -> None:
-        event = replica_restated(self.flying)
+        event = replica_restated(self.flying.items())
         self.dropped = False
         self.say(event)
 
@@ -139,7 +137,9 @@ class Router:
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[str, int]:
-    names = ("route",) * 5 + ("prefill",) * 3 + ("finish",) * 3 + ("read",) * 3 + ("seal", "seal", "overflow", "restate")
+    names = (
+        ("route",) * 5 + ("prefill",) * 3 + ("finish",) * 3 + ("read",) * 3 + ("seal", "seal", "overflow", "restate")
+    )
     return draw(st.sampled_from(names)), draw(st.integers(0, 5))
 
 

@@ -7,12 +7,20 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.events import CacheCleared, Event, ReplicaJoined, ReplicaLeft, ReplicaLost, SettingsChanged, WorkerLeft
-from core.events import WorkerLost
+from core.events import (
+    CacheCleared,
+    Event,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    SettingsChanged,
+    WorkerLeft,
+    WorkerLost,
+)
+from core.ids import WorkerId
 from projections.kv import KvProjection
 from projections.loads import LoadProjection
 from projections.prefixes import PrefixIndex
-from projections.projection import Projection
 from projections.requests import RoutingProjection
 from projections.tally import InFlight
 from tests.projections.facts import (
@@ -45,9 +53,9 @@ kv_events = st.one_of(
     st.just(CacheCleared()),
     st.just(WorkerLeft(reason="done")),
 )
-load_events = st.builds(lambda waiting: load(waiting), st.integers(0, 3))
+load_events = st.builds(load, st.integers(0, 3))
 requests = st.integers(0, 3)
-workers = st.integers(0, 2).map(worker_id)
+workers = st.integers(0, 2).map(worker_id).map(WorkerId)
 
 
 def routing_events(source: str) -> st.SearchStrategy[Event]:
@@ -57,7 +65,7 @@ def routing_events(source: str) -> st.SearchStrategy[Event]:
         st.builds(lambda n, w, size: routed(f"{source}/{n}", w, prompt(*range(size))), requests, workers, requests),
         st.builds(lambda n, cached: prefilled(f"{source}/{n}", cached=cached), requests, requests),
         st.builds(lambda n: finished(f"{source}/{n}"), requests),
-        st.builds(lambda n, w: replica_restated({(f"{source}/{n}", 0): InFlight(w, 3, 0)}), requests, workers),
+        st.builds(lambda n, w: replica_restated([((f"{source}/{n}", 0), InFlight(w, 3, 0))]), requests, workers),
         st.builds(lambda revision: SettingsChanged(revision=revision, settings={}), requests),
         st.just(ReplicaLeft(reason="done")),
     )
@@ -97,11 +105,6 @@ def shuffled(draw: st.DrawFn, history: list[list[Said]]) -> list[Said]:
 
 def one_by_one(history: list[list[Said]]) -> list[Said]:
     return [each for said in history for each in said]
-
-
-def folded(projection: Projection, order: list[Said]) -> Projection:
-    fold(projection, *order)
-    return projection
 
 
 @settings(deadline=None, max_examples=80)

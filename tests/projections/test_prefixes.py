@@ -60,8 +60,7 @@ class Cache:
     def reach(self) -> dict[int, int]:
         """Per block that a request can reach: the farthest tier among it and all before it."""
         found: dict[int, int] = {}
-        for block in PARENTS:  # parents come first
-            parent = PARENTS[block]
+        for block, parent in PARENTS.items():  # parents come first
             if block in self.best and (not parent or parent in found):
                 found[block] = max(self.best[block], found.get(parent, 0))
         return found

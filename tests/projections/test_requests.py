@@ -91,7 +91,7 @@ def test_after_a_gap_nothing_is_in_flight_until_a_restatement(routing: Routing) 
     routing.loses(finished("a"))
     routing.says(routed("c", A, ASKED), finished("b"))
     assert (routing.busy, routing.pending, routing.part.known, routing.projection.incomplete) == ({}, set(), False, 1)
-    routing.says(replica_restated({("c", 0): InFlight(A, 4, 13), ("d", 1): InFlight(B, 2, 0)}))
+    routing.says(replica_restated([(("c", 0), InFlight(A, 4, 13)), (("d", 1), InFlight(B, 2, 0))]))
     assert (routing.busy, routing.projection.incomplete) == ({A: Busy(4, 1, 13), B: Busy(2, 1, 0)}, 0)
     routing.says(prefilled("c"), finished("d", 1), routed("e", B, ASKED))
     assert (routing.busy, routing.pending) == ({A: Busy(4, 1, 0), B: Busy(4, 1, 13)}, {"e"})
@@ -101,7 +101,7 @@ def test_a_restatement_replaces_everything_before_it(routing: Routing) -> None:
     """Requests that it does not name are over, and decisions are counted from it on."""
     routing.says(routed("a", A, ASKED), routed("b", A, ASKED), routed("b", A, ASKED, attempt=1))
     assert routing.part.routed == {"tiny": 3}
-    routing.says(replica_restated({("b", 1): InFlight(A, 4, 13)}), routed("c", B, ASKED))
+    routing.says(replica_restated([(("b", 1), InFlight(A, 4, 13))]), routed("c", B, ASKED))
     assert routing.busy == {A: Busy(4, 1, 13), B: Busy(4, 1, 13)}
     assert (routing.part.routed, routing.pending) == ({"tiny": 1}, {"c"})
 
@@ -121,7 +121,7 @@ def test_the_end_of_a_replica_ends_its_requests(by_itself: bool) -> None:
     assert (routing.busy, routing.pending) == ({A: Busy(4, 1, 13)}, {"z"})
     assert routing.part.ended == ("left: over" if by_itself else "lost: over")
     digest = routing.projection.digest
-    assert not routing.says(replica_restated({("a", 0): InFlight(A, 4, 13)}))
+    assert not routing.says(replica_restated([(("a", 0), InFlight(A, 4, 13))]))
     assert (routing.busy[A].requests, routing.projection.digest, routing.projection.incomplete) == (1, digest, 0)
 
 

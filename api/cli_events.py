@@ -1,0 +1,100 @@
+"""`contrail events`: the log as JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import NamedTuple
+
+import click
+import orjson
+
+from api.connection import Connection, connection_options
+from core.clock import SystemClock
+from core.codec import decode_message
+from core.errors import CallerError, Corrupt
+from core.event_json import message_lines
+from core.ids import StreamName, StreamSeq
+from core.moments import Moment, parse_moment
+from replay.history import FIRST, position
+from streams.jetstream import JetStreamLog
+from streams.log import EventLog, Record
+
+
+class Span(NamedTuple):
+    """From a moment to another; None is open."""
+
+    start: Moment | None
+    end: Moment | None
+
+
+@click.command(
+    epilog="Examples: contrail events --from -15m    contrail events --stream routing --follow"
+    "    contrail events --stream kv --from kv:100 --to kv:200"
+)
+@connection_options
+@click.option("--stream", "chosen", help="kv, kv_0, load or routing; all if not given.")
+@click.option("--from", "start", help="MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, kv:1234, or a request id.")
+@click.option("--to", "end", help="MOMENT up to which, not included.")
+@click.option("--follow", is_flag=True, help="Go on with what comes.")
+def events(connection: Connection, chosen: str | None, start: str | None, end: str | None, follow: bool) -> None:
+    """Print the log, one event a line, as JSON with stable keys."""
+    if follow and end is not None:
+        raise CallerError("--follow has no end: leave out --to")
+    now_ms = SystemClock().wall_ms()
+    span = Span(*(parse_moment(text, now_ms) if text is not None else None for text in (start, end)))
+    try:
+        asyncio.run(_print(connection, chosen, span, follow))
+    except (BrokenPipeError, KeyboardInterrupt):
+        sys.stderr.close()  # whoever read us has had enough
+
+
+async def _print(connection: Connection, chosen: str | None, span: Span, follow: bool) -> None:
+    log = await JetStreamLog.connect(
+        connection.nats, connection.namespace, connection.topology, connection.nats_credentials
+    )
+    try:
+        names = _chosen(await log.streams(), chosen)
+        if follow:
+            await _follow(log, names, span)
+        else:
+            for stream in names:
+                await _print_stream(log, stream, span)
+    finally:
+        await log.close()
+
+
+def _chosen(there: list[StreamName], chosen: str | None) -> list[StreamName]:
+    names = [name for name in there if chosen in (None, name) or name.startswith(f"{chosen}_")]
+    if not names:
+        raise CallerError(f"there is no stream {chosen!r}; there are {', '.join(there) or 'none yet'}")
+    return names
+
+
+async def _print_stream(log: EventLog, stream: StreamName, span: Span) -> None:
+    start = FIRST if span.start is None else await position(log, stream, span.start)
+    end = None if span.end is None else await position(log, stream, span.end)
+    async for record in log.read(stream, start):
+        if end is not None and record.seq >= end:
+            return
+        show(record)
+
+
+async def _follow(log: EventLog, names: list[StreamName], span: Span) -> None:
+    for stream in names:
+        state = await log.state(stream)
+        start = StreamSeq(state.last_seq + 1) if span.start is None else await position(log, stream, span.start)
+        await log.tail(stream, start, show)
+    await asyncio.Event().wait()
+
+
+def show(record: Record) -> None:
+    """The record's events, a line each; what is no message of ours is shown as that."""
+    try:
+        message = decode_message(record.payload)
+    except Corrupt as error:
+        lines = [{"type": "Corrupt", "stream": record.stream, "seq": record.seq, "error": str(error)}]
+    else:
+        lines = message_lines(record.stream, record.seq, record.time_ms, message)
+    sys.stdout.buffer.write(b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines))
+    sys.stdout.buffer.flush()

@@ -1,0 +1,100 @@
+"""`contrail frontend`: one front end, the API and its router in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import click
+import uvloop
+
+from actors.metrics import FrontendMetrics
+from actors.router import Router, RouterOptions
+from api.addresses import join_address, split_address
+from api.app import create_app
+from api.connection import Connection, connection_options
+from api.logs import configure_logging
+from api.openai.settings import ApiSettings
+from api.part import LEASE_S, OPERATIONS_GRACE_S, Planes, on_stop, operations, planes, tell, watch_outbox
+from api.server import Server, bind
+from core.clock import SystemClock
+from core.errors import CallerError
+from core.subjects import ROUTING
+
+DRAIN_TIMEOUT_S = 30.0
+"""How long answers in flight may take when the front end ends."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendArguments:
+    """How this front end is known and reached."""
+
+    name: str
+    listen: str
+    advertise: str
+    shared_port: bool
+
+
+@click.command(epilog="Example: contrail frontend --data data --name frontend-1 --listen 127.0.0.1:8001")
+@connection_options
+@click.option("--name", default="frontend-0", show_default=True, help="Stable name, for people.")
+@click.option("--listen", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of the API.")
+@click.option("--advertise", default="", help="Host under which others reach it.")
+@click.option("--shared-port", is_flag=True, help="Other front ends listen on the same port (SO_REUSEPORT).")
+def frontend(connection: Connection, name: str, listen: str, advertise: str, shared_port: bool) -> None:
+    """Start one front end: the OpenAI API with a router of its own, rebuilt from the log."""
+    configure_logging()
+    try:
+        split_address(listen)
+    except ValueError as error:
+        raise CallerError(f"--listen: {error}") from error
+    arguments = FrontendArguments(name=name, listen=listen, advertise=advertise, shared_port=shared_port)
+    uvloop.run(serve(connection, arguments))
+
+
+async def serve(connection: Connection, arguments: FrontendArguments) -> None:
+    """Serves until told to end; then answers in flight finish, and the log and the registry know."""
+    host, port = split_address(arguments.listen)
+    listener = bind(host, port, reuse_port=arguments.shared_port)
+    async with planes(connection) as both:
+        metrics = FrontendMetrics()
+        address = join_address(arguments.advertise or host, listener.getsockname()[1])
+        router = _router(connection, arguments.name, address, both, metrics)
+        settings = ApiSettings(body_bytes_max=connection.deployment.frontend.body_bytes_max)
+        api = Server(create_app(router, metrics, settings), listener)
+        ops = operations(host, router.ready, metrics.registry)
+        await ops.start()
+        await api.start()
+        await router.start({"ops": join_address(ops.address.host, ops.address.port)})
+        tell(connection, arguments.name, ops, id=router.voice.id, address=join_address(host, api.address.port))
+        reason = await _told_to_end(connection)
+        _logger.info("ending: %s", reason, extra={"replica": router.voice.id})
+        await api.stop(DRAIN_TIMEOUT_S)
+        await router.stop(reason)
+        await ops.stop(OPERATIONS_GRACE_S)
+
+
+async def _told_to_end(connection: Connection) -> str:
+    ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def stop(reason: str) -> None:
+        if not ending.done():
+            ending.set_result(reason)
+
+    watching = on_stop(connection, stop)
+    try:
+        return await ending
+    finally:
+        for task in watching:
+            task.cancel()
+
+
+def _router(connection: Connection, name: str, address: str, both: Planes, metrics: FrontendMetrics) -> Router:
+    options = RouterOptions(namespace=connection.namespace, name=name, address=address, lease_ms=LEASE_S * 1000)
+    settings = connection.deployment.routing_settings
+    router = Router(options, both.log, both.registry, SystemClock(), connection.key, settings, metrics.decided)
+    watch_outbox(metrics.log, ROUTING, lambda: router.voice.outbox)
+    return router

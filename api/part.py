@@ -1,0 +1,101 @@
+"""What front ends and workers share as processes: the log, the registry, the operations listener, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+
+from actors.metrics import LogMetrics
+from api.addresses import join_address
+from api.connection import Connection
+from api.operations import create_operations_app
+from api.parts import Announcement, announce, until_orphaned
+from api.server import Server, bind
+from core.ids import StreamName
+from core.subjects import LOAD, ROUTING, kv_stream
+from streams.etcd import EtcdRegistry
+from streams.jetstream import JetStreamLog
+from streams.outbox import Outbox
+
+LEASE_S = 10
+"""The registry forgets a process that is silent for so long."""
+OPERATIONS_GRACE_S = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Planes(NamedTuple):
+    """The event plane and the control plane."""
+
+    log: JetStreamLog
+    registry: EtcdRegistry
+
+
+@asynccontextmanager
+async def planes(connection: Connection) -> AsyncIterator[Planes]:
+    """Both, connected; the streams exist."""
+    log = await JetStreamLog.connect(
+        connection.nats, connection.namespace, connection.topology, connection.nats_credentials
+    )
+    try:
+        await log.ensure(streams(connection))
+        registry = await EtcdRegistry.connect(
+            connection.etcd, connection.namespace, connection.etcd_credentials, LEASE_S
+        )
+        try:
+            yield Planes(log, registry)
+        finally:
+            await registry.close()
+    finally:
+        await log.close()
+
+
+def streams(connection: Connection) -> list[StreamName]:
+    """The streams of the namespace, as configured."""
+    return [*map(kv_stream, range(connection.topology.kv_partitions)), LOAD, ROUTING]
+
+
+def operations(host: str, ready: Callable[[], tuple[bool, dict[str, str]]], registry: CollectorRegistry) -> Server:
+    """The operations listener, on a free port; it is live for as long as the loop turns and answers."""
+    return Server(create_operations_app(lambda: True, ready, registry), bind(host, 0))
+
+
+def tell(connection: Connection, name: str, ops: Server, *, id: str | None = None, address: str | None = None) -> None:
+    """Whoever started the part with --data can find it."""
+    if connection.data is not None:
+        where = join_address(ops.address.host, ops.address.port)
+        announce(connection.data, name, Announcement(pid=os.getpid(), ops=where, id=id, address=address))
+
+
+def on_stop(connection: Connection, stop: Callable[[str], None]) -> list[asyncio.Task[None]]:
+    """SIGTERM and SIGINT, or the end of whoever started us, call `stop` with the reason. Keep what is returned."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, f"asked to end ({number.name})")
+
+    async def orphaned() -> None:
+        await until_orphaned()
+        stop("whoever started it is gone")
+
+    return [asyncio.create_task(orphaned())] if connection.data is not None else []
+
+
+def watch_outbox(metrics: LogMetrics, stream: str, outbox: Callable[[], Outbox | None]) -> None:
+    """The metrics show this outbox, whichever it is by then."""
+
+    def depth() -> float:
+        box = outbox()
+        return box.depth if box else 0
+
+    def size() -> float:
+        box = outbox()
+        return box.bytes if box else 0
+
+    metrics.watch_outbox(stream, depth, size)

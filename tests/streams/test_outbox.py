@@ -1,0 +1,444 @@
+"""One source's chain: whatever happens on the way, the log holds it whole and in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.clock import ManualClock, SystemClock
+from core.codec import CHAIN_START, Message, decode_message, digest, encode_event, encode_message
+from core.errors import Refused
+from core.events import CacheCleared, Event, WorkerLost
+from core.ids import SourceId, StreamSeq
+from core.subjects import kv_stream, subject
+from streams.backlog import Item, OutboxLimits
+from streams.embedded_nats import EmbeddedNats
+from streams.jetstream import JetStreamLog
+from streams.log import EventLog, Record
+from streams.memory import MemoryLog
+from streams.outbox import Outbox
+from streams.topology import Topology
+from tests.fixtures.eventually import eventually
+
+KV = kv_stream(0)
+KEY = b"key"
+SOURCE = SourceId("a" * 16)
+SUBJECT = subject("test", KV, SOURCE)
+RESTATED = CacheCleared(reason="restated")
+QUICK = OutboxLimits(retry_min_s=0.001, retry_max_s=0.004, idle_check_s=0.02)
+
+
+def said(text: object) -> Event:
+    """An event that can be told from others."""
+    return CacheCleared(reason=str(text))
+
+
+class Owner:
+    """Who an outbox calls."""
+
+    def __init__(self) -> None:
+        self.restatement: Sequence[Item] = [RESTATED]
+        self.restated = 0
+        self.superseded: list[Record] = []
+        self.sealed: list[tuple[int, list[Event]]] = []
+
+    def restate(self) -> Sequence[Item]:
+        self.restated += 1
+        return self.restatement
+
+
+def outbox_on(log: EventLog, owner: Owner, limits: OutboxLimits = QUICK, written: str = SUBJECT) -> Outbox:
+    return Outbox(
+        log,
+        KV,
+        written,
+        SOURCE,
+        KEY,
+        ManualClock(5),
+        on_overflow=owner.restate,
+        on_superseded=owner.superseded.append,
+        limits=limits,
+        on_sealed=lambda n, events: owner.sealed.append((n, events)),
+    )
+
+
+@asynccontextmanager
+async def running(outbox: Outbox) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(outbox.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def messages(log: EventLog) -> list[Message]:
+    """What the stream holds; asserts that each message continues the chain, except behind a gap."""
+    out: list[Message] = []
+    head = CHAIN_START
+    async for record in log.read(KV, StreamSeq(1)):
+        message = decode_message(record.payload)
+        assert message.source == SOURCE
+        assert message.n >= len(out)
+        if message.n == (out[-1].n + 1 if out else 0):
+            assert message.prev == head
+        head = digest(record.payload, KEY)
+        out.append(message)
+    return out
+
+
+def reasons(found: list[Message]) -> list[str]:
+    return [event.reason for message in found for event in message.events if isinstance(event, CacheCleared)]
+
+
+@pytest.fixture
+async def log() -> MemoryLog:
+    log = MemoryLog("test", ManualClock(1))
+    await log.ensure([KV])
+    return log
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+async def test_chain(log: MemoryLog, owner: Owner) -> None:
+    """Messages count from 0, each names the digest of the one before; `head` is the last acknowledged one's."""
+    outbox = outbox_on(log, owner)
+    async with running(outbox):
+        for n in range(3):
+            outbox.put(said(n))
+            assert await outbox.drain(5)
+    found = await messages(log)
+    assert [message.n for message in found] == [0, 1, 2]
+    assert reasons(found) == ["0", "1", "2"]
+    end = await log.last(KV, SUBJECT)
+    assert end is not None
+    assert (outbox.head, outbox.last_seq) == (digest(end.payload, KEY), end.seq)
+    assert (outbox.n_acked, outbox.n_next, outbox.depth, outbox.bytes) == (3, 3, 0, 0)
+    assert owner.sealed == [(n, [said(n)]) for n in range(3)]
+    assert repr(outbox) == f"<Outbox {SUBJECT} n 3, 0 events wait>"
+
+
+async def test_batches_grow(log: MemoryLog, owner: Owner) -> None:
+    """What happens while an append is under way goes into the next message."""
+    outbox = outbox_on(log, owner)
+    log.away = True
+    async with running(outbox):
+        outbox.put(said(0))
+        await eventually(lambda: outbox.n_next == 1)
+        for i in range(1, 100):
+            outbox.put(said(i))
+        assert outbox.depth == 100
+        log.away = False
+        assert await outbox.drain(5)
+    assert [len(message.events) for message in await messages(log)] == [1, 99]
+
+
+@pytest.mark.parametrize("over", [0, 1])
+async def test_message_at_its_bounds(log: MemoryLog, owner: Owner, over: int) -> None:
+    """A message holds `events_max` events and never more than `message_bytes_max` bytes."""
+    by_count = outbox_on(log, owner, OutboxLimits(events_max=10))
+    for i in range(10 + over):
+        by_count.put(said(i))
+    async with running(by_count):
+        assert await by_count.drain(5)
+    assert [len(message.events) for message in await messages(log)] == [10, 1][: 1 + over]
+
+
+async def test_message_bytes(log: MemoryLog, owner: Owner) -> None:
+    """Messages fill up to `message_bytes_max` and not past it; an event that is larger goes alone."""
+    limits = OutboxLimits(message_bytes_max=4096)
+    outbox = outbox_on(log, owner, limits)
+    for size in [300] * 40 + [9000] + [300] * 3:
+        outbox.put(said("x" * size))
+    async with running(outbox):
+        assert await outbox.drain(5)
+    sizes = [(len(r.payload), len(decode_message(r.payload).events)) async for r in log.read(KV, StreamSeq(1))]
+    large = [pair for pair in sizes if pair[0] > 4096]
+    assert [count for _, count in large] == [1]
+    assert all(size > 3000 for size, _ in sizes[: sizes.index(large[0]) - 1])
+    assert sum(count for _, count in sizes) == 44
+
+
+def test_half_of_the_payload() -> None:
+    """A message is at most half of what the broker takes."""
+    assert OutboxLimits().within(1 << 20).message_bytes_max == 256 * 1024
+    assert OutboxLimits().within(1 << 18).message_bytes_max == 128 * 1024
+
+
+async def test_late_events(log: MemoryLog, owner: Owner) -> None:
+    """An event may be made when its message is sealed; it keeps its place, and is made once."""
+    made: list[int] = []
+
+    def make(i: int) -> Callable[[], Event]:
+        return lambda: made.append(i) or said(i)  # type: ignore[func-returns-value]
+
+    outbox = outbox_on(log, owner, OutboxLimits(message_bytes_max=600, late_event_bytes=10))
+    for i in range(20):
+        outbox.put(make(i) if i % 2 else said(i))
+    assert made == []
+    async with running(outbox):
+        assert await outbox.drain(5)
+    assert made == list(range(1, 20, 2))
+    assert reasons(await messages(log)) == [str(i) for i in range(20)]
+    assert outbox.bytes == 0
+
+
+@pytest.mark.parametrize("id_first", [False, True])
+async def test_stored_but_not_acknowledged(log: MemoryLog, owner: Owner, id_first: bool) -> None:
+    """A message whose acknowledgement is lost stands once, whichever the broker tests first."""
+    log.id_first = id_first
+    log.acks_to_lose = 1
+    outbox = outbox_on(log, owner)
+    async with running(outbox):
+        outbox.put(said(0))
+        assert await outbox.drain(5)
+        outbox.put(said(1))
+        assert await outbox.drain(5)
+    assert [message.n for message in await messages(log)] == [0, 1]
+    assert outbox.counts.settled == (0 if id_first else 1)
+    assert (outbox.counts.stored, outbox.counts.retried, owner.restated) == (2, 1, 0)
+
+
+@pytest.mark.parametrize("over", [0, 1])
+@pytest.mark.parametrize("bound", ["events", "bytes"])
+async def test_overflow_at_the_bound(log: MemoryLog, owner: Owner, bound: str, over: int) -> None:
+    """What fits is kept; one more drops all that is not sealed, then everything, until a restatement takes its place.
+
+    The message in flight is not touched, and what is put after the restatement follows it.
+    """
+    size = len(encode_event(said("00")))
+    bounds: dict[str, Any] = {"pending_events_max": 10} if bound == "events" else {"pending_bytes_max": 10 * size}
+    outbox = outbox_on(log, owner, OutboxLimits(retry_min_s=0.001, retry_max_s=0.002, **bounds))
+    log.away = True
+    async with running(outbox):
+        outbox.put(said("in flight"))
+        await eventually(lambda: outbox.n_next == 1)
+        for i in range(10 + over):
+            outbox.put(said(f"{i:02}"))
+        if over:
+            outbox.put(said("too late"))
+        assert outbox.depth == (1 if over else 11)
+        assert not outbox.idle
+        log.away = False
+        assert await outbox.drain(5)
+        outbox.put(said("after"))
+        assert await outbox.drain(5)
+    between = ["restated"] if over else [f"{i:02}" for i in range(10)]
+    assert reasons(await messages(log)) == ["in flight", *between, "after"]
+    assert outbox.counts.dropped_events == (12 if over else 0)
+    assert (outbox.counts.overflows, outbox.counts.restated, owner.restated) == (over, over, over)
+
+
+async def test_a_restatement_larger_than_the_bound(log: MemoryLog, owner: Owner) -> None:
+    """A restatement is let in whatever its size, and events that follow it do not make it an overflow again."""
+    owner.restatement = [said(f"part {i}") for i in range(50)]
+    outbox = outbox_on(log, owner, OutboxLimits(pending_events_max=10, events_max=5, retry_min_s=0.001))
+    for i in range(11):
+        outbox.put(said(i))
+    async with running(outbox):
+        await eventually(lambda: owner.restated)
+        for i in range(10):
+            outbox.put(said(i))
+        assert await outbox.drain(5)
+    assert reasons(await messages(log)) == [f"part {i}" for i in range(50)] + [str(i) for i in range(10)]
+    assert owner.restated == 1
+
+
+@pytest.mark.parametrize("fault", ["cut", "remake", "expire"])
+@pytest.mark.parametrize("in_flight", [True, False])
+async def test_history_replaced(log: MemoryLog, owner: Owner, fault: str, in_flight: bool) -> None:
+    """If the log does not end where we left it, we go on with the next n from where it ends, and restate.
+
+    Also when there is nothing to append: then an idle check finds it.
+    """
+    outbox = outbox_on(log, owner)
+    async with running(outbox):
+        for i in range(3):
+            outbox.put(said(i))
+            assert await outbox.drain(5)
+        if in_flight:
+            log.away = True
+            outbox.put(said("in flight"))
+            await eventually(lambda: outbox.n_next == 4)
+        if fault == "cut":
+            log.cut(KV, StreamSeq(1))
+        elif fault == "remake":
+            log.remake(KV)
+        else:
+            log.expire(KV, StreamSeq(4))
+        log.away = False
+        await eventually(lambda: owner.restated)
+        outbox.put(said("after"))
+        assert await outbox.drain(5)
+    found = await messages(log)
+    expected = ["in flight"] * in_flight + ["restated", "after"]
+    assert reasons(found) == ["0"] * (fault == "cut") + expected
+    assert found[-1].n == 3 + len(expected) - 1
+    assert (outbox.counts.cut, owner.restated, owner.superseded) == (1, 1, [])
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_superseded(log: MemoryLog, owner: Owner, busy: bool) -> None:
+    """If another ended our chain we say so once, append nothing more, and count what is put as dropped."""
+    outbox = outbox_on(log, owner)
+    async with running(outbox) as task:
+        outbox.put(said(0))
+        assert await outbox.drain(5)
+        lost = encode_event(WorkerLost(by="b" * 16, reason="silent"))
+        other = SourceId(f"{SOURCE}-lost")
+        payload = encode_message(other, 0, CHAIN_START, 0, [lost])
+        await log.append(KV, SUBJECT, payload, f"{other}:0", outbox.last_seq)
+        if busy:
+            outbox.put(said(1))
+        async with asyncio.timeout(5):
+            await task
+        assert not busy or not await outbox.drain(5)
+    assert [record.payload for record in owner.superseded] == [payload]
+    assert outbox.superseded == owner.superseded[0]
+    assert outbox.ended
+    outbox.put(said(2))
+    assert outbox.counts.dropped_events >= 1
+    assert (await log.state(KV)).last_seq == 2
+    assert owner.restated == 0
+
+
+async def test_refused(log: MemoryLog, owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal for good ends the outbox with that error; who drains is not left waiting."""
+
+    async def refuse(*_: object) -> StreamSeq:
+        raise Refused("too large")
+
+    monkeypatch.setattr(log, "append", refuse)
+    outbox = outbox_on(log, owner)
+    outbox.put(said(0))
+    async with running(outbox) as task:
+        assert not await outbox.drain(5)
+        with pytest.raises(Refused, match="too large"):
+            await task
+    assert isinstance(outbox.error, Refused)
+    assert (outbox.counts.refused, outbox.depth) == (1, 1)
+
+
+async def test_cancelled_and_run_again(log: MemoryLog, owner: Owner) -> None:
+    """A message sealed before a cancellation goes on with the same bytes; nothing is stored twice."""
+    outbox = outbox_on(log, owner, OutboxLimits(retry_min_s=60))
+    log.acks_to_lose = 1
+    outbox.put(said(0))
+    async with running(outbox):
+        await eventually(lambda: outbox.counts.retried)
+    assert outbox.depth == 1
+    async with running(outbox):
+        outbox.put(said(1))
+        assert await outbox.drain(5)
+    assert reasons(await messages(log)) == ["0", "1"]
+
+
+async def test_drain_in_time(log: MemoryLog, owner: Owner) -> None:
+    """A drain that cannot end says so after its time."""
+    log.away = True
+    outbox = outbox_on(log, owner)
+    outbox.put(said(0))
+    async with running(outbox):
+        assert not await outbox.drain(0.02)
+        log.away = False
+        assert await outbox.drain(5)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(1, 12)),
+        st.tuples(st.just("late"), st.integers(1, 12)),
+        st.tuples(st.just("away"), st.just(0)),
+        st.tuples(st.just("back"), st.just(0)),
+        st.tuples(st.just("lose_acks"), st.integers(1, 3)),
+        st.tuples(st.just("restart"), st.just(0)),
+        st.tuples(st.just("turns"), st.integers(1, 6)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS, id_first=st.booleans(), events_max=st.integers(1, 7))
+async def test_whatever_happens(steps: list[tuple[str, int]], id_first: bool, events_max: int) -> None:
+    """Whatever faults: n is 0, 1, 2, …, each message names the one before, all events are there in order, once."""
+    log = MemoryLog("test", ManualClock(1))
+    await log.ensure([KV])
+    log.id_first = id_first
+    owner = Owner()
+    limits = OutboxLimits(events_max=events_max, retry_min_s=0.0, retry_max_s=0.0)
+    outbox = outbox_on(log, owner, limits)
+    task = asyncio.create_task(outbox.run())
+    count = 0
+    for what, times in steps:
+        if what in {"put", "late"}:
+            for _ in range(times):
+                event = said(count)
+                outbox.put(event if what == "put" else (lambda event=event: event))  # type: ignore[misc]
+                count += 1
+        elif what in {"away", "back"}:
+            log.away = what == "away"
+        elif what == "lose_acks":
+            log.acks_to_lose = times
+        elif what == "restart":
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            task = asyncio.create_task(outbox.run())
+        else:
+            for _ in range(times):
+                await asyncio.sleep(0)
+    log.away = False
+    assert await outbox.drain(5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    found = await messages(log)
+    assert [message.n for message in found] == list(range(len(found)))
+    assert reasons(found) == [str(i) for i in range(count)]
+    assert all(len(message.events) <= events_max for message in found)
+    assert [(n, len(events)) for n, events in owner.sealed] == [(m.n, len(m.events)) for m in found]
+    assert (outbox.counts.dropped_events, owner.restated) == (0, 0)
+
+
+async def test_server_down_for_two_seconds(tmp_path: Path, owner: Owner) -> None:
+    """On JetStream, with the server killed under it and two seconds down: nothing lost, nothing twice, in order."""
+    server = EmbeddedNats(tmp_path)
+    await server.start()
+    log = await JetStreamLog.connect([server.url], "test", Topology(max_bytes=10**8), server.credentials)
+    await log.ensure([KV])
+    outbox = outbox_on(log, owner, OutboxLimits())
+    clock = SystemClock()
+    count = 0
+    async with running(outbox):
+
+        async def put_for(ms: int) -> None:
+            nonlocal count
+            end_ms = clock.monotonic_ms() + ms
+            while clock.monotonic_ms() < end_ms:
+                outbox.put(said(count))
+                count += 1
+                await asyncio.sleep(0.001)
+
+        await put_for(200)
+        server.kill()
+        await put_for(2_000)
+        assert outbox.depth > 500
+        await server.start()
+        await put_for(200)
+        assert await outbox.drain(10)
+    found = await messages(log)
+    await log.close()
+    await server.stop()
+    assert [message.n for message in found] == list(range(len(found)))
+    assert reasons(found) == [str(i) for i in range(count)]
+    assert outbox.counts.retried > 0
+    assert owner.restated == 0
