@@ -95,7 +95,7 @@ class Fleet:
         return {
             "not_connected": down,
             "suspected": suspected,
-            "failed": failed - down if len(workers) > len(failed) else frozenset(),
+            "failed": failed - down,
             "stale": frozenset() if cut_off else stale,
             "cut_off": stale if cut_off else frozenset(),
         }

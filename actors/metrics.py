@@ -6,9 +6,11 @@ it is scraped (`watch_*`), what is an event is counted where it happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -17,18 +19,14 @@ DECISION_SECONDS = (10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 1
 Reading = Callable[[], float]
 
 
-class LogMetrics:
+class LogMetrics(Collector):
     """What every process that writes the log, or reads it, shows of that."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._appends = Counter(
-            "contrail_appends", "Messages offered to the log, by outcome", ["stream", "outcome"], registry=registry
-        )
+        self._outboxes: dict[str, Callable[[], Mapping[str, int]]] = {}
+        registry.register(self)
         self._lag_events = Gauge(
             "contrail_log_lag_events", "Messages in the stream not yet folded", ["stream"], registry=registry
-        )
-        self._lag_seconds = Gauge(
-            "contrail_log_lag_seconds", "Age of the oldest message not yet folded", ["stream"], registry=registry
         )
         self._outbox_events = Gauge(
             "contrail_outbox_depth_events", "Events that wait to be appended", ["stream"], registry=registry
@@ -37,17 +35,27 @@ class LogMetrics:
             "contrail_outbox_bytes", "Bytes that wait to be appended", ["stream"], registry=registry
         )
 
-    def appended(self, stream: str, outcome: str) -> None:
-        """One more append with this outcome (`stored`, `repeated`, `refused`, `unavailable`, …: a closed set)."""
-        self._appends.labels(stream, outcome).inc()
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The outboxes' own counts, as Prometheus scrapes them."""
+        family = CounterMetricFamily(
+            "contrail_appends",
+            "Messages offered to the log and events dropped, by outcome",
+            labels=["stream", "outcome"],
+        )
+        for stream, counts in self._outboxes.items():
+            for outcome, count in counts().items():
+                family.add_metric([stream, outcome], count)
+        yield family
 
-    def watch_lag(self, stream: str, events: Reading, seconds: Reading) -> None:
-        """The stream's lag is read from these at each scrape."""
+    def watch_lag(self, stream: str, events: Reading) -> None:
+        """The stream's lag is read from this at each scrape."""
         self._lag_events.labels(stream).set_function(events)
-        self._lag_seconds.labels(stream).set_function(seconds)
 
-    def watch_outbox(self, stream: str, events: Reading, bytes_: Reading) -> None:
-        """The outbox's depth is read from these at each scrape."""
+    def watch_outbox(
+        self, stream: str, events: Reading, bytes_: Reading, counts: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """The outbox's depth and counts are read from these at each scrape; a new life counts from 0 again."""
+        self._outboxes[stream] = counts
         self._outbox_events.labels(stream).set_function(events)
         self._outbox_bytes.labels(stream).set_function(bytes_)
 
@@ -131,7 +139,18 @@ class FrontendMetrics:
         self._workers.labels(model).set_function(workers)
 
 
-class WorkerMetrics:
+TOTALS = {
+    "requests": "Generations that got a token",
+    "prompt_tokens": "Their prompt tokens",
+    "cached_tokens": "Of those, taken from the cache",
+    "kv_events": "Changes of the cache told by the engine",
+    "blocks_unindexed": "Blocks that are not in the index: images, embeddings, other groups or sizes",
+    "cache_gaps": "Times that the engine's events were lost for good",
+}
+"""What a worker counts since its start."""
+
+
+class WorkerMetrics(Collector):
     """A worker's: its engine's load, its cache as it tells it, the log."""
 
     def __init__(self, model: str, worker: str) -> None:
@@ -139,30 +158,26 @@ class WorkerMetrics:
         ProcessCollector(namespace="contrail", registry=self.registry)
         self.log = LogMetrics(self.registry)
         self._labels = {"model": model, "worker": worker}
-        self._requests = self._counter("contrail_worker_requests", "Generations ended, by outcome", "outcome")
-        self._kv_events = self._counter("contrail_kv_events", "Changes of the cache told by the engine", "kind")
-        self._prompt_tokens = self._counter("contrail_worker_prompt_tokens", "Prompt tokens that came in")
-        self._cached_tokens = self._counter("contrail_worker_cached_tokens", "Of those, taken from the cache")
+        self._totals: Callable[[], Mapping[str, int]] = dict
+        self.registry.register(self)
         self._running = self._gauge("contrail_worker_running", "Requests that the engine computes")
         self._waiting = self._gauge("contrail_worker_waiting", "Requests that wait in the engine")
         self._blocks_used = self._gauge("contrail_worker_blocks_used", "Blocks of the cache in use")
         self._blocks_total = self._gauge("contrail_worker_blocks_total", "Blocks that the cache has")
 
-    def _counter(self, name: str, text: str, *more: str) -> Counter:
-        return Counter(name, text, [*self._labels, *more], registry=self.registry)
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The worker's own counts, as Prometheus scrapes them."""
+        for name, count in self._totals().items():
+            family = CounterMetricFamily(f"contrail_worker_{name}", TOTALS[name], labels=list(self._labels))
+            family.add_metric(list(self._labels.values()), count)
+            yield family
+
+    def watch_totals(self, totals: Callable[[], Mapping[str, int]]) -> None:
+        """Counts by name (TOTALS) are read from this at each scrape."""
+        self._totals = totals
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, list(self._labels), registry=self.registry)
-
-    def finished(self, outcome: str, prompt_tokens: int, cached_tokens: int) -> None:
-        """One more generation ended."""
-        self._requests.labels(**self._labels, outcome=outcome).inc()
-        self._prompt_tokens.labels(**self._labels).inc(prompt_tokens)
-        self._cached_tokens.labels(**self._labels).inc(cached_tokens)
-
-    def cache_changed(self, kind: str) -> None:
-        """One more change (`stored`, `removed`, `cleared`, `gap`: a closed set)."""
-        self._kv_events.labels(**self._labels, kind=kind).inc()
 
     def watch_load(self, running: Reading, waiting: Reading, blocks_used: Reading, blocks_total: Reading) -> None:
         """The engine's load is read from these at each scrape."""

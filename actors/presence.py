@@ -71,11 +71,11 @@ class Presence:
     def __repr__(self) -> str:
         return f"<Presence {self.joined.name} {self.id}, {self.kv.depth} events waiting>"
 
-    async def join(self, details: dict[str, object]) -> None:
-        """The log's first word of this worker is on its way, and the registry knows it; waits for the registry."""
+    async def join(self, details: dict[str, object], *, cached: bool) -> None:
+        """The log's first word of this worker is on its way, with its cache if it brings one; the registry knows it."""
         self.kv.put(self.joined)
-        for event in self._restate():
-            self.kv.put(event)
+        if cached:
+            self.say(self._restate())
         self._tasks = [asyncio.create_task(box.run(), name=f"outbox {box!r}") for box in (self.kv, self.load)]
         for task in self._tasks:
             task.add_done_callback(_report)

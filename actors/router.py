@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import orjson
@@ -35,7 +36,9 @@ from streams.log import EventLog
 from streams.registry import Change, Registry
 
 VERSION = "0.1.0"
-RESTATE_EVERY_MS = 10_000
+RESTATE_EVERY_S = 7 * 86_400 / 4
+"""Who we are and what is in flight is said again this often, a quarter of the retention time."""
+RESTATE_ASK_MS = 10_000
 """A worker whose cache we lost track of is asked this often at most."""
 SETTINGS_KEY = "settings/routing"
 
@@ -50,6 +53,7 @@ class RouterOptions:
     name: str
     address: str = ""
     """Where its API listens."""
+    restate_every_s: float = RESTATE_EVERY_S
     lease_ms: int = 10_000
     """The registry's lease time: how long a silent worker stays registered."""
 
@@ -101,6 +105,7 @@ class Router:
         await self.fleet.start()
         await self._register()
         self._spawn(self.suspicion.run(self._look))
+        self._spawn(self._restate_loop())
 
     async def stop(self, reason: str) -> None:
         """The log and the registry know that this replica is gone."""
@@ -121,6 +126,22 @@ class Router:
             waits["models"] = "no worker has registered yet"
         waits |= {f"model {card.name}": "no worker is connected" for card in cards if not card.workers}
         return not waits, waits
+
+    def describe(self) -> dict[str, Any]:
+        """Who this is and how far it has folded; the digest is of the fold alone, comparable at equal cursors."""
+        return {
+            "replica": self.voice.id,
+            "name": self.options.name,
+            "cursor": {stream: at.seq for stream, at in sorted(self.state.cursor.items())},
+            "digest": f"{self.state.digest:016x}",
+            "lag_events": self.runner.lag_events,
+            "incomplete": self.state.incomplete,
+            "corrupt": self.state.corrupt,
+            "unknown_events": self.state.unknown_events,
+            "ahead": len(self.voice.ahead),
+            "in_flight": len(self.flights.open),
+            "workers": {member.worker: self.state.index.blocks(member.worker) for member in self.state.alive()},
+        }
 
     def models(self) -> list[ModelCard]:
         """Every model that can be spoken for, by name."""
@@ -226,8 +247,20 @@ class Router:
 
     def _say_hello(self) -> None:
         """The first words of a life: who it is, what it decides by."""
-        self.voice.start(ReplicaJoined(name=self.options.name, version=VERSION, address=self.options.address))
+        self.voice.start(self._joined())
         self._say_settings()
+
+    def _joined(self) -> ReplicaJoined:
+        return ReplicaJoined(name=self.options.name, version=VERSION, address=self.options.address)
+
+    async def _restate_loop(self) -> None:
+        """The first one comes at a moment of the id's own, so that replicas do not speak all at once."""
+        await asyncio.sleep(self.options.restate_every_s * int(self.voice.id, 16) / 2**64)
+        while True:
+            self.voice.say(self._joined())
+            self._say_settings()
+            self.voice.say(self.flights.restated("the quarter of the retention time is over"))
+            await asyncio.sleep(self.options.restate_every_s)
 
     def _say_settings(self) -> None:
         self.voice.say(SettingsChanged(revision=self.settings_revision, settings=self.settings.to_mapping()))
@@ -271,7 +304,7 @@ class Router:
 
     def _ask_to_restate(self, worker: WorkerId) -> None:
         now, link = self._clock.monotonic_ms(), self.fleet.links.get(worker)
-        if link is None or not link.up or now - self._asked_ms.get(worker, -RESTATE_EVERY_MS) < RESTATE_EVERY_MS:
+        if link is None or not link.up or now - self._asked_ms.get(worker, -RESTATE_ASK_MS) < RESTATE_ASK_MS:
             return
         self._asked_ms[worker] = now
         _logger.warning("lost track of the cache of worker %s: asking for a restatement", worker)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from actors.engines.engine import CacheChange, Engine
 from actors.mirror import CacheMirror
@@ -29,8 +31,10 @@ REPORT_IDLE_MS = 2000
 """… and this often at least."""
 CHECK_EVERY_S = 1.0
 """Between looks at the engine's health."""
-RESTATE_EVERY_MS = 10_000
+RESTATE_ASKED_MS = 10_000
 """Replicas that ask for a restatement are heard this often at most."""
+RESTATE_EVERY_S = 7 * 86_400 / 4
+"""The whole cache is said again this often, a quarter of the retention time: a log whose head was cut is whole then."""
 RESTATED_PART_BYTES = 128 * 1024
 DRAIN_TIMEOUT_S = 30.0
 """How long requests in flight may take to finish when the worker leaves."""
@@ -53,6 +57,7 @@ class WorkerOptions:
     partitions: int = 1
     """How many kv streams there are; the worker takes one by its id when it joins, and keeps it."""
     drain_timeout_s: float = DRAIN_TIMEOUT_S
+    restate_every_s: float = RESTATE_EVERY_S
 
 
 class Worker:
@@ -80,10 +85,10 @@ class Worker:
         self._early: list[CacheChange] = []
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._restated_ms = -RESTATE_EVERY_MS
+        self._restated_ms = -RESTATE_ASKED_MS
         self._reported_ms = -REPORT_IDLE_MS
         self._last_report: LoadReported | None = None
-        self._tokens = [0, 0]
+        self._totals = Counter[str]()
         self._details: dict[str, object] = {}
 
     def __repr__(self) -> str:
@@ -106,7 +111,7 @@ class Worker:
         self.address = advertised(self.options.advertise, host, port)
         self._details = {"pid": os.getpid(), **details}
         await self._join()
-        for loop in (self._report_loop(), self._check_loop()):
+        for loop in (self._report_loop(), self._check_loop(), self._restate_loop()):
             self._spawn(loop)
 
     async def serve(self) -> str:
@@ -130,6 +135,18 @@ class Worker:
         await self.port.close()
         await self.engine.stop()
 
+    def describe(self) -> dict[str, Any]:
+        """Who this is, and what its mirror and its outboxes hold."""
+        presence, mirror = self.presence, self.mirror
+        return {
+            "worker": presence.id if presence else None,
+            "name": self.options.name,
+            "blocks": mirror.reported if mirror else 0,
+            "requests": self.port.streams,
+            "appended": presence.kv.n_acked if presence else 0,
+            "waiting": presence.kv.depth if presence else 0,
+        }
+
     def welcome(self) -> Welcome:
         """Who the worker is now."""
         assert self.presence is not None
@@ -138,7 +155,7 @@ class Worker:
     def restate(self) -> None:
         """A replica lost track of us: the whole cache is said again, at most every ten seconds."""
         now = self._clock.monotonic_ms()
-        if self.presence is not None and now - self._restated_ms >= RESTATE_EVERY_MS:
+        if self.presence is not None and now - self._restated_ms >= RESTATE_ASKED_MS:
             self._restated_ms = now
             self.presence.restate()
 
@@ -154,10 +171,18 @@ class Worker:
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine said how much of a prompt came from its cache."""
-        self._tokens[0] += prompt_tokens
-        self._tokens[1] += cached_tokens
+        self._totals.update(requests=1, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """What was counted since the start, by the names of `actors.metrics.TOTALS`."""
+        counts = dict(self._totals)
+        if self.mirror is not None:
+            counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}
+        return counts
 
     async def _join(self) -> None:
+        assert self.mirror is not None
         info, options, worker = self.engine.info, self.options, WorkerId(new_id())
         joined = WorkerJoined(
             name=options.name,
@@ -181,7 +206,7 @@ class Worker:
             restate=self._restatement,
             on_superseded=lambda: self._spawn(self._rejoin()),
         )
-        await self.presence.join(self._details)
+        await self.presence.join(self._details, cached=self.mirror.reported > 0)
 
     async def _rejoin(self) -> None:
         """Lost is final: the same cache goes on under a new id."""
@@ -199,6 +224,7 @@ class Worker:
         if self.mirror is None:
             self._early.append(change)  # bounded by what an engine does before it serves
             return
+        self._totals["kv_events"] += 1
         events = self.mirror.apply(change)
         if self.presence is not None:
             self.presence.say(events)
@@ -220,8 +246,8 @@ class Worker:
             draining=self.port.draining,
             kv_n=kv.n_acked,
             kv_head=kv.head,
-            prompt_tokens=self._tokens[0],
-            cached_tokens=self._tokens[1],
+            prompt_tokens=self._totals["prompt_tokens"],
+            cached_tokens=self._totals["cached_tokens"],
             blocks_unindexed=self.mirror.blocks_unindexed,
         )
         now = self._clock.monotonic_ms()
@@ -238,6 +264,15 @@ class Worker:
                 self.leave(f"engine dead: {error}")
                 return
             await asyncio.sleep(CHECK_EVERY_S)
+
+    async def _restate_loop(self) -> None:
+        """The first one comes at a moment of the id's own, so that a fleet does not speak all at once."""
+        assert self.presence is not None
+        every_s = self.options.restate_every_s
+        await asyncio.sleep(every_s * int(self.presence.id, 16) / 2**64)
+        while True:
+            self.presence.restate()
+            await asyncio.sleep(every_s)
 
     async def _drain(self) -> None:
         """Replicas hear that we take nothing new; what is in flight may finish, within the bound."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 import click
 import uvloop
@@ -16,10 +17,11 @@ from api.app import create_app
 from api.connection import Connection, connection_options
 from api.logs import configure_logging
 from api.openai.settings import ApiSettings
-from api.part import LEASE_S, OPERATIONS_GRACE_S, Planes, on_stop, operations, planes, tell, watch_outbox
+from api.part import LEASE_S, OPERATIONS_GRACE_S, Planes, on_stop, operations, planes, streams, tell, watch_outbox
 from api.server import Server, bind
 from core.clock import SystemClock
 from core.errors import CallerError
+from core.ids import StreamName
 from core.subjects import ROUTING
 
 DRAIN_TIMEOUT_S = 30.0
@@ -65,7 +67,7 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
         router = _router(connection, arguments.name, address, both, metrics)
         settings = ApiSettings(body_bytes_max=connection.deployment.frontend.body_bytes_max)
         api = Server(create_app(router, metrics, settings), listener)
-        ops = operations(host, router.ready, metrics.registry)
+        ops = operations(host, router.ready, metrics.registry, router.describe)
         await ops.start()
         await api.start()
         await router.start({"ops": join_address(ops.address.host, ops.address.port)})
@@ -97,4 +99,16 @@ def _router(connection: Connection, name: str, address: str, both: Planes, metri
     settings = connection.deployment.routing_settings
     router = Router(options, both.log, both.registry, SystemClock(), connection.key, settings, metrics.decided)
     watch_outbox(metrics.log, ROUTING, lambda: router.voice.outbox)
+    for stream in streams(connection):
+        metrics.log.watch_lag(stream, partial(_lag, router, stream))
+    for model in {group.client_name for group in connection.deployment.workers}:
+        metrics.watch_workers(model, partial(_workers, router, model))
     return router
+
+
+def _lag(router: Router, stream: StreamName) -> int:
+    return router.runner.lag.get(stream, 0)
+
+
+def _workers(router: Router, model: str) -> int:
+    return sum(card.workers for card in router.models() if card.name == model)

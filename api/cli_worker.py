@@ -89,7 +89,7 @@ async def serve(connection: Connection, options: WorkerOptions, arguments: Engin
         it = Worker(options, make_engine(arguments), both.log, both.registry, SystemClock(), connection.key)
         metrics = WorkerMetrics(arguments.model, options.name)
         _watch(it, metrics)
-        ops = operations(options.listen_host, lambda: _ready(it), metrics.registry)
+        ops = operations(options.listen_host, lambda: _ready(it), metrics.registry, it.describe)
         await ops.start()
         tell(connection, options.name, ops)
         watching = on_stop(connection, it.leave)
@@ -146,6 +146,7 @@ def _watch(it: Worker, metrics: WorkerMetrics) -> None:
     """State is read when metrics are scraped."""
     watch_outbox(metrics.log, "kv", lambda: it.presence.kv if it.presence else None)
     watch_outbox(metrics.log, LOAD, lambda: it.presence.load if it.presence else None)
+    metrics.watch_totals(lambda: it.totals)
     metrics.watch_load(
         lambda: it.engine.load().running,
         lambda: it.engine.load().waiting,

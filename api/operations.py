@@ -14,9 +14,12 @@ from starlette.routing import Route
 
 
 def create_operations_app(
-    live: Callable[[], bool], ready: Callable[[], tuple[bool, dict[str, str]]], registry: CollectorRegistry
+    live: Callable[[], bool],
+    ready: Callable[[], tuple[bool, dict[str, str]]],
+    registry: CollectorRegistry,
+    state: Callable[[], dict[str, Any]],
 ) -> Starlette:
-    """`/live` (the loop turns), `/ready` (200, or 503 with what is waited for), `/metrics`."""
+    """`/live` (the loop turns), `/ready` (200, or 503 with what is waited for), `/metrics`, `/state` (who, how far)."""
 
     async def show_live(_request: Request) -> Response:
         alive = live()  # answering at all shows that the loop turns
@@ -26,10 +29,14 @@ def create_operations_app(
         is_ready, waiting = ready()
         return _json({"ready": is_ready, "waiting_for": waiting}, is_ready)
 
+    async def show_state(_request: Request) -> Response:
+        return _json(state(), ok=True)
+
     async def show_metrics(_request: Request) -> Response:
         return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    return Starlette(routes=[Route("/live", show_live), Route("/ready", show_ready), Route("/metrics", show_metrics)])
+    routes = {"/live": show_live, "/ready": show_ready, "/metrics": show_metrics, "/state": show_state}
+    return Starlette(routes=[Route(path, show) for path, show in routes.items()])
 
 
 def _json(value: dict[str, Any], ok: bool) -> Response:

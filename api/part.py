@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -62,9 +63,14 @@ def streams(connection: Connection) -> list[StreamName]:
     return [*map(kv_stream, range(connection.topology.kv_partitions)), LOAD, ROUTING]
 
 
-def operations(host: str, ready: Callable[[], tuple[bool, dict[str, str]]], registry: CollectorRegistry) -> Server:
+def operations(
+    host: str,
+    ready: Callable[[], tuple[bool, dict[str, str]]],
+    registry: CollectorRegistry,
+    state: Callable[[], dict[str, Any]],
+) -> Server:
     """The operations listener, on a free port; it is live for as long as the loop turns and answers."""
-    return Server(create_operations_app(lambda: True, ready, registry), bind(host, 0))
+    return Server(create_operations_app(lambda: True, ready, registry, state), bind(host, 0))
 
 
 def tell(connection: Connection, name: str, ops: Server, *, id: str | None = None, address: str | None = None) -> None:
@@ -90,12 +96,11 @@ def on_stop(connection: Connection, stop: Callable[[str], None]) -> list[asyncio
 def watch_outbox(metrics: LogMetrics, stream: str, outbox: Callable[[], Outbox | None]) -> None:
     """The metrics show this outbox, whichever it is by then."""
 
-    def depth() -> float:
-        box = outbox()
-        return box.depth if box else 0
+    def read(what: Callable[[Outbox], int]) -> Callable[[], float]:
+        return lambda: what(box) if (box := outbox()) else 0
 
-    def size() -> float:
+    def counts() -> dict[str, int]:
         box = outbox()
-        return box.bytes if box else 0
+        return dataclasses.asdict(box.counts) if box else {}
 
-    metrics.watch_outbox(stream, depth, size)
+    metrics.watch_outbox(stream, read(lambda box: box.depth), read(lambda box: box.bytes), counts)

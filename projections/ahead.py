@@ -70,7 +70,8 @@ class Ahead:
     def read_back(self, event: Event) -> None:
         """The log gave this event back: the fold has it now, and what was emitted before it will not come any more.
 
-        An event that was not emitted here changes nothing.
+        An event that was not emitted here changes nothing. Of two restatements that say the same, the earlier may be
+        taken for the later; what is left then adds up to nothing, and goes with the next event.
         """
         name = _name(event)
         if name is None or all(effect.name != name for effect in self._effects):

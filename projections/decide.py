@@ -17,11 +17,8 @@ from projections.view import Candidate, RouteRequest, View, recorded
 _canonical = msgspec.msgpack.Encoder()
 
 
-class Excluded(NamedTuple):
-    """Why a worker was left out."""
-
-    reason: str
-    worker: WorkerId
+DOUBTS = ("suspected", "failed")
+"""Reasons to leave a worker out only for as long as another one is left."""
 
 
 class Decision(NamedTuple):
@@ -44,17 +41,30 @@ class Decision(NamedTuple):
 
 
 def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, seed: int) -> Decision:
-    """Chooses a worker for the request; the same arguments give the same bytes. O(workers)."""
+    """Chooses a worker for the request; the same arguments give the same bytes. O(workers).
+
+    A worker in doubt (DOUBTS) still serves when nobody else can: a try costs less than a refusal.
+    """
     local = recorded(view.local)
     stale = view.local.get("stale", frozenset[WorkerId]())
     scored: list[Scored] = []
+    doubtful: list[tuple[str, Scored]] = []
     excluded: dict[str, list[WorkerId]] = {}
     for candidate in view.candidates(request.prompt):
         reason = _exclusion(candidate, request, settings, view)
-        if reason:
+        if reason and reason not in DOUBTS:
             excluded.setdefault(reason, []).append(candidate.worker)
+            continue
+        each = score(candidate, request, settings, stale=candidate.worker in stale)
+        if reason:
+            doubtful.append((reason, each))
         else:
-            scored.append(score(candidate, request, settings, stale=candidate.worker in stale))
+            scored.append(each)
+    if scored:
+        for reason, each in doubtful:
+            excluded.setdefault(reason, []).append(each.candidate.worker)
+    else:
+        scored = [each for _, each in doubtful]
     if not scored:
         return _decision(None, [], excluded, local, view, request, now_ms, seed)
     chosen = choose(scored, request, settings, view.routed(request.model), seed)

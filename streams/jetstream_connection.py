@@ -32,6 +32,8 @@ CONNECT_TIMEOUT_S = 2
 """For one server."""
 FIRST_CONNECT_TIMEOUT_S = 5.0
 """For all servers, when the log is opened."""
+FIRST_CONNECT_ATTEMPTS_MAX = 3
+"""A server that turns us away may reset the connection before its reason is read: then it is asked again."""
 RECONNECT_WAIT_S = 0.1
 LOOK_EVERY_S = 0.5
 """How often the library is asked whether it is connected, should it not say that it is not."""
@@ -80,7 +82,7 @@ class Connection:
         """Connected. Raises Unavailable if no server answers, Refused if none lets us in."""
         try:
             async with asyncio.timeout(FIRST_CONNECT_TIMEOUT_S):
-                await self._connect()
+                await self._first_connect()
         except TimeoutError as error:
             raise self._not_connected(self._last_error or TimeoutError("no answer")) from error
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
@@ -152,6 +154,17 @@ class Connection:
     def new_inbox(self) -> str:
         """A subject that nobody else listens to."""
         return str(self._nc.new_inbox())
+
+    async def _first_connect(self) -> None:
+        for attempts_left in reversed(range(FIRST_CONNECT_ATTEMPTS_MAX)):
+            try:
+                await self._connect()
+            except Unavailable:
+                if not attempts_left:
+                    raise
+                await asyncio.sleep(RECONNECT_WAIT_S)
+            else:
+                return
 
     async def _connect(self) -> None:
         client = Client()

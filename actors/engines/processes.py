@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import subprocess
 import sys
+from multiprocessing.process import BaseProcess
 
 import psutil  # type: ignore[import-untyped]
 
@@ -37,7 +38,8 @@ class EngineProcesses:
 
     def __init__(self) -> None:
         self._others = set(multiprocessing.active_children())
-        self._found: list[psutil.Process] = []
+        self._children: list[BaseProcess] = []
+        self._descendants: list[psutil.Process] = []
         self._guard: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -45,16 +47,16 @@ class EngineProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of those that were found."""
-        return [process.pid for process in self._found]
+        """Of those that were found, our children first."""
+        return [child.pid for child in self._children if child.pid] + [process.pid for process in self._descendants]
 
     def find(self) -> None:
         """Those that run now are known."""
-        self._found = []
-        for child in set(multiprocessing.active_children()) - self._others:
+        self._children = sorted(set(multiprocessing.active_children()) - self._others, key=lambda child: child.pid or 0)
+        self._descendants = []
+        for child in self._children:
             try:
-                process = psutil.Process(child.pid)
-                self._found += [process, *process.children(recursive=True)]
+                self._descendants += psutil.Process(child.pid).children(recursive=True)
             except psutil.NoSuchProcess:
                 continue
 
@@ -66,14 +68,25 @@ class EngineProcesses:
 
     async def end(self, grace_s: float) -> None:
         """None that was found runs any more: they had `grace_s` to end by themselves. The guard is gone too."""
-        _, alive = await asyncio.to_thread(psutil.wait_procs, self._found, grace_s)
-        for process in alive:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        await asyncio.to_thread(psutil.wait_procs, alive, KILL_TIMEOUT_S)
+        await asyncio.to_thread(self._wait, grace_s)
+        self._kill()
+        await asyncio.to_thread(self._wait, KILL_TIMEOUT_S)
         if self._guard is not None:
             self._guard.kill()
             self._guard.communicate()
             self._guard = None
+
+    def _wait(self, timeout_s: float) -> None:
+        """Those that ended are known to be ended; our own children are waited for by multiprocessing alone."""
+        psutil.wait_procs(self._descendants, timeout_s)
+        for child in self._children:
+            child.join(timeout_s)
+
+    def _kill(self) -> None:
+        for child in self._children:
+            child.kill()  # does nothing to one that has ended
+        for process in self._descendants:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue

@@ -21,22 +21,21 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from actors.engines import vllm_args
+from actors.engines import vllm_args, vllm_calls
 from actors.engines.engine import CacheChange, CacheGap, EngineInfo, EngineLoad
 from actors.engines.vllm_events import KvEventReader
 from core.errors import CallerError, Corrupt, EngineDead, Unavailable
-from core.generation import GenerateRequest, Output, Sampling
+from core.generation import GenerateRequest, Output
 from core.models import GenerationFailed
-from core.prompt import tokens_from_bytes
 
 START_TIMEOUT_S = 600.0
 """How long an engine may take to load its model."""
 SETTLE_TIMEOUT_S = 30.0
 """How long `settle` waits for a step that is under way."""
+ABANDON_ROUNDS = 30
+"""How often, a second apart, the processes of a start that failed are looked for while its thread goes on."""
 SHUTDOWN_TIMEOUT_S = 10.0
 """How long the engine's processes may take to end by themselves."""
-FINISHES = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
-"""vLLM's reasons to end, and ours."""
 VLLM_PARTS = {
     "AsyncEngineArgs": "vllm.engine.arg_utils",
     "AsyncLLM": "vllm.v1.engine.async_llm",
@@ -104,10 +103,20 @@ class VllmEngine:
             self._processes.guard()
             await self._feed.catch_up()
         except BaseException:
-            self._processes.find()
-            await self.stop()
-            await asyncio.wait([construction], timeout=SHUTDOWN_TIMEOUT_S)  # it fails when its processes are gone
+            await self._abandon(construction)
             raise
+
+    async def _abandon(self, construction: asyncio.Future[Any]) -> None:
+        """Nothing is left of a start that failed, also if its thread is still at it: without processes it fails."""
+        for _ in range(ABANDON_ROUNDS):
+            self._processes.find()
+            await self._processes.end(0.0)
+            done, _ = await asyncio.wait([construction], timeout=1.0)
+            if done:
+                construction.exception()  # whoever called hears of the first failure
+                break
+        self._processes.find()
+        await self.stop()
 
     def _prepare(self, on_cache: Callable[[CacheChange], None]) -> None:
         """Cache events are followed from the first on, and the engine's processes can be told from others."""
@@ -188,12 +197,13 @@ class VllmEngine:
         """New tokens as they come, the last Output with `finish`; closing the iterator aborts within a step."""
         if self._llm is None:
             raise EngineDead("the engine is not running")
-        cached_told = False
+        first = True
         try:
-            async with aclosing(self._llm.generate(**self._call(request))) as results:
+            call = vllm_calls.arguments(request, self._vllm, self._llm, self._adapters)
+            async with aclosing(self._llm.generate(**call)) as results:
                 async for result in results:
-                    output = _output(result, with_cached=not cached_told)
-                    cached_told = True
+                    output = vllm_calls.output(result, first=first)
+                    first = False
                     yield output
         except self._vllm.EngineDeadError as error:
             raise EngineDead(f"the engine died: {error}") from error
@@ -203,48 +213,6 @@ class VllmEngine:
             raise CallerError(str(error)) from error
         except self._vllm.EngineGenerateError as error:
             raise GenerationFailed(f"the engine failed on this request: {error.__cause__}") from error
-
-    def _call(self, request: GenerateRequest) -> dict[str, Any]:
-        """The request as arguments of AsyncLLM.generate; an argument that the engine does not use is left out."""
-        prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": tokens_from_bytes(request.tokens)}
-        if request.cache_salt:
-            prompt["cache_salt"] = request.cache_salt
-        call: dict[str, Any] = {
-            "prompt": prompt,
-            "sampling_params": self._sampling(request.sampling),
-            "request_id": request.id,
-        }
-        if request.adapter:
-            call["lora_request"] = self._adapter(request.adapter)
-        if self._llm.vllm_config.scheduler_config.policy == "priority":
-            call["priority"] = request.priority
-        if request.traceparent and self._llm.observability_config.otlp_traces_endpoint:
-            call["trace_headers"] = {"traceparent": request.traceparent}
-        return call
-
-    def _sampling(self, sampling: Sampling) -> Any:
-        return self._vllm.SamplingParams(
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=sampling.ignore_eos,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            detokenize=False,
-            output_kind=self._vllm.RequestOutputKind.DELTA,
-        )
-
-    def _adapter(self, name: str) -> Any:
-        if name not in self._adapters:
-            raise CallerError(f"there is no adapter {name} here")
-        number = sorted(self._adapters).index(name) + 1
-        return self._vllm.LoRARequest(name, number, self._adapters[name])
 
     def load(self) -> EngineLoad:
         """The numbers of the last step; an engine with no request left is idle, though no step said so."""
@@ -289,19 +257,6 @@ class VllmEngine:
         if self._feed is not None:
             await self._feed.stop()
             self._feed = None
-
-
-def _output(result: Any, *, with_cached: bool) -> Output:
-    """What is new in a RequestOutput."""
-    completion = result.outputs[0]
-    finish = completion.finish_reason
-    if finish is not None and finish not in FINISHES:
-        raise GenerationFailed(f"the engine broke off: {finish}")
-    return Output(
-        tokens=tuple(completion.token_ids),
-        finish=None if finish is None else FINISHES[finish],
-        cached_tokens=(result.num_cached_tokens or 0) if with_cached else None,
-    )
 
 
 def _numbers_to(note: Callable[[Any], None], vllm: Any) -> Callable[..., Any]:

@@ -79,7 +79,7 @@ class KvEventFeed:
 
     async def catch_up(self) -> None:
         """Every batch that the engine had queued before the call has been taken, or told as a gap."""
-        asked_s = SystemClock().wall_ms() / 1000
+        asked_s = (SystemClock().wall_ms() + 1) / 1000  # rounded up: not before the call
         published = -1
         for _ in range(ROUNDS_MAX):
             self.check()

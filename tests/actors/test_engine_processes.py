@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
@@ -28,16 +29,21 @@ if __name__ == "__main__":
 WAIT_S = 10
 
 
-async def test_killed_owner(tmp_path: object) -> None:
+def test_killed_owner(tmp_path: Path) -> None:
     """If the owner is killed, what it started is killed too."""
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)
+    script = tmp_path / "owner.py"  # a file: children are spawned, and import it
+    script.write_text(OWNER)
+    root = str(Path(__file__).parents[2])
+    owner = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": root}
+    )
     assert owner.stdout is not None
-    pids = [int(pid) for pid in (await asyncio.to_thread(owner.stdout.readline)).split()]
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
     started = [psutil.Process(pid) for pid in pids]
     assert started
     owner.kill()
     owner.communicate()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, started, WAIT_S)
+    _, alive = psutil.wait_procs(started, WAIT_S)
     assert not alive
 
 
@@ -54,7 +60,6 @@ async def test_end() -> None:
     before = set(psutil.Process().children())
     processes.guard()
     await processes.end(0.0)
-    own.join(WAIT_S)
     assert own.exitcode == -signal.SIGKILL
     assert other.is_alive()
     assert set(psutil.Process().children()) < before

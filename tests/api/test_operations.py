@@ -24,8 +24,8 @@ async def test_a_process_says_how_it_is() -> None:
     waiting: dict[str, str] = {"log": "12 events behind"}
     metrics = WorkerMetrics("tiny", "decode-0")
     metrics.watch_load(lambda: 3, lambda: 1, lambda: 50, lambda: 200)
-    metrics.log.appended("kv_0", "stored")
-    app = create_operations_app(lambda: True, lambda: (not waiting, waiting), metrics.registry)
+    metrics.log.watch_outbox("kv_0", lambda: 2, lambda: 99, lambda: {"stored": 1})
+    app = create_operations_app(lambda: True, lambda: (not waiting, waiting), metrics.registry, lambda: {"worker": "w"})
     server = Server(app, bind("127.0.0.1", 0))
     async with httpx.AsyncClient(base_url=f"http://{await server.start()}", verify=False) as http:
         assert (await http.get("/live")).json() == {"live": True}
@@ -33,6 +33,7 @@ async def test_a_process_says_how_it_is() -> None:
         assert (answer.status_code, answer.json()) == (503, {"ready": False, "waiting_for": waiting})
         waiting.clear()
         assert (await http.get("/ready")).status_code == 200
+        assert (await http.get("/state")).json() == {"worker": "w"}
         text = (await http.get("/metrics")).text
     await server.stop(grace_s=1)
     assert 'contrail_worker_running{model="tiny",worker="decode-0"} 3.0' in text

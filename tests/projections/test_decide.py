@@ -38,9 +38,9 @@ def candidate(site: Site, worker: str) -> Candidate:
 
 
 def chosen(site: Site, given_: RoutingSettings, requests: int = 200) -> Counter[str | None]:
-    return Counter(
-        site.decide(ASKED, given_, request=f"r{i}", seed=i * 2**64 // requests).worker for i in range(requests)
-    )
+    """How often each worker is chosen, with the seeds spread evenly over all."""
+    seeds = [i * 2**64 // requests for i in range(requests)]
+    return Counter(site.decide(ASKED, given_, request=f"r{i}", seed=seed).worker for i, seed in enumerate(seeds))
 
 
 def test_the_same_arguments_give_the_same_decision(site: Site) -> None:
