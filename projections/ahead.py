@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+import msgspec
+
 from core.events import (
     Event,
     ReplicaRestated,
@@ -140,6 +142,6 @@ def _name(event: Event) -> Name | None:
         case RequestRouted() | RequestPrefilled() | RequestFinished():
             return type(event).__name__, (event.request, event.attempt)
         case ReplicaRestated():
-            return type(event).__name__, (*event.requests, event.reason)
+            return type(event).__name__, msgspec.structs.astuple(event)
         case _:
             return None

@@ -167,7 +167,8 @@ class VllmEngine:
         try:
             return self._vllm.AsyncEngineArgs(**arguments).create_engine_config()
         except (TypeError, ValueError, NotImplementedError, OSError) as error:
-            raise CallerError(f"vLLM refuses the model or an argument: {vllm_args.reason(error)}") from error
+            why = vllm_args.reason(error)
+            raise CallerError(f"vLLM refuses the model {self._model_path} or an argument: {why}") from error
 
     def _note(self, stats: Any) -> None:
         total = self.info.capacity_blocks

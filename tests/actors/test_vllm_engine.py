@@ -124,7 +124,8 @@ async def test_greedy_as_vllm_itself(vllm_engine: RecordedEngine, tiny_checkpoin
         async for result in llm.generate(given, chosen, new_id()):
             own = result.outputs[0]
         assert ours.tokens == tuple(own.token_ids)
-        assert tokenizer.decode(list(ours.tokens), skip_special_tokens=True) == own.text
+        text = tokenizer.decode(list(ours.tokens), skip_special_tokens=True)
+        assert text.rstrip("\ufffd") == own.text  # vLLM holds back a last character that is cut
 
 
 async def test_seed(vllm_engine: RecordedEngine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from core.events import Event, ReplicaJoined, RequestFinished, RequestPrefilled, RequestRouted, SettingsChanged
@@ -164,6 +164,8 @@ def run(router: Router, step: str, number: int, made: int) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(steps(), min_size=10, max_size=50))
+@example([("route", 0), ("restate", 0), ("prefill", 0), ("overflow", 0)])
+@example([("route", 0), ("restate", 0), ("overflow", 0)])
 def test_folded_and_ahead_add_up(given_: list[tuple[str, int]]) -> None:
     """At every split between read back and ahead, their sum is the fold of all; and a replay has the same ahead.
 

@@ -1,0 +1,170 @@
+"""A deployment as a user has it: `contrail up` in a process of its own, and what one does with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from actors.link import Link
+from actors.wire import PROTOCOL, Hello
+from api.connection import Connection, connect_by_data
+from core.codec import decode_message
+from core.ids import StreamName, StreamSeq, WorkerId
+from core.prompt import hashes_from_bytes
+from projections.state import State
+from streams.jetstream import JetStreamLog
+from streams.ports import free_port
+
+CONTRAIL = (sys.executable, "-P", "-m", "api.cli")
+READY_S = 240.0
+WAIT_S = 60.0
+
+
+def contrail(*words: str, timeout_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    """One command, to its end."""
+    env = {**os.environ, **environment}
+    return subprocess.run([*CONTRAIL, *words], capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
+
+
+async def eventually(condition: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
+    """The condition holds, or the test fails with what was waited for."""
+    try:
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"waited {within_s:.0f} s in vain for: {what}") from None
+
+
+class Running:
+    """One `contrail up`, ready."""
+
+    def __init__(self, data: Path, process: subprocess.Popen[bytes], port: int) -> None:
+        self.data = data
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+        self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def run(self) -> dict[str, Any]:
+        """run.json."""
+        found: dict[str, Any] = json.loads((self.data / "run.json").read_bytes())
+        return found
+
+    def part(self, name: str) -> dict[str, Any]:
+        """The part's entry in run.json."""
+        return next(part for part in self.run()["parts"] if part["name"] == name)
+
+    def get(self, address: str, path: str) -> Any:
+        """JSON from an operations listener."""
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+            return json.load(answer)
+
+    def state(self, name: str) -> dict[str, Any]:
+        """What the part says of itself."""
+        found: dict[str, Any] = self.get(self.part(name)["ops"], "/state")
+        return found
+
+    def workers(self) -> dict[str, str]:
+        """Id to name of the workers that run.json knows."""
+        return {part["id"]: part["name"] for part in self.run()["parts"] if part["kind"] == "worker"}
+
+    @property
+    def connection(self) -> Connection:
+        return connect_by_data(self.data)
+
+    @asynccontextmanager
+    async def log(self) -> AsyncIterator[JetStreamLog]:
+        """The deployment's log."""
+        it = self.connection
+        log = await JetStreamLog.connect(it.nats, it.namespace, it.topology, it.nats_credentials)
+        try:
+            yield log
+        finally:
+            await log.close()
+
+    async def events(self, stream: str) -> list[Any]:
+        """Every event of the stream."""
+        async with self.log() as log:
+            records = [record async for record in log.read(StreamName(stream), StreamSeq(1))]
+        return [event for record in records for event in decode_message(record.payload).events]
+
+    async def folded(self, cursor: dict[str, int]) -> State:
+        """The log folded from zero up to there."""
+        state = State(self.connection.key.chain_key)
+        async with self.log() as log:
+            for name, end in cursor.items():
+                stream = StreamName(name)
+                state.open(stream, (await log.state(stream)).epoch)
+                async for record in log.read(stream, StreamSeq(1)):
+                    if record.seq > end:
+                        break
+                    state.apply(stream, record.seq, record.subject, record.payload)
+        return state
+
+    async def cache_of(self, worker: str) -> set[int]:
+        """The worker's own mirror of its engine's cache, asked over TCP."""
+        key, namespace = self.connection.key, self.connection.namespace
+        address = next(part["address"] for part in self.run()["parts"] if part["id"] == worker)
+        hello = Hello(protocol=PROTOCOL, key=key.door_key, namespace=namespace, replica="test")
+        link = Link(WorkerId(worker), address, lambda: hello, lambda _link: None)
+        link.start()
+        try:
+            await eventually(lambda: link.up, f"a connection to {worker}")
+            return set(hashes_from_bytes(await link.cached()))
+        finally:
+            await link.close()
+
+    async def assert_index_is_cache(self) -> None:
+        """The log folded from zero and each worker's mirror hold the same blocks, and the live digest is the fold's."""
+        await eventually(self._at_rest, "rest")
+        live = self.state("frontend-0")
+        state = await self.folded(live["cursor"])
+        assert f"{state.digest:016x}" == live["digest"]
+        assert state.incomplete == 0
+        for worker in self.workers():
+            assert state.index.held(WorkerId(worker)) == await self.cache_of(worker)
+
+    def _at_rest(self) -> bool:
+        parts = [self.state(part["name"]) for part in self.run()["parts"] if part["kind"] in {"worker", "frontend"}]
+        return not any(part.get(key) for part in parts for key in ("requests", "waiting", "lag_events", "ahead"))
+
+    async def stop(self) -> int:
+        """Ctrl-C; returns the exit status."""
+        await self.openai.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return await asyncio.to_thread(self.process.wait, 120)
+
+
+@asynccontextmanager
+async def up(data: Path, *words: str, port: int | None = None) -> AsyncIterator[Running]:
+    """`contrail up` with these words, ready; it is ended by Ctrl-C and leaves no process behind."""
+    port = port or free_port()
+    output = data.with_suffix(".out")
+    with output.open("wb") as file:
+        command = [*CONTRAIL, "up", "--data", str(data), "--port", str(port), *words]
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    running = Running(data, process, port)
+    try:
+        await eventually(
+            lambda: process.poll() is not None or b"Ready after" in output.read_bytes(), "readiness", READY_S
+        )
+        assert process.poll() is None, output.read_text()
+        yield running
+    finally:
+        pids = [part["pid"] for part in running.run()["parts"]] if (data / "run.json").exists() else []
+        status = await running.stop()
+        left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        assert not left, f"processes left behind: {left}"
+        assert status == 0, output.read_text()
