@@ -59,12 +59,13 @@ class KvProjection:
     def __init__(self, index: PrefixIndex) -> None:
         self.index = index
         self.members: dict[WorkerId, Member] = {}
+        self.alive: dict[WorkerId, Member] = {}
+        """Those of them that joined and have not ended: a decision must not pay for the dead."""
         self.unknown_events = 0
         self._digest = 0
 
     def __repr__(self) -> str:
-        alive = sum(member.alive for member in self.members.values())
-        return f"<KvProjection {alive} of {len(self.members)} workers alive, digest {self._digest:016x}>"
+        return f"<KvProjection {len(self.alive)} of {len(self.members)} workers alive, digest {self._digest:016x}>"
 
     @property
     def digest(self) -> int:
@@ -84,6 +85,10 @@ class KvProjection:
         if changed:
             before, member.digest = member.digest, self._part(member)
             self._digest = (self._digest - before + member.digest) & MASK64
+            if member.alive:
+                self.alive[worker] = member
+            else:
+                self.alive.pop(worker, None)
         return changed
 
     def _fold(self, member: Member, message: Message, digest: bytes) -> bool:

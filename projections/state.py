@@ -117,5 +117,5 @@ class State:
 
     def alive(self) -> list[Member]:
         """Workers that joined and have not ended, by id."""
-        members = [m for projection in self.kv.values() for m in projection.members.values() if m.alive]
+        members = [member for projection in self.kv.values() for member in projection.alive.values()]
         return sorted(members, key=lambda member: member.worker)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from core.codec import encode_event
 from core.decision import COLUMNS, LOCAL_REASONS
+from core.events import WorkerLeft
 from core.ids import RequestId, WorkerId, from_column, new_id
 from core.prompt import hashes_from_bytes
 from core.settings import RoutingSettings
@@ -54,6 +55,10 @@ def test_the_same_arguments_give_the_same_decision(site: Site) -> None:
     site.say(LOAD, D, load(1))
     others.append(site.decide(ASKED))
     assert len({each.digest for each in [first, *others]}) == 5
+    site.exclude("not_connected", [A, B, C])
+    alone = [site.decide(ASKED, request=request, seed=seed) for request, seed in (("r0", 0), ("r1", 0), ("r0", 1))]
+    assert {each.worker for each in alone} == {D}
+    assert len({each.digest for each in alone}) == 3
 
 
 @settings(deadline=None, max_examples=30)
@@ -142,6 +147,8 @@ def test_ties_are_broken_by_a_hash_and_spread(site: Site) -> None:
     counts = chosen(site, RoutingSettings(), 400)
     assert set(counts) == {A, B, C, D}
     assert min(counts.values()) > 60
+    rankings = {tuple(each.candidate.worker for each in site.decide(ASKED, request=f"r{i}").ranked) for i in range(200)}
+    assert len(rankings) == 24
     assert len({site.decide(ASKED, seed=seed).worker for seed in range(20)}) == 1
 
 
@@ -228,11 +235,23 @@ def test_every_exclusion_has_its_reason(site: Site) -> None:
     assert (counts["not_connected"][0], from_column(counts["not_connected"][1])) == (11, [A, B, C, D])
 
 
+def test_a_worker_in_doubt_serves_when_nobody_else_can(site: Site) -> None:
+    """Suspected and failed workers are left out only while another is left; not connected ones always."""
+    site.exclude("suspected", [A])
+    site.exclude("failed", [B])
+    site.exclude("not_connected", [C])
+    assert site.decide(ASKED).excluded == {"not_connected": [C], "suspected": [A], "failed": [B]}
+    site.exclude("not_connected", [C, D])
+    decision = site.decide(ASKED)
+    assert {each.candidate.worker for each in decision.ranked} == {A, B}
+    assert (decision.excluded, decision.local["suspected"]) == ({"not_connected": [C, D]}, [A])
+
+
 def test_workers_that_ended_are_no_candidates(site: Site) -> None:
     """They are not excluded: they are not there."""
     site.say(KV, "ff" * 8, joined())
     assert len(site.view.candidates(ASKED)) == 5
-    site.state.kv[KV].members[WorkerId("ff" * 8)].ended = "left: done"
+    site.say(KV, "ff" * 8, WorkerLeft(reason="done"))
     assert [each.worker for each in site.view.candidates(ASKED)] == [A, B, C, D]
 
 

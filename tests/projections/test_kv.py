@@ -80,6 +80,14 @@ def test_a_chain_that_does_not_fit_is_a_gap(kv: Kv) -> None:
     assert (kv.held, kv.member.cache_known) == (set(), False)
 
 
+def test_a_number_that_was_left_out_is_a_gap(kv: Kv) -> None:
+    """Even where the chain fits: the source counts every message."""
+    kv.says(stored(1))
+    kv.speaker.n_next += 1
+    kv.says(stored(2))
+    assert (kv.held, kv.member.cache_known) == (set(), False)
+
+
 def test_a_log_that_begins_in_the_middle_is_a_gap() -> None:
     """The first message heard is not the first one said: the worker is unknown, and not even alive yet."""
     kv = Kv()

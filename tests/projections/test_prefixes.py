@@ -172,6 +172,23 @@ def test_a_slot_is_used_again_only_when_it_is_swept() -> None:
     assert repr(index) == "<PrefixIndex 0 workers, 0 blocks>"
 
 
+def test_a_worker_that_goes_during_a_sweep_waits_for_the_next() -> None:
+    """Its slot is not free when that sweep ends: its entries may lie behind the sweep."""
+    index = PrefixIndex()
+    prompt = Prompt(tokens_to_bytes(DOCUMENTS[0]), SIZE, 0)
+    first, second, busy, late = WORKERS[:4]
+    index.store(second, "device", HASHES[0])
+    index.store(first, "device", HASHES[0])
+    index.drop(first)
+    index.store(busy, "device", [1])
+    index.drop(second)
+    while index._sweep is not None:
+        index.store(busy, "device", [2])
+    index.store(late, "device", HASHES[0][:1])
+    assert index.overlaps(prompt) == {late: (1, 1, 1, 1)}
+    assert index.held(late) == {HASHES[0][0]}
+
+
 def test_what_is_retired_leaves_the_tables() -> None:
     """A worker's blocks leave with it, lazily: some changes later nothing is left of it."""
     index, first, second = PrefixIndex(), WORKERS[0], WORKERS[1]

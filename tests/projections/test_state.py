@@ -125,6 +125,9 @@ def test_a_stream_made_anew_is_folded_anew(stream: StreamName) -> None:
     feed(state, said)
     state.reset(stream, Epoch(2))
     assert state.cursor[stream] == (2, 0)
+    emptied = {KV: A, KV_1: B}.get(stream)
+    for worker in (A, B):
+        assert bool(state.index.held(WorkerId(worker))) == (worker != emptied)
     feed(state, [each for each in said if each.stream == stream])
     feed(fresh, said)
     assert state.digest == fresh.digest
