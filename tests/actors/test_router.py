@@ -14,7 +14,8 @@ from core.models import GenerationFailed, NoWorkers, UnknownModel
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, kv_stream
 from projections.state import State
-from tests.actors.world import FAST, KEY, World, collect, request, until, world
+from tests.actors.world import FAST, KEY, World, collect, request, world
+from tests.fixtures.eventually import eventually
 
 
 async def events_of(it: World, stream: str) -> list[object]:
@@ -32,7 +33,7 @@ async def test_request_goes_where_its_prefix_is() -> None:
         for name in ("a", "b"):
             await it.worker(name)
         router = await it.router()
-        await until(lambda: router.ready()[0], "ready")
+        await eventually(lambda: router.ready()[0], "ready")
         prompts = {talk: [talk * 100 + i for i in range(40)] for talk in range(1, 4)}
         used: dict[int, set[str]] = {talk: set() for talk in prompts}
         for turn in range(5):
@@ -57,7 +58,7 @@ async def test_fold_from_zero_equals_live() -> None:
         await it.worker("a")
         await it.worker("b")
         router = await it.router()
-        await until(lambda: router.ready()[0], "ready")
+        await eventually(lambda: router.ready()[0], "ready")
         await asyncio.gather(*(collect(router, request(range(i, i + 70))) for i in range(20)))
         await it.settled(router)
         fresh = State(KEY.chain_key)
@@ -75,12 +76,12 @@ async def test_every_routed_request_has_one_end() -> None:
     async with world() as it:
         await it.worker("a", settings=FAST)
         router = await it.router()
-        await until(lambda: router.ready()[0], "ready")
+        await eventually(lambda: router.ready()[0], "ready")
         await collect(router, request(range(50), id="whole"))
         stream = router.generate("sim", request(range(60), max_tokens=500, id="left"))
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
-        await until(lambda: not it.workers["a"].engine.load().running, "the engine stopped")
+        await eventually(lambda: not it.workers["a"].engine.load().running, "the engine stopped")
         await it.settled(router)
         ends = {e.request: e.outcome for e in await events_of(it, ROUTING) if isinstance(e, RequestFinished)}
         assert ends == {"whole": "length", "left": "abort"}
@@ -100,7 +101,7 @@ async def test_dead_worker_is_left_out_at_once_and_lost_once() -> None:
         for i in range(4):
             await collect(routers[i % 2], request(range(500 + i, 560 + i)))
         it.store.expire(f"workers/{dead}")
-        await until(lambda: all(r.state.member(dead).ended for r in routers), "the loss is known")  # type: ignore[arg-type,union-attr]
+        await eventually(lambda: all(r.state.member(dead).ended for r in routers), "the loss is known")  # type: ignore[arg-type,union-attr]
         lost = [e for e in await events_of(it, kv_stream(0)) if isinstance(e, WorkerLost)]
         assert len(lost) == 1
         assert all(not r.state.index.held(dead) for r in routers)  # type: ignore[arg-type]
@@ -109,7 +110,7 @@ async def test_dead_worker_is_left_out_at_once_and_lost_once() -> None:
 
 async def connected(router: Router, workers: int) -> None:
     """The router can use that many workers."""
-    await until(lambda: sum(card.workers for card in router.models()) == workers, f"{workers} workers")
+    await eventually(lambda: sum(card.workers for card in router.models()) == workers, f"{workers} workers")
 
 
 async def crash(it: World, name: str) -> str:
@@ -129,7 +130,7 @@ async def test_unfinished_stream_fails_and_untouched_one_moves() -> None:
     async with world() as it:
         await it.worker("a", settings=FAST)
         router = await it.router()
-        await until(lambda: router.ready()[0], "ready")
+        await eventually(lambda: router.ready()[0], "ready")
         stream = router.generate("sim", request(range(60), max_tokens=3000))
         await anext(stream)
         await crash(it, "a")
@@ -139,7 +140,7 @@ async def test_unfinished_stream_fails_and_untouched_one_moves() -> None:
         with pytest.raises(NoWorkers):
             await collect(router, request(range(60)))
         await it.worker("b")
-        await until(lambda: router.ready()[0], "ready")
+        await eventually(lambda: router.ready()[0], "ready")
         tokens, _ = await collect(router, request(range(60)))
         assert len(tokens) == 8
         await it.settled(router)
@@ -151,14 +152,14 @@ async def test_worker_written_off_comes_back_under_a_new_id() -> None:
     async with world() as it:
         worker = await it.worker("a")
         router = await it.router()
-        await until(lambda: router.ready()[0], "ready")
+        await eventually(lambda: router.ready()[0], "ready")
         await collect(router, request(range(100)))
         await it.settled(router)
         assert worker.presence is not None
         before = worker.presence.id
         await router.suspicion._write_end(kv_stream(0), before, _lost())
         await collect(router, request(range(300)))  # the worker's next word is refused
-        await until(lambda: worker.presence is not None and worker.presence.id != before, "a new life")
+        await eventually(lambda: worker.presence is not None and worker.presence.id != before, "a new life")
         await it.settled(router)
         member = router.state.member(before)
         assert member is not None
@@ -179,14 +180,14 @@ async def test_two_models_keep_apart() -> None:
         await it.worker("a", model="left")
         await it.worker("b", model="right")
         router = await it.router()
-        await until(lambda: len(router.models()) == 2 and router.ready()[0], "both models")
+        await eventually(lambda: len(router.models()) == 2 and router.ready()[0], "both models")
         for _ in range(3):
             await collect(router, request(range(40)), "left")
             await collect(router, request(range(40)), "right")
         with pytest.raises(UnknownModel):
             await collect(router, request(range(40)), "middle")
         await crash(it, "b")
-        await until(lambda: not router.card("right").workers, "right is gone")
+        await eventually(lambda: not router.card("right").workers, "right is gone")
         with pytest.raises(NoWorkers):
             await collect(router, request(range(40)), "right")
         await collect(router, request(range(40)), "left")
@@ -203,7 +204,7 @@ async def test_log_away_fails_no_request() -> None:
         await it.worker("a")
         await it.worker("b")
         router = await it.router()
-        await until(lambda: router.ready()[0], "ready")
+        await eventually(lambda: router.ready()[0], "ready")
         await collect(router, request(range(100)))
         it.log.away = True  # type: ignore[attr-defined]
         results = await asyncio.gather(*(collect(router, request(range(i, i + 90))) for i in range(30)))
@@ -219,10 +220,10 @@ async def test_live_settings_count_from_the_next_decision() -> None:
         await it.worker("a")
         await it.worker("b")
         router = await it.router(settings=RoutingSettings(policy="round-robin"))
-        await until(lambda: router.ready()[0], "ready")
+        await eventually(lambda: router.ready()[0], "ready")
         it.store.put("settings/routing", b'{"policy": "least-loaded"}')
         it.store.put("settings/routing", b'{"policy": "no such"}')
-        await until(lambda: router.settings.policy == "least-loaded", "the new policy")
+        await eventually(lambda: router.settings.policy == "least-loaded", "the new policy")
         await collect(router, request(range(40)))
         await it.settled(router)
         names = [type(e).__name__ for e in await events_of(it, ROUTING)]

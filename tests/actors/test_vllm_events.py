@@ -158,7 +158,7 @@ class Wire:
 
     async def until(self, so: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):
-            while not so():  # noqa: ASYNC110  (a list to look at)
+            while not so():
                 await asyncio.sleep(0.01)
 
 

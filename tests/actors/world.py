@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from actors.engines.simulated import SimulatedEngine, SimulatedSettings
@@ -20,6 +19,7 @@ from streams.log import EventLog
 from streams.memory import MemoryLog
 from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
 from streams.registry import Registry
+from tests.fixtures.eventually import eventually
 
 NAMESPACE = "test"
 KEY = DeploymentKey(bytes(32))
@@ -27,17 +27,6 @@ FAST = SimulatedSettings(
     prefill_us_per_token=1, decode_us_per_step=200, eos_every=0, block_size=16, capacity_blocks=256
 )
 LEASE_MS = 300
-WAIT_S = 20.0
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Returns when the condition holds; fails with what was waited for."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"waited in vain for: {what}") from None
 
 
 def request(tokens: Iterable[int], max_tokens: int = 8, id: str = "", **options: object) -> GenerateRequest:
@@ -100,7 +89,7 @@ class World:
                     return False
             return not len(router.voice.ahead)
 
-        await until(agree, "index and caches agree")
+        await eventually(agree, "index and caches agree")
 
     async def stop(self) -> None:
         for router in self.routers.values():

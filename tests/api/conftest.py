@@ -33,7 +33,7 @@ class Api:
     async def counted(self, model: str, outcome: str, count: int = 1) -> None:
         """So many requests were counted; that happens after their answers have left."""
         async with asyncio.timeout(5):
-            while self.count(model, outcome) < count:  # noqa: ASYNC110 - a metric tells nobody
+            while self.count(model, outcome) < count:
                 await asyncio.sleep(0.002)
         assert self.count(model, outcome) == count
 

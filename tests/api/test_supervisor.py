@@ -48,7 +48,7 @@ BOUND_S = 20.0
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(BOUND_S):
-        while not true():  # noqa: ASYNC110 - processes set no event
+        while not true():
             await asyncio.sleep(0.02)
 
 

@@ -61,7 +61,7 @@ async def answer_to(engine: Engine, asked: GenerateRequest) -> Answer:
 async def until_idle(engine: Engine) -> None:
     """The engine runs nothing and nothing waits in it."""
     async with asyncio.timeout(IDLE_TIMEOUT_S):
-        while engine.load().running or engine.load().waiting:  # noqa: ASYNC110 (load is a number to look at)
+        while engine.load().running or engine.load().waiting:
             await asyncio.sleep(0.01)
 
 

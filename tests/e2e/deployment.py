@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,26 +25,16 @@ from core.prompt import hashes_from_bytes
 from projections.state import State
 from streams.jetstream import JetStreamLog
 from streams.ports import free_port
+from tests.fixtures.eventually import eventually
 
 CONTRAIL = (sys.executable, "-P", "-m", "api.cli")
 READY_S = 240.0
-WAIT_S = 60.0
 
 
 def contrail(*words: str, timeout_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
     """One command, to its end."""
     env = {**os.environ, **environment}
     return subprocess.run([*CONTRAIL, *words], capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
-
-
-async def eventually(condition: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
-    """The condition holds, or the test fails with what was waited for."""
-    try:
-        async with asyncio.timeout(within_s):
-            while not condition():
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise AssertionError(f"waited {within_s:.0f} s in vain for: {what}") from None
 
 
 class Running:

@@ -9,7 +9,8 @@ import signal
 from pathlib import Path
 
 from streams.embedded_nats import EmbeddedNats
-from tests.e2e.deployment import Running, eventually, up
+from tests.e2e.deployment import Running, up
+from tests.fixtures.eventually import eventually
 
 AWAY_S = 10.0
 CLIENTS = 4
@@ -62,7 +63,7 @@ async def test_nats_away_for_ten_seconds(tmp_path: Path) -> None:
             waiting = running.state("frontend-0")["ahead"]
             assert waiting > 20
             await nats.start()
-            await eventually(lambda: running.state("frontend-0")["ahead"] < waiting / 2, "the log caught up")
+            await eventually(lambda: running.state("frontend-0")["ahead"] < waiting / 2, "the log caught up", 60)
             await load.stop()
             await running.assert_index_is_cache()
     finally:
@@ -77,14 +78,19 @@ async def test_servers_killed_under_load(tmp_path: Path) -> None:
     async with up(tmp_path / "data", "-f", str(file)) as running:
         load = Load(running)
         for name in ("nats", "etcd"):
-            before, answered = running.part(name)["pid"], load.answered
-            os.kill(before, signal.SIGKILL)
-            await eventually(lambda before=before, name=name: _pid(running, name) not in {None, before}, f"{name} again")  # type: ignore[misc]
-            await eventually(lambda answered=answered: load.answered > answered + 40, "load")  # type: ignore[misc]
+            await _kill_under(load, running, name)
         await load.stop()
         await running.assert_index_is_cache()
         workers_now = running.state("frontend-0")["workers"]
         assert sorted(workers_now) == sorted(running.workers())
+
+
+async def _kill_under(load: Load, running: Running, name: str) -> None:
+    """The server is killed, started again by the supervisor, and requests go on all the while."""
+    before, answered = running.part(name)["pid"], load.answered
+    os.kill(before, signal.SIGKILL)
+    await eventually(lambda: _pid(running, name) not in {None, before}, f"{name} again", 60)
+    await eventually(lambda: load.answered > answered + 40, "load", 60)
 
 
 def _pid(running: Running, name: str) -> int | None:

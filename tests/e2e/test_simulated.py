@@ -7,18 +7,21 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 
 from core.events import RequestFinished, RequestRouted, WorkerLost
-from tests.e2e.deployment import Running, contrail, eventually, up
+from tests.e2e.deployment import Running, contrail, up
+from tests.fixtures.eventually import eventually
 
 LEASE_S = 10
 LONG = "Tell me all that you know about the history of bridges, and leave out nothing, please. " * 6
 
 
-async def ask(running: Running, text: str, model: str = "tiny", max_tokens: int = 16) -> openai.types.chat.ChatCompletion:
+async def ask(running: Running, text: str, model: str = "tiny", max_tokens: int = 16) -> ChatCompletion:
     """One answer, not streamed."""
     return await running.openai.chat.completions.create(
         model=model, messages=[{"role": "user", "content": text}], max_tokens=max_tokens, temperature=0
@@ -36,7 +39,10 @@ async def test_a_deployment_serves_explains_and_survives(tmp_path: Path) -> None
 async def _explains_itself(running: Running) -> None:
     await ask(running, LONG)
     raw = await running.openai.chat.completions.with_raw_response.create(
-        model="tiny", messages=[{"role": "user", "content": LONG}], max_tokens=4, extra_headers={"x-request-id": "again"}
+        model="tiny",
+        messages=[{"role": "user", "content": LONG}],
+        max_tokens=4,
+        extra_headers={"x-request-id": "again"},
     )
     assert raw.headers["x-request-id"] == "again"
     answer = raw.parse()
@@ -61,11 +67,8 @@ async def _explains_itself(running: Running) -> None:
     assert LONG[:20] not in json.dumps(lines)
 
 
-def _explained(running: Running, request: str) -> dict[str, list[dict[str, object]]]:
-    found: dict[str, list[dict[str, object]]] = json.loads(
-        contrail("explain", request, "--data", str(running.data), "--json").stdout
-    )
-    return found
+def _explained(running: Running, request: str) -> Any:
+    return json.loads(contrail("explain", request, "--data", str(running.data), "--json").stdout)
 
 
 async def _survives_a_killed_worker(running: Running) -> None:

@@ -12,8 +12,9 @@ from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.prompt import tokens_to_bytes
 from replay.explain import explain
-from tests.e2e.deployment import Running, eventually, up
+from tests.e2e.deployment import Running, up
 from tests.fixtures.engines import RecordedEngine
+from tests.fixtures.eventually import eventually
 
 TALKS = 3
 TURNS = 5
@@ -30,7 +31,10 @@ async def test_conversations_stay_where_their_prefix_is(tmp_path: Path, vllm_eng
                 request, usage, text = await _ask(running, messages, streamed=bool((turn + talk) % 2))
                 cached[request] = usage.prompt_tokens_details.cached_tokens
                 assert (cached[request] > 0) == (turn > 0)
-                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"Turn {turn}, go on."}]
+                messages += [
+                    {"role": "assistant", "content": text},
+                    {"role": "user", "content": f"Turn {turn}, go on."},
+                ]
             await running.assert_index_is_cache()
         await _log_agrees(running, cached)
         await _text_is_vllms_own(running, vllm_engine, talks)
@@ -48,9 +52,7 @@ async def _ask(running: Running, messages: list[dict[str, str]], *, streamed: bo
         answer = raw.parse()
         return raw.headers["x-request-id"], answer.usage, answer.choices[0].message.content or ""
     text, usage, request = "", None, ""
-    stream = await running.openai.chat.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True}
-    )
+    stream = await running.openai.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     async for chunk in stream:
         request = chunk.id.removeprefix("chatcmpl-")
         text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
