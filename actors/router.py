@@ -28,7 +28,7 @@ from core.models import GenerationFailed, ModelCard, NoWorkers, Overloaded, Unkn
 from core.prompt import Prompt, scope_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, is_kv
-from projections.decide import Decision, columns, decide, record, shown
+from projections.decide import Decision, decide, record, shown
 from projections.runner import Runner
 from projections.state import Applied, State
 from projections.view import RouteRequest, View
@@ -184,9 +184,10 @@ class Router:
         raise NoWorkers(f"{ATTEMPTS_MAX} workers failed before the first token")
 
     def view(self) -> View:
-        """What a decision made now sees."""
+        """What a decision made now sees; what of it only we know is said in the log first."""
         alive = [member.worker for member in self.state.alive()]
         local = self.fleet.local(alive, self.suspicion.suspected)
+        self.voice.say_local(local)
         return View(self.state, self.voice.id, self.voice.ahead, local)
 
     def _renamed(self, request: GenerateRequest) -> GenerateRequest:
@@ -222,7 +223,6 @@ class Router:
             reason="overloaded" if overloaded else "no_workers",
             status=503,
             cursor=decision.cursor,
-            local=columns(decision.local),
             excluded=shown(decision.excluded),
             settings_revision=self.settings_revision,
             now_ms=decision.now_ms,
@@ -241,7 +241,7 @@ class Router:
             self._clock,
             self._key,
             self.state,
-            restate=lambda: self.flights.restated("the outbox overflowed"),
+            restate=lambda: [self._changed_settings(), self.flights.restated("the outbox overflowed")],
             on_superseded=lambda: self._spawn(self._rejoin()),
         )
 
@@ -259,11 +259,14 @@ class Router:
         while True:
             self.voice.say(self._joined())
             self._say_settings()
-            self.voice.say(self.flights.restated("the quarter of the retention time is over"))
+            self.voice.restate(self.flights.restated("the quarter of the retention time is over"))
             await asyncio.sleep(self.options.restate_every_s)
 
     def _say_settings(self) -> None:
-        self.voice.say(SettingsChanged(revision=self.settings_revision, settings=self.settings.to_mapping()))
+        self.voice.say(self._changed_settings())
+
+    def _changed_settings(self) -> SettingsChanged:
+        return SettingsChanged(revision=self.settings_revision, settings=self.settings.to_mapping())
 
     async def _rejoin(self) -> None:
         """Our end was written though we live: it stands, we go on under a new id with what is in flight."""
@@ -272,7 +275,7 @@ class Router:
         self.voice = self._new_voice()
         self._look.replica = self.voice.id
         self._say_hello()
-        self.voice.say(self.flights.restated(f"was {before.id}"))
+        self.voice.restate(self.flights.restated(f"was {before.id}"))
         await self._registry.unregister(f"replicas/{before.id}")
         await self._register()
 

@@ -7,12 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 
 from core.clock import Clock
-from core.events import Event, ReplicaJoined, ReplicaLeft, ReplicaRestated
-from core.ids import ReplicaId, SourceId, new_id
+from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft, ReplicaRestated
+from core.ids import ReplicaId, SourceId, WorkerId, new_id
 from core.keys import DeploymentKey
 from core.subjects import ROUTING, subject
 from projections.ahead import Ahead
 from projections.state import State
+from projections.view import Local, by_worker
 from streams.log import EventLog, Record
 from streams.outbox import Outbox
 
@@ -32,7 +33,7 @@ class Voice:
         key: DeploymentKey,
         state: State,
         *,
-        restate: Callable[[], ReplicaRestated],
+        restate: Callable[[], Sequence[Event]],
         on_superseded: Callable[[], None],
     ) -> None:
         self.id = ReplicaId(new_id())
@@ -50,6 +51,7 @@ class Voice:
             on_overflow=self._overflowed,
             on_superseded=self._superseded,
         )
+        self._local: dict[WorkerId, tuple[str, ...]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -65,6 +67,26 @@ class Voice:
         """The event counts now and goes to the log, in order."""
         self.ahead.emit(event, self._state.routing.replicas.get(self.id))
         self.outbox.put(event)
+
+    def say_local(self, local: Local) -> None:
+        """The log knows what only we know, worker by worker, before a decision rests on it."""
+        now = by_worker(local)
+        if now == self._local:
+            return
+        for worker in sorted(now.keys() | self._local.keys()):
+            reasons = now.get(worker, ())
+            if reasons != self._local.get(worker, ()):
+                self.say(LocalChanged(worker=worker, reasons=reasons))
+        self._local = now
+
+    def restate(self, event: ReplicaRestated) -> None:
+        """What is in flight, and what only we know, is said again."""
+        self.say(event)
+        for known in self._local_events():
+            self.say(known)
+
+    def _local_events(self) -> list[Event]:
+        return [LocalChanged(worker=worker, reasons=reasons) for worker, reasons in sorted(self._local.items())]
 
     def read_back(self, events: Sequence[object]) -> None:
         """The log gave a message of ours back, and it is folded."""
@@ -86,9 +108,10 @@ class Voice:
 
     def _overflowed(self) -> list[Event]:
         _logger.error("decisions were dropped while the log was away: what is in flight is said again")
-        event = self._restate()
-        self.ahead.emit(event, self._state.routing.replicas.get(self.id))
-        return [event]
+        events = [*self._restate(), *self._local_events()]
+        for event in events:
+            self.ahead.emit(event, self._state.routing.replicas.get(self.id))
+        return events
 
     def _superseded(self, record: Record) -> None:
         _logger.warning("another wrote the end of replica %s at %s:%d", self.id, record.stream, record.seq)

@@ -49,8 +49,8 @@ def _attempt(attempt: Attempt) -> list[str]:
         lines.append(f"  … and {more} dearer ones, not recorded")
     for reason, why in attempt.excluded.items():
         lines.append(f"  left out: {why['count']} for {reason.replace('_', ' ')} ({', '.join(why['first'])})")
-    for reason, workers in attempt.local.items():
-        lines.append(f"  this replica alone knew: {reason.replace('_', ' ')}: {', '.join(workers)}")
+    for worker, reasons in attempt.local.items():
+        lines.append(f"  this replica alone knew of {worker}: {', '.join(reasons).replace('_', ' ')}")
     return [*lines, "", *_outcome(attempt)]
 
 

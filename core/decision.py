@@ -26,4 +26,5 @@ EXCLUDED_SHOWN_MAX = 4
 
 LOCAL_REASONS = ("not_connected", "suspected", "failed", "stale", "cut_off")
 """What only one replica knows of a worker: it has no connection to it, its lease vanished, it just failed a request,
-its load reports stopped; `cut_off` marks decisions of a replica that trusts its own ears less than the workers."""
+its load reports stopped; or so many stopped that the replica trusts its own ears less than the workers. Each change
+is an event of its own (`LocalChanged`), so that no decision grows with the number of workers."""

@@ -36,10 +36,6 @@ def _cursor(value: dict[str, Any]) -> dict[str, Any]:
     return {stream: {"epoch": epoch, "seq": seq} for stream, (epoch, seq) in value.items()}
 
 
-def _local(value: dict[str, bytes]) -> dict[str, list[str]]:
-    return {reason: from_column(column) for reason, column in value.items()}
-
-
 def _excluded(value: dict[str, Any]) -> dict[str, Any]:
     return {reason: {"count": count, "first": from_column(column)} for reason, (count, column) in value.items()}
 
@@ -50,7 +46,6 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "candidates": from_column,
     "workers": from_column,
     "cursor": _cursor,
-    "local": _local,
     "excluded": _excluded,
     "kv_head": bytes.hex,
     "seed": hash_text,

@@ -182,6 +182,14 @@ class SettingsChanged(_Event, frozen=True):
     settings: dict[str, Any]
 
 
+class LocalChanged(_Event, frozen=True):
+    """What only this replica knows of a worker is this from here on; its decisions rest on it."""
+
+    worker: str
+    reasons: tuple[str, ...]
+    """Of `core.decision.LOCAL_REASONS`, in their order; none when all is well again."""
+
+
 class RequestRouted(_Event, frozen=True):
     """One decision with everything that it rested on; one per attempt."""
 
@@ -200,8 +208,6 @@ class RequestRouted(_Event, frozen=True):
     now_ms: int
     cursor: dict[str, tuple[int, int]]
     """Per stream: epoch and last sequence applied."""
-    local: dict[str, bytes]
-    """What only this replica knew: reason to ids (8 bytes each), sorted."""
     worker: str
     """The chosen one."""
     candidates: bytes
@@ -212,7 +218,8 @@ class RequestRouted(_Event, frozen=True):
     excluded: dict[str, tuple[int, bytes]]
     """Reason to how many, and the first few of them by id."""
     blocks: int
-    """Blocks that the request will occupy at least."""
+    """Blocks that the prompt occupies on the chosen worker, less those that it shares with a prompt that is being
+    computed there."""
     prefill_tokens: int
     """Tokens that the chosen worker was expected to compute."""
     predicted_cached_tokens: int
@@ -259,7 +266,6 @@ class RequestRejected(_Event, frozen=True):
     status: int
     """The HTTP status that the client got."""
     cursor: dict[str, tuple[int, int]]
-    local: dict[str, bytes]
     excluded: dict[str, tuple[int, bytes]]
     settings_revision: int
     now_ms: int
@@ -280,6 +286,7 @@ RoutingEvent = (
     | ReplicaLeft
     | ReplicaLost
     | SettingsChanged
+    | LocalChanged
     | RequestRouted
     | RequestPrefilled
     | RequestFinished
@@ -303,6 +310,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         ReplicaLeft,
         ReplicaLost,
         SettingsChanged,
+        LocalChanged,
         RequestRouted,
         RequestPrefilled,
         RequestFinished,

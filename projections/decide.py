@@ -11,7 +11,7 @@ from core.decision import COLUMNS, DECIDE_VERSION, EXCLUDED_SHOWN_MAX
 from core.events import RequestRouted
 from core.ids import WorkerId, to_column
 from core.settings import RoutingSettings
-from projections.policies import Scored, choose, score, tie_break
+from projections.policies import Scored, choose, pending_beyond, score, tie_break
 from projections.view import Candidate, RouteRequest, View, recorded
 
 _canonical = msgspec.msgpack.Encoder()
@@ -139,24 +139,18 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
         seed=decision.seed,
         now_ms=decision.now_ms,
         cursor=decision.cursor,
-        local=columns(decision.local),
         worker=decision.worker,
         candidates=to_column([each.candidate.worker for each in best]),
         columns={name: tuple(row[i] for row in rows) for i, name in enumerate(COLUMNS)},
         candidates_total=len(decision.ranked),
         excluded=shown(decision.excluded),
-        blocks=request.prompt.blocks_to_hold,
+        blocks=request.prompt.blocks_to_hold - pending_beyond(decision.ranked[0].candidate),
         prefill_tokens=decision.prefill_tokens,
         predicted_cached_tokens=decision.predicted_cached_tokens,
         digest=decision.digest,
         tenant=request.tenant,
         priority=request.priority,
     )
-
-
-def columns(local: dict[str, list[WorkerId]]) -> dict[str, bytes]:
-    """Ids as binary columns."""
-    return {reason: to_column(list(ids)) for reason, ids in local.items()}
 
 
 def shown(excluded: dict[str, list[WorkerId]]) -> dict[str, tuple[int, bytes]]:

@@ -39,7 +39,8 @@ def score(candidate: Candidate, request: RouteRequest, settings: RoutingSettings
     prefill_m = _prefill_m(candidate, request, settings, stale=stale)
     match settings.policy:
         case "kv":
-            active_m = (candidate.active_blocks + request.prompt.blocks_to_hold) * MILLI
+            added = request.prompt.blocks_to_hold - pending_beyond(candidate)
+            active_m = (candidate.active_blocks + added) * MILLI
             cost = (
                 settings.prefill_weight_m * prefill_m
                 + settings.decode_weight_m * active_m
@@ -52,14 +53,21 @@ def score(candidate: Candidate, request: RouteRequest, settings: RoutingSettings
     return Scored(candidate, cost, prefill_m)
 
 
+def pending_beyond(candidate: Candidate) -> int:
+    """Blocks of the prompt that are not cached there, but are being computed for another request."""
+    return max(0, candidate.pending - candidate.overlap[-1])
+
+
 def _prefill_m(candidate: Candidate, request: RouteRequest, settings: RoutingSettings, *, stale: bool) -> int:
+    """What is queued and what this one adds; blocks that both would compute are computed once."""
     size = request.prompt.block_size
-    queued = candidate.prefill_tokens * MILLI // size
+    shared = pending_beyond(candidate)
+    queued = max(0, candidate.prefill_tokens * MILLI // size - shared * MILLI)
     credit = before = 0
     for depth, credit_m in zip(candidate.overlap, settings.credits_m, strict=True):
         credit += (depth - before) * credit_m
         before = depth
-    credit += max(0, candidate.pending - before) * settings.pending_credit_m
+    credit += shared * settings.pending_credit_m
     if stale:
         credit = credit * settings.stale_credit_m // MILLI
     return queued + max(0, request.prompt.tokens * MILLI // size - credit)

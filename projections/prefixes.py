@@ -23,7 +23,7 @@ from core.prompt import Prompt
 from core.settings import TIERS
 
 MASK64 = (1 << 64) - 1
-SWEEP_ENTRIES_MAX = 4096
+SWEEP_ENTRIES_MAX = 1024
 """Entries looked at per change while retired workers are swept out."""
 
 

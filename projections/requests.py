@@ -8,6 +8,7 @@ import msgspec
 
 from core.codec import Message
 from core.events import (
+    LocalChanged,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
@@ -51,6 +52,8 @@ class Replica(msgspec.Struct):
     routed: dict[str, int] = msgspec.field(default_factory=dict)
     """Decisions since it joined or last restated itself, per model: what round-robin goes by."""
     reuse: Reuse = msgspec.field(default_factory=Reuse)
+    local: dict[WorkerId, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    """What only it knows of workers: the reasons of LocalChanged."""
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     settings_revision: int = 0
     digest: int = 0
@@ -129,6 +132,8 @@ class RoutingProjection:
                 pass  # the first counts only from its own source; the second leaves no state
             case SettingsChanged():
                 part.settings, part.settings_revision = event.settings, event.revision
+            case LocalChanged():
+                _local_changed(part, event)
             case RequestRouted():
                 self._routed(part, event)
             case RequestPrefilled():
@@ -181,11 +186,19 @@ class RoutingProjection:
         for key in list(part.in_flight):
             self._take(part, key)
         part.predicted.clear()
+        part.local.clear()
 
     def _end(self, part: Replica, reason: str) -> None:
         self._forget(part)
         part.known = True
         part.ended = reason
+
+
+def _local_changed(part: Replica, event: LocalChanged) -> None:
+    if event.reasons:
+        part.local[WorkerId(event.worker)] = event.reasons
+    else:
+        part.local.pop(WorkerId(event.worker), None)
 
 
 def in_flight(event: RequestRouted) -> InFlight:

@@ -115,3 +115,12 @@ class View(NamedTuple):
 def recorded(local: Local) -> dict[str, list[WorkerId]]:
     """`local` in its one recorded order: reasons as listed in core.decision, ids sorted, empty ones left out."""
     return {reason: sorted(local[reason]) for reason in LOCAL_REASONS if local.get(reason)}
+
+
+def by_worker(local: Local) -> dict[WorkerId, tuple[str, ...]]:
+    """`local` as LocalChanged says it: worker to reasons, in the order of core.decision."""
+    found: dict[WorkerId, tuple[str, ...]] = {}
+    for reason in LOCAL_REASONS:
+        for worker in local.get(reason, ()):
+            found[worker] = (*found.get(worker, ()), reason)
+    return found

@@ -9,7 +9,9 @@ import msgspec
 from core.errors import CallerError
 from core.event_json import time_text
 from core.events import (
+    LocalChanged,
     ReplicaJoined,
+    ReplicaRestated,
     RequestFinished,
     RequestPrefilled,
     RequestRejected,
@@ -65,6 +67,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     candidates_total: int
     excluded: dict[str, dict[str, Any]]
     local: dict[str, list[str]]
+    """What only that replica knew: worker to reasons."""
     cursor: dict[str, int]
     digest: str
     predicted_cached_tokens: int
@@ -148,13 +151,15 @@ class _Reader:
         self.rejections: list[Rejection] = []
         self._request = request
         self._names = names
+        self._local: dict[str, dict[str, tuple[str, ...]]] = {}
 
     def note(self, entry: Entry, event: object) -> None:
         """Takes in what is about the request."""
         match event:
             case RequestRouted(request=self._request):
                 self.model = event.model
-                self.attempts[event.attempt] = _attempt(event, entry, self._names)
+                local = self._local.get(entry.message.source, {})
+                self.attempts[event.attempt] = _attempt(event, entry, self._names, local)
             case RequestPrefilled(request=self._request) if event.attempt in self.attempts:
                 _prefilled(self.attempts[event.attempt], event)
             case RequestFinished(request=self._request) if event.attempt in self.attempts:
@@ -162,11 +167,22 @@ class _Reader:
             case RequestRejected(request=self._request):
                 self.model = event.model
                 self.rejections.append(_rejection(event, entry.time_ms, self._names))
+            case LocalChanged():
+                self._note_local(self._local.setdefault(entry.message.source, {}), event)
+            case ReplicaRestated():
+                self._local.pop(entry.message.source, None)
             case _:
                 pass  # about other requests
 
+    @staticmethod
+    def _note_local(local: dict[str, tuple[str, ...]], event: LocalChanged) -> None:
+        if event.reasons:
+            local[event.worker] = event.reasons
+        else:
+            local.pop(event.worker, None)
 
-def _attempt(event: RequestRouted, entry: Entry, names: _Names) -> Attempt:
+
+def _attempt(event: RequestRouted, entry: Entry, names: _Names, local: dict[str, tuple[str, ...]]) -> Attempt:
     source = entry.message.source
     settings = names.settings.get((source, event.settings_revision), RoutingSettings(policy=event.policy))
     rows = _rows(event, settings, names)
@@ -186,7 +202,7 @@ def _attempt(event: RequestRouted, entry: Entry, names: _Names) -> Attempt:
         candidates=rows,
         candidates_total=event.candidates_total,
         excluded=_excluded(event.excluded, names),
-        local={reason: [names.worker(w) for w in from_column(ids)] for reason, ids in event.local.items()},
+        local={names.worker(worker): list(reasons) for worker, reasons in sorted(local.items())},
         cursor={stream: at for stream, (_, at) in event.cursor.items()},
         digest=event.digest,
         predicted_cached_tokens=event.predicted_cached_tokens,

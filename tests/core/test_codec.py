@@ -30,7 +30,7 @@ BY_TYPE: dict[object, st.SearchStrategy[Any]] = {
     int: counts,
     int | None: st.none() | counts,
     dict[str, Any]: st.dictionaries(words, words | counts | st.floats(allow_nan=False), max_size=3),
-    dict[str, bytes]: st.dictionaries(words, columns, max_size=3),
+    tuple[str, ...]: st.lists(words, max_size=3).map(tuple),
     dict[str, tuple[int, int]]: cursors,
     dict[str, tuple[int, ...]]: st.dictionaries(words, numbers, max_size=3),
     dict[str, tuple[int, bytes]]: st.dictionaries(words, st.tuples(counts, columns), max_size=3),

@@ -20,6 +20,7 @@ from core.events import (
     CacheRestated,
     Event,
     LoadReported,
+    LocalChanged,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
@@ -38,7 +39,7 @@ from core.prompt import Prompt, hashes_from_bytes, hashes_to_bytes, tokens_to_by
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.ahead import Ahead
-from projections.decide import columns, decide, record, shown
+from projections.decide import decide, record, shown
 from projections.state import State
 from projections.view import RouteRequest, View
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
@@ -94,7 +95,6 @@ class Scribe:
             reason="no_workers",
             status=503,
             cursor=decision.cursor,
-            local=columns(decision.local),
             excluded=shown(decision.excluded),
             settings_revision=1,
             now_ms=decision.now_ms,
@@ -180,6 +180,8 @@ def write_replicas(log: Scribe) -> None:
     """Decisions and their ends, a rejection, a gap and its restatement, a replica that leaves, one that is lost."""
     log.write(ROUTING, ROUTER, ReplicaJoined(name="frontend-0", version="0.1.0", address="127.0.0.1:8000"))
     log.write(ROUTING, ROUTER, SettingsChanged(revision=1, settings=SETTINGS.to_mapping()))
+    for worker, reasons in ((SHAKY, ("stale",)), (GONE, ("failed",)), (GONE, ())):
+        log.write(ROUTING, ROUTER, LocalChanged(worker=worker, reasons=reasons))
     for request in ("first", "second", "third"):
         log.write(ROUTING, ROUTER, log.route(request))
     log.write(ROUTING, ROUTER, RequestPrefilled(request="first", attempt=0, cached_tokens=96, ttft_ms=12))

@@ -86,7 +86,6 @@ def routed(
         seed=0,
         now_ms=0,
         cursor={},
-        local={},
         worker=worker,
         candidates=b"",
         columns={},

@@ -136,7 +136,7 @@ def test_settings_and_rejections(routing: Routing) -> None:
     routing.says(SettingsChanged(revision=1, settings={"policy": "kv"}), SettingsChanged(revision=2, settings={}))
     assert (routing.part.settings_revision, routing.part.settings) == (2, {})
     rejected = RequestRejected(
-        request="a", attempt=0, model="tiny", reason="overloaded", status=503, cursor={}, local={}, excluded={},
+        request="a", attempt=0, model="tiny", reason="overloaded", status=503, cursor={}, excluded={},
         settings_revision=2, now_ms=0,
     )  # fmt: skip
     routing.says(rejected, load())
