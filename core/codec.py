@@ -1,6 +1,7 @@
 """Messages of the log: events sealed by their source, in order, in a keyed chain.
 
-1. A message is a msgpack map; what it says is fixed when it is sealed.
+1. A message is a msgpack map, or a JSON object if all its events are of low rate; what it says is fixed when it is
+   sealed.
 2. `n` counts the messages of one source in one stream, from 0; `prev` is the digest of the one before (zeros at 0).
 3. The digest is BLAKE2b of the sealed bytes, 16 bytes, keyed with the deployment's chain key: who has no key
    cannot write a message that fits.
@@ -11,18 +12,42 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from core.errors import Corrupt
-from core.events import EVENT_TYPES, EVENT_VERSION, Event, UnknownEvent
+from core.events import (
+    EVENT_TYPES,
+    EVENT_VERSION,
+    Event,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    SettingsChanged,
+    UnknownEvent,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
 from core.ids import SourceId
 
 DIGEST_BYTES = 16
 CHAIN_START = bytes(DIGEST_BYTES)
 MESSAGE_VERSION = 1
+JSON_START = b"{"
+"""No msgpack map begins with this byte."""
+READABLE = (
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    SettingsChanged,
+)
+"""Events of low rate: a message of nothing else is JSON."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,12 +84,28 @@ class _Head(msgspec.Struct, frozen=True):
     v: int = 1
 
 
+class _Decoder(Protocol):
+    def decode(self, buf: Any, /) -> Any: ...
+
+
+class _Form(NamedTuple):
+    """Decoders of one encoding."""
+
+    known: _Decoder
+    sealed: _Decoder
+    head: _Decoder
+    event: _Decoder
+    fields: _Decoder
+
+
+def _form(decoder: Callable[[Any], _Decoder]) -> _Form:
+    return _Form(*map(decoder, (_Known, _Sealed, _Head, Event, dict[str, Any])))
+
+
 _encoder = msgspec.msgpack.Encoder()
-_known = msgspec.msgpack.Decoder(_Known)
-_sealed = msgspec.msgpack.Decoder(_Sealed)
-_head = msgspec.msgpack.Decoder(_Head)
-_event = msgspec.msgpack.Decoder(Event)
-_fields = msgspec.msgpack.Decoder(dict[str, Any])
+_json_encoder = msgspec.json.Encoder()
+_msgpack = _form(msgspec.msgpack.Decoder)
+_json = _form(msgspec.json.Decoder)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What the decoder raises for bytes that cannot be read: broken, not UTF-8, nested without end."""
 
@@ -87,10 +128,20 @@ def digest(payload: bytes, chain_key: bytes) -> bytes:
     return hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=chain_key).digest()
 
 
+def encode_readable(source: SourceId, n: int, prev: bytes, sent_ms: int, events: Sequence[Event]) -> bytes:
+    """The same as JSON, which a person can read in any NATS client; for events of low rate (READABLE)."""
+    assert n >= 0
+    assert len(prev) == DIGEST_BYTES
+    return _json_encoder.encode(
+        _Known(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=tuple(events))
+    )
+
+
 def decode_message(payload: bytes) -> Message:
     """The message; events that this program does not know are `UnknownEvent`. Raises Corrupt."""
+    form = _json if payload[:1] == JSON_START else _msgpack
     try:
-        known = _known.decode(payload)
+        known = form.known.decode(payload)
         if all(event.v <= EVENT_VERSION for event in known.events):
             return Message(
                 source=SourceId(known.source), n=known.n, prev=known.prev, sent_ms=known.sent_ms, events=known.events
@@ -100,16 +151,16 @@ def decode_message(payload: bytes) -> Message:
     except _UNREADABLE as error:
         raise Corrupt(f"not a message of the log: {error}") from error
     try:
-        sealed = _sealed.decode(payload)
-        events = tuple(_decode_event(raw) for raw in sealed.events)
+        sealed = form.sealed.decode(payload)
+        events = tuple(_decode_event(form, raw) for raw in sealed.events)
     except _UNREADABLE as error:
         raise Corrupt(f"not a message of the log: {error}") from error
     return Message(source=SourceId(sealed.source), n=sealed.n, prev=sealed.prev, sent_ms=sealed.sent_ms, events=events)
 
 
-def _decode_event(raw: msgspec.Raw) -> Event | UnknownEvent:
-    head = _head.decode(raw)
+def _decode_event(form: _Form, raw: msgspec.Raw) -> Event | UnknownEvent:
+    head = form.head.decode(raw)
     if head.type in EVENT_TYPES and head.v <= EVENT_VERSION:
-        event: Event = _event.decode(raw)
+        event: Event = form.event.decode(raw)
         return event
-    return UnknownEvent(name=head.type, fields=_fields.decode(raw))
+    return UnknownEvent(name=head.type, fields=form.fields.decode(raw))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from core.clock import Clock
-from core.codec import CHAIN_START, decode_message, digest, encode_message
+from core.codec import CHAIN_START, READABLE, decode_message, digest, encode_message, encode_readable
 from core.errors import Corrupt, Refused, Unavailable, WrongSequence
 from core.events import Event
 from core.ids import SourceId, StreamName, StreamSeq
@@ -196,7 +196,11 @@ class Outbox:
         assert self._sealed is None
         events, encodings = self._backlog.take()
         n = self.n_acked
-        payload = encode_message(self.source, n, self.head, self._clock.wall_ms(), encodings)
+        head, now_ms = self.head, self._clock.wall_ms()
+        if all(isinstance(event, READABLE) for event in events):
+            payload = encode_readable(self.source, n, head, now_ms, events)
+        else:
+            payload = encode_message(self.source, n, head, now_ms, encodings)
         self._sealed = _Sealed(n, payload, digest(payload, self._chain_key), len(events))
         if self._on_sealed is not None:
             self._on_sealed(n, events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -10,7 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
+from core.codec import (
+    CHAIN_START,
+    READABLE,
+    decode_message,
+    digest,
+    encode_event,
+    encode_message,
+    encode_readable,
+)
 from core.errors import Corrupt
 from core.events import EVENT_TYPES, EVENT_VERSION, BlocksStored, Event, ReplicaRestated, UnknownEvent, WorkerLeft
 from core.ids import SourceId
@@ -29,7 +38,7 @@ BY_TYPE: dict[object, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int: counts,
     int | None: st.none() | counts,
-    dict[str, Any]: st.dictionaries(words, words | counts | st.floats(allow_nan=False), max_size=3),
+    dict[str, Any]: st.dictionaries(words, words | counts | st.floats(allow_nan=False, allow_infinity=False), max_size=3),
     tuple[str, ...]: st.lists(words, max_size=3).map(tuple),
     dict[str, tuple[int, int]]: cursors,
     dict[str, tuple[int, ...]]: st.dictionaries(words, numbers, max_size=3),
@@ -171,3 +180,22 @@ def test_each_message_names_the_one_before() -> None:
     assert all(decode_message(after).prev == digest(before, key) for before, after in pairwise(payloads))
     assert digest(payloads[0], other) != digest(payloads[0], key)
     assert digest(payloads[0][:-1] + b"x", key) != digest(payloads[0], key)
+
+
+@given(st.lists(st.one_of([events_of(kind) for kind in READABLE]), min_size=1, max_size=3), counts)
+def test_events_of_low_rate_are_json_that_a_person_can_read(events: list[Event], n: int) -> None:
+    """The same message comes back from JSON as from msgpack, and any JSON reader sees types and fields."""
+    payload = encode_readable(SOURCE, n, bytes(16), 5, events)
+    assert decode_message(payload) == decode_message(
+        encode_message(SOURCE, n, bytes(16), 5, list(map(encode_event, events)))
+    )
+    assert [each["type"] for each in json.loads(payload)["events"]] == [type(event).__name__ for event in events]
+
+
+def test_json_of_a_later_program_is_kept() -> None:
+    """Unknown types and newer versions in JSON become UnknownEvent too; broken JSON is Corrupt."""
+    payload = encode_readable(SOURCE, 0, bytes(16), 5, [WorkerLeft(reason="x"), WorkerLeft(reason="y", v=9)])
+    strange = payload.replace(b"WorkerLeft", b"WorkerWept", 1)
+    assert [type(event) for event in decode_message(strange).events] == [UnknownEvent, UnknownEvent]
+    with pytest.raises(Corrupt):
+        decode_message(payload[:-3])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from core.codec import decode_message
 from core.events import Event, LocalChanged, ReplicaRestated, RequestRouted, SettingsChanged
-from core.ids import BlockHash, ReplicaId, RequestId, StreamName, StreamSeq, WorkerId
+from core.ids import BlockHash, ReplicaId, RequestId, SourceId, StreamName, StreamSeq, WorkerId
 from core.prompt import Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
@@ -45,7 +45,7 @@ async def replayed(it: World, replica: ReplicaId) -> list[tuple[str, str]]:
     own = [
         Said(record.seq, event)  # type: ignore[arg-type]  # nothing unknown is written here
         for record in records[ROUTING]
-        if decode_message(record.payload).source == replica
+        if decode_message(record.payload).source == SourceId(replica)
         for event in decode_message(record.payload).events
     ]
     found = []
