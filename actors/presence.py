@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import orjson
 
+from actors.cache_events import merged
 from core.clock import Clock
 from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
 from core.ids import SourceId, WorkerId
@@ -46,6 +47,8 @@ class Presence:
         self._restate = restate
         self._on_superseded = on_superseded
         self._tasks: list[asyncio.Task[None]] = []
+        self._untold: list[Event] = []
+        """Changes of this turn of the loop."""
         kv, source = kv_stream(joined.partition), SourceId(self.id)
         self.kv = Outbox(
             log,
@@ -87,13 +90,16 @@ class Presence:
         await self._registry.register(f"workers/{self.id}", orjson.dumps(value))
 
     def say(self, events: Sequence[Event]) -> None:
-        """Changes of the cache go to the log, in order."""
-        for event in events:
-            self.kv.put(event)
+        """Changes of the cache go to the log, in order; those of one turn of the loop in as few events as can be."""
+        if events and not self._untold:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._untold += events
 
     def restate(self) -> None:
         """The whole cache is said again."""
-        self.say([self.joined, *self._restate()])
+        self._tell()
+        for event in (self.joined, *self._restate()):
+            self.kv.put(event)
 
     def report(self, report: LoadReported) -> bool:
         """The report goes to the log, unless the one before is still waiting: then only the newest is worth it."""
@@ -102,8 +108,14 @@ class Presence:
         self.load.put(report)
         return True
 
+    def _tell(self) -> None:
+        for event in merged(self._untold):
+            self.kv.put(event)
+        self._untold.clear()
+
     async def leave(self, reason: str) -> None:
         """WorkerLeft is in the log if that was possible in time; the registry forgets the worker."""
+        self._tell()
         self.kv.put(WorkerLeft(reason=reason))
         if not await self.kv.drain(LEAVE_TIMEOUT_S):
             _logger.warning("the log was away when the worker left; replicas will find out by its lease")
