@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 
-import orjson
-
-from actors.link import Link, WorkerGone
+from actors.catalog import Catalog, Teacher
+from actors.link import Link
+from actors.registration import Registration
 from actors.wire import Hello
 from core.clock import Clock
 from core.errors import PeerError
 from core.ids import WorkerId
-from core.models import ModelCard
 from streams.registry import Change, Registry
 
 FAILED_FOR_MS = 2000
@@ -26,30 +25,32 @@ _logger = logging.getLogger(__name__)
 
 
 class Fleet:
-    """Follows the registry. `on_change` is called when a worker comes, goes, or its link does."""
+    """Follows the registry. `on_change` is called when a worker comes, goes, or its link does.
+
+    A link stands for as long as its worker is registered, alive by the log, or still sends us tokens (`over`, `drop`).
+    """
 
     def __init__(
         self, registry: Registry, clock: Clock, hello: Callable[[], Hello], on_change: Callable[[], None]
     ) -> None:
         self.links: dict[WorkerId, Link] = {}
-        self.registered: dict[WorkerId, dict[str, Any]] = {}
+        self.registered: dict[WorkerId, Registration] = {}
         self.registry_healthy = False
         self.absent_since: dict[WorkerId, int] = {}
-        """Workers whose registration vanished, and when."""
-        self._cards: dict[str, ModelCard] = {}
-        self._block_sizes: dict[str, int] = {}
+        """Workers without a registration, and since when."""
+        self.catalog = Catalog(clock, self._teachers, on_change)
         self._registry = registry
         self._clock = clock
         self._hello = hello
         self._on_change = on_change
         self._heard_ms: dict[WorkerId, int] = {}
         self._failed_ms: dict[WorkerId, int] = {}
-        self._fetching: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def __repr__(self) -> str:
         up = sum(link.up for link in self.links.values())
-        return f"<Fleet {len(self.registered)} registered, {up} connected, models {sorted(self._cards)}>"
+        return f"<Fleet {len(self.registered)} registered, {up} connected, {self.catalog!r}>"
 
     async def start(self) -> None:
         """The registry's workers are known and being connected to; it goes on following."""
@@ -57,9 +58,9 @@ class Fleet:
         await self._registry.watch("workers/", self._on_registered, self._on_health)
 
     async def close(self) -> None:
-        """No connection is left."""
-        for task in self._fetching:
-            task.cancel()
+        """No connection is left, and none will be made."""
+        self._closed = True
+        await self.catalog.close()
         await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
 
     def heard(self, worker: WorkerId) -> None:
@@ -70,12 +71,10 @@ class Fleet:
         """A request failed there."""
         self._failed_ms[worker] = self._clock.monotonic_ms()
 
-    def forget(self, worker: WorkerId) -> None:
-        """The log says that the worker is over."""
-        for known in (self._heard_ms, self._failed_ms, self.absent_since):
-            known.pop(worker, None)
-        if worker not in self.registered:
-            self._drop_link(worker)
+    def connected(self, worker: WorkerId) -> bool:
+        """Whether a request can be sent there now."""
+        link = self.links.get(worker)
+        return link is not None and link.up
 
     def connect(self, worker: WorkerId, address: str) -> Link:
         """The worker's link, which connects by itself."""
@@ -85,12 +84,27 @@ class Fleet:
             link.start()
         return link
 
+    def over(self, alive: AbstractSet[WorkerId]) -> list[Link]:
+        """Links of workers that are neither registered nor alive by the log; nothing else is kept of such workers."""
+        for kept in (self._heard_ms, self._failed_ms, self.absent_since):
+            for worker in kept.keys() - alive - self.registered.keys():
+                del kept[worker]
+        return [self.links[worker] for worker in self.links.keys() - alive - self.registered.keys()]
+
+    def drop(self, link: Link) -> None:
+        """The link is given up; streams that are open over it end."""
+        self.links.pop(link.worker, None)
+        task = asyncio.create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
     def local(self, alive: Iterable[WorkerId], suspected: frozenset[WorkerId]) -> dict[str, frozenset[WorkerId]]:
-        """What a decision must know beside the log (`core.decision.LOCAL_REASONS`)."""
+        """What a decision must know beside the log (`core.decision.LOCAL_REASONS`). O(workers)."""
         workers, now = list(alive), self._clock.monotonic_ms()
-        down = frozenset(w for w in workers if w not in self.links or not self.links[w].up)
-        failed = frozenset(w for w in workers if now - self._failed_ms.get(w, -FAILED_FOR_MS) < FAILED_FOR_MS)
-        stale = frozenset(w for w in workers if now - self._heard_ms.setdefault(w, now) >= STALE_AFTER_MS)
+        links, heard_ms, failed_ms = self.links, self._heard_ms, self._failed_ms
+        down = frozenset(w for w in workers if w not in links or not links[w].up)
+        stale = frozenset(w for w in workers if now - heard_ms.setdefault(w, now) >= STALE_AFTER_MS)
+        failed = frozenset(w for w in failed_ms.keys() & workers if now - failed_ms[w] < FAILED_FOR_MS)
         cut_off = 2 * len(stale) > len(workers)
         return {
             "not_connected": down,
@@ -100,26 +114,10 @@ class Fleet:
             "cut_off": stale if cut_off else frozenset(),
         }
 
-    def cards(self) -> list[ModelCard]:
-        """Every model that a worker was ever seen for, by name, with its connected workers counted."""
-        return [self.card(name) for name in sorted(self._cards)]
-
-    def card(self, model: str) -> ModelCard:
-        """The model's card; KeyError if it was never seen."""
-        card = self._cards[model]
-        up = sum(link.up for w, link in self.links.items() if self.registered.get(w, {}).get("model") == model)
-        return ModelCard(
-            name=card.name,
-            engine=card.engine,
-            context_max=card.context_max,
-            created_s=card.created_s,
-            workers=up,
-            files=card.files,
-        )
-
-    def block_size(self, model: str) -> int:
-        """What the model's workers must have in common; the first one seen says it. KeyError as `card`."""
-        return self._block_sizes[model]
+    def _teachers(self, model: str) -> Iterator[Teacher]:
+        for worker, registration in self.registered.items():
+            if registration.model == model:
+                yield Teacher(self.links[worker], registration)
 
     def _on_health(self, healthy: bool) -> None:
         if healthy != self.registry_healthy:
@@ -127,46 +125,33 @@ class Fleet:
         self.registry_healthy = healthy
 
     def _on_registered(self, change: Change) -> None:
+        if self._closed:
+            return
         worker = WorkerId(change.key.rpartition("/")[2])
-        if change.value is None:
-            self.registered.pop(worker, None)
+        before, now = self.registered.pop(worker, None), _parsed(change)
+        if now is None:
             self.absent_since[worker] = self._clock.monotonic_ms()
         else:
-            details = orjson.loads(change.value)
-            self.registered[worker] = details
             self.absent_since.pop(worker, None)
-            self.connect(worker, details["address"])
+            self.registered[worker] = now
+            self.connect(worker, now.address)
+        for model in {registration.model for registration in (before, now) if registration is not None}:
+            self.catalog.consider(model)
         self._on_change()
-
-    def _drop_link(self, worker: WorkerId) -> None:
-        link = self.links.pop(worker, None)
-        if link is not None:
-            task = asyncio.create_task(link.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
 
     def _on_link(self, link: Link) -> None:
-        details = self.registered.get(link.worker)
-        if link.up and details is not None and details["model"] not in self._cards:
-            task = asyncio.create_task(self._learn(link, details))
-            self._fetching.add(task)
-            task.add_done_callback(self._fetching.discard)
+        registration = self.registered.get(link.worker)
+        if link.up and registration is not None:
+            self.catalog.consider(registration.model)
         self._on_change()
 
-    async def _learn(self, link: Link, details: dict[str, Any]) -> None:
-        """The worker's tokenizer makes its model one that we can speak for."""
-        try:
-            files = await link.files()
-        except (PeerError, WorkerGone, TimeoutError) as error:
-            _logger.warning("worker %s did not give its tokenizer: %s", link.worker, error)
-            return
-        self._block_sizes[details["model"]] = details["block_size"]
-        self._cards[details["model"]] = ModelCard(
-            name=details["model"],
-            engine=details["engine"],
-            context_max=details["context_max"],
-            created_s=self._clock.wall_ms() // 1000,
-            workers=0,
-            files=files,
-        )
-        self._on_change()
+
+def _parsed(change: Change) -> Registration | None:
+    """What stands in the registry now; what cannot be read counts as nothing, and is said."""
+    if change.value is None:
+        return None
+    try:
+        return Registration.parse(change.value)
+    except PeerError as error:
+        _logger.error("%s of revision %d: %s", change.key, change.revision, error)  # noqa: TRY400  # its text says it all
+        return None

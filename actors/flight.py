@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
-from actors.link import TokenStream, WorkerGone
+from actors.line import TokenStream, WorkerGone
 from core.clock import Clock
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestFinished, RequestPrefilled, RequestRouted
@@ -63,7 +63,7 @@ class Flight:
     def __repr__(self) -> str:
         return f"<Flight {self.routed.request}/{self.routed.attempt} on {self.worker}, {self.output_tokens} tokens>"
 
-    async def outputs(self) -> AsyncIterator[Output]:
+    async def outputs(self) -> AsyncGenerator[Output, None]:
         """Tokens as the worker makes them. WorkerGone and CallerError as the stream has them."""
         try:
             async for output in self._stream:
@@ -81,7 +81,7 @@ class Flight:
             raise
 
     def close(self) -> None:
-        """The worker stops if it had not finished; the end is said if it was not."""
+        """The worker stops if it had not finished; the end is said if it was not. May be called again."""
         self._stream.close()
         self._finish("abort")
 

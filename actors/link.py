@@ -5,45 +5,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import assert_never, cast
 
-import msgspec
-
+from actors.line import Line, TokenStream, WorkerGone
 from actors.wire import (
-    TO_REPLICA,
     AskCache,
     AskFiles,
     Cache,
-    Cancel,
-    Failed,
     Files,
-    Generate,
     Hello,
     Ping,
     Pong,
-    Refusal,
     Restate,
-    Splitter,
-    Tokens,
     ToReplica,
     ToWorker,
     Welcome,
     encode,
 )
-from core.errors import CallerError, PeerError, Unavailable
-from core.generation import GenerateRequest, Output
+from core.errors import PeerError
+from core.generation import GenerateRequest
 from core.ids import WorkerId
 
 CONNECT_TIMEOUT_S = 2.0
+"""For a connection and the welcome."""
 RECONNECT_S = (0.1, 0.2, 0.5, 1.0)
 """Pauses between tries to connect; the last one repeats."""
 ASK_TIMEOUT_S = 10.0
+"""For an answer that takes the worker more than a word."""
+PORT_MAX = 65535
 
 _logger = logging.getLogger(__name__)
-
-
-class WorkerGone(Unavailable):
-    """The connection to the worker broke; whether tokens were made after the last one that came is not known."""
 
 
 class Link:
@@ -64,7 +54,7 @@ class Link:
         """Why the worker will not talk to us, in its words."""
         self._hello = hello
         self._on_change = on_change
-        self._wire: _Wire | None = None
+        self._line: Line | None = None
         self._welcomed = False
         self._task: asyncio.Task[None] | None = None
 
@@ -74,86 +64,111 @@ class Link:
     @property
     def up(self) -> bool:
         """Connected and welcomed; False from the moment that the connection is seen to be broken."""
-        return self._welcomed and self._wire is not None and not self._wire.closed.is_set()
+        return self._welcomed and self._line is not None and not self._line.closed.is_set()
+
+    @property
+    def streams(self) -> int:
+        """Requests whose tokens are awaited over it."""
+        return len(self._line.streams) if self._line is not None else 0
 
     def start(self) -> None:
         """It connects, and again whenever it breaks, until closed."""
         self._task = asyncio.create_task(self._keep(), name=f"link {self.worker}")
+        self._task.add_done_callback(_report)
 
     async def close(self) -> None:
         """Streams that are open end with WorkerGone."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        if self._wire is not None:
-            self._wire.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """The connection is given up, and streams that are open end with WorkerGone; another one is tried."""
+        if self._line is not None:
+            self._line.close()
 
     def open(self, model: str, request: GenerateRequest) -> TokenStream:
-        """The request is on its way when this returns; without a connection the stream says so."""
-        return TokenStream(self._wire if self.up else None, model, request)
+        """The request is on its way when this returns; without a connection the stream says so.
+
+        CallerError if it is longer than a frame may be.
+        """
+        return TokenStream(self._line if self.up else None, model, request)
 
     async def ping(self, timeout_s: float) -> bool:
         """Whether the worker answers within the time."""
         if not self.up:
             return False
         try:
-            await asyncio.wait_for(self._ask(Ping(n=1), Pong), timeout_s)
+            await self._ask(Ping(n=1), Pong, timeout_s)
         except (TimeoutError, PeerError):
             return False
         return True
 
     def restate(self) -> None:
         """The worker is asked to say its cache again."""
-        self._ready().send(Restate())
+        self._ready().send(encode(Restate()))
 
     async def files(self) -> dict[str, bytes]:
         """The worker's tokenizer files."""
-        frame = await asyncio.wait_for(self._ask(AskFiles(), Files), ASK_TIMEOUT_S)
+        frame = await self._ask(AskFiles(), Files, ASK_TIMEOUT_S)
         assert isinstance(frame, Files)
         return frame.files
 
     async def cached(self) -> bytes:
         """The worker's blocks on the device: uint64, sorted."""
-        frame = await asyncio.wait_for(self._ask(AskCache(), Cache), ASK_TIMEOUT_S)
+        frame = await self._ask(AskCache(), Cache, ASK_TIMEOUT_S)
         assert isinstance(frame, Cache)
         return frame.hashes
 
-    def _ready(self) -> _Wire:
-        if self._wire is None or not self.up:
+    def _ready(self) -> Line:
+        if self._line is None or not self.up:
             raise WorkerGone(f"no connection to worker {self.worker} at {self.address}")
-        return self._wire
+        return self._line
 
-    async def _ask(self, frame: ToWorker, kind: type[ToReplica]) -> ToReplica:
-        return await self._ready().ask(frame, kind)
+    async def _ask(self, frame: ToWorker, kind: type[ToReplica], timeout_s: float) -> ToReplica:
+        # not wait_for: before Python 3.12 it can lose a cancellation
+        async with asyncio.timeout(timeout_s):
+            return await self._ready().ask(frame, kind)
 
     async def _keep(self) -> None:
         while True:
             try:
-                await self._connect()
-                assert self._wire is not None
-                await self._wire.closed.wait()
-            except (OSError, TimeoutError, PeerError) as error:
+                line = await self._connect()
+            except (
+                OSError,
+                PeerError,
+                ValueError,
+            ) as error:  # a time-out is an OSError, a name without sense a ValueError
                 _logger.debug("worker %s at %s: %s", self.worker, self.address, error)
+                pause_s = RECONNECT_S[min(self.failures, len(RECONNECT_S) - 1)]
+                self.failures += 1
+            else:
+                self.failures = 0
+                self._set(up=True)
+                await line.closed.wait()
+                pause_s = RECONNECT_S[0]
             self._set(up=False)
-            await asyncio.sleep(RECONNECT_S[min(self.failures, len(RECONNECT_S) - 1)])
-            self.failures += 1
+            await asyncio.sleep(pause_s)
 
-    async def _connect(self) -> None:
-        host, _, port = self.address.rpartition(":")
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            _, self._wire = await loop.create_connection(_Wire, host, int(port))
-            frame = await self._wire.ask(self._hello(), Welcome)
-        assert isinstance(frame, Welcome)
-        if frame.worker != self.worker:
-            self._wire.close()
-            raise PeerError(f"worker {frame.worker} answers there")
-        self.failures = 0
-        self._set(up=True)
+    async def _connect(self) -> Line:
+        host, port = _split(self.address)
+        line = self._line = Line()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await asyncio.get_running_loop().create_connection(lambda: line, host, port)
+                frame = await line.ask(self._hello(), Welcome)
+            assert isinstance(frame, Welcome)
+            if frame.worker != self.worker:
+                raise PeerError(f"worker {frame.worker} answers there")  # noqa: TRY301  # closed as any other failure
+        except BaseException:
+            line.close()
+            raise
+        return line
 
     def _set(self, *, up: bool) -> None:
-        if self._wire is not None and self._wire.refusal != self.refusal:
-            self.refusal = self._wire.refusal
+        if self._line is not None and self._line.refusal != self.refusal:
+            self.refusal = self._line.refusal
             if self.refusal:
                 _logger.error("worker %s at %s refuses: %s", self.worker, self.address, self.refusal)
         if self._welcomed != up:
@@ -161,128 +176,14 @@ class Link:
             self._on_change(self)
 
 
-class TokenStream:
-    """The answer to one request: an async iterator that ends after the Output with `finish`.
-
-    WorkerGone if the connection breaks or the worker fails, CallerError if the engine cannot take the request.
-    """
-
-    def __init__(self, wire: _Wire | None, model: str, request: GenerateRequest) -> None:
-        # bounded by the request's own max_tokens
-        self._inbox: asyncio.Queue[Output | Exception] = asyncio.Queue()
-        self._wire = wire
-        self._id = request.id
-        self._ended = False
-        if wire is None:
-            self._inbox.put_nowait(WorkerGone("no connection to the worker"))
-        else:
-            wire.streams[request.id] = self._inbox
-            wire.send(Generate(model=model, request=request))
-
-    def __aiter__(self) -> TokenStream:
-        return self
-
-    async def __anext__(self) -> Output:
-        if self._ended:
-            raise StopAsyncIteration
-        item = await self._inbox.get()
-        if isinstance(item, Exception):
-            self._end()
-            raise item
-        if item.finish is not None:
-            self._end()
-        return item
-
-    def close(self) -> None:
-        """The worker stops within a step if it had not finished."""
-        if not self._ended:
-            self._end()
-            if self._wire is not None:
-                self._wire.send(Cancel(id=self._id))
-
-    def _end(self) -> None:
-        self._ended = True
-        if self._wire is not None and self._wire.streams.get(self._id) is self._inbox:
-            del self._wire.streams[self._id]
+def _split(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`. PeerError if it is none: somebody else wrote it."""
+    host, _, port = address.rpartition(":")
+    if not host.isascii() or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
+        raise PeerError(f"{address!r} is no address")
+    return host.strip("[]"), int(port)
 
 
-class _Wire(asyncio.Protocol):
-    """One connection, once."""
-
-    def __init__(self) -> None:
-        self.streams: dict[str, asyncio.Queue[Output | Exception]] = {}
-        self.closed = asyncio.Event()
-        self.refusal = ""
-        self._splitter = Splitter()
-        self._transport: asyncio.Transport | None = None
-        self._asked: list[tuple[type[ToReplica], asyncio.Future[ToReplica]]] = []
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # a cast: uvloop's transports are no subclass
-        self._transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        gone = WorkerGone(self.refusal or f"the connection broke: {exc or 'closed by the worker'}")
-        self.closed.set()
-        for inbox in self.streams.values():
-            inbox.put_nowait(gone)
-        for _, answer in self._asked:
-            if not answer.done():
-                answer.set_exception(gone)
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def send(self, frame: ToWorker) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode(frame))
-
-    async def ask(self, frame: ToWorker, kind: type[ToReplica]) -> ToReplica:
-        """The next frame of that kind; questions of one kind are answered in order."""
-        if self.closed.is_set():
-            raise WorkerGone("the connection is closed")
-        answer: asyncio.Future[ToReplica] = asyncio.get_running_loop().create_future()
-        entry = (kind, answer)
-        self._asked.append(entry)
-        self.send(frame)
-        try:
-            return await answer
-        finally:
-            if entry in self._asked:
-                self._asked.remove(entry)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for body in self._splitter.feed(data):
-                self._frame(TO_REPLICA.decode(body))
-        except (msgspec.DecodeError, PeerError) as error:
-            _logger.error("a worker sent what is no frame: %s", error)  # noqa: TRY400  # its text says it all
-            self.close()
-
-    def _frame(self, frame: ToReplica) -> None:
-        match frame:
-            case Tokens(id=id, output=output):
-                self._deliver(id, output)
-            case Failed(id=id, fault=fault, text=text):
-                self._deliver(id, CallerError(text) if fault == "caller" else WorkerGone(text))
-            case Refusal(reason=reason):
-                self.refusal = reason
-                self.close()
-            case Welcome() | Pong() | Files() | Cache():
-                self._answer(frame)
-            case _:
-                assert_never(frame)
-
-    def _deliver(self, id: str, item: Output | Exception) -> None:
-        inbox = self.streams.get(id)
-        if inbox is not None:
-            inbox.put_nowait(item)
-
-    def _answer(self, frame: ToReplica) -> None:
-        for i, (kind, answer) in enumerate(self._asked):
-            if isinstance(frame, kind):
-                del self._asked[i]
-                if not answer.done():
-                    answer.set_result(frame)
-                return
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _logger.error("a link failed by a defect and stays down", exc_info=task.exception())

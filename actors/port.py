@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Protocol, assert_never, cast
 
-import msgspec
-
 from actors.engines.engine import Engine
+from actors.gathered import Gathered
 from actors.wire import (
+    FRAME_BYTES_MAX,
+    HELLO_BYTES_MAX,
     PROTOCOL,
-    TO_WORKER,
     AskCache,
     AskFiles,
     Cache,
@@ -31,6 +33,7 @@ from actors.wire import (
     ToWorker,
     Welcome,
     encode,
+    read_by_worker,
 )
 from core.errors import CallerError, ContrailError, PeerError
 from core.generation import Output
@@ -41,7 +44,9 @@ REQUESTS_MAX = 4096
 HELLO_TIMEOUT_S = 5.0
 """A connection that does not say who it is by then is closed."""
 WRITE_HIGH_BYTES = 256 * 1024
-"""Unsent bytes on a connection above which tokens wait and are merged."""
+"""Unsent bytes on a connection above which tokens wait and are merged, and nothing more is read from it."""
+CLOSE_TIMEOUT_S = 1.0
+"""How long the last bytes may take to leave when the port closes."""
 
 _logger = logging.getLogger(__name__)
 
@@ -77,6 +82,7 @@ class Port:
         self.draining = False
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
+        self._changed = asyncio.Event()
 
     @property
     def streams(self) -> int:
@@ -84,11 +90,9 @@ class Port:
         return sum(len(connection.streams) for connection in self._connections)
 
     async def quiet(self) -> None:
-        """Returns when no request is being served."""
-        tasks = [task for connection in self._connections for task in connection.streams.values()]
-        while tasks:
-            await asyncio.wait(tasks)
-            tasks = [task for connection in self._connections for task in connection.streams.values()]
+        """Returns when no request is being served and every token was handed to the network."""
+        while any(connection.busy for connection in self._connections):
+            await self._change()
 
     async def open(self, listen_host: str, listen_port: int) -> tuple[str, int]:
         """Returns the address that it listens at; OSError if it is taken."""
@@ -98,12 +102,20 @@ class Port:
         return host, port
 
     async def close(self) -> None:
-        """No connection is left; what was being served is cancelled."""
+        """No connection is left; what was being served is cancelled, what was written was sent if there was time."""
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
+        for connection in self._connections:
+            connection.cancel()
             connection.hang_up()
-        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while self._connections:
+                    await self._change()
+        except TimeoutError:
+            _logger.warning("%d replicas did not read to the end", len(self._connections))
+        for connection in self._connections:
+            connection.abort()
 
     def joined(self, connection: Connection) -> None:
         """A connection is there."""
@@ -112,21 +124,44 @@ class Port:
     def left(self, connection: Connection) -> None:
         """A connection is gone."""
         self._connections.discard(connection)
+        self.changed()
+
+    def changed(self) -> None:
+        """A connection has less to do than before."""
+        self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
 
 class Connection(asyncio.Protocol):
     """One replica."""
 
     def __init__(self, port: Port) -> None:
+        self.streams: dict[int, asyncio.Task[None]] = {}
         self._port = port
-        self._splitter = Splitter()
+        self._splitter = Splitter(HELLO_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._greeted = False
         self._writable = True
         self._flush_due = False
-        self._unsent: dict[str, Output] = {}
+        self._unsent: dict[int, Gathered] = {}
+        self._failed: dict[int, Failed] = {}
+        """Ends that wait with the tokens before them."""
         self._timer: asyncio.TimerHandle | None = None
-        self.streams: dict[str, asyncio.Task[None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Connection {len(self.streams)} streams, {len(self._unsent)} with tokens waiting>"
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being served, or waits to be written."""
+        return bool(self.streams or self._unsent or self._failed)
+
+    @property
+    def _open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # a cast: uvloop's transports are no subclass
@@ -136,9 +171,13 @@ class Connection(asyncio.Protocol):
         self._port.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
-        self._port.left(self)
         if self._timer is not None:
             self._timer.cancel()
+        self.cancel()
+        self._port.left(self)
+
+    def cancel(self) -> None:
+        """Nothing is served any more."""
         for task in self.streams.values():
             task.cancel()
 
@@ -147,19 +186,30 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """The connection is closed at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def pause_writing(self) -> None:
         self._writable = False
+        if self._open and self._transport is not None:
+            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._writable = True
         self._flush()
+        if self._writable and self._open and self._transport is not None:
+            self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._splitter.feed(data):
-                self._frame(TO_WORKER.decode(body))
-        except (msgspec.DecodeError, PeerError) as error:
-            self._refuse(f"not a frame of protocol {PROTOCOL}: {error}")
+                self._frame(read_by_worker(body))
+                if not self._open:
+                    return
+        except PeerError as error:
+            self._refuse(str(error))
 
     def _frame(self, frame: ToWorker) -> None:
         if isinstance(frame, Hello):
@@ -176,8 +226,11 @@ class Connection(asyncio.Protocol):
         elif (hello.protocol, hello.namespace) != (PROTOCOL, ours.namespace):
             theirs = f"protocol {hello.protocol}, namespace {hello.namespace!r}"
             self._refuse(f"you: {theirs}; here: protocol {PROTOCOL}, namespace {ours.namespace!r}")
+        elif self._greeted:
+            self._refuse("greeted twice")
         else:
             self._greeted = True
+            self._splitter.bytes_max = FRAME_BYTES_MAX
             if self._timer is not None:
                 self._timer.cancel()
             self._send(ours.host.welcome())
@@ -185,12 +238,9 @@ class Connection(asyncio.Protocol):
     def _serve(self, frame: ToWorker) -> None:
         match frame:
             case Generate():
-                self._open(frame)
-            case Cancel():
-                task = self.streams.pop(frame.id, None)
-                self._unsent.pop(frame.id, None)
-                if task is not None:
-                    task.cancel()
+                self._take(frame)
+            case Cancel(stream=stream):
+                self._cancel(stream)
             case Ping(n=n):
                 self._send(Pong(n=n))
             case Restate():
@@ -200,74 +250,88 @@ class Connection(asyncio.Protocol):
             case AskCache():
                 self._send(Cache(hashes=self._port.host.cached()))
             case Hello():
-                self._refuse("greeted twice")
+                raise AssertionError("greeted already")
             case _:
                 assert_never(frame)
 
-    def _open(self, frame: Generate) -> None:
-        request_id, model = frame.request.id, self._port.host.welcome().model
+    def _take(self, frame: Generate) -> None:
+        stream, model = frame.stream, self._port.host.welcome().model
         if frame.model != model:
-            self._fail(request_id, "worker", f"asked for model {frame.model!r}, here is {model!r}")
+            self._fail(stream, "worker", f"asked for model {frame.model!r}, here is {model!r}")
         elif self._port.draining:
-            self._fail(request_id, "worker", "draining")
+            self._fail(stream, "worker", "draining")
         elif len(self.streams) >= REQUESTS_MAX:
-            self._fail(request_id, "worker", f"{REQUESTS_MAX} requests are open on this connection")
-        elif request_id in self.streams:
-            self._fail(request_id, "caller", f"request id {request_id!r} is in use")
+            self._fail(stream, "worker", f"{REQUESTS_MAX} requests are open on this connection")
+        elif stream in self.streams:
+            self._refuse(f"stream {stream} is open already")
         else:
-            task = asyncio.create_task(self._stream(frame), name=f"request {request_id}")
-            self.streams[request_id] = task
-            task.add_done_callback(lambda done: self._ended(request_id, done))
+            task = asyncio.create_task(self._stream(frame), name=f"request {frame.request.id}")
+            self.streams[stream] = task
+            task.add_done_callback(lambda done: self._ended(frame, done))
+
+    def _cancel(self, stream: int) -> None:
+        self._unsent.pop(stream, None)
+        self._failed.pop(stream, None)
+        task = self.streams.get(stream)
+        if task is not None:
+            task.cancel()
 
     async def _stream(self, frame: Generate) -> None:
         request = frame.request
         try:
-            async for output in self._port.host.engine.generate(request):
-                if output.cached_tokens is not None:
-                    self._port.host.served(len(request.tokens) // TOKEN_BYTES, output.cached_tokens)
-                self._merge(request.id, output)
+            # by the engine's contract its iterator can be closed, as generators can
+            generation = cast(AsyncGenerator[Output, None], self._port.host.engine.generate(request))
+            async with aclosing(generation) as outputs:
+                async for output in outputs:
+                    if output.cached_tokens is not None:
+                        self._port.host.served(len(request.tokens) // TOKEN_BYTES, output.cached_tokens)
+                    self._gather(frame.stream, output)
         except CallerError as error:
-            self._fail(request.id, "caller", str(error))
+            self._fail(frame.stream, "caller", str(error))
         except ContrailError as error:
-            self._fail(request.id, "worker", str(error))
+            self._fail(frame.stream, "worker", str(error))
 
-    def _ended(self, id: str, task: asyncio.Task[None]) -> None:
-        if self.streams.get(id) is task:
-            del self.streams[id]
+    def _ended(self, frame: Generate, task: asyncio.Task[None]) -> None:
+        del self.streams[frame.stream]
         if not task.cancelled() and task.exception() is not None:
-            _logger.error("request failed by a defect", exc_info=task.exception(), extra={"request_id": id})
-            self._fail(id, "worker", "internal error of the worker")
+            about = {"request_id": frame.request.id}
+            _logger.error("request failed by a defect", exc_info=task.exception(), extra=about)
+            self._fail(frame.stream, "worker", "internal error of the worker")
+        self._port.changed()
 
-    def _merge(self, id: str, output: Output) -> None:
-        waiting = self._unsent.get(id)
-        self._unsent[id] = output if waiting is None else merged(waiting, output)
+    def _gather(self, stream: int, output: Output) -> None:
+        waiting = self._unsent.get(stream)
+        if waiting is None:
+            waiting = self._unsent[stream] = Gathered()
+        waiting.add(output)
+        self._flush_soon()
+
+    def _fail(self, stream: int, fault: str, text: str) -> None:
+        self._failed[stream] = Failed(stream=stream, fault=fault, text=text)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """What comes in one turn of the loop leaves together."""
         if not self._flush_due:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False
-        if not self._writable or self._transport is None:
+        if not self._writable or not self._open or self._transport is None:
             return
-        frames = [encode(Tokens(id=key, output=output)) for key, output in self._unsent.items()]
+        frames = [encode(Tokens(stream=stream, output=waiting.take())) for stream, waiting in self._unsent.items()]
+        frames += map(encode, self._failed.values())
         self._unsent.clear()
+        self._failed.clear()
         if frames:
             self._transport.write(b"".join(frames))
-
-    def _fail(self, id: str, fault: str, text: str) -> None:
-        self._flush()
-        self._send(Failed(id=id, fault=fault, text=text))
+            self._port.changed()
 
     def _refuse(self, reason: str) -> None:
         self._send(Refusal(reason=reason))
         self.hang_up()
 
     def _send(self, frame: ToReplica) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if self._open and self._transport is not None:
             self._transport.write(encode(frame))
-
-
-def merged(first: Output, second: Output) -> Output:
-    """Both as one."""
-    cached = first.cached_tokens if second.cached_tokens is None else second.cached_tokens
-    return Output(tokens=first.tokens + second.tokens, finish=second.finish, cached_tokens=cached)

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 import msgspec
-import orjson
 
 from actors.cache_events import merged
+from actors.entry import Entry
 from core.clock import Clock
 from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
 from core.ids import SourceId, WorkerId
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Presence:
-    """Speaks for the worker under its present id; when another wrote our end, `on_superseded` is called once."""
+    """Speaks for the worker under its present id until another writes its end: `on_superseded`, called once."""
 
     def __init__(
         self,
@@ -43,9 +43,10 @@ class Presence:
     ) -> None:
         self.id = worker
         self.joined = joined
-        self._registry = registry
+        self._entry = Entry(registry, f"workers/{worker}")
         self._restate = restate
         self._on_superseded = on_superseded
+        self._superseded_by: Record | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._untold: list[Event] = []
         """Changes of this turn of the loop."""
@@ -75,7 +76,8 @@ class Presence:
         return f"<Presence {self.joined.name} {self.id}, {self.kv.depth} events waiting>"
 
     async def join(self, details: dict[str, object], *, cached: bool) -> None:
-        """The log's first word of this worker is on its way, with its cache if it brings one; the registry knows it."""
+        """The log's first word of this worker is on its way, with its cache if it brings one; the registry knows it,
+        or will when it is back."""
         self.kv.put(self.joined)
         if cached:
             self.say(self._restate())
@@ -85,9 +87,8 @@ class Presence:
         await self.register(details)
 
     async def register(self, details: dict[str, object]) -> None:
-        """The registry says what is so now."""
-        value = {"id": self.id, **msgspec.structs.asdict(self.joined), **details}
-        await self._registry.register(f"workers/{self.id}", orjson.dumps(value))
+        """The registry says what is so now, or will when it is back."""
+        await self._entry.put({"id": self.id, **msgspec.structs.asdict(self.joined), **details})
 
     def say(self, events: Sequence[Event]) -> None:
         """Changes of the cache go to the log, in order; those of one turn of the loop in as few events as can be."""
@@ -120,7 +121,7 @@ class Presence:
         if not await self.kv.drain(LEAVE_TIMEOUT_S):
             _logger.warning("the log was away when the worker left; replicas will find out by its lease")
         await self.end()
-        await self._registry.unregister(f"workers/{self.id}")
+        await self.unregister()
 
     async def end(self) -> None:
         """Nothing more is said under this id."""
@@ -129,7 +130,14 @@ class Presence:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+    async def unregister(self) -> None:
+        """The registry forgets this id, or will when it is back."""
+        await self._entry.remove()
+
     def _superseded(self, record: Record) -> None:
+        if self._superseded_by is not None:
+            return  # both outboxes may find it
+        self._superseded_by = record
         _logger.warning("another wrote the end of worker %s at %s:%d", self.id, record.stream, record.seq)
         self._on_superseded()
 

@@ -6,21 +6,22 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import orjson
 
+from actors.entry import Entry
 from actors.fleet import Fleet
 from actors.flight import ATTEMPTS_MAX, Flight, Flights
-from actors.link import WorkerGone
+from actors.line import WorkerGone
+from actors.live_settings import LiveSettings
 from actors.suspicion import ReplicaLook, Suspicion
 from actors.voice import Voice
 from actors.wire import PROTOCOL, Hello
 from core.clock import Clock
-from core.errors import CallerError
-from core.events import Event, ReplicaJoined, RequestRejected, SettingsChanged
+from core.events import Event, ReplicaJoined, RequestRejected
 from core.generation import GenerateRequest, Output
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.keys import DeploymentKey
@@ -40,7 +41,6 @@ RESTATE_EVERY_S = 7 * 86_400 / 4
 """Who we are and what is in flight is said again this often, a quarter of the retention time."""
 RESTATE_ASK_MS = 10_000
 """A worker whose cache we lost track of is asked this often at most."""
-SETTINGS_KEY = "settings/routing"
 
 _logger = logging.getLogger(__name__)
 
@@ -73,8 +73,7 @@ class Router:
     ) -> None:
         """`decided` hears of each decision: the policy, and how many seconds it took."""
         self.options = options
-        self.settings = settings
-        self.settings_revision = 0
+        self.live = LiveSettings(settings, self._say_settings)
         self.state = State(key.chain_key)
         self.runner = Runner(log, self.state, self._on_applied)
         self.fleet = Fleet(registry, clock, self._hello, self._on_fleet)
@@ -87,20 +86,33 @@ class Router:
         self._decided = decided
         self._details: dict[str, object] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._defect = ""
+        self._stopping = False
         self._asked_ms: dict[WorkerId, int] = {}
         self._wall_offset_ms = clock.wall_ms() - clock.monotonic_ms()
         self.voice = self._new_voice()
+        self._entry = Entry(registry, f"replicas/{self.voice.id}")
         self._look = ReplicaLook(self.voice.id)
 
     def __repr__(self) -> str:
         return f"<Router {self.options.name} {self.voice.id}, {self.runner!r}, {self.fleet!r}>"
 
     async def start(self, details: dict[str, object]) -> None:
-        """The fold runs, workers are followed, the replica is registered; `details` go into the registry too."""
+        """The fold runs, workers are followed, the replica is registered; `details` go into the registry too.
+
+        Unavailable, and nothing is left of it, if the registry is away.
+        """
         self._details = details
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop("it could not start")
+            raise
+
+    async def _start(self) -> None:
         self.runner.start()
         self._say_hello()
-        await self._registry.watch(SETTINGS_KEY, self._on_settings)
+        await self.live.follow(self._registry)
         await self._registry.watch("replicas/", self._on_replica)
         await self.fleet.start()
         await self._register()
@@ -108,19 +120,33 @@ class Router:
         self._spawn(self._restate_loop())
 
     async def stop(self, reason: str) -> None:
-        """The log and the registry know that this replica is gone."""
-        for task in self._tasks:
-            task.cancel()
-        await self.voice.leave(reason)
-        await self._registry.unregister(f"replicas/{self.voice.id}")
-        await self.fleet.close()
-        await self.runner.stop()
+        """The log and the registry know that this replica is gone; no connection is left.
+
+        Every step has a bound, and none keeps the next one from being taken.
+        """
+        self._stopping = True
+        async with AsyncExitStack() as last_first:
+            last_first.push_async_callback(self.runner.stop)
+            last_first.push_async_callback(self.fleet.close)
+            last_first.push_async_callback(self._entry.remove)
+            last_first.push_async_callback(self.voice.leave, reason)
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    @property
+    def settings(self) -> RoutingSettings:
+        """What the next decision goes by."""
+        return self.live.current
 
     def ready(self) -> tuple[bool, dict[str, str]]:
         """Whether the log is caught up and every model known has a worker; and what is missing."""
         waits: dict[str, str] = {}
         if not self.runner.caught_up:
             waits["log"] = f"{self.runner.lag_events} messages behind" if self.runner.lag else "not read yet"
+        if self._defect:
+            waits["router"] = self._defect
         cards = self.models()
         if not cards:
             waits["models"] = "no worker has registered yet"
@@ -145,16 +171,22 @@ class Router:
 
     def models(self) -> list[ModelCard]:
         """Every model that can be spoken for, by name."""
-        return self.fleet.cards()
+        return [self.card(model) for model in self.fleet.catalog.models]
 
     def card(self, model: str) -> ModelCard:
         """The model's card. UnknownModel if there was never a worker for it."""
-        try:
-            return self.fleet.card(model)
-        except KeyError:
-            if any(details["model"] == model for details in self.fleet.registered.values()):
-                raise NoWorkers(f"the workers of model {model!r} are not connected yet") from None
-            raise UnknownModel(f"the model {model!r} does not exist") from None
+        self._check_known(model)
+        members = (member for kv in self.state.kv.values() for member in kv.alive.values())
+        workers = sum(
+            m.joined is not None and m.joined.model == model and self.fleet.connected(m.worker) for m in members
+        )
+        return self.fleet.catalog.card(model, workers)
+
+    def _check_known(self, model: str) -> None:
+        if model not in self.fleet.catalog:
+            if any(registration.model == model for registration in self.fleet.registered.values()):
+                raise NoWorkers(f"the workers of model {model!r} are not connected yet")
+            raise UnknownModel(f"the model {model!r} does not exist")
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[Output]:
         """Tokens of the request, from the worker that the decision chose; closing it cancels there.
@@ -162,17 +194,18 @@ class Router:
         UnknownModel, NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first token;
         GenerationFailed when the worker breaks off after it.
         """
-        self.card(model)
+        self._check_known(model)
         request = self._renamed(request)
         scope = scope_bytes(request.adapter, request.cache_salt)
-        prompt = Prompt(request.tokens, self.fleet.block_size(model), self._key.hash_seed, scope)
+        prompt = Prompt(request.tokens, self.fleet.catalog.block_size(model), self._key.hash_seed, scope)
         arrived_ms = self._clock.monotonic_ms()
         for attempt in range(ATTEMPTS_MAX):
             asked = RouteRequest(request.id, attempt, model, prompt, request.tenant or "", request.priority)
             flight = self._route(asked, request, arrived_ms)
             try:
-                async for output in flight.outputs():
-                    yield output
+                async with aclosing(flight.outputs()) as outputs:
+                    async for output in outputs:
+                        yield output
                 return  # noqa: TRY300  # the loop is over when an attempt ends well
             except WorkerGone as error:
                 self.fleet.failed(flight.worker)
@@ -206,10 +239,13 @@ class Router:
         if decision.worker is None:
             raise self._rejected(asked, decision)
         # the worker gets the request first: the record costs a digest per block
-        link = self.fleet.links[decision.worker]
-        stream = link.open(asked.model, request)
-        event = record(decision, asked, self.settings, self.settings_revision)
-        self.voice.say(event)
+        stream = self.fleet.links[decision.worker].open(asked.model, request)
+        try:
+            event = record(decision, asked, self.settings, self.live.revision)
+            self.voice.say(event)
+        except BaseException:
+            stream.close()  # else the worker would go on for nobody
+            raise
         return Flight(event, stream, self.flights, arrived_ms)
 
     def _rejected(self, asked: RouteRequest, decision: Decision) -> NoWorkers:
@@ -224,7 +260,7 @@ class Router:
             status=503,
             cursor=decision.cursor,
             excluded=shown(decision.excluded),
-            settings_revision=self.settings_revision,
+            settings_revision=self.live.revision,
             now_ms=decision.now_ms,
         )
         self.voice.say(event)
@@ -241,9 +277,13 @@ class Router:
             self._clock,
             self._key,
             self.state,
-            restate=lambda: [self._changed_settings(), self.flights.restated("the outbox overflowed")],
-            on_superseded=lambda: self._spawn(self._rejoin()),
+            restate=self._restatement,
+            on_superseded=self._on_superseded,
         )
+
+    def _restatement(self) -> list[Event]:
+        """Events were dropped, or the log does not end where we left it: who we are and all that counts now."""
+        return [self._joined(), self.live.event(), self.flights.restated("events of ours are missing")]
 
     def _say_hello(self) -> None:
         """The first words of a life: who it is, what it decides by."""
@@ -263,25 +303,28 @@ class Router:
             await asyncio.sleep(self.options.restate_every_s)
 
     def _say_settings(self) -> None:
-        self.voice.say(self._changed_settings())
+        self.voice.say(self.live.event())
 
-    def _changed_settings(self) -> SettingsChanged:
-        return SettingsChanged(revision=self.settings_revision, settings=self.settings.to_mapping())
-
-    async def _rejoin(self) -> None:
-        """Our end was written though we live: it stands, we go on under a new id with what is in flight."""
-        before = self.voice
-        await before.end()
-        self.voice = self._new_voice()
+    def _on_superseded(self) -> None:
+        """Our end was written though we live: it stands, we go on at once under a new id with what is in flight."""
+        if self._stopping:
+            return
+        before, self.voice = self.voice, self._new_voice()
         self._look.replica = self.voice.id
         self._say_hello()
         self.voice.restate(self.flights.restated(f"was {before.id}"))
-        await self._registry.unregister(f"replicas/{before.id}")
+        entry, self._entry = self._entry, Entry(self._registry, f"replicas/{self.voice.id}")
+        self._spawn(self._settle(before, entry))
+
+    async def _settle(self, before: Voice, entry: Entry) -> None:
+        """The registry knows us as we are now."""
+        await before.end()
         await self._register()
+        await entry.remove()
 
     async def _register(self) -> None:
-        value = {"id": self.voice.id, "name": self.options.name, "address": self.options.address, **self._details}
-        await self._registry.register(f"replicas/{self.voice.id}", orjson.dumps(value))
+        about = {"id": self.voice.id, "name": self.options.name, "address": self.options.address}
+        await self._entry.put({**about, **self._details})
 
     def _hello(self) -> Hello:
         return Hello(protocol=PROTOCOL, key=self._key.door_key, namespace=self.options.namespace, replica=self.voice.id)
@@ -301,7 +344,7 @@ class Router:
         if member is None:
             return
         if member.ended:
-            self.fleet.forget(worker)
+            self._asked_ms.pop(worker, None)
         elif not member.cache_known:
             self._ask_to_restate(worker)
 
@@ -317,18 +360,6 @@ class Router:
         for member in self.state.alive():
             if not member.cache_known:
                 self._ask_to_restate(member.worker)
-
-    def _on_settings(self, change: Change) -> None:
-        """Live settings count from the next decision on; those that cannot be read are refused and said."""
-        if change.value is None:
-            return
-        try:
-            self.settings = RoutingSettings.parse(orjson.loads(change.value))
-        except (CallerError, orjson.JSONDecodeError) as error:
-            _logger.error("settings of revision %d refused, the last ones stay: %s", change.revision, error)  # noqa: TRY400
-            return
-        self.settings_revision = change.revision
-        self._say_settings()
 
     def _on_replica(self, change: Change) -> None:
         replica = ReplicaId(change.key.rpartition("/")[2])
@@ -346,3 +377,4 @@ class Router:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _logger.error("a part of the router failed", exc_info=task.exception())
+            self._defect = f"a part failed: {task.exception()!r}"

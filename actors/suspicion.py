@@ -3,8 +3,11 @@
 1. A worker of the log without a registration is absent; a lease time later at most it is judged.
 2. While the registry is away, or if more than half of the workers vanished within one lease time, the leases are
    doubted, not the workers: nobody is suspected.
-3. A suspected worker is left out of decisions. If it is silent on TCP too, its end is written to the log, expecting
-   the last message that its subject has: whoever appends first wins, a word of the worker refutes it.
+3. A suspected worker is left out of decisions. If it is silent on TCP too (no connection can be made, or no answer
+   comes over the one that stands), its end is written to the log, expecting the last message that its subject has:
+   whoever appends first wins, a word of the worker refutes it.
+4. A worker that is over keeps its connection for as long as it answers and tokens come over it: an open stream is
+   trusted over any lease.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from actors.fleet import Fleet
+from actors.link import Link
 from core.clock import Clock
 from core.codec import CHAIN_START, decode_message, encode_event, encode_message
 from core.errors import ContrailError, WrongSequence
@@ -21,11 +26,15 @@ from core.events import ReplicaLost, WorkerLost
 from core.ids import ReplicaId, SourceId, StreamName, StreamSeq, WorkerId
 from core.subjects import ROUTING, kv_stream, subject
 from projections.kv import LOST_SUFFIX, Member
+from projections.requests import Replica
 from projections.state import State
 from streams.log import EventLog
 
 LOOK_EVERY_S = 0.5
 PING_TIMEOUT_S = 2.0
+"""A worker that does not answer within this is silent."""
+REPLICA_LEASES = 2
+"""A replica has no port to ask: so many lease times without a registration and without a word in the log."""
 
 _logger = logging.getLogger(__name__)
 
@@ -41,29 +50,40 @@ class Suspicion:
         self._state = state
         self._clock = clock
         self._lease_ms = lease_ms
-        self._replicas_absent: dict[ReplicaId, int] = {}
+        self._replicas_absent: dict[ReplicaId, tuple[int, int]] = {}
+        """Since when, and how many messages it had said by then."""
 
     async def run(self, me: ReplicaLook) -> None:
         """Looks again and again, for ever."""
         while True:
             try:
                 await self._look(me)
-            except ContrailError as error:
-                _logger.warning("could not write an end now, trying again: %s", error)
+            except Exception:
+                # whatever it was, who is lost must go on being found out
+                _logger.exception("a look at who is absent failed by a defect, trying again")
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _look(self, me: ReplicaLook) -> None:
         alive = self._state.alive()
+        await self._release({member.worker for member in alive})
         absent = self._absent(member.worker for member in alive)
         if self._doubted(len(alive), absent):
             self.suspected = frozenset()
             return
         self.suspected = frozenset(absent)
         now = self._clock.monotonic_ms()
-        for member in alive:
-            if member.worker in absent and now - absent[member.worker] >= self._patience_ms(member.worker):
-                await self._judge(member, me())
+        late = [m for m in alive if m.worker in absent and now - absent[m.worker] >= self._patience_ms(m.worker)]
+        verdicts = await asyncio.gather(*map(self._silent, late))
+        for member, silent in zip(late, verdicts, strict=True):
+            if silent and member.worker not in self._fleet.registered:
+                await self._end_worker(member, me())
         await self._judge_replicas(me)
+
+    async def _release(self, alive: AbstractSet[WorkerId]) -> None:
+        over = self._fleet.over(alive)
+        for link, needed in zip(over, await asyncio.gather(*map(_still_speaks, over)), strict=True):
+            if not needed:
+                self._fleet.drop(link)
 
     def _absent(self, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
         """Who is in the log and not in the registry, and since when; those never seen there count from now."""
@@ -76,40 +96,57 @@ class Suspicion:
         return not self._fleet.registry_healthy or (alive > 2 and 2 * fresh > alive)
 
     def _patience_ms(self, worker: WorkerId) -> int:
-        """A broken connection beside the vanished lease leaves no doubt; else one more lease time to come back."""
+        """A refused connection beside the vanished lease leaves no doubt; else one more lease time to come back."""
         link = self._fleet.links.get(worker)
         return 0 if link is not None and not link.up and link.failures else self._lease_ms
 
-    async def _judge(self, member: Member, me: ReplicaId) -> None:
+    async def _silent(self, member: Member) -> bool:
+        """Whether it cannot be reached; a first try that is under way says nothing yet."""
         assert member.joined is not None
         link = self._fleet.connect(member.worker, member.joined.address)
-        if not link.failures or await link.ping(PING_TIMEOUT_S):
-            return
+        if link.up:
+            return not await link.ping(PING_TIMEOUT_S)
+        return link.failures > 0
+
+    async def _end_worker(self, member: Member, me: ReplicaId) -> None:
+        assert member.joined is not None
+        self._fleet.links[member.worker].cut()  # what streams over it would wait for ever
         event = WorkerLost(by=me, reason="no lease, no answer")
         await self._write_end(kv_stream(member.joined.partition), member.worker, encode_event(event))
 
     async def _judge_replicas(self, me: ReplicaLook) -> None:
-        """A replica has no port to ask: two lease times without a registration, and its own word refutes it."""
         now = self._clock.monotonic_ms()
         for part in list(self._state.routing.replicas.values()):
             if part.ended or part.joined is None or part.replica == me() or part.replica in me.registered:
                 self._replicas_absent.pop(part.replica, None)
-            elif now - self._replicas_absent.setdefault(part.replica, now) >= 2 * self._lease_ms:
-                event = ReplicaLost(by=me(), reason="no lease")
+            elif now - self._silent_since(part, now) >= REPLICA_LEASES * self._lease_ms:
+                event = ReplicaLost(by=me(), reason="no lease, no word")
                 await self._write_end(ROUTING, part.replica, encode_event(event))
 
+    def _silent_since(self, part: Replica, now: int) -> int:
+        """When an absent replica was heard last; its own word refutes that it is lost."""
+        since, said = self._replicas_absent.get(part.replica, (now, -1))
+        if said != part.chain.n_next:
+            since = now
+        self._replicas_absent[part.replica] = since, part.chain.n_next
+        return since
+
     async def _write_end(self, stream: StreamName, who: str, event: bytes) -> None:
-        """The end is in the log once, whoever wrote it; or the one concerned spoke up meanwhile."""
+        """The end is in the log once, whoever wrote it; or the one concerned spoke up meanwhile; or it is retried."""
         where = subject(self._namespace, stream, who)
-        last = await self._log.last(stream, where)
         source = SourceId(who + LOST_SUFFIX)
-        if last is None or decode_message(last.payload).source == source:
-            return  # cut away by retention, or told already
-        payload = encode_message(source, 0, CHAIN_START, self._clock.wall_ms(), [event])
         try:
-            await self._log.append(stream, where, payload, f"{source}:0", StreamSeq(last.seq))
+            last = await self._log.last(stream, where)
+            if last is not None and decode_message(last.payload).source == source:
+                return  # told already
+            payload = encode_message(source, 0, CHAIN_START, self._clock.wall_ms(), [event])
+            expected = StreamSeq(0 if last is None else last.seq)
+            await self._log.append(stream, where, payload, f"{source}:0", expected)
         except WrongSequence:
             return  # another replica was first, or it lives
+        except ContrailError as error:
+            _logger.warning("could not write the end of %s now, trying again: %s", who, error)
+            return
         _logger.warning("%s is lost: no lease, no answer", who)
 
 
@@ -122,3 +159,7 @@ class ReplicaLook:
 
     def __call__(self) -> ReplicaId:
         return self.replica
+
+
+async def _still_speaks(link: Link) -> bool:
+    return link.streams > 0 and await link.ping(PING_TIMEOUT_S)

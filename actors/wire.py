@@ -1,11 +1,13 @@
 """Frames between a replica and a worker, over one TCP connection for all requests of both.
 
-1. A frame is a little-endian uint32 length, then one msgpack map with its `type`. FRAME_BYTES_MAX bounds it.
+1. A frame is a little-endian uint32 length, then one msgpack map with its `type`; the length has a bound.
 2. The replica's first frame is `Hello`; a worker says nothing and reads nothing else before it. It answers
    `Welcome`, or `Refusal` with both sides named, and hangs up.
-3. `Generate` opens a stream under the request's id (unique per connection); `Tokens` follow until one has `finish`,
-   or `Failed` ends it. `Cancel` ends it from the other side; nothing follows for that id then.
-4. Tokens that wait for a slow connection are merged, so a stream never holds more than its own answer.
+3. `Generate` opens a stream under a number that the replica never used before on this connection (a client may send
+   one request id again while tokens of the first are still on their way). `Tokens` follow until one has `finish`, or
+   `Failed` ends it. `Cancel` ends it from the other side; what still comes for that number is for nobody.
+4. Tokens that wait for a slow connection are merged, so a stream never holds more than its own answer. While what is
+   written to a connection waits, nothing is read from it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from core.errors import PeerError
 from core.generation import GenerateRequest, Output
 
 PROTOCOL = 1
+HELLO_BYTES_MAX = 4096
+"""Of the first frame: more is not kept of somebody who has not said the key."""
 FRAME_BYTES_MAX = 16 * 1024 * 1024
+"""Of a frame to a worker: a prompt of some four million tokens."""
+ANSWER_BYTES_MAX = 256 * 1024 * 1024
+"""Of a frame to a replica: tokenizers of large vocabularies have tens of MiB."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -40,14 +47,15 @@ class Hello(_Frame, frozen=True):
 class Generate(_Frame, frozen=True):
     """Asks for tokens."""
 
+    stream: int
     model: str
     request: GenerateRequest
 
 
 class Cancel(_Frame, frozen=True):
-    """Nobody waits for this request any more."""
+    """Nobody waits for this stream any more."""
 
-    id: str
+    stream: int
 
 
 class Ping(_Frame, frozen=True):
@@ -83,16 +91,16 @@ class Refusal(_Frame, frozen=True):
 
 
 class Tokens(_Frame, frozen=True):
-    """New tokens of one request."""
+    """New tokens of one stream."""
 
-    id: str
+    stream: int
     output: Output
 
 
 class Failed(_Frame, frozen=True):
-    """One request ended badly; `fault` says whose it is: `caller` or `worker`."""
+    """One stream ended badly; `fault` says whose it is: `caller` or `worker`."""
 
-    id: str
+    stream: int
     fault: str
     text: str
 
@@ -120,8 +128,10 @@ ToWorker = Hello | Generate | Cancel | Ping | Restate | AskFiles | AskCache
 ToReplica = Welcome | Refusal | Tokens | Failed | Pong | Files | Cache
 
 _encoder = msgspec.msgpack.Encoder()
-TO_WORKER = msgspec.msgpack.Decoder(ToWorker)
-TO_REPLICA = msgspec.msgpack.Decoder(ToReplica)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the decoder raises for bytes that cannot be read: broken, not UTF-8, nested without end."""
 
 
 def encode(frame: ToWorker | ToReplica) -> bytes:
@@ -130,10 +140,28 @@ def encode(frame: ToWorker | ToReplica) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Splitter:
-    """Cuts a byte stream into frames' bodies. PeerError for a frame above the bound."""
+def read_by_worker(body: bytes) -> ToWorker:
+    """The frame. PeerError if it is none."""
+    try:
+        return _to_worker.decode(body)
+    except _UNREADABLE as error:
+        raise PeerError(f"not a frame of protocol {PROTOCOL}: {error}") from error
 
-    def __init__(self) -> None:
+
+def read_by_replica(body: bytes) -> ToReplica:
+    """The frame. PeerError if it is none."""
+    try:
+        return _to_replica.decode(body)
+    except _UNREADABLE as error:
+        raise PeerError(f"not a frame of protocol {PROTOCOL}: {error}") from error
+
+
+class Splitter:
+    """Cuts a byte stream into frames' bodies. PeerError for one above the bound as soon as its length is read; then,
+    or if a caller stops early, it is of no more use."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -142,8 +170,8 @@ class Splitter:
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer, start)
-            if size > FRAME_BYTES_MAX:
-                raise PeerError(f"a frame of {size} bytes; at most {FRAME_BYTES_MAX} are taken")
+            if size > self.bytes_max:
+                raise PeerError(f"a frame of {size} bytes; at most {self.bytes_max} are taken")
             end = start + _LENGTH.size + size
             if len(self._buffer) < end:
                 break

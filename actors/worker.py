@@ -7,6 +7,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from actors.port import Port
 from actors.presence import Presence
 from actors.wire import Welcome
 from core.clock import Clock
-from core.errors import ContrailError, EngineDead
+from core.errors import CallerError, EngineDead
 from core.events import Event, LoadReported, WorkerJoined
 from core.ids import WorkerId, new_id
 from core.keys import DeploymentKey
@@ -31,6 +32,8 @@ REPORT_IDLE_MS = 2000
 """… and this often at least."""
 CHECK_EVERY_S = 1.0
 """Between looks at the engine's health."""
+CHECK_TIMEOUT_S = 30.0
+"""An engine that cannot say for so long whether it lives does not."""
 RESTATE_ASKED_MS = 10_000
 """Replicas that ask for a restatement are heard this often at most."""
 RESTATE_EVERY_S = 7 * 86_400 / 4
@@ -38,6 +41,8 @@ RESTATE_EVERY_S = 7 * 86_400 / 4
 RESTATED_PART_BYTES = 128 * 1024
 DRAIN_TIMEOUT_S = 30.0
 """How long requests in flight may take to finish when the worker leaves."""
+ENGINE_STOP_TIMEOUT_S = 60.0
+"""How long the engine may take to end, longer than its own bounds; then we end without it."""
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 _logger = logging.getLogger(__name__)
@@ -90,29 +95,50 @@ class Worker:
         self._last_report: LoadReported | None = None
         self._totals = Counter[str]()
         self._details: dict[str, object] = {}
+        self._files: dict[str, bytes] = {}
 
     def __repr__(self) -> str:
         return f"<Worker {self.options.name} at {self.address or 'nowhere yet'}, {self.port.streams} requests>"
 
     @property
     def ready(self) -> bool:
-        """It takes requests, and the log's first word of it was stored."""
-        return self.presence is not None and self.presence.kv.n_acked > 0 and not self.port.draining
+        """It takes requests, the log's first word of it was stored, and the log takes more."""
+        if self.presence is None or self.port.draining:
+            return False
+        return self.presence.kv.n_acked > 0 and not self.presence.kv.ended
 
     async def start(self, details: dict[str, object]) -> None:
-        """The engine is up, the port open, the worker registered; `details` go into the registry beside the rest."""
+        """The engine is up, the port open, the worker registered; `details` go into the registry beside the rest.
+
+        If that cannot be, nothing is left of it. CallerError if the port is taken.
+        """
+        try:
+            await self._start(details)
+        except BaseException:
+            await self.stop("it could not start", drain=False)
+            raise
+
+    async def _start(self, details: dict[str, object]) -> None:
         await self.engine.start(self._on_cache)
         info = self.engine.info
         self.mirror = CacheMirror(info.block_size, self._key.hash_seed)
         for change in self._early:
             self.mirror.apply(change)
         self._early.clear()
-        host, port = await self.port.open(self.options.listen_host, self.options.listen_port)
-        self.address = advertised(self.options.advertise, host, port)
+        self._files = await asyncio.to_thread(tokenizer_files, info.model_path)
+        self.address = await self._open_port()
         self._details = {"pid": os.getpid(), **details}
         await self._join()
         for loop in (self._report_loop(), self._check_loop(), self._restate_loop()):
             self._spawn(loop)
+
+    async def _open_port(self) -> str:
+        listen_host, listen_port = self.options.listen_host, self.options.listen_port
+        try:
+            host, port = await self.port.open(listen_host, listen_port)
+        except OSError as error:
+            raise CallerError(f"cannot listen on {listen_host}:{listen_port} ({error}): choose another port") from error
+        return advertised(self.options.advertise, host, port)
 
     async def serve(self) -> str:
         """Returns when the worker must end, with the reason."""
@@ -124,16 +150,36 @@ class Worker:
             self._ending.set_result(reason)
 
     async def stop(self, reason: str, *, drain: bool = True) -> None:
-        """Requests in flight have finished (bounded), the log and the registry know, the engine is gone."""
+        """Requests in flight have finished (bounded), the log and the registry know, the engine is gone.
+
+        Every step has a bound, and none keeps the next one from being taken.
+        """
         self.port.draining = True
+        async with AsyncExitStack() as last_first:
+            last_first.push_async_callback(self._stop_engine)
+            last_first.push_async_callback(self.port.close)
+            last_first.push_async_callback(self._leave_log, reason)
+            last_first.push_async_callback(self._stop_tasks)
+            if self.presence is not None and drain:
+                await self._drain(self.presence)
+
+    async def _stop_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _leave_log(self, reason: str) -> None:
         if self.presence is not None:
-            if drain:
-                await self._drain()
-            for task in self._tasks:
-                task.cancel()
             await self.presence.leave(reason)
-        await self.port.close()
-        await self.engine.stop()
+
+    async def _stop_engine(self) -> None:
+        try:
+            async with asyncio.timeout(ENGINE_STOP_TIMEOUT_S):
+                await self.engine.stop()
+        except TimeoutError:
+            _logger.error("the engine did not end within %g s", ENGINE_STOP_TIMEOUT_S)  # noqa: TRY400  # says it all
 
     def describe(self) -> dict[str, Any]:
         """Who this is, and what its mirror and its outboxes hold."""
@@ -166,8 +212,7 @@ class Worker:
 
     def files(self) -> dict[str, bytes]:
         """What a front end needs to speak for the model."""
-        folder = Path(self.engine.info.model_path)
-        return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+        return self._files
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine said how much of a prompt came from its cache."""
@@ -204,17 +249,23 @@ class Worker:
             worker,
             joined,
             restate=self._restatement,
-            on_superseded=lambda: self._spawn(self._rejoin()),
+            on_superseded=self._on_superseded,
         )
         await self.presence.join(self._details, cached=self.mirror.reported > 0)
+
+    def _on_superseded(self) -> None:
+        if not self.port.draining:  # else we were leaving anyway
+            self._spawn(self._rejoin())
 
     async def _rejoin(self) -> None:
         """Lost is final: the same cache goes on under a new id."""
         before = self.presence
         assert before is not None
-        await before.end()
-        await self._registry.unregister(f"workers/{before.id}")
-        await self._join()
+        try:
+            await self._join()
+        finally:
+            await before.end()
+            await before.unregister()
 
     def _restatement(self) -> list[Event]:
         assert self.mirror is not None
@@ -258,10 +309,12 @@ class Worker:
     async def _check_loop(self) -> None:
         while True:
             try:
-                await self.engine.check()
-            except EngineDead as error:
-                _logger.error("the engine is dead: %s", error)  # noqa: TRY400  # its text says it all
-                self.leave(f"engine dead: {error}")
+                async with asyncio.timeout(CHECK_TIMEOUT_S):
+                    await self.engine.check()
+            except (EngineDead, TimeoutError) as error:
+                why = str(error) or f"no answer for {CHECK_TIMEOUT_S:g} s"
+                _logger.error("the engine is dead: %s", why)  # noqa: TRY400  # its text says it all
+                self.leave(f"engine dead: {why}")
                 return
             await asyncio.sleep(CHECK_EVERY_S)
 
@@ -274,17 +327,14 @@ class Worker:
             self.presence.restate()
             await asyncio.sleep(every_s)
 
-    async def _drain(self) -> None:
+    async def _drain(self, presence: Presence) -> None:
         """Replicas hear that we take nothing new; what is in flight may finish, within the bound."""
-        assert self.presence is not None
         try:
-            await self.presence.register({**self._details, "draining": True})
             async with asyncio.timeout(self.options.drain_timeout_s):
+                await presence.register({**self._details, "draining": True})
                 await self.port.quiet()
         except TimeoutError:
             _logger.warning("%d requests did not finish in time", self.port.streams)
-        except ContrailError as error:
-            _logger.warning("the registry was away while draining: %s", error)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -298,8 +348,18 @@ class Worker:
             self.leave(f"defect: {task.exception()}")
 
 
+def tokenizer_files(folder: str) -> dict[str, bytes]:
+    """The files by name, as far as they are there; none without a folder. Reads from disk. CallerError if it cannot."""
+    if not folder:
+        return {}
+    try:
+        return {name: (Path(folder) / name).read_bytes() for name in FILES if (Path(folder) / name).is_file()}
+    except OSError as error:
+        raise CallerError(f"cannot read the tokenizer: {error}") from error
+
+
 def advertised(advertise: str, host: str, port: int) -> str:
     """What others connect to: the listening address, unless told otherwise in whole or in part."""
     if not advertise:
-        return f"{host}:{port}"
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return advertise if ":" in advertise else f"{advertise}:{port}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import click
@@ -28,17 +29,21 @@ class Span(NamedTuple):
     end: Moment | None
 
 
-@click.command(
-    epilog="Examples: contrail events --from -15m    contrail events --stream routing --follow"
-    "    contrail events --stream kv --from kv:100 --to kv:200"
-)
+@click.command()
 @connection_options
 @click.option("--stream", "chosen", help="kv, kv_0, load or routing; all if not given.")
 @click.option("--from", "start", help="MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, kv:1234, or a request id.")
 @click.option("--to", "end", help="MOMENT up to which, not included.")
 @click.option("--follow", is_flag=True, help="Go on with what comes.")
 def events(connection: Connection, chosen: str | None, start: str | None, end: str | None, follow: bool) -> None:
-    """Print the log, one event a line, as JSON with stable keys."""
+    """Print the log, one event a line, as JSON with stable keys; all streams together by time.
+
+    \b
+    contrail events --from -15m
+    contrail events --stream routing --follow
+    contrail events --stream kv --from kv:100 --to kv:200
+    contrail events --from req-0123456789abcdef --data data
+    """
     if follow and end is not None:
         raise CallerError("--follow has no end: leave out --to")
     now_ms = SystemClock().wall_ms()
@@ -58,8 +63,8 @@ async def _print(connection: Connection, chosen: str | None, span: Span, follow:
         if follow:
             await _follow(log, names, span)
         else:
-            for stream in names:
-                await _print_stream(log, stream, span)
+            async for record in by_time([_within(log, stream, span) for stream in names]):
+                show(record)
     finally:
         await log.close()
 
@@ -71,13 +76,26 @@ def _chosen(there: list[StreamName], chosen: str | None) -> list[StreamName]:
     return names
 
 
-async def _print_stream(log: EventLog, stream: StreamName, span: Span) -> None:
+async def _within(log: EventLog, stream: StreamName, span: Span) -> AsyncIterator[Record]:
     start = FIRST if span.start is None else await position(log, stream, span.start)
     end = None if span.end is None else await position(log, stream, span.end)
     async for record in log.read(stream, start):
         if end is not None and record.seq >= end:
             return
-        show(record)
+        yield record
+
+
+async def by_time(streams: list[AsyncIterator[Record]]) -> AsyncIterator[Record]:
+    """All records in the order of their times; each stream keeps its own order. Holds one record of each."""
+    heads: dict[int, Record] = {}
+    for place, stream in enumerate(streams):
+        if (record := await anext(stream, None)) is not None:
+            heads[place] = record
+    while heads:
+        first = min(heads, key=lambda place: (heads[place].time_ms, place))
+        yield heads.pop(first)
+        if (record := await anext(streams[first], None)) is not None:
+            heads[first] = record
 
 
 async def _follow(log: EventLog, names: list[StreamName], span: Span) -> None:

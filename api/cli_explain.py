@@ -13,7 +13,7 @@ from replay.explain import Explanation, explain
 from streams.jetstream import JetStreamLog
 
 
-@click.command("explain", epilog="Example: contrail explain req-0123456789abcdef --data data")
+@click.command("explain")
 @connection_options
 @click.argument("request_id")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
@@ -21,6 +21,10 @@ def explain_command(connection: Connection, request_id: str, as_json: bool) -> N
     """Say, from the log alone, what was known when REQUEST_ID was routed, why that worker, and what came of it.
 
     The id is in the answer's header `x-request-id`.
+
+    \b
+    contrail explain req-0123456789abcdef --data data
+    contrail explain req-0123456789abcdef --json
     """
     found = asyncio.run(_explain(connection, request_id))
     if as_json:

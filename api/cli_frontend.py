@@ -15,7 +15,7 @@ from actors.router import Router, RouterOptions
 from api.addresses import join_address, split_address
 from api.app import create_app
 from api.connection import Connection, connection_options
-from api.logs import configure_logging
+from api.logs import configure_logging, log_as
 from api.openai.settings import ApiSettings
 from api.part import LEASE_S, OPERATIONS_GRACE_S, Planes, on_stop, operations, planes, streams, tell, watch_outbox
 from api.server import Server, bind
@@ -40,14 +40,20 @@ class FrontendArguments:
     shared_port: bool
 
 
-@click.command(epilog="Example: contrail frontend --data data --name frontend-1 --listen 127.0.0.1:8001")
+@click.command()
 @connection_options
 @click.option("--name", default="frontend-0", show_default=True, help="Stable name, for people.")
 @click.option("--listen", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of the API.")
 @click.option("--advertise", default="", help="Host under which others reach it.")
 @click.option("--shared-port", is_flag=True, help="Other front ends listen on the same port (SO_REUSEPORT).")
 def frontend(connection: Connection, name: str, listen: str, advertise: str, shared_port: bool) -> None:
-    """Start one front end: the OpenAI API with a router of its own, rebuilt from the log."""
+    """Start one front end: the OpenAI API with a router of its own, rebuilt from the log.
+
+    \b
+    contrail frontend --data data --name frontend-1 --listen 127.0.0.1:8001
+    contrail frontend --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
+        --name edge-0 --listen 10.0.0.2:8000
+    """
     configure_logging()
     try:
         split_address(listen)
@@ -71,9 +77,11 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
         await ops.start()
         await api.start()
         await router.start({"ops": join_address(ops.address.host, ops.address.port)})
+        log_as(replica=router.voice.id)
         tell(connection, arguments.name, ops, id=router.voice.id, address=join_address(host, api.address.port))
+        _logger.info("listens on %s, operations on %s", api.address, ops.address)
         reason = await _told_to_end(connection)
-        _logger.info("ending: %s", reason, extra={"replica": router.voice.id})
+        _logger.info("ending: %s", reason)
         await api.stop(DRAIN_TIMEOUT_S)
         await router.stop(reason)
         await ops.stop(OPERATIONS_GRACE_S)

@@ -16,7 +16,7 @@ from actors.metrics import WorkerMetrics
 from actors.worker import Worker, WorkerOptions
 from api.addresses import join_address, split_address
 from api.connection import Connection, connection_options
-from api.logs import configure_logging
+from api.logs import configure_logging, log_as
 from api.part import OPERATIONS_GRACE_S, on_stop, operations, planes, tell, watch_outbox
 from api.server import Server
 from core.clock import SystemClock
@@ -39,11 +39,7 @@ class EngineArguments:
     engine_args: dict[str, Any]
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True},
-    epilog="Example: contrail worker --data data --name decode-2 --model tiny --model-path data/models/tiny"
-    " -- --max-num-seqs 64",
-)
+@click.command(context_settings={"ignore_unknown_options": True})
 @connection_options
 @click.option("--name", default="decode-0", show_default=True, help="Stable name, for people.")
 @click.option("--role", default="decode", show_default=True, type=click.Choice(["decode"]))
@@ -57,7 +53,14 @@ class EngineArguments:
 @click.option("--advertise", default="", help="HOST or HOST:PORT under which front ends reach it.")
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
 def worker(connection: Connection, name: str, role: str, listen: str, advertise: str, **rest: Any) -> None:
-    """Start one worker. What follows `--` goes to the engine as it stands (`--key value`)."""
+    """Start one worker: an engine and its cache. What follows `--` goes to the engine as it stands.
+
+    \b
+    contrail worker --data data --name decode-2 --model tiny --model-path data/models/tiny
+    contrail worker --data data --name decode-3 --model tiny --engine simulated
+    contrail worker --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
+        --name gpu-7 --model Qwen/Qwen3-0.6B --listen 10.0.0.7:9100 -- --max-num-seqs 64
+    """
     configure_logging()
     try:
         host, port = split_address(listen)
@@ -80,6 +83,7 @@ def worker(connection: Connection, name: str, role: str, listen: str, advertise:
     )
     reason = uvloop.run(serve(connection, options, arguments))
     if reason.startswith(FAILED):
+        click.echo(f"contrail: {reason}", err=True)  # the last words, which the supervisor repeats
         raise SystemExit(1)  # whoever supervises starts another
 
 
@@ -115,9 +119,11 @@ async def _live(it: Worker, connection: Connection, ops: Server) -> str:
         ending.cancel()
         raise ending_early
     assert it.presence is not None
+    log_as(worker=it.presence.id)
     tell(connection, it.options.name, ops, id=it.presence.id, address=it.address)
+    _logger.info("serves %s on %s, operations on %s", it.engine.info.model, it.address, ops.address)
     reason = await ending
-    _logger.info("ending: %s", reason, extra={"worker": it.presence.id})
+    _logger.info("ending: %s", reason)
     await it.stop(reason, drain=not reason.startswith(FAILED))
     return reason
 

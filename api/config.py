@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -22,6 +23,14 @@ Count = Annotated[int, Meta(ge=0, le=1024)]
 VERSION = 1
 ROLES = ("decode",)
 ENGINES = ("vllm", "simulated")
+
+
+def _check(key: str, parse: Callable[[str], object], text: str) -> None:
+    """The text can be parsed; else ValueError names the key."""
+    try:
+        parse(text)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,8 +88,8 @@ class LogSection(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len(self.etcd) > 1:
             raise ValueError("etcd: one address for now; to reach several members, give that of a balancer")
-        duration_s(self.max_age)
-        size_bytes(self.max_bytes)
+        _check("max_age", duration_s, self.max_age)
+        _check("max_bytes", size_bytes, self.max_bytes)
 
 
 class FrontendSection(Section, frozen=True, kw_only=True):
@@ -95,7 +104,7 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     """Longest request body; 16 MiB hold a prompt of some million tokens."""
 
     def __post_init__(self) -> None:
-        split_address(self.listen)
+        _check("listen", split_address, self.listen)
 
     @property
     def host(self) -> str:
@@ -127,7 +136,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     """Host under which the front ends reach these workers; the listening host if not given."""
 
     def __post_init__(self) -> None:
-        split_address(self.listen)
+        _check("listen", split_address, self.listen)
         if not NAME.fullmatch(self.name):
             raise ValueError(f"name {self.name!r}: use 1 to 63 of a-z, 0-9 and '-'")
         if self.role not in ROLES:

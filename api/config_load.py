@@ -83,11 +83,16 @@ class Loaded:
 
     def to_json(self) -> dict[str, Any]:
         """`deployment` and `origins`, secrets hidden."""
-        return {"deployment": _hide(msgspec.to_builtins(self.deployment)), "origins": self.origins}
+        return {"deployment": self._shown(), "origins": self.origins}
 
     def to_yaml(self) -> str:
         """A deployment file that says the same, each line with where its value came from; secrets hidden."""
-        return "\n".join(self._lines(_hide(msgspec.to_builtins(self.deployment)), "", "")) + "\n"
+        return "\n".join(self._lines(self._shown(), "", "")) + "\n"
+
+    def _shown(self) -> dict[str, Any]:
+        """All of it, what routing was not told included."""
+        routing = self.deployment.routing_settings.to_mapping()
+        return {**_hide(msgspec.to_builtins(self.deployment)), "routing": routing}
 
     def _lines(self, values: Mapping[str, Any], path: str, indent: str) -> list[str]:
         lines = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from replay.explain import Attempt, Explanation, Row
 
 _HEADS = (
@@ -24,12 +26,16 @@ def explained(explanation: Explanation) -> str:
     for attempt in explanation.attempts:
         lines += ["", *_attempt(attempt)]
     for rejection in explanation.rejections:
-        left_out = ", ".join(f"{why['count']} {reason}" for reason, why in rejection.excluded.items())
-        lines += [
-            "",
-            f"{rejection.time}  rejected with {rejection.status}: {rejection.reason} ({left_out or 'nobody'})",
-        ]
+        reason = rejection.reason.replace("_", " ")
+        lines += ["", f"{rejection.time}  rejected with {rejection.status}: {reason}", *_left_out(rejection.excluded)]
     return "\n".join(lines)
+
+
+def _left_out(excluded: dict[str, dict[str, Any]]) -> list[str]:
+    return [
+        f"  left out: {why['count']} for {reason.replace('_', ' ')} ({', '.join(why['first'])})"
+        for reason, why in excluded.items()
+    ]
 
 
 def _attempt(attempt: Attempt) -> list[str]:
@@ -47,8 +53,7 @@ def _attempt(attempt: Attempt) -> list[str]:
     more = attempt.candidates_total - len(attempt.candidates)
     if more > 0:
         lines.append(f"  … and {more} dearer ones, not recorded")
-    for reason, why in attempt.excluded.items():
-        lines.append(f"  left out: {why['count']} for {reason.replace('_', ' ')} ({', '.join(why['first'])})")
+    lines += _left_out(attempt.excluded)
     for worker, reasons in attempt.local.items():
         lines.append(f"  this replica alone knew of {worker}: {', '.join(reasons).replace('_', ' ')}")
     return [*lines, "", *_outcome(attempt)]

@@ -16,6 +16,11 @@ EXTRA = ("request_id", "worker", "replica", "model", "stream")
 class JsonLines(logging.Formatter):
     """One object a line: time (UTC), level, logger, message, and the fields of EXTRA that are there."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.standing: dict[str, str] = {}
+        """Fields of EXTRA that hold for every line of this process."""
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -23,6 +28,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        line |= self.standing
         line |= {name: str(getattr(record, name)) for name in EXTRA if hasattr(record, name)}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -47,3 +53,11 @@ def configure_logging(level: int = logging.INFO, stream: TextIO = sys.stderr) ->
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # its start and stop lines say nothing that ours do not
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+def log_as(**fields: str) -> None:
+    """Every JSON line of this process has these fields of EXTRA from now on: who it is."""
+    assert set(fields) <= set(EXTRA)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonLines):
+            handler.formatter.standing |= fields

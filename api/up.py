@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import time
 from contextlib import closing
@@ -18,14 +19,14 @@ from api.connection import DEFAULT_DATA
 from api.data_folder import DataFolder, FolderLock
 from api.model_source import TINY
 from api.running.interrupts import Interrupts
-from api.running.launch import Launch
+from api.running.launch import FRONTEND_DRAIN_MAX_S, Launch
 from api.running.preflight import check_workers, fit_log_to_disk, hold_port
 from api.running.progress import Progress, progress_on
 from core.settings import POLICIES
 
 BABBLES = """
-  The tiny model is random weights: it babbles, always the same. A real one is a folder, or a name on the
-  Hugging Face hub: contrail up --model Qwen/Qwen3-0.6B"""
+  The tiny model is random weights: it babbles, always the same.
+  A real one is a folder, or a name on the Hugging Face hub: --model Qwen/Qwen3-0.6B"""
 
 
 @click.command()
@@ -66,7 +67,11 @@ def up(file: Path | None, data: Path, print_config: bool, as_json: bool, **flags
     contrail up --model Qwen/Qwen3-0.6B --workers 2 --port 9000
     contrail up -f deploy/agg-router.yaml --data /var/lib/contrail
     contrail up --engine simulated --workers 4      no model is computed
+
+    The environment says the same as the flags: CONTRAIL_MODEL, CONTRAIL_PORT, CONTRAIL_NATS and so on.
     """
+    if as_json and not print_config:
+        raise click.UsageError("--json goes with --print-config")
     by_path = {setting.path: flags.get(setting.path.replace(".", "_")) for setting in SETTINGS}
     loaded = load(file, by_path)
     if print_config:
@@ -97,7 +102,7 @@ async def _run(launch: Launch, deployment: Deployment, data: DataFolder, progres
     try:
         if await _started(launch, interrupts):
             progress.say(welcome(launch, deployment, data, time.monotonic() - began_s))
-            farewell = "Letting requests in flight finish, then stopping; Ctrl-C again to hurry."
+            farewell = f"Letting requests in flight finish ({FRONTEND_DRAIN_MAX_S:g} s at most); Ctrl-C again to hurry."
             await interrupts.drain.wait()
     finally:
         progress.done()
@@ -138,6 +143,19 @@ Ready after {took_s:.1f} s: {launch.api}/v1 serves {", ".join(launch.models)}.{b
 
   curl {launch.api}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
 
-  The log, the key and all addresses (run.json) are in {data.path}; what the parts say is in {data.path / "logs"}.
-  contrail events --data {data.path} prints the log. Ctrl-C ends everything.
+  {data.path} holds the log, the key, all addresses (run.json), and in logs/ what the parts say.
+  {command_name()} events --data {data.path} prints the log.
+  Ctrl-C ends everything.
 """
+
+
+def command_name() -> str:
+    """How a person here calls this program: by its name, if that is found, else by its path."""
+    ours = Path(sys.executable).with_name("contrail")
+    return "contrail" if shutil.which("contrail") == str(ours) or not ours.exists() else shown_path(ours)
+
+
+def shown_path(path: Path) -> str:
+    """The path as short as it can be written from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from functools import partial
 
 from core.errors import Unavailable
-from core.ids import StreamName, StreamSeq
+from core.ids import Epoch, StreamName, StreamSeq
+from core.subjects import LOAD, ROUTING, is_kv
 from projections.state import Applied, State
 from streams.log import EventLog, Record, StreamState, Tail
 
@@ -67,26 +68,36 @@ class Runner:
 
     async def _run(self) -> None:
         while True:
+            pause_s = RETRY_S
             try:
-                await self._follow_all()
-                await self._measure()
-                await asyncio.sleep(MEASURE_EVERY_S)
+                await self._measure(await self._follow_all())
+                pause_s = MEASURE_EVERY_S
             except Unavailable as error:
                 _logger.warning("the log is away, the last known state serves: %s", error)
-                await asyncio.sleep(RETRY_S)
+            except Exception:
+                # whatever it was, other streams must go on being found and measured
+                _logger.exception("a stream cannot be followed, trying again")
+            await asyncio.sleep(pause_s)
 
-    async def _follow_all(self) -> None:
-        for stream in await self._log.streams():
+    async def _follow_all(self) -> list[StreamName]:
+        """Every stream that there is and that we know a fold for is followed; returns them."""
+        streams = [stream for stream in await self._log.streams() if is_kv(stream) or stream in (LOAD, ROUTING)]
+        for stream in streams:
             if stream not in self._tails:
-                epoch = (await self._log.state(stream)).epoch
-                start = StreamSeq(self.state.open(stream, epoch) + 1)
-                reset = partial(self._on_reset, stream)
-                self._tails[stream] = await self._log.tail(stream, start, self._on_record, on_reset=reset)
+                await self._follow(stream, (await self._log.state(stream)).epoch)
+        return streams
 
-    async def _measure(self) -> None:
-        for stream in self._tails:
-            end = (await self._log.state(stream)).last_seq
-            self.lag[stream] = max(0, end - self.state.cursor[stream].seq)
+    async def _follow(self, stream: StreamName, epoch: Epoch) -> None:
+        folded = self.state.open(stream, epoch)
+        if self.state.cursor[stream].epoch != epoch:  # made anew since it was opened
+            self.state.reset(stream, epoch)
+            folded = self.state.cursor[stream].seq
+        reset = partial(self._on_reset, stream)
+        self._tails[stream] = await self._log.tail(stream, StreamSeq(folded + 1), self._on_record, on_reset=reset)
+
+    async def _measure(self, streams: list[StreamName]) -> None:
+        lag = {stream: (await self._log.state(stream)).last_seq - self.state.cursor[stream].seq for stream in streams}
+        self.lag = {stream: max(0, behind) for stream, behind in lag.items()}
         self._measured.set()
 
     def _on_record(self, record: Record) -> None:

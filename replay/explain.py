@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -28,7 +28,7 @@ from streams.log import EventLog
 MILLI = 1000
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded candidate with its cost taken apart; costs in blocks."""
 
     worker: str
@@ -67,7 +67,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     candidates_total: int
     excluded: dict[str, dict[str, Any]]
     local: dict[str, list[str]]
-    """What only that replica knew: worker to reasons."""
+    """What only that replica knew: worker, as name and id, to reasons."""
     cursor: dict[str, int]
     digest: str
     predicted_cached_tokens: int
@@ -106,6 +106,10 @@ class _Names(msgspec.Struct):
 
     def worker(self, worker: str) -> str:
         return self.workers.get(worker, worker)
+
+    def life(self, worker: str) -> str:
+        """Name and id: a worker has a new id at every start, and several of one name may be meant."""
+        return f"{self.workers[worker]} ({worker})" if worker in self.workers else worker
 
     def note(self, entry: Entry) -> None:
         source = entry.message.source
@@ -202,7 +206,7 @@ def _attempt(event: RequestRouted, entry: Entry, names: _Names, local: dict[str,
         candidates=rows,
         candidates_total=event.candidates_total,
         excluded=_excluded(event.excluded, names),
-        local={names.worker(worker): list(reasons) for worker, reasons in sorted(local.items())},
+        local={names.life(worker): list(reasons) for worker, reasons in sorted(local.items())},
         cursor={stream: at for stream, (_, at) in event.cursor.items()},
         digest=event.digest,
         predicted_cached_tokens=event.predicted_cached_tokens,
@@ -260,7 +264,7 @@ def _why(event: RequestRouted, rows: list[Row]) -> str:
 
 def _excluded(excluded: dict[str, tuple[int, bytes]], names: _Names) -> dict[str, dict[str, Any]]:
     return {
-        reason: {"count": count, "first": [names.worker(w) for w in from_column(ids)]}
+        reason: {"count": count, "first": [names.life(w) for w in from_column(ids)]}
         for reason, (count, ids) in excluded.items()
     }
 

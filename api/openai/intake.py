@@ -58,9 +58,9 @@ class Intake:
         card = self._backend.card(parameters.model)
         tokenizer = await self._tokenizers.of(card)
         if len(raw) <= self._settings.inline_bytes_max:
-            tokens = prompt_tokens(parameters, tokenizer)
+            tokens = prompt_tokens(parameters, tokenizer, card.context_max)
         else:
-            tokens = await asyncio.to_thread(prompt_tokens, parameters, tokenizer)
+            tokens = await asyncio.to_thread(prompt_tokens, parameters, tokenizer, card.context_max)
         count = len(tokens) // TOKEN_BYTES
         sampling = sampling_of(parameters, tokenizer, _room(parameters, card, count))
         stream_options = parameters.stream_options
@@ -85,7 +85,7 @@ def _room(parameters: ChatRequest | CompletionRequest, card: ModelCard, prompt: 
     part = "messages" if isinstance(parameters, ChatRequest) else "prompt"
     length = f"model {card.name!r} has a context of {card.context_max} tokens"
     if room < 1:
-        fault = f"{length}, and the prompt alone has {prompt}: shorten it"
+        fault = f"{length}, and the prompt alone has at least {prompt}: shorten it"
         raise ApiError(400, f"{part}: {fault}", param=part, code="context_length_exceeded")
     if asked is not None and asked > room:
         fault = f"{length}; the prompt's {prompt} leave {room}, not {asked}"

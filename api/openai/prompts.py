@@ -11,13 +11,16 @@ from api.openai.validation import text_of
 from core.prompt import tokens_to_bytes
 
 
-def prompt_tokens(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer) -> bytes:
-    """The prompt's token ids as little-endian uint32; ApiError if there is none in it."""
+def prompt_tokens(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, tokens_max: int) -> bytes:
+    """The prompt's token ids as little-endian uint32; ApiError if there is none in it.
+
+    Of a prompt with many more than `tokens_max`, only the first of them, more than that too.
+    """
     if isinstance(parameters, ChatRequest):
-        return _chat_tokens(parameters, tokenizer)
+        return _chat_tokens(parameters, tokenizer, tokens_max)
     prompt = _single(parameters.prompt)
     if isinstance(prompt, str):
-        return _not_empty(tokenizer.encode(prompt, add_special_tokens=True))
+        return _not_empty(tokenizer.encode(prompt, tokens_max, add_special_tokens=True))
     return _checked_ids(prompt, tokenizer.vocabulary)
 
 
@@ -35,7 +38,7 @@ def _single(prompt: str | list[int | str | list[int]]) -> str | list[int]:
     return cast(list[int], prompt)
 
 
-def _chat_tokens(parameters: ChatRequest, tokenizer: ModelTokenizer) -> bytes:
+def _chat_tokens(parameters: ChatRequest, tokenizer: ModelTokenizer, tokens_max: int) -> bytes:
     if tokenizer.chat_template is None:
         raise ApiError(400, f"model {parameters.model!r} has no chat template: use /v1/completions", param="model")
     named = [
@@ -43,7 +46,8 @@ def _chat_tokens(parameters: ChatRequest, tokenizer: ModelTokenizer) -> bytes:
         for message in parameters.messages
     ]
     # the template itself writes the special tokens
-    return _not_empty(tokenizer.encode(tokenizer.chat_template.render(named), add_special_tokens=False))
+    text = tokenizer.chat_template.render(named)
+    return _not_empty(tokenizer.encode(text, tokens_max, add_special_tokens=False))
 
 
 def _not_empty(tokens: bytes) -> bytes:

@@ -17,6 +17,10 @@ from core.prompt import tokens_to_bytes
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """What templates may name."""
+CHARS_PER_TOKEN = 4
+"""About what a prompt in words has; a text much longer than the context holds is not tokenized to its end."""
+CUT_TOKENS_MAX = 256
+"""So many tokens more than all of it may have a text that was cut in the middle of a word."""
 
 
 class ModelTokenizer:
@@ -40,11 +44,23 @@ class ModelTokenizer:
     def __repr__(self) -> str:
         return f"<ModelTokenizer of {self._model}: {self.vocabulary} tokens, ends {list(self.eos_ids)}>"
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """The text's token ids as little-endian uint32; about 0.4 us per character. Other threads run meanwhile."""
+    def encode(self, text: str, tokens_max: int, *, add_special_tokens: bool) -> bytes:
+        """The text's token ids as little-endian uint32; about 0.4 us per character. Other threads run meanwhile.
+
+        Of a text with many more tokens than `tokens_max`, only a beginning that has more than that too: the library
+        takes some 500 bytes per token, so that a body of 16 MiB would take gigabytes before it is refused.
+        """
+        end = CHARS_PER_TOKEN * tokens_max
+        ids = self._ids(text[:end], add_special_tokens)
+        while end < len(text) and len(ids) <= tokens_max + CUT_TOKENS_MAX:
+            end *= 2
+            ids = self._ids(text[:end], add_special_tokens)
+        return tokens_to_bytes(ids)
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         # encode() holds the interpreter's lock while it works, encode_batch() does not
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
-        return tokens_to_bytes(encoding.ids)
+        return encoding.ids
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A new one, for one generation."""
@@ -92,9 +108,13 @@ def _tokenizer(model: str, files: Mapping[str, bytes]) -> Tokenizer:
     if "tokenizer.json" not in files:
         raise Corrupt(f"model {model!r} came without tokenizer.json: its worker cannot be spoken to in text")
     try:
-        return Tokenizer.from_buffer(files["tokenizer.json"])
+        tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
     except Exception as error:  # the library raises nothing narrower
         raise Corrupt(f"tokenizer.json of model {model!r} cannot be read: {error}") from error
+    # some files ask for both, meant for training: a prompt is taken as it is
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _json(model: str, files: Mapping[str, bytes], name: str) -> dict[str, Any]:

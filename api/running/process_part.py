@@ -18,6 +18,8 @@ KILL_WAIT_MAX_S = 5.0
 """How long the kernel may take to take away what was killed."""
 LOG_END_BYTES = 8192
 """How much of a log is looked through for a part's last words."""
+CUT_SHORT = (-signal.SIGKILL, -signal.SIGTERM)
+"""Ends that a process has nothing to say about: its last line is about something else."""
 PROJECT = Path(__file__).resolve().parents[2]
 """Where our packages lie: the parts find the same ones."""
 
@@ -102,8 +104,8 @@ class ProcessPart:
         return answer is not None and answer.ok
 
     def ending(self) -> str:
-        """How it ended, and its last words."""
-        words = self._last_words()
+        """How it ended, and its last words, unless it was cut short."""
+        words = "" if self.status in CUT_SHORT else self._last_words()
         return f"{describe_status(self.status)}{': ' + words if words else ''}"
 
     def last_sentence(self) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
+from actors.engines.engine import Engine
 from actors.engines.simulated import SimulatedEngine, SimulatedSettings
 from actors.router import Router, RouterOptions
 from actors.worker import Worker, WorkerOptions
 from core.clock import Clock, SystemClock
+from core.codec import decode_message
 from core.generation import GenerateRequest, Output, Sampling
-from core.ids import RequestId, WorkerId
+from core.ids import ReplicaId, RequestId, StreamName, StreamSeq, WorkerId
 from core.keys import DeploymentKey
 from core.prompt import tokens_to_bytes
 from core.settings import RoutingSettings
@@ -18,7 +21,6 @@ from core.subjects import LOAD, ROUTING, kv_stream
 from streams.log import EventLog
 from streams.memory import MemoryLog
 from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
-from streams.registry import Registry
 from tests.fixtures.eventually import eventually
 
 NAMESPACE = "test"
@@ -27,6 +29,7 @@ FAST = SimulatedSettings(
     prefill_us_per_token=1, decode_us_per_step=200, eos_every=0, block_size=16, capacity_blocks=256
 )
 LEASE_MS = 300
+Told = TypeVar("Told")
 
 
 def request(tokens: Iterable[int], max_tokens: int = 8, id: str = "", **options: object) -> GenerateRequest:
@@ -55,23 +58,36 @@ class World:
         self.store = MemoryRegistryStore()
         self.workers: dict[str, Worker] = {}
         self.routers: dict[str, Router] = {}
+        self.registries: dict[str, MemoryRegistry] = {}
+        """Each part's own way to the registry, by the part's name."""
 
-    def registry(self) -> Registry:
-        return MemoryRegistry(self.store)
+    def registry(self, name: str) -> MemoryRegistry:
+        return self.registries.setdefault(name, MemoryRegistry(self.store))
 
-    async def worker(self, name: str, model: str = "sim", settings: SimulatedSettings = FAST) -> Worker:
-        engine = SimulatedEngine(model, settings)
+    async def worker(
+        self,
+        name: str,
+        model: str = "sim",
+        settings: SimulatedSettings = FAST,
+        engine: Engine | None = None,
+        **options: Any,
+    ) -> Worker:
         worker = Worker(
-            WorkerOptions(namespace=NAMESPACE, name=name), engine, self.log, self.registry(), self.clock, KEY
+            WorkerOptions(namespace=NAMESPACE, name=name, **options),
+            engine or SimulatedEngine(model, settings),
+            self.log,
+            self.registry(name),
+            self.clock,
+            KEY,
         )
         await worker.start({})
         self.workers[name] = worker
         return worker
 
-    async def router(self, name: str = "frontend-0", settings: RoutingSettings | None = None) -> Router:
-        options = RouterOptions(namespace=NAMESPACE, name=name, lease_ms=LEASE_MS)
+    async def router(self, name: str = "frontend-0", settings: RoutingSettings | None = None, **options: Any) -> Router:
+        known = RouterOptions(namespace=NAMESPACE, name=name, lease_ms=LEASE_MS, **options)
         router = Router(
-            options, self.log, self.registry(), self.clock, KEY, settings or RoutingSettings(), lambda *_: None
+            known, self.log, self.registry(name), self.clock, KEY, settings or RoutingSettings(), lambda *_: None
         )
         await router.start({})
         self.routers[name] = router
@@ -91,6 +107,40 @@ class World:
 
         await eventually(agree, "index and caches agree")
 
+    async def ready(self, router: Router, workers: int = 1) -> None:
+        """The router has folded the log and can use that many workers."""
+        await eventually(
+            lambda: router.ready()[0] and sum(card.workers for card in router.models()) == workers,
+            f"{workers} workers: {router.ready()}",
+        )
+
+    async def crash(self, name: str) -> WorkerId:
+        """The worker is gone without a word, as by kill -9; its registration stays. Returns its id."""
+        worker = self.workers.pop(name)
+        assert worker.presence is not None
+        for task in worker._tasks:
+            task.cancel()
+        await worker.presence.end()
+        await worker.port.close()
+        await worker.engine.stop()
+        return worker.presence.id
+
+    async def crash_router(self, name: str) -> ReplicaId:
+        """The same for a replica."""
+        router = self.routers.pop(name)
+        for task in router._tasks:
+            task.cancel()
+        await router.voice.end()
+        await router.fleet.close()
+        await router.runner.stop()
+        return router.voice.id
+
+    async def told(self, stream: StreamName, kind: type[Told]) -> list[Told]:
+        """Every event of that kind in the stream, in order."""
+        records = [record async for record in self.log.read(stream, StreamSeq(1))]
+        events = (event for record in records for event in decode_message(record.payload).events)
+        return [event for event in events if isinstance(event, kind)]
+
     async def stop(self) -> None:
         for router in self.routers.values():
             await router.stop("test over")
@@ -99,9 +149,9 @@ class World:
 
 
 @asynccontextmanager
-async def world(log: EventLog | None = None) -> AsyncIterator[World]:
+async def world(log: EventLog | None = None, clock: Clock | None = None) -> AsyncIterator[World]:
     """A world that leaves nothing behind."""
-    it = World(log)
+    it = World(log, clock)
     await it.log.ensure([kv_stream(0), LOAD, ROUTING])
     try:
         yield it

@@ -65,9 +65,23 @@ def test_the_files_say_how_an_answer_ends() -> None:
     """End tokens come from both files; a prompt's special tokens are added only where asked for."""
     model = TINY
     assert model.eos_ids == (0, END)
-    assert tokens_from_bytes(model.encode("log", add_special_tokens=True)) == [0, *ids("log")]
-    assert tokens_from_bytes(model.encode("log", add_special_tokens=False)) == list(ids("log"))
+    assert tokens_from_bytes(model.encode("log", 9, add_special_tokens=True)) == [0, *ids("log")]
+    assert tokens_from_bytes(model.encode("log", 9, add_special_tokens=False)) == list(ids("log"))
     assert model.vocabulary == tokenizer().get_vocab_size()
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200), st.integers(1, 60))
+def test_a_text_that_fits_is_tokenized_whole(text: str, tokens_max: int) -> None:
+    """What has at most so many tokens comes whole, whatever its tokens are like."""
+    whole = list(ids(text))
+    got = tokens_from_bytes(TINY.encode(text, tokens_max, add_special_tokens=False))
+    assert got == whole if len(whole) <= tokens_max else len(got) > tokens_max
+
+
+def test_a_text_that_never_fits_is_not_tokenized_to_its_end() -> None:
+    """Megabytes for a small context: the answer is known after some thousand characters."""
+    got = tokens_from_bytes(TINY.encode("a b " * 10**6, 1000, add_special_tokens=False))
+    assert 1000 < len(got) < 10_000
 
 
 async def test_a_tokenizer_is_loaded_once_per_set_of_files() -> None:

@@ -31,6 +31,7 @@ words = st.text(max_size=8)
 counts = st.integers(0, 2**63)
 columns = st.lists(st.binary(min_size=8, max_size=8), max_size=5).map(b"".join)
 numbers = st.lists(counts, max_size=3).map(tuple)
+finite = st.floats(allow_nan=False, allow_infinity=False)
 cursors = st.dictionaries(words, st.tuples(counts, counts), max_size=3)
 BY_TYPE: dict[object, st.SearchStrategy[Any]] = {
     str: words,
@@ -38,7 +39,7 @@ BY_TYPE: dict[object, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int: counts,
     int | None: st.none() | counts,
-    dict[str, Any]: st.dictionaries(words, words | counts | st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+    dict[str, Any]: st.dictionaries(words, words | counts | finite, max_size=3),
     tuple[str, ...]: st.lists(words, max_size=3).map(tuple),
     dict[str, tuple[int, int]]: cursors,
     dict[str, tuple[int, ...]]: st.dictionaries(words, numbers, max_size=3),

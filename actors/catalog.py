@@ -1,0 +1,126 @@
+"""Catalog: the models that a replica can speak for, learned from their workers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from actors.link import Link
+from actors.registration import Registration
+from core.clock import Clock
+from core.errors import PeerError
+from core.models import ModelCard
+
+LEARN_RETRY_S = 1.0
+"""Between tries to get a tokenizer from a worker."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Teacher(NamedTuple):
+    """A registered worker, whether connected or not."""
+
+    link: Link
+    registration: Registration
+
+
+class _Known(NamedTuple):
+    card: ModelCard
+    registration: Registration
+
+
+class Catalog:
+    """What is known of each model comes from one of its workers; once learned, a model is known for ever.
+
+    It is learned again when no worker is left of the kind that it was learned from: after that the block size, the
+    context or the tokenizer may be others.
+    """
+
+    def __init__(
+        self, clock: Clock, teachers: Callable[[str], Iterable[Teacher]], on_change: Callable[[], None]
+    ) -> None:
+        self._clock = clock
+        self._teachers = teachers
+        self._on_change = on_change
+        self._known: dict[str, _Known] = {}
+        self._outdated: set[str] = set()
+        """Models that had no worker since they were learned."""
+        self._learning: dict[str, asyncio.Task[None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Catalog {', '.join(sorted(self._known))}>"
+
+    @property
+    def models(self) -> list[str]:
+        """Every model that can be spoken for, sorted."""
+        return sorted(self._known)
+
+    def __contains__(self, model: str) -> bool:
+        return model in self._known
+
+    def card(self, model: str, workers: int) -> ModelCard:
+        """The model's card with that many workers; KeyError if it was never learned."""
+        return dataclasses.replace(self._known[model].card, workers=workers)
+
+    def block_size(self, model: str) -> int:
+        """What workers must have to serve the model; KeyError if it was never learned."""
+        return self._known[model].registration.block_size
+
+    def consider(self, model: str) -> None:
+        """A worker of the model came, went or was connected: the model is learned if that is due."""
+        if not any(self._teachers(model)):
+            self._outdated |= {model} & self._known.keys()
+        elif model not in self._learning and self._teacher(model) is not None:
+            task = self._learning[model] = asyncio.create_task(self._learn(model), name=f"learn {model}")
+            task.add_done_callback(lambda done: self._ended(model, done))
+
+    async def close(self) -> None:
+        """Nothing is being learned."""
+        tasks = list(self._learning.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _teacher(self, model: str, turn: int = 0) -> Teacher | None:
+        """Whom to ask, another one each turn; None if nothing is to be learned, or nobody is connected."""
+        teachers, known = list(self._teachers(model)), self._known.get(model)
+        if known is not None and model not in self._outdated:
+            kind = known.registration.kind
+            if any(teacher.registration.kind == kind for teacher in teachers):
+                return None
+        connected = [teacher for teacher in teachers if teacher.link.up]
+        return connected[turn % len(connected)] if connected else None
+
+    async def _learn(self, model: str) -> None:
+        turns = itertools.count()
+        while (teacher := self._teacher(model, next(turns))) is not None:
+            try:
+                files = await teacher.link.files()
+            except (PeerError, TimeoutError) as error:
+                _logger.warning("worker %s did not give its tokenizer: %s", teacher.link.worker, error)
+                await asyncio.sleep(LEARN_RETRY_S)
+            else:
+                self._take(teacher.registration, files)
+
+    def _take(self, registration: Registration, files: dict[str, bytes]) -> None:
+        card = ModelCard(
+            name=registration.model,
+            engine=registration.engine,
+            context_max=registration.context_max,
+            created_s=self._clock.wall_ms() // 1000,
+            workers=0,
+            files=files,
+        )
+        self._known[registration.model] = _Known(card, registration)
+        self._outdated.discard(registration.model)
+        self._on_change()
+
+    def _ended(self, model: str, task: asyncio.Task[None]) -> None:
+        del self._learning[model]
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("model %s could not be learned", model, exc_info=task.exception())

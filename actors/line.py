@@ -1,0 +1,201 @@
+"""Line: a replica's side of one connection to a worker, and the token streams that come over it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import assert_never, cast
+
+from actors.gathered import Gathered
+from actors.wire import (
+    ANSWER_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    Cache,
+    Cancel,
+    Failed,
+    Files,
+    Generate,
+    Pong,
+    Refusal,
+    Splitter,
+    Tokens,
+    ToReplica,
+    ToWorker,
+    Welcome,
+    encode,
+    read_by_replica,
+)
+from core.errors import CallerError, PeerError, Unavailable
+from core.generation import GenerateRequest, Output
+
+_logger = logging.getLogger(__name__)
+
+
+class WorkerGone(Unavailable):
+    """The connection to the worker broke; whether tokens were made after the last one that came is not known."""
+
+
+class TokenStream:
+    """The answer to one request: an async iterator that ends after the Output with `finish`.
+
+    Tokens that come faster than they are read are merged. WorkerGone if the connection breaks or the worker fails,
+    CallerError if the engine cannot take the request; what came before is read first.
+    """
+
+    def __init__(self, line: Line | None, model: str, request: GenerateRequest) -> None:
+        self._gathered = Gathered()
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+        self._ended = False
+        self._line = line
+        self._number = -1
+        if line is None:
+            self.fail(WorkerGone("no connection to the worker"))
+        else:
+            self._number = line.open(self, model, request)
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> Output:
+        if self._ended:
+            raise StopAsyncIteration
+        await self._news.wait()
+        if not self._gathered:
+            assert self._error is not None
+            self._end()
+            raise self._error
+        output = self._gathered.take()
+        if output.finish is not None:
+            self._end()
+        elif self._error is None:
+            self._news.clear()
+        return output
+
+    def put(self, output: Output) -> None:
+        """More of the answer came."""
+        self._gathered.add(output)
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come."""
+        self._error = error
+        self._news.set()
+
+    def close(self) -> None:
+        """The worker stops within a step if it had not finished."""
+        if not self._ended:
+            self._end()
+            if self._line is not None:
+                self._line.send(encode(Cancel(stream=self._number)))
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._line is not None:
+            self._line.streams.pop(self._number, None)
+
+
+class Line(asyncio.Protocol):
+    """One connection, once: streams and questions over it."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, TokenStream] = {}
+        self.closed = asyncio.Event()
+        """Set when nothing comes any more."""
+        self.refusal = ""
+        """Why the worker will not talk to us."""
+        self._numbers = itertools.count()
+        self._splitter = Splitter(ANSWER_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._asked: list[tuple[type[ToReplica], asyncio.Future[ToReplica]]] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # a cast: uvloop's transports are no subclass
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(f"the connection broke: {exc or 'closed by the worker'}")
+
+    def close(self) -> None:
+        """The connection is gone at once: a worker that does not read would hold it open for ever."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._end("the connection was given up")
+
+    def _end(self, why: str) -> None:
+        """Whoever waits for something hears of it; once."""
+        if self.closed.is_set():
+            return
+        self.closed.set()
+        why = self.refusal or why
+        for stream in self.streams.values():
+            stream.fail(WorkerGone(why))
+        for _, answer in self._asked:
+            if not answer.done():
+                answer.set_exception(WorkerGone(why))
+
+    def open(self, stream: TokenStream, model: str, request: GenerateRequest) -> int:
+        """The request is on its way; returns the number under which its tokens come. CallerError if it is too long."""
+        number = next(self._numbers)
+        frame = encode(Generate(stream=number, model=model, request=request))
+        if len(frame) > FRAME_BYTES_MAX:
+            raise CallerError(
+                f"the request takes {len(frame)} bytes; at most {FRAME_BYTES_MAX} can be sent to a worker"
+            )
+        self.streams[number] = stream
+        self.send(frame)
+        return number
+
+    def send(self, frame: bytes) -> None:
+        """The frame is on its way, unless the connection is gone."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    async def ask(self, frame: ToWorker, kind: type[ToReplica]) -> ToReplica:
+        """The next frame of that kind; questions of one kind are answered in order."""
+        if self.closed.is_set():
+            raise WorkerGone("the connection is closed")
+        answer: asyncio.Future[ToReplica] = asyncio.get_running_loop().create_future()
+        entry = (kind, answer)
+        self._asked.append(entry)
+        self.send(encode(frame))
+        try:
+            return await answer
+        finally:
+            if entry in self._asked:
+                self._asked.remove(entry)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._splitter.feed(data):
+                self._frame(read_by_replica(body))
+                if self.closed.is_set():
+                    return
+        except PeerError as error:
+            _logger.error("a worker broke the protocol: %s", error)  # noqa: TRY400  # its text says it all
+            self.close()
+
+    def _frame(self, frame: ToReplica) -> None:
+        match frame:
+            case Tokens(stream=number, output=output):
+                if number in self.streams:
+                    self.streams[number].put(output)
+            case Failed(stream=number, fault=fault, text=text):
+                if number in self.streams:
+                    self.streams[number].fail(CallerError(text) if fault == "caller" else WorkerGone(text))
+            case Refusal(reason=reason):
+                self.refusal = reason
+                self.close()
+            case Welcome() | Pong() | Files() | Cache():
+                self._answer(frame)
+            case _:
+                assert_never(frame)
+
+    def _answer(self, frame: ToReplica) -> None:
+        for i, (kind, answer) in enumerate(self._asked):
+            if isinstance(frame, kind):
+                del self._asked[i]
+                if not answer.done():
+                    answer.set_result(frame)
+                return

@@ -1,0 +1,36 @@
+"""Registration: what the registry says of a worker, as far as a replica needs it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.errors import PeerError
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """Another process wrote it: read by `parse` only. There may be more in it."""
+
+    model: str
+    address: str
+    engine: str
+    block_size: int
+    context_max: int
+
+    @property
+    def kind(self) -> tuple[str, int, int]:
+        """Workers of one model that are alike in this can be spoken to alike."""
+        return self.engine, self.block_size, self.context_max
+
+    @staticmethod
+    def parse(value: bytes) -> Registration:
+        """The registration in a value of the registry. PeerError if it is none."""
+        try:
+            registration = _decoder.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise PeerError(f"no registration of a worker: {error}") from error
+        if registration.block_size <= 0 or registration.context_max <= 0:
+            raise PeerError(f"no registration of a worker: {registration}")
+        return registration
+
+
+_decoder: msgspec.json.Decoder[Registration] = msgspec.json.Decoder(Registration)

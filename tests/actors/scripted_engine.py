@@ -1,0 +1,88 @@
+"""An engine whose every output a test decides, and the worker's side of a port around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from actors.engines.engine import CacheChange, EngineInfo, EngineLoad
+from actors.wire import Welcome
+from core.generation import GenerateRequest, Output
+
+WORKER = "00000000000000aa"
+
+
+class ScriptedEngine:
+    """Each request waits for what the test puts into its script: outputs, or the error that ends it."""
+
+    def __init__(self, model: str = "sim") -> None:
+        self.info = EngineInfo("scripted", model, "", 16, 100, 4096)
+        self.scripts: dict[str, asyncio.Queue[Output | Exception]] = {}
+        self.ended: list[str] = []
+        """Ids of requests that are over, however."""
+        self.health: Callable[[], object] | None = None
+        """Called by `check`."""
+        self.stop_s = 0.0
+        """How long it takes to end."""
+
+    def script(self, request: str) -> asyncio.Queue[Output | Exception]:
+        return self.scripts.setdefault(request, asyncio.Queue())
+
+    async def start(self, on_cache: Callable[[CacheChange], None]) -> None:
+        pass
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        script = self.script(request.id)
+        try:
+            while True:
+                item = await script.get()
+                await asyncio.sleep(0)  # as a step takes its time, the loop turns between two outputs
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                if item.finish is not None:
+                    return
+        finally:
+            self.ended.append(request.id)
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(running=0, waiting=0, blocks_used=0, blocks_total=100)
+
+    async def check(self) -> None:
+        if self.health is not None:
+            answer = self.health()
+            if isinstance(answer, asyncio.Event):
+                await answer.wait()
+
+    async def settle(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        await asyncio.sleep(self.stop_s)
+
+
+class ScriptedHost:
+    """What a port needs of its worker."""
+
+    def __init__(self) -> None:
+        self.engine: Any = ScriptedEngine()
+        self.worker = WORKER
+        self.tokenizer: dict[str, bytes] = {"tokenizer.json": b"{}"}
+        self.restated = 0
+        self.reused: list[tuple[int, int]] = []
+
+    def welcome(self) -> Welcome:
+        return Welcome(worker=self.worker, name="w", model=self.engine.info.model)
+
+    def restate(self) -> None:
+        self.restated += 1
+
+    def cached(self) -> bytes:
+        return bytes(8)
+
+    def files(self) -> dict[str, bytes]:
+        return self.tokenizer
+
+    def served(self, prompt_tokens: int, cached_tokens: int) -> None:
+        self.reused.append((prompt_tokens, cached_tokens))
