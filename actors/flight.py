@@ -80,10 +80,10 @@ class Flight:
             self._finish("error", "the engine refused the request")
             raise
 
-    def close(self) -> None:
+    def close(self, outcome: str = "abort") -> None:
         """The worker stops if it had not finished; the end is said if it was not. May be called again."""
         self._stream.close()
-        self._finish("abort")
+        self._finish(outcome)
 
     def _elapsed_ms(self) -> int:
         return self._flights.clock.monotonic_ms() - self._arrived_ms

@@ -188,9 +188,13 @@ class Router:
                 raise NoWorkers(f"the workers of model {model!r} are not connected yet")
             raise UnknownModel(f"the model {model!r} does not exist")
 
-    async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[Output]:
+    async def generate(
+        self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
+    ) -> AsyncIterator[Output]:
         """Tokens of the request, from the worker that the decision chose; closing it cancels there.
 
+        When it is closed early, `ended` says how the answer ended for the client (`stop`, for a stop string), or None
+        if the client went away; the log has it then.
         UnknownModel, NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first token;
         GenerationFailed when the worker breaks off after it.
         """
@@ -213,7 +217,7 @@ class Router:
                     raise GenerationFailed(f"the worker broke off: {error}") from error
                 _logger.warning("trying another worker: %s", error, extra={"request_id": request.id})
             finally:
-                flight.close()
+                flight.close(ended() or "abort")
         raise NoWorkers(f"{ATTEMPTS_MAX} workers failed before the first token")
 
     def view(self) -> View:

@@ -99,11 +99,21 @@ async def by_time(streams: list[AsyncIterator[Record]]) -> AsyncIterator[Record]
 
 
 async def _follow(log: EventLog, names: list[StreamName], span: Span) -> None:
+    """Shows what comes until nobody reads it any more: then BrokenPipeError."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def shown(record: Record) -> None:
+        try:
+            show(record)
+        except BrokenPipeError as error:  # nobody would hear of it there, where records come from
+            if not ended.done():
+                ended.set_exception(error)
+
     for stream in names:
         state = await log.state(stream)
         start = StreamSeq(state.last_seq + 1) if span.start is None else await position(log, stream, span.start)
-        await log.tail(stream, start, show)
-    await asyncio.Event().wait()
+        await log.tail(stream, start, shown)
+    await ended
 
 
 def show(record: Record) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import click
 import uvloop
@@ -18,6 +20,7 @@ from api.connection import Connection, connection_options
 from api.logs import configure_logging, log_as
 from api.openai.settings import ApiSettings
 from api.part import LEASE_S, OPERATIONS_GRACE_S, Planes, on_stop, operations, planes, streams, tell, watch_outbox
+from api.parts import SUPERVISED
 from api.server import Server, bind
 from core.clock import SystemClock
 from core.errors import CallerError
@@ -38,6 +41,8 @@ class FrontendArguments:
     listen: str
     advertise: str
     shared_port: bool
+    home: Path | None
+    """Data folder of the `contrail up` that supervises us."""
 
 
 @click.command()
@@ -46,7 +51,8 @@ class FrontendArguments:
 @click.option("--listen", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of the API.")
 @click.option("--advertise", default="", help="Host under which others reach it.")
 @click.option("--shared-port", is_flag=True, help="Other front ends listen on the same port (SO_REUSEPORT).")
-def frontend(connection: Connection, name: str, listen: str, advertise: str, shared_port: bool) -> None:
+@click.option(SUPERVISED, is_flag=True, hidden=True)
+def frontend(connection: Connection, listen: str, supervised: bool, **rest: Any) -> None:
     """Start one front end: the OpenAI API with a router of its own, rebuilt from the log.
 
     \b
@@ -59,7 +65,8 @@ def frontend(connection: Connection, name: str, listen: str, advertise: str, sha
         split_address(listen)
     except ValueError as error:
         raise CallerError(f"--listen: {error}") from error
-    arguments = FrontendArguments(name=name, listen=listen, advertise=advertise, shared_port=shared_port)
+    home = connection.data if supervised else None
+    arguments = FrontendArguments(listen=listen, home=home, **rest)
     uvloop.run(serve(connection, arguments))
 
 
@@ -78,23 +85,23 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
         await api.start()
         await router.start({"ops": join_address(ops.address.host, ops.address.port)})
         log_as(replica=router.voice.id)
-        tell(connection, arguments.name, ops, id=router.voice.id, address=join_address(host, api.address.port))
+        tell(arguments.home, arguments.name, ops, id=router.voice.id, address=join_address(host, api.address.port))
         _logger.info("listens on %s, operations on %s", api.address, ops.address)
-        reason = await _told_to_end(connection)
+        reason = await _told_to_end(arguments)
         _logger.info("ending: %s", reason)
         await api.stop(DRAIN_TIMEOUT_S)
         await router.stop(reason)
         await ops.stop(OPERATIONS_GRACE_S)
 
 
-async def _told_to_end(connection: Connection) -> str:
+async def _told_to_end(arguments: FrontendArguments) -> str:
     ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def stop(reason: str) -> None:
         if not ending.done():
             ending.set_result(reason)
 
-    watching = on_stop(connection, stop)
+    watching = on_stop(arguments.home, stop)
     try:
         return await ending
     finally:

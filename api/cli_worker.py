@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from api.addresses import join_address, split_address
 from api.connection import Connection, connection_options
 from api.logs import configure_logging, log_as
 from api.part import OPERATIONS_GRACE_S, on_stop, operations, planes, tell, watch_outbox
+from api.parts import SUPERVISED
 from api.server import Server
 from core.clock import SystemClock
 from core.errors import CallerError
@@ -31,12 +33,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArguments:
-    """Which engine, with what."""
+    """Which engine, with what, and for whom."""
 
     engine: str
     model: str
     model_path: str
     engine_args: dict[str, Any]
+    home: Path | None
+    """Data folder of the `contrail up` that supervises us."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -51,6 +55,7 @@ class EngineArguments:
     "--listen", default="127.0.0.1:0", show_default=True, help="HOST:PORT for requests; port 0 is a free one."
 )
 @click.option("--advertise", default="", help="HOST or HOST:PORT under which front ends reach it.")
+@click.option(SUPERVISED, is_flag=True, hidden=True)
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
 def worker(connection: Connection, name: str, role: str, listen: str, advertise: str, **rest: Any) -> None:
     """Start one worker: an engine and its cache. What follows `--` goes to the engine as it stands.
@@ -80,6 +85,7 @@ def worker(connection: Connection, name: str, role: str, listen: str, advertise:
         model=rest["model"],
         model_path=rest["model_path"] or rest["model"],
         engine_args={**_object(rest["engine_json"]), **_pairs(rest["more"])},
+        home=connection.data if rest["supervised"] else None,
     )
     reason = uvloop.run(serve(connection, options, arguments))
     if reason.startswith(FAILED):
@@ -95,17 +101,17 @@ async def serve(connection: Connection, options: WorkerOptions, arguments: Engin
         _watch(it, metrics)
         ops = operations(options.listen_host, lambda: _ready(it), metrics.registry, it.describe)
         await ops.start()
-        tell(connection, options.name, ops)
-        watching = on_stop(connection, it.leave)
+        tell(arguments.home, options.name, ops)
+        watching = on_stop(arguments.home, it.leave)
         try:
-            return await _live(it, connection, ops)
+            return await _live(it, arguments.home, ops)
         finally:
             for task in watching:
                 task.cancel()
             await ops.stop(OPERATIONS_GRACE_S)
 
 
-async def _live(it: Worker, connection: Connection, ops: Server) -> str:
+async def _live(it: Worker, home: Path | None, ops: Server) -> str:
     """From the engine's start to its end; told to end in between, it is not waited for."""
     starting = asyncio.create_task(it.start({"ops": join_address(ops.address.host, ops.address.port)}))
     ending = asyncio.create_task(it.serve())
@@ -120,7 +126,7 @@ async def _live(it: Worker, connection: Connection, ops: Server) -> str:
         raise ending_early
     assert it.presence is not None
     log_as(worker=it.presence.id)
-    tell(connection, it.options.name, ops, id=it.presence.id, address=it.address)
+    tell(home, it.options.name, ops, id=it.presence.id, address=it.address)
     _logger.info("serves %s on %s, operations on %s", it.engine.info.model, it.address, ops.address)
     reason = await ending
     _logger.info("ending: %s", reason)

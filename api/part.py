@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -73,24 +74,24 @@ def operations(
     return Server(create_operations_app(lambda: True, ready, registry, state), bind(host, 0))
 
 
-def tell(connection: Connection, name: str, ops: Server, *, id: str | None = None, address: str | None = None) -> None:
-    """Whoever started the part with --data can find it."""
-    if connection.data is not None:
+def tell(home: Path | None, name: str, ops: Server, *, id: str | None = None, address: str | None = None) -> None:
+    """Who supervises the part can find it. `home` is the data folder of that `contrail up`, None by hand."""
+    if home is not None:
         where = join_address(ops.address.host, ops.address.port)
-        announce(connection.data, name, Announcement(pid=os.getpid(), ops=where, id=id, address=address))
+        announce(home, name, Announcement(pid=os.getpid(), ops=where, id=id, address=address))
 
 
-def on_stop(connection: Connection, stop: Callable[[str], None]) -> list[asyncio.Task[None]]:
-    """SIGTERM and SIGINT, or the end of whoever started us, call `stop` with the reason. Keep what is returned."""
+def on_stop(home: Path | None, stop: Callable[[str], None]) -> list[asyncio.Task[None]]:
+    """SIGTERM and SIGINT, or the end of who supervises us, call `stop` with the reason. Keep what is returned."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, f"asked to end ({number.name})")
 
     async def orphaned() -> None:
         await until_orphaned()
-        stop("whoever started it is gone")
+        stop("contrail up is gone")
 
-    return [asyncio.create_task(orphaned())] if connection.data is not None else []
+    return [asyncio.create_task(orphaned())] if home is not None else []
 
 
 def watch_outbox(metrics: LogMetrics, stream: str, outbox: Callable[[], Outbox | None]) -> None:

@@ -16,6 +16,8 @@ from api.data_folder import DataFolder, write_whole
 from api.model_source import ModelSource
 
 FRONTEND, WORKER = "frontend", "worker"
+SUPERVISED = "--supervised"
+"""Said to a part by `contrail up`: it ends when its standard input does. By hand, that may be anything."""
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,10 +46,7 @@ def announcement_of(data: DataFolder, name: str) -> Announcement | None:
 
 
 async def until_orphaned() -> None:
-    """Returns when whoever started this part is gone: the pipe on standard input has ended.
-
-    For a part that was started with `--data` by `contrail up`; by hand, standard input is a terminal.
-    """
+    """Returns when `contrail up`, which started this part, is gone: the pipe on standard input has ended."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while await reader.read(1024):
@@ -67,7 +66,7 @@ class PartSpec:
 
 def _command(kind: str, data: DataFolder, name: str) -> tuple[str, ...]:
     # -P: what lies in the current folder must never be taken for one of our packages
-    return (sys.executable, "-P", "-m", "api.cli", kind, "--data", str(data.path), "--name", name)
+    return (sys.executable, "-P", "-m", "api.cli", kind, "--data", str(data.path), "--name", name, SUPERVISED)
 
 
 def frontend_specs(deployment: Deployment, data: DataFolder, port: int) -> list[PartSpec]:

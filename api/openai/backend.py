@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from core.generation import GenerateRequest, Output
@@ -18,11 +18,14 @@ class Backend(Protocol):
     def card(self, model: str) -> ModelCard:
         """The model of this name; UnknownModel if there is none."""
 
-    def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[Output]:
+    def generate(
+        self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
+    ) -> AsyncIterator[Output]:
         """New tokens as they come, the last Output with `finish`.
 
         The first step raises UnknownModel, NoWorkers, Overloaded, CallerError or GenerationFailed; a later one
-        GenerationFailed. `aclose()` of the iterator cancels at the worker.
+        GenerationFailed. `aclose()` of the iterator cancels at the worker; `ended` says then how the answer ended
+        for the client, None if it went away.
         """
 
     def ready(self) -> tuple[bool, dict[str, str]]:

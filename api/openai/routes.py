@@ -150,7 +150,10 @@ class GenerationRoute:
         await exchange.answer(writer.whole("".join(pieces), finish, _usage(accepted)))
 
     def _outputs(self, accepted: Accepted) -> AsyncGenerator[Output, None]:
-        outputs: AsyncIterator[Output] = self._backend.generate(accepted.model, accepted.request)
+        transcript = accepted.transcript
+        outputs: AsyncIterator[Output] = self._backend.generate(
+            accepted.model, accepted.request, lambda: transcript.finish
+        )
         # the backend's contract: the iterator has aclose(), as generators do
         return cast(AsyncGenerator[Output, None], outputs)
 

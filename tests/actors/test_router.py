@@ -81,10 +81,13 @@ async def test_every_routed_request_has_one_end() -> None:
         stream = router.generate("sim", request(range(60), max_tokens=500, id="left"))
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
+        satisfied = router.generate("sim", request(range(70), max_tokens=500, id="stopped"), lambda: "stop")
+        await anext(satisfied)
+        await satisfied.aclose()  # type: ignore[attr-defined]
         await eventually(lambda: not it.workers["a"].engine.load().running, "the engine stopped")
         await it.settled(router)
         ends = {e.request: e.outcome for e in await events_of(it, ROUTING) if isinstance(e, RequestFinished)}
-        assert ends == {"whole": "length", "left": "abort"}
+        assert ends == {"whole": "length", "left": "abort", "stopped": "stop"}
         assert not router.view().state.routing.tally.busy
         assert not router.voice.ahead.tally.busy
 

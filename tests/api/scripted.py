@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cache
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -83,6 +83,8 @@ class ScriptedBackend:
     def __init__(self) -> None:
         self.script: Sequence[Step] = spoken("hello")
         self.requests: list[GenerateRequest] = []
+        self.ended: list[str | None] = []
+        """What callers said of the end when they closed."""
         self.closed = 0
         self.changed = asyncio.Condition()
         self.waiting: dict[str, str] = {}
@@ -96,7 +98,9 @@ class ScriptedBackend:
                 return known
         raise UnknownModel(f"there is no model {model!r} here; /v1/models lists what there is")
 
-    async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[Output]:
+    async def generate(
+        self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
+    ) -> AsyncIterator[Output]:
         assert self.card(model)
         try:
             async with self.changed:
@@ -111,6 +115,7 @@ class ScriptedBackend:
                     case _:
                         yield step
         finally:
+            self.ended.append(ended())
             async with self.changed:
                 self.closed += 1
                 self.changed.notify_all()

@@ -101,6 +101,7 @@ async def test_a_stop_string_across_chunks_ends_the_generation(api: Api, stream:
         text, finish = answer.choices[0].message.content or "", answer.choices[0].finish_reason
     assert (text, finish) == ("so be it ", "stop")
     await api.backend.until_closed()
+    assert api.backend.ended == ["stop"]
 
 
 async def test_a_character_split_over_tokens_arrives_whole(api: Api) -> None:
