@@ -19,7 +19,18 @@ from api.app import create_app
 from api.connection import Connection, connection_options
 from api.logs import configure_logging, log_as
 from api.openai.settings import ApiSettings
-from api.part import LEASE_S, OPERATIONS_GRACE_S, Planes, on_stop, operations, planes, streams, tell, watch_outbox
+from api.part import (
+    LEASE_S,
+    OPERATIONS_GRACE_S,
+    Planes,
+    name_option,
+    on_stop,
+    operations,
+    planes,
+    streams,
+    tell,
+    watch_outbox,
+)
 from api.parts import SUPERVISED
 from api.server import Server, bind
 from core.clock import SystemClock
@@ -47,7 +58,7 @@ class FrontendArguments:
 
 @click.command()
 @connection_options
-@click.option("--name", default="frontend-0", show_default=True, help="Stable name, for people.")
+@name_option("frontend-0")
 @click.option("--listen", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of the API.")
 @click.option("--advertise", default="", help="Host under which others reach it.")
 @click.option("--shared-port", is_flag=True, help="Other front ends listen on the same port (SO_REUSEPORT).")

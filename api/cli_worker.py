@@ -18,7 +18,7 @@ from actors.worker import Worker, WorkerOptions
 from api.addresses import join_address, split_address
 from api.connection import Connection, connection_options
 from api.logs import configure_logging, log_as
-from api.part import OPERATIONS_GRACE_S, on_stop, operations, planes, tell, watch_outbox
+from api.part import OPERATIONS_GRACE_S, name_option, on_stop, operations, planes, tell, watch_outbox
 from api.parts import SUPERVISED
 from api.server import Server
 from core.clock import SystemClock
@@ -45,7 +45,7 @@ class EngineArguments:
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @connection_options
-@click.option("--name", default="decode-0", show_default=True, help="Stable name, for people.")
+@name_option("decode-0")
 @click.option("--role", default="decode", show_default=True, type=click.Choice(["decode"]))
 @click.option("--model", required=True, help="What clients call the model.")
 @click.option("--model-path", default="", help="Folder or hub name of the model; --model if not given.")

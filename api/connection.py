@@ -138,7 +138,9 @@ def _path(text: str | None) -> Path | None:
 OPTIONS = (
     click.option("--data", type=click.Path(path_type=Path), help="Data folder of a deployment that runs here."),
     click.option("-f", "--file", type=click.Path(path_type=Path), help="Deployment file with the addresses."),
-    click.option("--nats", help="NATS URLs, with commas between them."),
+    click.option(
+        "--nats", help="NATS URLs, with commas between them; users and passwords: in the file, or CONTRAIL_NATS_USER, …"
+    ),
     click.option("--etcd", help="HOST:PORT of etcd."),
     click.option("--namespace", help="The deployment's name in the log."),
     click.option(

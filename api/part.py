@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 from prometheus_client import CollectorRegistry
 
 from actors.metrics import LogMetrics
@@ -20,7 +21,8 @@ from api.connection import Connection
 from api.operations import create_operations_app
 from api.parts import Announcement, announce, until_orphaned
 from api.server import Server, bind
-from core.ids import StreamName
+from core.errors import CallerError
+from core.ids import NAME, StreamName
 from core.subjects import LOAD, ROUTING, kv_stream
 from streams.etcd import EtcdRegistry
 from streams.jetstream import JetStreamLog
@@ -29,6 +31,20 @@ from streams.outbox import Outbox
 LEASE_S = 10
 """The registry forgets a process that is silent for so long."""
 OPERATIONS_GRACE_S = 1.0
+
+
+def _checked_name(_context: click.Context, _option: click.Parameter, name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise CallerError(f"--name {name!r}: use 1 to 63 of a-z, 0-9 and '-'")
+    return name
+
+
+def name_option(default: str) -> Callable[..., Any]:
+    """The option that gives a part its stable name: it stands in the log, in metrics, and in file names."""
+    return click.option(
+        "--name", default=default, show_default=True, callback=_checked_name, help="For people; stable."
+    )
+
 
 _logger = logging.getLogger(__name__)
 

@@ -128,7 +128,9 @@ class SimulatedEngine:
             return
         wait_s = (due_us - self._now_us()) / 1e6 / self.settings.time_scale
         try:
-            await asyncio.wait_for(self._wake.wait(), max(0.0, wait_s))
+            # not wait_for: up to Python 3.11 it may swallow a cancellation
+            async with asyncio.timeout(max(0.0, wait_s)):
+                await self._wake.wait()
         except TimeoutError:
             pass  # nothing came before it was due
 

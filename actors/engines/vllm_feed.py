@@ -145,7 +145,8 @@ class KvEventFeed:
             await socket.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")])
             while True:
                 try:
-                    frames = await asyncio.wait_for(socket.recv_multipart(), REPLAY_TIMEOUT_S)
+                    async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                        frames = await socket.recv_multipart()
                 except TimeoutError as error:
                     raise Unavailable(f"no answer to a replay for {REPLAY_TIMEOUT_S:.0f} s") from error
                 _, _, number, payload = frames

@@ -29,13 +29,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def freeze(it: World, name: str) -> WorkerId:
-    """The worker reads nothing any more, as under SIGSTOP; its connections stand."""
+async def freeze(it: World, name: str) -> WorkerId:
+    """The worker does nothing any more, as under SIGSTOP; its connections stand."""
     worker = it.workers[name]
+    assert worker.presence is not None
+    assert worker.port._server is not None
+    worker.engine.hang()  # type: ignore[attr-defined]
+    await worker.presence.end()
+    worker.port._server.close()  # else what it had not yet accepted would be answered
     for connection in worker.port._connections:
         assert connection._transport is not None
         connection._transport.pause_reading()
-    assert worker.presence is not None
     return worker.presence.id
 
 
@@ -85,9 +89,7 @@ async def test_a_frozen_worker_is_lost_and_its_streams_end() -> None:
         await it.ready(router)
         stream = router.generate("sim", request(range(40), max_tokens=100_000))
         await anext(stream)
-        worker = freeze(it, "a")
-        for connection in it.workers["a"].port._connections:
-            connection._writable = False
+        worker = await freeze(it, "a")
         it.store.expire(f"workers/{worker}")
         with pytest.raises(GenerationFailed):
             async for _ in stream:

@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_is_said_once(way: str, tokens: int) -> None:
             engine.script("x").put_nowait(Output(tokens=(1,), cached_tokens=0))
             await anext(stream)
         if way == "cancel" or not tokens:
-            reading = asyncio.create_task(stream.__anext__())  # type: ignore[arg-type]
+            reading = asyncio.create_task(stream.__anext__())
             await eventually(lambda: it.workers["a"].port.streams, "it is being served")
             reading.cancel()
             await asyncio.wait([reading])
@@ -134,6 +134,7 @@ async def test_one_id_twice_at_a_time_is_two_requests() -> None:
         engine.script(other).put_nowait(Output(tokens=(2,), finish="stop"))
         assert (await second)[0] == [2]
         await first.aclose()
+        await eventually(lambda: engine.ended == [other, "x"], "the first has ended")
         engine.script("x").put_nowait(Output(tokens=(3,), finish="stop"))
         assert (await collect(router, request(range(40), id="x")))[0] == [3]
         assert [outcome for *_, outcome in await outcomes(it, router)] == ["stop", "abort", "stop"]
@@ -247,7 +248,7 @@ async def test_stop_is_bounded_whatever_is_away(away: str, monkeypatch: pytest.M
 async def test_a_start_without_the_registry_leaves_nothing() -> None:
     """Unavailable is said, and nothing goes on in the background."""
     async with world() as it:
-        it.registry("frontend-0").away = True  # type: ignore[attr-defined]
+        it.registry("frontend-0").away = True
         before = asyncio.all_tasks()
         with pytest.raises(Unavailable):
             await it.router()
