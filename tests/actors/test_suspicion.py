@@ -108,7 +108,7 @@ async def test_an_open_stream_is_trusted_over_the_log() -> None:
         before = worker_id(it, "a")
         stream = router.generate("sim", request(range(40), max_tokens=2000))
         await anext(stream)
-        await router.suspicion._write_end(KV, before, encode_event(WorkerLost(by="x", reason="test")))
+        await it.write_off(router, KV, before)
         await it.workers["a"].presence.unregister()  # type: ignore[union-attr]
         await eventually(lambda: worker_id(it, "a") != before, "a new life")
         await eventually(lambda: worker_id(it, "a") in router.fleet.registered, "it is registered")
@@ -237,7 +237,7 @@ async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:
         stream = router.generate("sim", request(range(40), max_tokens=2000, id="long"))
         await anext(stream)
         await it.settled(router)
-        await router.suspicion._write_end(ROUTING, before, encode_event(Lost(by="x", reason="test")))
+        await it.write_off(router, ROUTING, before)
         await collect(router, request(range(40), id="after"))  # its next word is refused
         await eventually(lambda: router.voice.id != before, "a new life")
         await collect(router, request(range(40), id="new"))

@@ -11,13 +11,11 @@ import pytest
 
 from actors import voice as voice_module
 from actors.router import Router
-from core.codec import encode_event
 from core.errors import CallerError, Unavailable
 from core.events import (
     LocalChanged,
     ReplicaJoined,
     ReplicaLeft,
-    ReplicaLost,
     ReplicaRestated,
     RequestFinished,
     RequestPrefilled,
@@ -259,8 +257,7 @@ async def test_whoever_writes_our_end_while_we_leave_is_right() -> None:
     """The replica does not come back under a new id."""
     async with world() as it:
         router, _ = await scripted(it)
-        end = encode_event(ReplicaLost(by="x", reason="test"))
-        await router.suspicion._write_end(ROUTING, router.voice.id, end)
+        await it.write_off(router, ROUTING, router.voice.id)
         await it.routers.pop("frontend-0").stop("test")
         assert len(await it.told(ROUTING, ReplicaJoined)) == 1
         assert not it.store.below("replicas/")

@@ -12,7 +12,6 @@ from actors import entry as entry_module
 from actors import presence as presence_module
 from actors import worker as worker_module
 from actors.worker import Worker, advertised, tokenizer_files
-from core.codec import encode_event
 from core.errors import CallerError, EngineDead
 from core.events import CacheRestated, LoadReported, WorkerJoined, WorkerLeft, WorkerLost
 from core.ids import WorkerId
@@ -144,8 +143,7 @@ async def test_a_worker_written_off_while_it_leaves_stays_gone() -> None:
         worker = await it.worker("a")
         router = await it.router()
         await it.ready(router)
-        lost = encode_event(WorkerLost(by="x", reason="test"))
-        await router.suspicion._write_end(KV, worker_id(worker), lost)
+        await it.write_off(router, KV, worker_id(worker))
         await worker.stop("test")
         await asyncio.sleep(0)
         assert len(await it.told(KV, WorkerJoined)) == 1
@@ -162,7 +160,7 @@ async def test_a_worker_written_off_goes_on_without_the_registry() -> None:
         await collect(router, request(range(100)))
         before = worker_id(worker)
         it.registries["a"].away = True
-        await router.suspicion._write_end(KV, before, encode_event(WorkerLost(by="x", reason="test")))
+        await it.write_off(router, KV, before)
         assert worker.presence is not None
         worker.presence.restate()
         await eventually(lambda: worker_id(worker) != before, "a new life")

@@ -11,13 +11,15 @@ from actors.engines.simulated import SimulatedEngine, SimulatedSettings
 from actors.router import Router, RouterOptions
 from actors.worker import Worker, WorkerOptions
 from core.clock import Clock, SystemClock
-from core.codec import decode_message
+from core.codec import decode_message, encode_event
+from core.events import ReplicaLost, WorkerLost
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import ReplicaId, RequestId, StreamName, StreamSeq, WorkerId
 from core.keys import DeploymentKey
 from core.prompt import tokens_to_bytes
 from core.settings import RoutingSettings
-from core.subjects import LOAD, ROUTING, kv_stream
+from core.subjects import LOAD, ROUTING, kv_stream, subject
+from projections.kv import LOST_SUFFIX
 from streams.log import EventLog
 from streams.memory import MemoryLog
 from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
@@ -134,6 +136,16 @@ class World:
         await router.fleet.close()
         await router.runner.stop()
         return router.voice.id
+
+    async def write_off(self, router: Router, stream: StreamName, who: str) -> None:
+        """The router has written the end of a worker or replica that lives, between two words of it."""
+        end = ReplicaLost(by="x", reason="test") if stream == ROUTING else WorkerLost(by="x", reason="test")
+        for _ in range(1000):
+            await router.suspicion._write_end(stream, who, encode_event(end))
+            last = await self.log.last(stream, subject(NAMESPACE, stream, who))
+            if last is not None and decode_message(last.payload).source == who + LOST_SUFFIX:
+                return
+        raise AssertionError(f"{who} is never silent")
 
     async def told(self, stream: StreamName, kind: type[Told]) -> list[Told]:
         """Every event of that kind in the stream, in order."""

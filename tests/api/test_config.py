@@ -63,9 +63,9 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> Non
         ("routing: {wait: 1}", "routing.wait: no such setting"),
         ("workers: [{engine: vlm}]", "engine 'vlm': there are vllm, simulated"),
         ("workers: [{name: a}, {name: a}]", "two worker groups have one name"),
-        ("log: {max_age: 7 years}", "'7 years' is not a duration"),
+        ("log: {max_age: 7 years}", "log: max_age: '7 years' is not a duration"),
         ("log: {max_bytes: 0GiB}", "must be more than nothing"),
-        ("frontend: {listen: nowhere}", "'nowhere' is not an address"),
+        ("frontend: {listen: nowhere}", "frontend: listen: 'nowhere' is not an address"),
         ("namespace: Prod", "use 1 to 63 of a-z"),
         ("a: [", "line 1: this is not YAML"),
         ("[1, 2]", "a deployment file is a mapping"),
@@ -99,13 +99,16 @@ def test_a_flag_for_the_workers_needs_one_group(tmp_path: Path) -> None:
 
 
 def test_the_printed_configuration_is_a_file_that_says_the_same(tmp_path: Path) -> None:
-    """print-config can be kept as a deployment file; it shows no secret."""
+    """print-config can be kept as a deployment file; it shows every setting, and no secret."""
     given = "{routing: {policy: random}, workers: [{name: a, engine_args: {max_model_len: 512}}, {name: b, model: m}]}"
     loaded = load(written(tmp_path, given), environment={})
 
     again = load(written(tmp_path, loaded.to_yaml()), environment={})
 
-    assert loaded.deployment == again.deployment
+    assert loaded.deployment.workers == again.deployment.workers
+    assert loaded.deployment.routing_settings == again.deployment.routing_settings
+    assert again.to_json()["deployment"] == loaded.to_json()["deployment"]
+    assert yaml.safe_load(loaded.to_yaml())["routing"]["tie_margin"] == 0
     secret = load(environment={"CONTRAIL_NATS_USER": "u", "CONTRAIL_NATS_PASSWORD": "s3cret"})
     assert "s3cret" not in secret.to_yaml() + str(secret.to_json())
     assert yaml.safe_load(secret.to_yaml())["log"]["credentials"]["password"] == HIDDEN

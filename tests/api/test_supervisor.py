@@ -93,8 +93,8 @@ def test_delays_double_to_a_bound_and_start_over() -> None:
 
 
 async def test_a_part_that_dies_is_started_again(bench: Bench) -> None:
-    """It has a new process, and that it died and why was said."""
-    part = await bench.started("worker", LISTENS, str(bench.data.path), "worker")
+    """It has a new process, and that it died and why was said; what was killed had no last words about that."""
+    part = await bench.started("worker", f"print('a warning, long ago'); {LISTENS}", str(bench.data.path), "worker")
     first = part.pid
     bench.supervisor.keep(part)
     assert first is not None

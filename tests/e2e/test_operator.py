@@ -10,8 +10,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +22,28 @@ from actors.wire import PROTOCOL, Hello
 from core.errors import ContrailError
 from core.ids import WorkerId
 from streams.jetstream import JetStreamLog
-from tests.e2e.deployment import CONTRAIL, Running, contrail, up
+from streams.ports import free_port
+from tests.e2e.by_hand import Access, by_hand
+from tests.e2e.deployment import CONTRAIL, Running, up
 from tests.fixtures.eventually import eventually
 
 MARKER = "zebra crossing at noon"
 BIG = b'{"model": "tiny", "messages": [{"role": "user", "content": "' + b"a" * 50_000_000 + b'"}]}'
+WORKERS = ("decode-0", "decode-1")
 LABELS = {"model", "worker", "policy", "outcome", "stream", "le"}
 LOOPBACK = "0100007F"
+LISTENING = "0A"
 
 
-async def test_a_deployment_is_closed_bounded_and_speaks(tmp_path: Path) -> None:
+async def test_a_deployment_is_closed_and_bounded(tmp_path: Path) -> None:
     """Bad input, strangers, clients that hang up, parts by hand; and no secret and no prompt lies open."""
     async with up(tmp_path / "data", "--engine", "simulated") as running:
         await _bad_input_is_refused(running)
         await _strangers_are_refused(running)
         await _a_client_that_hangs_up_frees_its_blocks(running)
+        await asyncio.to_thread(_operations_are_bounded, running)
         await _parts_join_and_leave_by_hand(running)
-        _operations_are_bounded(running)
-        _nothing_lies_open(running)
+        await asyncio.to_thread(_nothing_lies_open, running)
 
 
 async def _bad_input_is_refused(running: Running) -> None:
@@ -48,7 +51,7 @@ async def _bad_input_is_refused(running: Running) -> None:
     cases: list[tuple[int, str | None, Any]] = [
         (404, "model_not_found", {"model": "nobody", "messages": [message]}),
         (400, None, {"model": "tiny", "messages": []}),
-        (400, None, {"model": "tiny", "messages": "hi"}),
+        (400, None, {"model": "tiny", "messages": MARKER}),
         (400, None, {"model": "tiny", "messages": [message], "temperature": 3}),
         (400, None, b'{"model": '),
         (400, "context_length_exceeded", {"model": "tiny", "messages": [{**message, "content": "a b " * 10**6}]}),
@@ -77,23 +80,26 @@ async def _strangers_are_refused(running: Running) -> None:
         await JetStreamLog.connect(it.nats, it.namespace, it.topology, None)
     with pytest.raises(urllib.error.HTTPError) as refused:
         await asyncio.to_thread(_ask_etcd, it.etcd)
-    refused.value.close()
-    assert refused.value.code == 400
-    worker = running.part("decode-0")
-    for key, said in (("00" * 16, "key"), (it.key.door_key, "namespace 'elsewhere'.* 'default'")):
-        hello = Hello(protocol=PROTOCOL, key=key, namespace="elsewhere", replica="stranger")
-        link = Link(WorkerId(worker["id"]), worker["address"], lambda hello=hello: hello, lambda _link: None)  # type: ignore[misc]
-        link.start()
-        try:
-            await eventually(lambda link=link, said=said: re.search(said, repr(link)), "a refusal")  # type: ignore[misc]
-            assert not link.up
-        finally:
-            await link.close()
+    assert b"user name is empty" in refused.value.read()
+    await _worker_refuses(running, Hello(protocol=PROTOCOL, key="00" * 16, namespace=it.namespace, replica="x"), "key")
+    hello = Hello(protocol=PROTOCOL, key=it.key.door_key, namespace="elsewhere", replica="x")
+    await _worker_refuses(running, hello, f"you: .*'elsewhere'.* here: .*'{it.namespace}'")
 
 
 def _ask_etcd(address: str) -> None:
     question = urllib.request.Request(f"http://{address}/v3/kv/range", b'{"key": "AA==", "range_end": "AA=="}')
     urllib.request.urlopen(question, timeout=10).close()
+
+
+async def _worker_refuses(running: Running, hello: Hello, reason: str) -> None:
+    worker = running.part(WORKERS[0])
+    link = Link(WorkerId(worker["id"]), worker["address"], lambda: hello, lambda _link: None)
+    link.start()
+    try:
+        await eventually(lambda: re.search(reason, repr(link)), f"a refusal for its {reason}")
+        assert not link.up
+    finally:
+        await link.close()
 
 
 async def _a_client_that_hangs_up_frees_its_blocks(running: Running) -> None:
@@ -102,11 +108,17 @@ async def _a_client_that_hangs_up_frees_its_blocks(running: Running) -> None:
     )
     async for _ in stream:
         break
-    assert any(_gauge(running, name, "contrail_worker_blocks_used") for name in ("decode-0", "decode-1"))
+    assert await asyncio.to_thread(_in_use, running)
     await stream.close()
-    for name in ("decode-0", "decode-1"):
-        await eventually(lambda name=name: not _gauge(running, name, "contrail_worker_running"), "an end")  # type: ignore[misc]
-        await eventually(lambda name=name: not _gauge(running, name, "contrail_worker_blocks_used"), "free blocks")  # type: ignore[misc]
+    async with asyncio.timeout(10):
+        while await asyncio.to_thread(_in_use, running):
+            await asyncio.sleep(0.1)
+
+
+def _in_use(running: Running) -> float:
+    """Requests and blocks in use, over all engines."""
+    metrics = "\n".join(_metrics(running, name) for name in WORKERS)
+    return sum(map(float, re.findall(r"^contrail_worker_(?:running|blocks_used){.*} (.*)$", metrics, re.MULTILINE)))
 
 
 def _metrics(running: Running, name: str) -> str:
@@ -114,48 +126,120 @@ def _metrics(running: Running, name: str) -> str:
         return str(answer.read().decode())
 
 
-def _gauge(running: Running, name: str, metric: str) -> float:
-    return sum(float(value) for value in re.findall(rf"^{metric}{{.*}} (.*)$", _metrics(running, name), re.MULTILINE))
-
-
 async def _parts_join_and_leave_by_hand(running: Running) -> None:
-    """By data folder and by addresses, with no terminal and no pipe: as a service manager starts them."""
-    it, log = running.connection, running.connection.deployment.log
+    """Two workers and a front end, by data folder and by addresses, serve beside the others until they are ended."""
+    access, folder = Access(running), running.data.parent
+    simulated = ("--engine", "simulated", "--model-path", str(running.data / "models" / "tiny"))
+    second = ("worker", *access.options, "--name", "second", "--model", "second", *simulated, "--", "--max-seqs", "4")
+    third = ("worker", "--data", str(running.data), "--name", "third", "--model", "tiny", *simulated)
+    front = ("frontend", *access.options, "--name", "by-hand", "--listen", "127.0.0.1:0")
+    async with (
+        by_hand(folder / "second.log", *second, access=access),
+        by_hand(folder / "third.log", *third),
+        by_hand(folder / "front.log", *front, access=access) as its,
+    ):
+        url = f"http://{await its.address()}"
+        for address in (running.url, url):
+            await _models_become(address, {"second": 1, "tiny": 3})
+        async with httpx.AsyncClient(base_url=url, verify=False) as client:
+            for model in ("second", "tiny"):
+                asked = {"model": model, "prompt": "hello", "max_tokens": 2}
+                assert (await client.post("/v1/completions", json=asked)).status_code == 200
+    await _models_become(running.url, {"second": 0, "tiny": 2})
+
+
+async def _models_become(url: str, workers: dict[str, int]) -> None:
+    """The front end's models have so many workers."""
+    async with httpx.AsyncClient(base_url=url, verify=False) as client, asyncio.timeout(20):
+        while {it["id"]: it["workers"] for it in (await client.get("/v1/models")).json()["data"]} != workers:
+            await asyncio.sleep(0.1)
+
+
+def _operations_are_bounded(running: Running) -> None:
+    """Every part answers for itself; no metric has a label that grows with requests; every log line is JSON."""
+    for name in (*WORKERS, "frontend-0"):
+        ops = running.part(name)["ops"]
+        assert running.get(ops, "/live") == {"live": True}
+        assert running.get(ops, "/ready")["ready"] is True
+        assert running.state(name)["name"] == name
+        labels = re.findall(r"[{,]([a-z_]+)=", _metrics(running, name))
+        assert set(labels) <= LABELS
+        lines = [json.loads(line) for line in Path(running.part(name)["log"]).read_text().splitlines()]
+        assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+        assert lines[-1]["replica" if name == "frontend-0" else "worker"] == running.part(name)["id"]
+
+
+def _nothing_lies_open(running: Running) -> None:
+    """No prompt in any file, no secret in a file that others may read, no listener that others may reach."""
+    it = running.connection
+    log = it.deployment.log
     assert log.credentials is not None
     assert log.etcd_credentials is not None
-    access = {
-        "CONTRAIL_NATS_USER": log.credentials.user,
-        "CONTRAIL_NATS_PASSWORD": log.credentials.password,
-        "CONTRAIL_ETCD_USER": log.etcd_credentials.user,
-        "CONTRAIL_ETCD_PASSWORD": log.etcd_credentials.password,
-    }
-    where = ("--nats", it.nats[0], "--etcd", it.etcd, "--namespace", it.namespace, "--key-file", f"{running.data}/key")
-    model = ("--engine", "simulated", "--model-path", f"{running.data}/models/tiny")
-    second = ("worker", *where, "--name", "second", "--model", "second", *model, "--", "--max-seqs", "4")
-    third = ("worker", "--data", str(running.data), "--name", "third", "--model", "tiny", *model)
-    async with _by_hand(*second, access=access), _by_hand(*third), _by_hand("frontend", *where, access=access) as front:
-        await eventually(lambda: _models(running.url) == {"second": 1, "tiny": 3}, "both workers")
-        address = await _address(front)
-        await eventually(lambda: _models(f"http://{address}") == {"second": 1, "tiny": 3}, "the front end by hand")
-        async with httpx.AsyncClient(base_url=f"http://{address}", verify=False) as client:
-            for name in ("second", "tiny"):
-                asked = {"model": name, "prompt": "hello", "max_tokens": 2}
-                assert (await client.post("/v1/completions", json=asked)).status_code == 200
-    await eventually(lambda: _models(running.url) == {"second": 0, "tiny": 2}, "their leaving")
+    key = (running.data / "key").read_text().strip()
+    secrets = [text.encode() for text in (key, log.credentials.password, log.etcd_credentials.password) if text]
+    assert len(secrets) == 3
+    for file in [path for path in running.data.rglob("*") if path.is_file()]:
+        content = file.read_bytes()
+        assert MARKER.encode() not in content, file
+        if any(secret in content for secret in secrets):
+            assert file.stat().st_mode & 0o077 == 0, file
+    listeners = list(_listeners([running.process.pid, *(part["pid"] for part in running.run()["parts"])]))
+    assert len(listeners) >= 8
+    assert set(listeners) == {LOOPBACK}
 
 
-@asynccontextmanager
-async def _by_hand(*words: str, access: dict[str, str | None] | None = None) -> AsyncIterator[Path]:
-    """A part started alone, until the end of the block; gives what it writes."""
-    given = {name: value for name, value in (access or {}).items() if value is not None}
-    listen = () if "--listen" in words or words[0] == "worker" else ("--listen", "127.0.0.1:0")
-    output = Path(os.environ.get("PYTEST_TMP", "/tmp")) / "unused"
-    raise NotImplementedError(output, listen, given)
+def _listeners(pids: Iterable[int]) -> Iterable[str]:
+    """The addresses, as the kernel writes them, on which these processes listen."""
+    own = {str(link.readlink()) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own:
+                yield fields[1].partition(":")[0]
 
 
-async def _address(output: Path) -> str:
-    raise NotImplementedError(output)
+async def test_what_supervises_may_go_in_any_way(tmp_path: Path) -> None:
+    """Killed, its parts end and the next start clears up; unheard, it goes on supervising and ends in order."""
+    data, port = tmp_path / "data", free_port()
+    command = [*CONTRAIL, "up", "--data", str(data), "--port", str(port), "--engine", "simulated"]
+    pids: list[int] = []
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as first:
+            assert await asyncio.to_thread(_said, first, b"Ready after")
+            pids = [part["pid"] for part in Running(data, first, port).run()["parts"]]
+            first.kill()
+        parts = [pid for pid in pids if b"api.cli" in _command(pid)]
+        await eventually(lambda: not any(map(_command, parts)), "the end of the parts")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as second:
+            assert await asyncio.to_thread(_said, second, b"ended what a run before this one had left")
+            assert await asyncio.to_thread(_said, second, b"Ready after")
+            assert second.stdout is not None
+            second.stdout.close()
+            running = Running(data, second, port)
+            pids += [part["pid"] for part in running.run()["parts"]]
+            os.kill(running.part("decode-0")["pid"], signal.SIGKILL)
+            await eventually(lambda: _restarts(running, "decode-0") == 1, "a restart that nobody hears of")
+            assert await running.stop() == 0
+        assert not [pid for pid in pids if _command(pid)]
+    finally:
+        for pid in pids:
+            if str(data).encode() in _command(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
-def _models(url: str) -> dict[str, int]:
-    raise NotImplementedError(url)
+def _said(process: subprocess.Popen[bytes], words: bytes) -> bool:
+    """It has said this; False if it ended before."""
+    assert process.stdout is not None
+    return any(words in line for line in process.stdout)
+
+
+def _command(pid: int) -> bytes:
+    """The process's command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _restarts(running: Running, name: str) -> int | None:
+    return next((part["restarts"] for part in running.run()["parts"] if part["name"] == name), None)
