@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
+
+
+class Address(NamedTuple):
+    """Where a server really listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return join_address(self.host, self.port)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -16,3 +27,9 @@ def split_address(address: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """The inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reachable(listening: Address, advertise: str) -> str:
+    """Where others reach it: under the host that is advertised as HOST or HOST:PORT, if one is."""
+    host = split_address(advertise)[0] if ":" in advertise else advertise
+    return join_address(host or listening.host, listening.port)

@@ -14,7 +14,7 @@ import uvloop
 
 from actors.metrics import FrontendMetrics
 from actors.router import Router, RouterOptions
-from api.addresses import join_address, split_address
+from api.addresses import join_address, reachable, split_address
 from api.app import create_app
 from api.connection import Connection, connection_options
 from api.logs import configure_logging, log_as
@@ -94,7 +94,7 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
         ops = operations(host, router.ready, metrics.registry, router.describe)
         await ops.start()
         await api.start()
-        await router.start({"ops": join_address(ops.address.host, ops.address.port)})
+        await router.start({"ops": reachable(ops.address, arguments.advertise)})
         log_as(replica=router.voice.id)
         tell(arguments.home, arguments.name, ops, id=router.voice.id, address=join_address(host, api.address.port))
         _logger.info("listens on %s, operations on %s", api.address, ops.address)
@@ -121,7 +121,13 @@ async def _told_to_end(arguments: FrontendArguments) -> str:
 
 
 def _router(connection: Connection, name: str, address: str, both: Planes, metrics: FrontendMetrics) -> Router:
-    options = RouterOptions(namespace=connection.namespace, name=name, address=address, lease_ms=LEASE_S * 1000)
+    options = RouterOptions(
+        namespace=connection.namespace,
+        name=name,
+        address=address,
+        restate_every_s=connection.restate_every_s,
+        lease_ms=LEASE_S * 1000,
+    )
     settings = connection.deployment.routing_settings
     router = Router(options, both.log, both.registry, SystemClock(), connection.key, settings, metrics.decided)
     watch_outbox(metrics.log, ROUTING, lambda: router.voice.outbox)

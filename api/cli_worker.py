@@ -15,7 +15,7 @@ import uvloop
 from actors.engines.engine import Engine
 from actors.metrics import WorkerMetrics
 from actors.worker import Worker, WorkerOptions
-from api.addresses import join_address, split_address
+from api.addresses import reachable, split_address
 from api.connection import Connection, connection_options
 from api.logs import configure_logging, log_as
 from api.part import OPERATIONS_GRACE_S, name_option, on_stop, operations, planes, tell, watch_outbox
@@ -79,6 +79,7 @@ def worker(connection: Connection, name: str, role: str, listen: str, advertise:
         listen_port=port,
         advertise=advertise,
         partitions=connection.topology.kv_partitions,
+        restate_every_s=connection.restate_every_s,
     )
     arguments = EngineArguments(
         engine=rest["engine"],
@@ -113,7 +114,7 @@ async def serve(connection: Connection, options: WorkerOptions, arguments: Engin
 
 async def _live(it: Worker, home: Path | None, ops: Server) -> str:
     """From the engine's start to its end; told to end in between, it is not waited for."""
-    starting = asyncio.create_task(it.start({"ops": join_address(ops.address.host, ops.address.port)}))
+    starting = asyncio.create_task(it.start({"ops": reachable(ops.address, it.options.advertise)}))
     ending = asyncio.create_task(it.serve())
     await asyncio.wait((starting, ending), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():

@@ -55,6 +55,11 @@ class Connection:
         )
 
     @property
+    def restate_every_s(self) -> float:
+        """How often every part says its whole state again: four times before the log forgets what it said."""
+        return self.topology.max_age_s / 4
+
+    @property
     def nats(self) -> list[str]:
         """URLs of the broker's servers."""
         return list(self.deployment.log.nats)

@@ -16,7 +16,6 @@ import click
 from prometheus_client import CollectorRegistry
 
 from actors.metrics import LogMetrics
-from api.addresses import join_address
 from api.connection import Connection
 from api.operations import create_operations_app
 from api.parts import Announcement, announce, until_orphaned
@@ -93,8 +92,7 @@ def operations(
 def tell(home: Path | None, name: str, ops: Server, *, id: str | None = None, address: str | None = None) -> None:
     """Who supervises the part can find it. `home` is the data folder of that `contrail up`, None by hand."""
     if home is not None:
-        where = join_address(ops.address.host, ops.address.port)
-        announce(home, name, Announcement(pid=os.getpid(), ops=where, id=id, address=address))
+        announce(home, name, Announcement(pid=os.getpid(), ops=str(ops.address), id=id, address=address))
 
 
 def on_stop(home: Path | None, stop: Callable[[str], None]) -> list[asyncio.Task[None]]:

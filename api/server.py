@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from api.addresses import Address
 from api.http_protocol import BoundedHttp
 from core.errors import CallerError
 
@@ -24,16 +24,6 @@ FLUSH_S = 2.0
 """How long the last bytes of finished answers may take to leave."""
 TICK_S = 1.0
 """How often the server's Date header moves on."""
-
-
-class Address(NamedTuple):
-    """Where a server really listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
 
 
 def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:

@@ -298,6 +298,23 @@ def test_a_cancelled_stream_ends_in_the_engine(run: Run) -> None:
     run(scenario)
 
 
+def test_tokens_for_a_connection_that_just_broke_are_dropped(run: Run) -> None:
+    """What was to leave with this turn of the loop goes nowhere, and nothing is made of it."""
+
+    async def scenario() -> None:
+        async with site() as it:
+            await it.connect()
+            (connection,) = it.port._connections
+            connection._gather(1, Output(tokens=(1,)))
+            connection._fail(2, "worker", "late")
+            connection.abort()
+            await eventually(lambda: not it.port._connections, "it is gone")
+            connection._gather(1, Output(tokens=(1,)))
+            await asyncio.sleep(0.01)
+
+    run(scenario)
+
+
 def test_a_slow_reader_gets_all_and_costs_little(run: Run) -> None:
     """Tokens for a reader who is far behind are merged, and nothing is read from him; his end comes after them all."""
     piece, pieces = tuple(range(1000)), 3000
