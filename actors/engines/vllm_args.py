@@ -42,6 +42,7 @@ def environment(model_path: str) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "2",  # an idle worker takes all of it
     }
     if Path(model_path).is_dir():
         wanted |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}

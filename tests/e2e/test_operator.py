@@ -190,12 +190,20 @@ def _nothing_lies_open(running: Running) -> None:
 
 def _listeners(pids: Iterable[int]) -> Iterable[str]:
     """The addresses, as the kernel writes them, on which these processes listen."""
-    own = {str(link.readlink()) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()}
+    own = {_target(link) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own:
                 yield fields[1].partition(":")[0]
+
+
+def _target(link: Path) -> str:
+    """What the descriptor is; nothing if it was closed meanwhile."""
+    try:
+        return str(link.readlink())
+    except FileNotFoundError:
+        return ""
 
 
 async def test_what_supervises_may_go_in_any_way(tmp_path: Path) -> None:
