@@ -18,6 +18,8 @@ from streams.log import EventLog, Record
 from streams.outbox import Outbox
 
 LEAVE_TIMEOUT_S = 5.0
+AHEAD_EVENTS_MAX = 131_072
+"""Events told apart that the log may never give back; more than an outbox holds, so only dropped ones get there."""
 
 _logger = logging.getLogger(__name__)
 
@@ -65,8 +67,16 @@ class Voice:
 
     def say(self, event: Event) -> None:
         """The event counts now and goes to the log, in order."""
+        if self.outbox.discarding and len(self.ahead) >= AHEAD_EVENTS_MAX:
+            self._forget_dropped()
         self.ahead.emit(event, self._state.routing.replicas.get(self.id))
         self.outbox.put(event)
+
+    def _forget_dropped(self) -> None:
+        """What was dropped is not told apart any more: what is in flight counts as one restatement."""
+        self.ahead = Ahead()
+        for event in self._restate():
+            self.ahead.emit(event, self._state.routing.replicas.get(self.id))
 
     def say_local(self, local: Local) -> None:
         """The log knows what only we know, worker by worker, before a decision rests on it."""

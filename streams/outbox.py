@@ -128,6 +128,11 @@ class Outbox:
         return not self.depth and not self._restatement_due
 
     @property
+    def discarding(self) -> bool:
+        """Whether it overflowed and the log is still away: what is put is dropped, a restatement will follow."""
+        return self._discarding
+
+    @property
     def ended(self) -> bool:
         """Whether nothing will be appended any more."""
         return self.error is not None or self.superseded is not None

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from actors import voice
 from actors import voice as voice_module
 from actors.router import Router
 from core.errors import CallerError, Unavailable
@@ -148,8 +149,15 @@ async def test_a_request_that_cannot_be_sent_leaves_no_trace() -> None:
         assert await outcomes(it, router) == []
 
 
-async def test_events_dropped_while_the_log_is_away_are_made_good() -> None:
-    """The outbox overflows; afterwards the fold has exactly what is in flight, and a fold from zero agrees."""
+@pytest.mark.parametrize("ahead_max", [voice.AHEAD_EVENTS_MAX, 10])
+async def test_events_dropped_while_the_log_is_away_are_made_good(
+    monkeypatch: pytest.MonkeyPatch, ahead_max: int
+) -> None:
+    """The outbox overflows; afterwards the fold has exactly what is in flight, and a fold from zero agrees.
+
+    So it is when even what is ahead of the log had to be forgotten, which keeps it bounded.
+    """
+    monkeypatch.setattr(voice, "AHEAD_EVENTS_MAX", ahead_max)
     async with world() as it:
         router, engine = await scripted(it)
         limits = OutboxLimits(pending_events_max=20)
@@ -162,6 +170,7 @@ async def test_events_dropped_while_the_log_is_away_are_made_good() -> None:
         engine.script("long").put_nowait(Output(tokens=(1,)))
         await anext(long)
         assert router.voice.outbox.counts.overflows
+        assert len(router.voice.ahead) <= max(ahead_max, limits.pending_events_max + 1)
         it.log.away = False  # type: ignore[attr-defined]
         await it.settled(router)
         replica = router.state.routing.replicas[router.voice.id]
