@@ -147,7 +147,9 @@ class Suspicion:
         except ContrailError as error:
             _logger.warning("could not write the end of %s now, trying again: %s", who, error)
             return
-        _logger.warning("%s is lost: no lease, no answer", who, extra={"worker": who})
+        _logger.warning(
+            "%s is lost: no lease, no answer", who, extra={"replica" if stream == ROUTING else "worker": who}
+        )
 
 
 class ReplicaLook:

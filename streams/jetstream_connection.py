@@ -186,6 +186,8 @@ class Connection:
         """Refused if no server lets us in, or is not who it should be; else Unavailable."""
         for_good = isinstance(reason, ssl.SSLCertVerificationError) or _NO_AUTHORIZATION.search(str(reason))
         text = f"NATS at {', '.join(self._servers)}: {reason}"
+        if _NO_AUTHORIZATION.search(str(reason)):
+            text += "; give the credentials that it wants under log.credentials"
         return Refused(text) if for_good else Unavailable(text)
 
     def _options(self, client: Client) -> dict[str, Any]:
