@@ -17,7 +17,7 @@ from actors.metrics import WorkerMetrics
 from actors.worker import Worker, WorkerOptions
 from api.addresses import reachable, split_address
 from api.connection import Connection, connection_options
-from api.logs import configure_logging, log_as
+from api.logs import configure_engine_logging, configure_logging, log_as
 from api.part import OPERATIONS_GRACE_S, name_option, on_stop, operations, planes, tell, watch_outbox
 from api.parts import SUPERVISED
 from api.server import Server
@@ -67,6 +67,7 @@ def worker(connection: Connection, name: str, role: str, listen: str, advertise:
         --name gpu-7 --model Qwen/Qwen3-0.6B --listen 10.0.0.7:9100 -- --max-num-seqs 64
     """
     configure_logging()
+    configure_engine_logging()
     try:
         host, port = split_address(listen)
     except ValueError as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TextIO
 
 import orjson
@@ -61,3 +63,9 @@ def log_as(**fields: str) -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, JsonLines):
             handler.formatter.standing |= fields
+
+
+def configure_engine_logging(stream: TextIO = sys.stderr) -> None:
+    """vLLM, and the processes that it starts, log in our form too, unless a person watches or the user says how."""
+    if not stream.isatty():
+        os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(Path(__file__).with_name("engine_logging.json")))
