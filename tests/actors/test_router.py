@@ -100,32 +100,20 @@ async def test_dead_worker_is_left_out_at_once_and_lost_once() -> None:
         for router in routers:
             await connected(router, 2)
         await asyncio.gather(*(collect(routers[i % 2], request(range(i, i + 40))) for i in range(6)))
-        dead = await crash(it, "a")
+        dead = await it.crash("a")
         for i in range(4):
             await collect(routers[i % 2], request(range(500 + i, 560 + i)))
         it.store.expire(f"workers/{dead}")
-        await eventually(lambda: all(r.state.member(dead).ended for r in routers), "the loss is known")  # type: ignore[arg-type,union-attr]
+        await eventually(lambda: all(r.state.member(dead).ended for r in routers), "the loss is known")  # type: ignore[union-attr]
         lost = [e for e in await events_of(it, kv_stream(0)) if isinstance(e, WorkerLost)]
         assert len(lost) == 1
-        assert all(not r.state.index.held(dead) for r in routers)  # type: ignore[arg-type]
+        assert all(not r.state.index.held(dead) for r in routers)
         assert a.engine is not None
 
 
 async def connected(router: Router, workers: int) -> None:
     """The router can use that many workers."""
     await eventually(lambda: sum(card.workers for card in router.models()) == workers, f"{workers} workers")
-
-
-async def crash(it: World, name: str) -> str:
-    """The worker is gone without a word, as by kill -9: its registration stays."""
-    worker = it.workers.pop(name)
-    assert worker.presence is not None
-    for task in worker._tasks:
-        task.cancel()
-    await worker.presence.end()
-    await worker.port.close()
-    await worker.engine.stop()
-    return worker.presence.id
 
 
 async def test_unfinished_stream_fails_and_untouched_one_moves() -> None:
@@ -136,7 +124,7 @@ async def test_unfinished_stream_fails_and_untouched_one_moves() -> None:
         await eventually(lambda: router.ready()[0], "ready")
         stream = router.generate("sim", request(range(60), max_tokens=3000))
         await anext(stream)
-        await crash(it, "a")
+        await it.crash("a")
         with pytest.raises(GenerationFailed):
             async for _ in stream:
                 pass
@@ -160,7 +148,7 @@ async def test_worker_written_off_comes_back_under_a_new_id() -> None:
         await it.settled(router)
         assert worker.presence is not None
         before = worker.presence.id
-        await router.suspicion._write_end(kv_stream(0), before, _lost())
+        await it.write_off(router, kv_stream(0), before)
         await collect(router, request(range(300)))  # the worker's next word is refused
         await eventually(lambda: worker.presence is not None and worker.presence.id != before, "a new life")
         await it.settled(router)
@@ -169,12 +157,6 @@ async def test_worker_written_off_comes_back_under_a_new_id() -> None:
         assert member.ended
         _, outputs = await collect(router, request(range(100)))
         assert max(o.cached_tokens or 0 for o in outputs) == 96
-
-
-def _lost() -> bytes:
-    from core.codec import encode_event  # noqa: PLC0415
-
-    return encode_event(WorkerLost(by="somebody", reason="test"))
 
 
 async def test_two_models_keep_apart() -> None:
@@ -189,7 +171,7 @@ async def test_two_models_keep_apart() -> None:
             await collect(router, request(range(40)), "right")
         with pytest.raises(UnknownModel):
             await collect(router, request(range(40)), "middle")
-        await crash(it, "b")
+        await it.crash("b")
         await eventually(lambda: not router.card("right").workers, "right is gone")
         with pytest.raises(NoWorkers):
             await collect(router, request(range(40)), "right")
