@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from core.codec import Message
-from core.events import UnknownEvent
+from core.codec import DIGEST_BYTES, Message
+from core.events import DivergenceFound, Points, UnknownEvent
 from core.ids import StreamName, StreamSeq, from_column
 from core.prompt import hashes_from_bytes
 
@@ -40,6 +40,18 @@ def _excluded(value: dict[str, Any]) -> dict[str, Any]:
     return {reason: {"count": count, "first": from_column(column)} for reason, (count, column) in value.items()}
 
 
+def _points(value: dict[str, Points]) -> dict[str, Any]:
+    return {
+        stream: {
+            "epoch": points.epoch,
+            "seqs": points.seqs,
+            "digests": _hashes(points.digests),
+            "heads": [points.heads[i : i + DIGEST_BYTES].hex() for i in range(0, len(points.heads), DIGEST_BYTES)],
+        }
+        for stream, points in value.items()
+    }
+
+
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     "hashes": _hashes,
     "parent": _parent,
@@ -49,6 +61,8 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "excluded": _excluded,
     "kv_head": bytes.hex,
     "seed": hash_text,
+    "points": _points,
+    "refolded": hash_text,
 }
 """Fields whose form in the log is not the one to read."""
 
@@ -74,11 +88,14 @@ def _fields(event: msgspec.Struct) -> dict[str, Any]:
     if isinstance(event, UnknownEvent):
         known = {key: value for key, value in event.fields.items() if key not in {"type", "v"}}
         return {"unknown": True, **{key: _plain(value) for key, value in known.items()}}
-    return {
+    shown = {
         name: _SHOWN[name](value) if name in _SHOWN else value
         for name, value in msgspec.structs.asdict(event).items()
         if name != "v"
     }
+    if isinstance(event, DivergenceFound):
+        shown["digest"] = hash_text(event.digest)  # in a decision it is text already
+    return shown
 
 
 def _plain(value: Any) -> Any:

@@ -93,13 +93,13 @@ class CacheRestated(_Event, frozen=True):
 
 
 class WorkerLeft(_Event, frozen=True):
-    """The worker ended by itself; nothing follows."""
+    """The worker ended by itself; nothing follows. Said in the load stream too, where it also ends a part."""
 
     reason: str
 
 
 class WorkerLost(_Event, frozen=True):
-    """A replica found the worker gone: no lease, no answer. Final; written on the worker's subject."""
+    """A replica found the worker gone: no lease, no answer. Final; written on the worker's subjects, kv and load."""
 
     by: str
     """The replica's id."""
@@ -271,6 +271,49 @@ class RequestRejected(_Event, frozen=True):
     now_ms: int
 
 
+class Points(msgspec.Struct, frozen=True, array_like=True):
+    """How one stream's fold stood at some cursors, as columns."""
+
+    epoch: int
+    seqs: tuple[int, ...]
+    digests: bytes
+    """uint64: the fold's digest at each of them."""
+    heads: bytes
+    """16 bytes each: the chain digest of the message at each of them, so that whoever keeps this can tell later
+    whether the record was rewritten."""
+
+    def __post_init__(self) -> None:
+        if {len(self.digests), len(self.heads) // 2} != {COLUMN_WIDTH * len(self.seqs)} or len(self.heads) % 2:
+            raise ValueError(f"columns of different lengths for {len(self.seqs)} points")
+
+
+class ReplicaReported(_Event, frozen=True):
+    """What this replica's folds were at cursors where others can compare theirs; of complete folds only."""
+
+    fold_version: int
+    """Only folds of equal version are compared."""
+    points: dict[str, Points]
+    """By stream."""
+    incomplete: tuple[str, ...] = ()
+    """Streams of which a source is unknown until it restates itself: nothing is said of them."""
+
+
+class DivergenceFound(_Event, frozen=True):
+    """This replica and another had different folds at one cursor; it folded the log again to know who was wrong."""
+
+    stream: str
+    epoch: int
+    seq: int
+    digest: int
+    """What this replica had there."""
+    refolded: int
+    """What the log gives there, folded again."""
+    other: str
+    """The replica that had reported something else."""
+    verdict: str
+    """`replaced`: this one was wrong and goes on with the new fold; `confirmed`: it was right."""
+
+
 class UnknownEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An event of a type or version that this program does not know: kept, counted, shown, not folded."""
 
@@ -279,7 +322,7 @@ class UnknownEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 KvEvent = WorkerJoined | BlocksStored | BlocksRemoved | CacheCleared | CacheRestated | WorkerLeft | WorkerLost
-LoadEvent = LoadReported
+LoadEvent = LoadReported | WorkerLeft | WorkerLost
 RoutingEvent = (
     ReplicaJoined
     | ReplicaRestated
@@ -291,6 +334,8 @@ RoutingEvent = (
     | RequestPrefilled
     | RequestFinished
     | RequestRejected
+    | ReplicaReported
+    | DivergenceFound
 )
 Event = KvEvent | LoadEvent | RoutingEvent
 
@@ -315,6 +360,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
         RequestPrefilled,
         RequestFinished,
         RequestRejected,
+        ReplicaReported,
+        DivergenceFound,
     )
 }
 """Listed by hand: the only table from a name on the wire to a class."""

@@ -10,6 +10,7 @@ from core.ids import NAME, StreamName
 
 LOAD = StreamName("load")
 ROUTING = StreamName("routing")
+SNAPSHOTS = StreamName("snapshots")
 
 
 def kv_stream(partition: int) -> StreamName:

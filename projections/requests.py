@@ -8,10 +8,12 @@ import msgspec
 
 from core.codec import Message
 from core.events import (
+    DivergenceFound,
     LocalChanged,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
+    ReplicaReported,
     ReplicaRestated,
     RequestFinished,
     RequestPrefilled,
@@ -128,12 +130,21 @@ class RoutingProjection:
                 self._restated(part, event)
             case ReplicaLeft():
                 self._end(part, f"left: {event.reason}")
-            case ReplicaLost() | RequestRejected():
-                pass  # the first counts only from its own source; the second leaves no state
+            case ReplicaLost():
+                pass  # counts only from its own source
+            case RequestRejected() | ReplicaReported() | DivergenceFound():
+                pass  # these leave no state
             case SettingsChanged():
                 part.settings, part.settings_revision = event.settings, event.revision
             case LocalChanged():
                 _local_changed(part, event)
+            case RequestRouted() | RequestPrefilled() | RequestFinished():
+                self._request(part, event)
+            case _:
+                assert_never(event)
+
+    def _request(self, part: Replica, event: RequestRouted | RequestPrefilled | RequestFinished) -> None:
+        match event:
             case RequestRouted():
                 self._routed(part, event)
             case RequestPrefilled():

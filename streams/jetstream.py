@@ -82,12 +82,17 @@ class JetStreamLog:
         return StreamSeq(int(answer["seq"]))
 
     async def last(self, stream: StreamName, subject: str) -> Record | None:
-        answer = await self._connection.request(
-            f"$JS.API.STREAM.MSG.GET.{self._broker_name(stream)}", {"last_by_subj": subject}, f"end of {subject}"
-        )
+        return await self._get(stream, {"last_by_subj": subject}, f"end of {subject}")
+
+    async def at(self, stream: StreamName, seq: StreamSeq) -> Record | None:
+        return await self._get(stream, {"seq": seq}, f"{stream}:{seq}")
+
+    async def _get(self, stream: StreamName, which: dict[str, object], what: str) -> Record | None:
+        request = f"$JS.API.STREAM.MSG.GET.{self._broker_name(stream)}"
+        answer = await self._connection.request(request, which, what)
         if err_code(answer) == NO_MESSAGE:
             return None
-        error = refusal(answer, f"end of {subject}")
+        error = refusal(answer, what)
         if error is not None:
             raise error
         found = answer["message"]

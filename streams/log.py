@@ -58,6 +58,9 @@ class EventLog(Protocol):
     async def last(self, stream: StreamName, subject: str) -> Record | None:
         """The newest message of a subject, read from the leader; None if there is none."""
 
+    async def at(self, stream: StreamName, seq: StreamSeq) -> Record | None:
+        """The message at that sequence, read from the leader; None if the stream does not hold it."""
+
     async def state(self, stream: StreamName) -> StreamState:
         """What the stream holds now."""
 

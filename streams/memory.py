@@ -185,6 +185,10 @@ class MemoryLog:
         seq = found.seq_by_subject.get(subject)
         return None if seq is None else found.records[seq - found.first]
 
+    async def at(self, stream: StreamName, seq: StreamSeq) -> Record | None:
+        found = self.found(stream)
+        return found.records[seq - found.first] if found.first <= seq <= found.last else None
+
     async def state(self, stream: StreamName) -> StreamState:
         return self.found(stream).state()
 

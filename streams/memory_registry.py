@@ -63,6 +63,8 @@ class MemoryRegistry:
         self._store = store
         self._held: dict[str, bytes | None] = {}
         """What should be there; None for what should go when contact is back."""
+        self._claims: dict[str, int] = {}
+        """Keys that we claimed, and the revision of that."""
         self._watches: list[_Watch] = []
         self._away = False
         self._closed = False
@@ -100,6 +102,15 @@ class MemoryRegistry:
         del self._held[key]
         self._store.delete(key)
 
+    async def claim(self, key: str, value: bytes) -> int | None:
+        """The key is ours alone until `unregister`, `close` or `expire`; None if another has it."""
+        self._check()
+        there = self._store.below(key)
+        if there and there[0].key == key:
+            return self._claims.get(key) if self._claims.get(key) == there[0].revision else None
+        self._claims[key] = self._store.put(key, value)
+        return self._claims[key]
+
     async def put(self, key: str, value: bytes) -> int:
         """The key is there for good; returns the revision."""
         self._check()
@@ -129,6 +140,9 @@ class MemoryRegistry:
             watch.stop()
         for key in self._held:
             self._store.delete(key)
+        for key, revision in self._claims.items():
+            if any(change.key == key and change.revision == revision for change in self._store.below(key)):
+                self._store.delete(key)
 
     def _check(self) -> None:
         if self._away or self._closed:

@@ -27,6 +27,13 @@ class Registry(Protocol):
     async def unregister(self, key: str) -> None:
         """The key is gone."""
 
+    async def claim(self, key: str, value: bytes) -> int | None:
+        """The key is ours alone, under this process's lease, until `unregister`; None if another has it.
+
+        Returns the revision at which it became ours: later claims have higher ones. Unlike `register` it is not put
+        again after the lease was lost: whoever acts on a claim must be fenced by its revision.
+        """
+
     async def put(self, key: str, value: bytes) -> int:
         """The key is there for good; returns the revision."""
 

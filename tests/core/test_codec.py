@@ -21,7 +21,16 @@ from core.codec import (
     encode_readable,
 )
 from core.errors import Corrupt
-from core.events import EVENT_TYPES, EVENT_VERSION, BlocksStored, Event, ReplicaRestated, UnknownEvent, WorkerLeft
+from core.events import (
+    EVENT_TYPES,
+    EVENT_VERSION,
+    BlocksStored,
+    Event,
+    Points,
+    ReplicaRestated,
+    UnknownEvent,
+    WorkerLeft,
+)
 from core.ids import SourceId
 
 SOURCE = SourceId("0123456789abcdef")
@@ -46,6 +55,16 @@ BY_TYPE: dict[object, st.SearchStrategy[Any]] = {
     dict[str, tuple[int, bytes]]: st.dictionaries(words, st.tuples(counts, columns), max_size=3),
 }
 """Every type of field; there are no integers past 64 bits in msgpack."""
+
+
+@st.composite
+def points(draw: st.DrawFn) -> Points:
+    digests = draw(st.lists(st.binary(min_size=8, max_size=8), max_size=3))
+    seqs = tuple(range(len(digests)))
+    return Points(draw(counts), seqs, b"".join(digests), bytes(16) * len(seqs))
+
+
+BY_TYPE[dict[str, Points]] = st.dictionaries(words, points(), max_size=2)
 
 
 @st.composite

@@ -1,0 +1,65 @@
+"""Manifest: what a snapshot is, and the commit of it: chunks without a manifest are nothing."""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.errors import Corrupt
+
+MANIFEST_VERSION = 1
+"""Changed whenever a reader of the one before could not read this one."""
+
+
+class At(msgspec.Struct, frozen=True):
+    """How far one stream is folded in a snapshot."""
+
+    epoch: int
+    seq: int
+    head: str
+    """Chain digest of the message at that sequence, 32 hex digits; empty at 0."""
+    digest: str
+    """The fold's digest there, 16 hex digits."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One snapshot, as JSON that a person can read."""
+
+    v: int = MANIFEST_VERSION
+    id: str
+    fold_version: int
+    """Folds of another version cannot go on from it."""
+    made_ms: int
+    """The writer's wall clock, for people and for the schedule."""
+    by: str
+    """The replica, or `contrail snapshots take`."""
+    fence: int
+    """The writer's claim: a manifest with a lower one is never written after this."""
+    cursor: dict[str, At]
+    digest: str
+    """Of the whole state, 16 hex digits."""
+    incomplete: int
+    """Sources whose chain had a gap then."""
+    chunks: int
+    first_seq: int
+    """Where its first chunk stands in the snapshots stream."""
+    size_bytes: int
+    checksum: str
+    """BLAKE2b of the content, keyed as the chain is, 32 hex digits."""
+
+    def to_bytes(self) -> bytes:
+        """The inverse of `parse`."""
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def parse(value: bytes) -> Manifest:
+        """The manifest in a message. Corrupt if it is none, or of a version that this program does not know."""
+        try:
+            manifest = _decoder.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Corrupt(f"no manifest of a snapshot: {error}") from error
+        if manifest.v != MANIFEST_VERSION:
+            raise Corrupt(f"a manifest of version {manifest.v}; this program reads {MANIFEST_VERSION}")
+        return manifest
+
+
+_decoder: msgspec.json.Decoder[Manifest] = msgspec.json.Decoder(Manifest)
