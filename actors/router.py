@@ -1,38 +1,34 @@
-"""Router: one replica. Decides, sends, and says in the log what it decided and what came of it."""
+"""Router: one replica, put together: folds, the fleet, its life in the log, and the hands that dispatch requests."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from actors.entry import Entry
+from actors.dispatch import Dispatch
 from actors.fleet import Fleet
-from actors.flight import ATTEMPTS_MAX, Flight, Flights
-from actors.line import WorkerGone
+from actors.flight import Flights
+from actors.life import Life
 from actors.live_settings import LiveSettings
-from actors.suspicion import ReplicaLook, Suspicion
+from actors.suspicion import Suspicion
 from actors.voice import Voice
 from actors.wire import PROTOCOL, Hello
 from core.clock import Clock
-from core.events import Event, ReplicaJoined, RequestRejected
+from core.events import Event, ReplicaJoined
 from core.generation import GenerateRequest, Output
-from core.ids import ReplicaId, RequestId, WorkerId
+from core.ids import ReplicaId, WorkerId
 from core.keys import DeploymentKey
-from core.models import GenerationFailed, ModelCard, NoWorkers, Overloaded, UnknownModel
-from core.prompt import Prompt, scope_bytes
+from core.models import ModelCard
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, is_kv
-from projections.decide import Decision, decide, record, shown
 from projections.runner import Runner
 from projections.state import Applied, State
-from projections.view import RouteRequest, View
+from projections.view import View
 from streams.log import EventLog
 from streams.registry import Change, Registry
 
@@ -47,7 +43,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
-    """How a replica is known."""
+    """How a replica is known, and what it keeps."""
 
     namespace: str
     name: str
@@ -56,6 +52,8 @@ class RouterOptions:
     restate_every_s: float = RESTATE_EVERY_S
     lease_ms: int = 10_000
     """The registry's lease time: how long a silent worker stays registered."""
+    journal: Path | None = None
+    """Folder where decisions wait for the log and outlive this process; None keeps them in memory."""
 
 
 class Router:
@@ -79,20 +77,36 @@ class Router:
         self.fleet = Fleet(registry, clock, self._hello, self._on_fleet)
         self.flights = Flights(self._say, clock)
         self.suspicion = Suspicion(options.namespace, log, self.fleet, self.state, clock, options.lease_ms)
-        self._log = log
+        self.life = Life(
+            options.namespace,
+            ReplicaJoined(name=options.name, version=VERSION, address=options.address),
+            log,
+            registry,
+            clock,
+            key,
+            self.state,
+            self.live,
+            self.flights,
+            journal=options.journal,
+            spawn=self._spawn,
+        )
+        self.dispatch = Dispatch(
+            self.state,
+            self.fleet,
+            self.suspicion,
+            self.live,
+            self.flights,
+            clock,
+            key.hash_seed,
+            voice=lambda: self.voice,
+            decided=decided,
+        )
         self._registry = registry
         self._clock = clock
         self._key = key
-        self._decided = decided
-        self._details: dict[str, object] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect = ""
-        self._stopping = False
         self._asked_ms: dict[WorkerId, int] = {}
-        self._wall_offset_ms = clock.wall_ms() - clock.monotonic_ms()
-        self.voice = self._new_voice()
-        self._entry = Entry(registry, f"replicas/{self.voice.id}")
-        self._look = ReplicaLook(self.voice.id)
 
     def __repr__(self) -> str:
         return f"<Router {self.options.name} {self.voice.id}, {self.runner!r}, {self.fleet!r}>"
@@ -102,38 +116,41 @@ class Router:
 
         Unavailable, and nothing is left of it, if the registry is away.
         """
-        self._details = details
         try:
-            await self._start()
+            await self._start(details)
         except BaseException:
             await self.stop("it could not start")
             raise
 
-    async def _start(self) -> None:
+    async def _start(self, details: dict[str, object]) -> None:
         self.runner.start()
-        self._say_hello()
+        self.life.begin()
         await self.live.follow(self._registry)
         await self._registry.watch("replicas/", self._on_replica)
         await self.fleet.start()
-        await self._register()
-        self._spawn(self.suspicion.run(self._look))
-        self._spawn(self._restate_loop())
+        await self.life.register(details)
+        self._spawn(self.suspicion.run(self.life.look))
+        self._spawn(self.life.restate_again_and_again(self.options.restate_every_s))
 
     async def stop(self, reason: str) -> None:
         """The log and the registry know that this replica is gone; no connection is left.
 
         Every step has a bound, and none keeps the next one from being taken.
         """
-        self._stopping = True
         async with AsyncExitStack() as last_first:
             last_first.push_async_callback(self.runner.stop)
             last_first.push_async_callback(self.fleet.close)
-            last_first.push_async_callback(self._entry.remove)
-            last_first.push_async_callback(self.voice.leave, reason)
+            last_first.push_async_callback(self.life.forget)
+            last_first.push_async_callback(self.life.leave, reason)
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+
+    @property
+    def voice(self) -> Voice:
+        """Its present life in the log."""
+        return self.life.voice
 
     @property
     def settings(self) -> RoutingSettings:
@@ -175,160 +192,28 @@ class Router:
 
     def card(self, model: str) -> ModelCard:
         """The model's card. UnknownModel if there was never a worker for it."""
-        self._check_known(model)
+        self.dispatch.check_known(model)
         members = (member for kv in self.state.kv.values() for member in kv.alive.values())
         workers = sum(
             m.joined is not None and m.joined.model == model and self.fleet.connected(m.worker) for m in members
         )
         return self.fleet.catalog.card(model, workers)
 
-    def _check_known(self, model: str) -> None:
-        if model not in self.fleet.catalog:
-            if any(registration.model == model for registration in self.fleet.registered.values()):
-                raise NoWorkers(f"the workers of model {model!r} are not connected yet")
-            raise UnknownModel(f"the model {model!r} does not exist")
-
-    async def generate(
+    def generate(
         self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
     ) -> AsyncIterator[Output]:
-        """Tokens of the request, from the worker that the decision chose; closing it cancels there.
-
-        When it is closed early, `ended` says how the answer ended for the client (`stop`, for a stop string), or None
-        if the client went away; the log has it then.
-        UnknownModel, NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first token;
-        GenerationFailed when the worker breaks off after it.
-        """
-        self._check_known(model)
-        request = self._renamed(request)
-        scope = scope_bytes(request.adapter, request.cache_salt)
-        prompt = Prompt(request.tokens, self.fleet.catalog.block_size(model), self._key.hash_seed, scope)
-        arrived_ms = self._clock.monotonic_ms()
-        for attempt in range(ATTEMPTS_MAX):
-            asked = RouteRequest(request.id, attempt, model, prompt, request.tenant or "", request.priority)
-            flight = self._route(asked, request, arrived_ms)
-            try:
-                async with aclosing(flight.outputs()) as outputs:
-                    async for output in outputs:
-                        yield output
-                return  # noqa: TRY300  # the loop is over when an attempt ends well
-            except WorkerGone as error:
-                self.fleet.failed(flight.worker)
-                if flight.output_tokens:
-                    raise GenerationFailed(f"the worker broke off: {error}") from error
-                _logger.warning("trying another worker: %s", error, extra={"request_id": request.id})
-            finally:
-                flight.close(ended() or "abort")
-        raise NoWorkers(f"{ATTEMPTS_MAX} workers failed before the first token")
+        """Tokens of the request from a worker that the decision chose; see `actors.dispatch`."""
+        return self.dispatch.generate(model, request, ended)
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""
-        alive = [member.worker for member in self.state.alive()]
-        local = self.fleet.local(alive, self.suspicion.suspected)
-        self.voice.say_local(local)
-        return View(self.state, self.voice.id, self.voice.ahead, local)
-
-    def _renamed(self, request: GenerateRequest) -> GenerateRequest:
-        """The request under an id that no other one here has: clients may send one id twice at a time."""
-        if not self.flights.under_way(request.id):
-            return request
-        return msgspec.structs.replace(request, id=RequestId(f"{request.id}.{secrets.token_hex(4)}"))
-
-    def _route(self, asked: RouteRequest, request: GenerateRequest, arrived_ms: int) -> Flight:
-        """The request is on its way to the chosen worker, and the decision on its way to the log."""
-        started_us = self._clock.monotonic_us()
-        now_ms = self._wall_offset_ms + started_us // 1000
-        seed = secrets.randbits(64)
-        decision = decide(self.view(), asked, self.settings, now_ms, seed)
-        self._decided(self.settings.policy, (self._clock.monotonic_us() - started_us) / 1e6)
-        if decision.worker is None:
-            raise self._rejected(asked, decision)
-        # the worker gets the request first: the record costs a digest per block
-        stream = self.fleet.links[decision.worker].open(asked.model, request)
-        try:
-            event = record(decision, asked, self.settings, self.live.revision)
-            self.voice.say(event)
-        except BaseException:
-            stream.close()  # else the worker would go on for nobody
-            raise
-        return Flight(event, stream, self.flights, arrived_ms)
-
-    def _rejected(self, asked: RouteRequest, decision: Decision) -> NoWorkers:
-        overloaded = "overloaded" in decision.excluded
-        reasons = {reason: len(ids) for reason, ids in decision.excluded.items() if reason != "other_model"}
-        text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
-        event = RequestRejected(
-            request=asked.id,
-            attempt=asked.attempt,
-            model=asked.model,
-            reason="overloaded" if overloaded else "no_workers",
-            status=503,
-            cursor=decision.cursor,
-            excluded=shown(decision.excluded),
-            settings_revision=self.live.revision,
-            now_ms=decision.now_ms,
-        )
-        self.voice.say(event)
-        kind = Overloaded if overloaded else NoWorkers
-        return kind(f"no worker can take requests for model {asked.model!r} now ({text or 'none is there'})")
+        return self.dispatch.view()
 
     def _say(self, event: Event) -> None:
-        self.voice.say(event)
-
-    def _new_voice(self) -> Voice:
-        return Voice(
-            self.options.namespace,
-            self._log,
-            self._clock,
-            self._key,
-            self.state,
-            restate=self._restatement,
-            on_superseded=self._on_superseded,
-        )
-
-    def _restatement(self) -> list[Event]:
-        """Events were dropped, or the log does not end where we left it: who we are and all that counts now."""
-        return [self._joined(), self.live.event(), self.flights.restated("events of ours are missing")]
-
-    def _say_hello(self) -> None:
-        """The first words of a life: who it is, what it decides by."""
-        self.voice.start(self._joined())
-        self._say_settings()
-
-    def _joined(self) -> ReplicaJoined:
-        return ReplicaJoined(name=self.options.name, version=VERSION, address=self.options.address)
-
-    async def _restate_loop(self) -> None:
-        """The first one comes at a moment of the id's own, so that replicas do not speak all at once."""
-        await asyncio.sleep(self.options.restate_every_s * int(self.voice.id, 16) / 2**64)
-        while True:
-            self.voice.say(self._joined())
-            self._say_settings()
-            self.voice.restate(self.flights.restated("the quarter of the retention time is over"))
-            await asyncio.sleep(self.options.restate_every_s)
+        self.life.say(event)
 
     def _say_settings(self) -> None:
-        self.voice.say(self.live.event())
-
-    def _on_superseded(self) -> None:
-        """Our end was written though we live: it stands, we go on at once under a new id with what is in flight."""
-        if self._stopping:
-            return
-        before, self.voice = self.voice, self._new_voice()
-        self._look.replica = self.voice.id
-        self._say_hello()
-        self.voice.restate(self.flights.restated(f"was {before.id}"))
-        entry, self._entry = self._entry, Entry(self._registry, f"replicas/{self.voice.id}")
-        self._spawn(self._settle(before, entry))
-
-    async def _settle(self, before: Voice, entry: Entry) -> None:
-        """The registry knows us as we are now."""
-        await before.end()
-        await self._register()
-        await entry.remove()
-
-    async def _register(self) -> None:
-        about = {"id": self.voice.id, "name": self.options.name, "address": self.options.address}
-        await self._entry.put({**about, **self._details})
+        self.life.say_settings()
 
     def _hello(self) -> Hello:
         return Hello(protocol=PROTOCOL, key=self._key.door_key, namespace=self.options.namespace, replica=self.voice.id)
@@ -345,9 +230,7 @@ class Router:
 
     def _on_worker(self, worker: WorkerId) -> None:
         member = self.state.member(worker)
-        if member is None:
-            return
-        if member.ended:
+        if member is None or member.ended:
             self._asked_ms.pop(worker, None)
         elif not member.cache_known:
             self._ask_to_restate(worker)
@@ -368,9 +251,9 @@ class Router:
     def _on_replica(self, change: Change) -> None:
         replica = ReplicaId(change.key.rpartition("/")[2])
         if change.value is None:
-            self._look.registered.discard(replica)
+            self.life.look.registered.discard(replica)
         else:
-            self._look.registered.add(replica)
+            self.life.look.registered.add(replica)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)

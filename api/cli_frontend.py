@@ -27,7 +27,6 @@ from api.part import (
     on_stop,
     operations,
     planes,
-    streams,
     tell,
     watch_outbox,
 )
@@ -131,7 +130,7 @@ def _router(connection: Connection, name: str, address: str, both: Planes, metri
     settings = connection.deployment.routing_settings
     router = Router(options, both.log, both.registry, SystemClock(), connection.key, settings, metrics.decided)
     watch_outbox(metrics.log, ROUTING, lambda: router.voice.outbox)
-    for stream in streams(connection):
+    for stream in connection.topology.names():
         metrics.log.watch_lag(stream, partial(_lag, router, stream))
     for model in {group.client_name for group in connection.deployment.workers}:
         metrics.watch_workers(model, partial(_workers, router, model))

@@ -82,6 +82,8 @@ class LogSection(Section, frozen=True, kw_only=True):
     """How much disk all streams together may take; reserved at the start."""
     kv_partitions: Annotated[int, Meta(ge=1, le=256)] = 1
     """Over how many streams the workers' cache events are spread."""
+    snapshot_every: str = "1h"
+    """How often the folds are written down as a snapshot, from which replicas start; `0s` for never."""
     credentials: LogCredentials | None = None
     etcd_credentials: EtcdAccess | None = None
 
@@ -90,6 +92,7 @@ class LogSection(Section, frozen=True, kw_only=True):
             raise ValueError("etcd: one address for now; to reach several members, give that of a balancer")
         _check("max_age", duration_s, self.max_age)
         _check("max_bytes", size_bytes, self.max_bytes)
+        _check("snapshot_every", duration_s, self.snapshot_every)
 
 
 class FrontendSection(Section, frozen=True, kw_only=True):
@@ -102,9 +105,12 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     """Host under which the other parts reach a front end; the listening host if not given."""
     body_bytes_max: Annotated[int, Meta(ge=1024)] = 16 * 2**20
     """Longest request body; 16 MiB hold a prompt of some million tokens."""
+    journal_max: str = "256MiB"
+    """How much of what a front end decides may wait on its disk while the log is away."""
 
     def __post_init__(self) -> None:
         _check("listen", split_address, self.listen)
+        _check("journal_max", size_bytes, self.journal_max)
 
     @property
     def host(self) -> str:

@@ -64,6 +64,8 @@ SETTINGS = (
     Setting("log.etcd", "--etcd", "CONTRAIL_ETCD", urls),
     Setting("log.nats_port", "--nats-port", "CONTRAIL_NATS_PORT", int),
     Setting("log.etcd_port", "--etcd-port", "CONTRAIL_ETCD_PORT", int),
+    Setting("log.replicas", None, "CONTRAIL_LOG_REPLICAS", int),
+    Setting("log.kv_partitions", None, "CONTRAIL_KV_PARTITIONS", int),
     Setting("log.credentials.user", None, "CONTRAIL_NATS_USER"),
     Setting("log.credentials.password", None, "CONTRAIL_NATS_PASSWORD"),
     Setting("log.credentials.token", None, "CONTRAIL_NATS_TOKEN"),

@@ -6,6 +6,7 @@ deployment.json   the deployment as resolved, with addresses and credentials, mo
 run.json          who runs where: addresses, process ids, names
 parts/NAME.json   what a part says of itself once it listens
 logs/NAME.log     its output
+journal/          decisions that the log does not have yet
 nats/, etcd/      the private servers' own folders
 models/tiny       the built-in model
 """
@@ -57,6 +58,11 @@ class DataFolder:
     def etcd(self) -> Path:
         """The private etcd's folder."""
         return self.path / "etcd"
+
+    @property
+    def journal(self) -> Path:
+        """Where front ends keep what the log does not have yet."""
+        return self.path / "journal"
 
     @property
     def tiny_model(self) -> Path:

@@ -21,8 +21,7 @@ from api.operations import create_operations_app
 from api.parts import Announcement, announce, until_orphaned
 from api.server import Server, bind
 from core.errors import CallerError
-from core.ids import NAME, StreamName
-from core.subjects import LOAD, ROUTING, kv_stream
+from core.ids import NAME
 from streams.etcd import EtcdRegistry
 from streams.jetstream import JetStreamLog
 from streams.outbox import Outbox
@@ -62,7 +61,7 @@ async def planes(connection: Connection) -> AsyncIterator[Planes]:
         connection.nats, connection.namespace, connection.topology, connection.nats_credentials
     )
     try:
-        await log.ensure(streams(connection))
+        await log.ensure(connection.topology.names())
         registry = await EtcdRegistry.connect(
             connection.etcd, connection.namespace, connection.etcd_credentials, LEASE_S
         )
@@ -72,11 +71,6 @@ async def planes(connection: Connection) -> AsyncIterator[Planes]:
             await registry.close()
     finally:
         await log.close()
-
-
-def streams(connection: Connection) -> list[StreamName]:
-    """The streams of the namespace, as configured."""
-    return [*map(kv_stream, range(connection.topology.kv_partitions)), LOAD, ROUTING]
 
 
 def operations(

@@ -1,0 +1,132 @@
+"""Life: what a replica is to others under its present id: its chain in the log, its key in the registry.
+
+Another may write our end though we live. That stands, and we go on at once under a new id with what is in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+from actors.entry import Entry
+from actors.flight import Flights
+from actors.live_settings import LiveSettings
+from actors.suspicion import ReplicaLook
+from actors.voice import Voice
+from core.clock import Clock
+from core.events import Event, ReplicaJoined
+from core.keys import DeploymentKey
+from projections.state import State
+from streams.log import EventLog
+from streams.registry import Registry
+
+
+class Life:
+    """One voice after another; `voice` is the present one."""
+
+    def __init__(
+        self,
+        namespace: str,
+        joined: ReplicaJoined,
+        log: EventLog,
+        registry: Registry,
+        clock: Clock,
+        key: DeploymentKey,
+        state: State,
+        live: LiveSettings,
+        flights: Flights,
+        *,
+        journal: Path | None,
+        spawn: Callable[[Coroutine[None, None, None]], None],
+    ) -> None:
+        self._namespace = namespace
+        self._joined = joined
+        self._log = log
+        self._registry = registry
+        self._clock = clock
+        self._key = key
+        self._state = state
+        self._live = live
+        self._flights = flights
+        self._journal = journal
+        self._spawn = spawn
+        self._details: dict[str, object] = {}
+        self._stopping = False
+        self.voice = self._new_voice()
+        self._entry = Entry(registry, f"replicas/{self.voice.id}")
+        self.look = ReplicaLook(self.voice.id)
+
+    def __repr__(self) -> str:
+        return f"<Life {self._joined.name} as {self.voice!r}>"
+
+    def begin(self) -> None:
+        """The first words are on their way to the log: who this is, what it decides by."""
+        self.voice.start(self._joined)
+        self.say_settings()
+
+    async def register(self, details: dict[str, object]) -> None:
+        """The registry knows us, or will when it is back; `details` go into it too."""
+        self._details = details
+        await self._register()
+
+    def say(self, event: Event) -> None:
+        """The event counts now and goes to the log, in order."""
+        self.voice.say(event)
+
+    def say_settings(self) -> None:
+        """The log knows what decisions go by from here on."""
+        self.say(self._live.event())
+
+    async def forget(self) -> None:
+        """The registry forgets us, or will when it is back."""
+        await self._entry.remove()
+
+    async def leave(self, reason: str) -> None:
+        """The log has our last word if that was possible in time."""
+        self._stopping = True
+        await self.voice.leave(reason)
+
+    async def restate_again_and_again(self, every_s: float) -> None:
+        """The first time comes at a moment of the id's own, so that replicas do not speak all at once."""
+        await asyncio.sleep(every_s * int(self.voice.id, 16) / 2**64)
+        while True:
+            self.say(self._joined)
+            self.say_settings()
+            self.voice.restate(self._flights.restated("the quarter of the retention time is over"))
+            await asyncio.sleep(every_s)
+
+    def _new_voice(self) -> Voice:
+        return Voice(
+            self._namespace,
+            self._log,
+            self._clock,
+            self._key,
+            self._state,
+            restate=self._restatement,
+            on_superseded=self._on_superseded,
+        )
+
+    def _restatement(self) -> list[Event]:
+        """Events were dropped, or the log does not end where we left it: who we are and all that counts now."""
+        return [self._joined, self._live.event(), self._flights.restated("events of ours are missing")]
+
+    def _on_superseded(self) -> None:
+        if self._stopping:
+            return
+        before, self.voice = self.voice, self._new_voice()
+        self.look.replica = self.voice.id
+        self.begin()
+        self.voice.restate(self._flights.restated(f"was {before.id}"))
+        entry, self._entry = self._entry, Entry(self._registry, f"replicas/{self.voice.id}")
+        self._spawn(self._settle(before, entry))
+
+    async def _settle(self, before: Voice, entry: Entry) -> None:
+        """The registry knows us as we are now."""
+        await before.end()
+        await self._register()
+        await entry.remove()
+
+    async def _register(self) -> None:
+        about = {"id": self.voice.id, "name": self._joined.name, "address": self._joined.address}
+        await self._entry.put({**about, **self._details})
