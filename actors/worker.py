@@ -193,6 +193,10 @@ class Worker:
             "waiting": presence.kv.depth if presence else 0,
         }
 
+    def degraded(self) -> dict[str, str]:
+        """What it does without for now, though it serves."""
+        return {}
+
     def welcome(self) -> Welcome:
         """Who the worker is now."""
         assert self.presence is not None

@@ -31,10 +31,8 @@ def create_app(
 
     @app.get("/health")
     async def health() -> Response:
-        ready, waiting = backend.ready()
-        return Response(
-            orjson.dumps({"ready": ready, "waiting_for": waiting}), 200 if ready else 503, media_type="application/json"
-        )
+        now = backend.ready()
+        return Response(orjson.dumps(now.to_mapping()), 200 if now.ready else 503, media_type="application/json")
 
     return app
 

@@ -23,6 +23,7 @@ from api.parts import SUPERVISED
 from api.server import Server
 from core.clock import SystemClock
 from core.errors import CallerError
+from core.readiness import Readiness
 from core.subjects import LOAD
 
 FAILED = ("engine dead", "defect")
@@ -148,12 +149,14 @@ def make_engine(arguments: EngineArguments) -> Engine:
     return VllmEngine(arguments.model, arguments.model_path, arguments.engine_args)
 
 
-def _ready(it: Worker) -> tuple[bool, dict[str, str]]:
+def _ready(it: Worker) -> Readiness:
     if it.ready:
-        return True, {}
+        return Readiness(ready=True, waiting_for={}, degraded=it.degraded())
     if it.presence is None:
-        return False, {"engine": "is starting"}
-    return False, {"log": "has not stored the worker's first message"} if not it.port.draining else {"end": "draining"}
+        return Readiness(ready=False, waiting_for={"engine": "is starting"})
+    if it.port.draining:
+        return Readiness(ready=False, waiting_for={"end": "draining"})
+    return Readiness(ready=False, waiting_for={"log": "has not stored the worker's first message"})
 
 
 def _watch(it: Worker, metrics: WorkerMetrics) -> None:

@@ -21,6 +21,7 @@ Port = Annotated[int, Meta(ge=0, le=65_535)]
 Count = Annotated[int, Meta(ge=0, le=1024)]
 
 VERSION = 1
+OFF = "off"
 ROLES = ("decode",)
 ENGINES = ("vllm", "simulated")
 
@@ -83,7 +84,7 @@ class LogSection(Section, frozen=True, kw_only=True):
     kv_partitions: Annotated[int, Meta(ge=1, le=256)] = 1
     """Over how many streams the workers' cache events are spread."""
     snapshot_every: str = "1h"
-    """How often the folds are written down as a snapshot, from which replicas start; `0s` for never."""
+    """How often the folds are written down as a snapshot, from which replicas start; `off` for never."""
     credentials: LogCredentials | None = None
     etcd_credentials: EtcdAccess | None = None
 
@@ -92,7 +93,8 @@ class LogSection(Section, frozen=True, kw_only=True):
             raise ValueError("etcd: one address for now; to reach several members, give that of a balancer")
         _check("max_age", duration_s, self.max_age)
         _check("max_bytes", size_bytes, self.max_bytes)
-        _check("snapshot_every", duration_s, self.snapshot_every)
+        if self.snapshot_every != OFF:
+            _check("snapshot_every", duration_s, self.snapshot_every)
 
 
 class FrontendSection(Section, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from api.config import Deployment, EtcdAccess, LogCredentials
+from api.config import OFF, Deployment, EtcdAccess, LogCredentials
 from api.config_load import load, urls
 from api.data_folder import DataFolder
 from api.run_file import STOPPED, read_run
@@ -37,6 +37,8 @@ class Connection:
     key: DeploymentKey
     data: Path | None = None
     """The data folder, if it is a deployment on this machine."""
+    words: tuple[str, ...] = ()
+    """The options that name this deployment to another command of ours."""
 
     @property
     def namespace(self) -> str:
@@ -58,6 +60,12 @@ class Connection:
     def restate_every_s(self) -> float:
         """How often every part says its whole state again: four times before the log forgets what it said."""
         return self.topology.max_age_s / 4
+
+    @property
+    def snapshot_every_s(self) -> int | None:
+        """How often a snapshot is taken; None for never."""
+        every = self.deployment.log.snapshot_every
+        return None if every == OFF else duration_s(every)
 
     @property
     def nats(self) -> list[str]:
@@ -93,7 +101,8 @@ def connect_by_data(data: Path) -> Connection:
     deployment = load(folder.deployment, environment={}).deployment
     if not deployment.log.nats or not deployment.log.etcd:
         raise CallerError(f"the deployment with the data folder {data} is only just starting: try again in a second")
-    return Connection(deployment=deployment, key=DeploymentKey.load(folder.key), data=folder.path)
+    words = ("--data", str(folder.path))
+    return Connection(deployment=deployment, key=DeploymentKey.load(folder.key), data=folder.path, words=words)
 
 
 def connect_by_address(file: Path | None, flags: Mapping[str, Any], key_file: Path | None) -> Connection:
@@ -103,7 +112,14 @@ def connect_by_address(file: Path | None, flags: Mapping[str, Any], key_file: Pa
         raise CallerError("which deployment? Give --data DIR, or both --nats URL and --etcd HOST:PORT")
     if key_file is None:
         raise CallerError("give --key-file FILE: a copy of `key` from the deployment's data folder")
-    return Connection(deployment=deployment, key=DeploymentKey.load(key_file))
+    given = {
+        "--file": file and file.absolute(),
+        "--namespace": flags.get("namespace"),
+        "--key-file": key_file.absolute(),
+    }
+    given |= {f"--{name}": ",".join(flags.get(f"log.{name}") or ()) for name in ("nats", "etcd")}
+    words = tuple(word for option, value in given.items() if value for word in (option, str(value)))
+    return Connection(deployment=deployment, key=DeploymentKey.load(key_file), words=words)
 
 
 def nats_credentials(given: LogCredentials | None) -> NatsCredentials | None:

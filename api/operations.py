@@ -12,22 +12,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from core.readiness import Readiness
+
 
 def create_operations_app(
     live: Callable[[], bool],
-    ready: Callable[[], tuple[bool, dict[str, str]]],
+    ready: Callable[[], Readiness],
     registry: CollectorRegistry,
     state: Callable[[], dict[str, Any]],
 ) -> Starlette:
-    """`/live` (the loop turns), `/ready` (200, or 503 with what is waited for), `/metrics`, `/state` (who, how far)."""
+    """`/live` (the loop turns), `/ready` (200, or 503 with what is waited for; what is degraded in either case),
+    `/metrics`, `/state` (who, how far)."""
 
     async def show_live(_request: Request) -> Response:
         alive = live()  # answering at all shows that the loop turns
         return _json({"live": alive}, alive)
 
     async def show_ready(_request: Request) -> Response:
-        is_ready, waiting = ready()
-        return _json({"ready": is_ready, "waiting_for": waiting}, is_ready)
+        now = ready()
+        return _json(now.to_mapping(), now.ready)
 
     async def show_state(_request: Request) -> Response:
         return _json(state(), ok=True)

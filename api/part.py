@@ -22,6 +22,7 @@ from api.parts import Announcement, announce, until_orphaned
 from api.server import Server, bind
 from core.errors import CallerError
 from core.ids import NAME
+from core.readiness import Readiness
 from streams.etcd import EtcdRegistry
 from streams.jetstream import JetStreamLog
 from streams.outbox import Outbox
@@ -75,7 +76,7 @@ async def planes(connection: Connection) -> AsyncIterator[Planes]:
 
 def operations(
     host: str,
-    ready: Callable[[], tuple[bool, dict[str, str]]],
+    ready: Callable[[], Readiness],
     registry: CollectorRegistry,
     state: Callable[[], dict[str, Any]],
 ) -> Server:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from core.generation import GenerateRequest, Output
 from core.models import ModelCard
+from core.readiness import Readiness
 
 
 class Backend(Protocol):
@@ -28,5 +29,5 @@ class Backend(Protocol):
         for the client, None if it went away.
         """
 
-    def ready(self) -> tuple[bool, dict[str, str]]:
+    def ready(self) -> Readiness:
         """Whether requests can be served, and what is waited for (part to reason)."""

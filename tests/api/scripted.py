@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from core.generation import GenerateRequest, Output
 from core.models import ModelCard, UnknownModel
+from core.readiness import Readiness
 
 TEXT = """A jet leaves a contrail; this system leaves its log. Each request goes to the worker whose cache already
 holds most of the prompt, and what such a choice rests on is written down, so that it can be explained later."""
@@ -130,5 +131,5 @@ class ScriptedBackend:
         async with asyncio.timeout(5), self.changed:
             await self.changed.wait_for(lambda: self.closed >= count)
 
-    def ready(self) -> tuple[bool, dict[str, str]]:
-        return not self.waiting, self.waiting
+    def ready(self) -> Readiness:
+        return Readiness(not self.waiting, self.waiting)

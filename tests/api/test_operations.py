@@ -15,6 +15,7 @@ from api.logs import JsonLines
 from api.operations import create_operations_app
 from api.server import Server, bind
 from core.errors import CallerError
+from core.readiness import Readiness
 from tests.api.conftest import Api
 from tests.api.scripted import spoken
 
@@ -25,12 +26,14 @@ async def test_a_process_says_how_it_is() -> None:
     metrics = WorkerMetrics("tiny", "decode-0")
     metrics.watch_load(lambda: 3, lambda: 1, lambda: 50, lambda: 200)
     metrics.log.watch_outbox("kv_0", lambda: 2, lambda: 99, lambda: {"stored": 1})
-    app = create_operations_app(lambda: True, lambda: (not waiting, waiting), metrics.registry, lambda: {"worker": "w"})
+    app = create_operations_app(
+        lambda: True, lambda: Readiness(not waiting, waiting), metrics.registry, lambda: {"worker": "w"}
+    )
     server = Server(app, bind("127.0.0.1", 0))
     async with httpx.AsyncClient(base_url=f"http://{await server.start()}", verify=False) as http:
         assert (await http.get("/live")).json() == {"live": True}
         answer = await http.get("/ready")
-        assert (answer.status_code, answer.json()) == (503, {"ready": False, "waiting_for": waiting})
+        assert (answer.status_code, answer.json()) == (503, {"ready": False, "waiting_for": waiting, "degraded": {}})
         waiting.clear()
         assert (await http.get("/ready")).status_code == 200
         assert (await http.get("/state")).json() == {"worker": "w"}
