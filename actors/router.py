@@ -24,6 +24,7 @@ from core.generation import GenerateRequest, Output
 from core.ids import ReplicaId, WorkerId
 from core.keys import DeploymentKey
 from core.models import ModelCard
+from core.readiness import Readiness
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, is_kv
 from projections.runner import Runner
@@ -157,7 +158,7 @@ class Router:
         """What the next decision goes by."""
         return self.live.current
 
-    def ready(self) -> tuple[bool, dict[str, str]]:
+    def ready(self) -> Readiness:
         """Whether the log is caught up and every model known has a worker; and what is missing."""
         waits: dict[str, str] = {}
         if not self.runner.caught_up:
@@ -168,7 +169,7 @@ class Router:
         if not cards:
             waits["models"] = "no worker has registered yet"
         waits |= {f"model {card.name}": "no worker is connected" for card in cards if not card.workers}
-        return not waits, waits
+        return Readiness(not waits, waits)
 
     def describe(self) -> dict[str, Any]:
         """Who this is and how far it has folded; the digest is of the fold alone, comparable at equal cursors."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Connection:
     key: DeploymentKey
     data: Path | None = None
     """The data folder, if it is a deployment on this machine."""
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = field(default=(), compare=False)
     """The options that name this deployment to another command of ours."""
 
     @property
@@ -112,12 +112,13 @@ def connect_by_address(file: Path | None, flags: Mapping[str, Any], key_file: Pa
         raise CallerError("which deployment? Give --data DIR, or both --nats URL and --etcd HOST:PORT")
     if key_file is None:
         raise CallerError("give --key-file FILE: a copy of `key` from the deployment's data folder")
-    given = {
-        "--file": file and file.absolute(),
+    given: dict[str, object] = {
+        "--file": file.absolute() if file else None,
+        "--nats": ",".join(flags.get("log.nats") or ()),
+        "--etcd": ",".join(flags.get("log.etcd") or ()),
         "--namespace": flags.get("namespace"),
         "--key-file": key_file.absolute(),
     }
-    given |= {f"--{name}": ",".join(flags.get(f"log.{name}") or ()) for name in ("nats", "etcd")}
     words = tuple(word for option, value in given.items() if value for word in (option, str(value)))
     return Connection(deployment=deployment, key=DeploymentKey.load(key_file), words=words)
 
