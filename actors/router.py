@@ -159,17 +159,24 @@ class Router:
         return self.live.current
 
     def ready(self) -> Readiness:
-        """Whether the log is caught up and every model known has a worker; and what is missing."""
+        """Whether the log is caught up and models have workers; what is waited for, and what is done without.
+
+        A model is waited for while a worker of it is registered; one whose workers are all gone does not keep the
+        others from being served.
+        """
         waits: dict[str, str] = {}
         if not self.runner.caught_up:
             waits["log"] = f"{self.runner.lag_events} messages behind" if self.runner.lag else "not read yet"
         if self._defect:
             waits["router"] = self._defect
-        cards = self.models()
-        if not cards:
+        degraded = {f"model {card.name}": "no worker is connected" for card in self.models() if not card.workers}
+        served = len(self.fleet.catalog.models) - len(degraded)
+        due = {f"model {registration.model}" for registration in self.fleet.registered.values()}
+        if not served and not degraded:
             waits["models"] = "no worker has registered yet"
-        waits |= {f"model {card.name}": "no worker is connected" for card in cards if not card.workers}
-        return Readiness(not waits, waits)
+        for model in degraded.keys() & due if served else list(degraded):
+            waits[model] = degraded.pop(model)
+        return Readiness(not waits, waits, degraded)
 
     def describe(self) -> dict[str, Any]:
         """Who this is and how far it has folded; the digest is of the fold alone, comparable at equal cursors."""

@@ -171,10 +171,14 @@ async def test_two_models_keep_apart() -> None:
             await collect(router, request(range(40)), "right")
         with pytest.raises(UnknownModel):
             await collect(router, request(range(40)), "middle")
-        await it.crash("b")
+        gone = await it.crash("b")
         await eventually(lambda: not router.card("right").workers, "right is gone")
         with pytest.raises(NoWorkers):
             await collect(router, request(range(40)), "right")
+        assert router.ready().waiting_for == {"model right": "no worker is connected"}
+        it.store.expire(f"workers/{gone}")
+        await eventually(lambda: router.ready().degraded == {"model right": "no worker is connected"}, "left is served")
+        assert router.ready().ready
         await collect(router, request(range(40)), "left")
         await it.settled(router)
         routed = [e for e in await events_of(it, ROUTING) if isinstance(e, RequestRouted)]
