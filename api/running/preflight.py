@@ -18,6 +18,8 @@ from core.errors import CallerError
 
 DISK_SHARE = 0.5
 """How much of the free disk the log may reserve unless told."""
+LOG_BYTES_MIN = 64 * 2**20
+"""A log of less is no history worth the name: a few minutes of a busy deployment."""
 
 
 def check_workers(deployment: Deployment) -> None:
@@ -42,6 +44,11 @@ def fit_log_to_disk(loaded: Loaded, data: Path) -> Deployment:
         )
     if told or asked <= free * DISK_SHARE:
         return deployment
+    if free * DISK_SHARE < LOG_BYTES_MIN:
+        raise CallerError(
+            f"{data} has {free >> 20} MiB free; the log needs {LOG_BYTES_MIN >> 20} MiB at least and takes half of "
+            "what is free: make room, give another folder with --data, or say log.max_bytes in the deployment file"
+        )
     fitting = f"{max(int(free * DISK_SHARE) >> 20, 1)}MiB"
     return msgspec.structs.replace(deployment, log=msgspec.structs.replace(deployment.log, max_bytes=fitting))
 

@@ -1,0 +1,57 @@
+"""What is checked before anything is started."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from api.config_load import load
+from api.running.preflight import LOG_BYTES_MIN, fit_log_to_disk
+from api.units import size_bytes
+from core.errors import CallerError
+
+
+class Usage(NamedTuple):
+    """As `shutil.disk_usage` gives it."""
+
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The free bytes of every disk."""
+    bytes_free = [1 << 40]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(1 << 41, 0, bytes_free[0]))
+    return bytes_free
+
+
+def test_a_log_takes_half_of_a_small_disk(free: list[int], tmp_path: Path) -> None:
+    """Unless told its size; where there is room it keeps its own."""
+    assert fit_log_to_disk(load(environment={}), tmp_path).log.max_bytes == "8GiB"
+    free[0] = 1 << 30
+    assert size_bytes(fit_log_to_disk(load(environment={}), tmp_path / "not" / "yet").log.max_bytes) == 1 << 29
+
+
+def test_a_disk_too_small_for_a_log_is_refused(free: list[int], tmp_path: Path) -> None:
+    """At the bound it starts, below it one sentence says what to do."""
+    free[0] = 2 * LOG_BYTES_MIN
+    assert size_bytes(fit_log_to_disk(load(environment={}), tmp_path).log.max_bytes) == LOG_BYTES_MIN
+    free[0] -= 2
+    with pytest.raises(CallerError, match="has 127 MiB free; the log needs 64 MiB"):
+        fit_log_to_disk(load(environment={}), tmp_path)
+
+
+def test_a_log_that_was_told_its_size_gets_it_or_is_refused(free: list[int], tmp_path: Path) -> None:
+    """What is told is reserved, so it must be there."""
+    file = tmp_path / "deployment.yaml"
+    file.write_text("version: 1\nlog: {max_bytes: 32MiB}\n")
+    free[0] = 33 << 20
+    assert fit_log_to_disk(load(file, environment={}), tmp_path).log.max_bytes == "32MiB"
+    free[0] = 31 << 20
+    with pytest.raises(CallerError, match=r"log\.max_bytes is 32MiB, but .* has 31 MiB free"):
+        fit_log_to_disk(load(file, environment={}), tmp_path)
