@@ -91,10 +91,14 @@ class Life:
         """The first time comes at a moment of the id's own, so that replicas do not speak all at once."""
         await asyncio.sleep(every_s * int(self.voice.id, 16) / 2**64)
         while True:
-            self.say(self._joined)
-            self.say_settings()
-            self.voice.restate(self._flights.restated("the quarter of the retention time is over"))
+            self.restate("the quarter of the retention time is over")
             await asyncio.sleep(every_s)
+
+    def restate(self, why: str) -> None:
+        """Who this is, what it decides by and what is in flight is said again."""
+        self.say(self._joined)
+        self.say_settings()
+        self.voice.restate(self._flights.restated(why))
 
     def _new_voice(self) -> Voice:
         return Voice(
@@ -105,6 +109,7 @@ class Life:
             self._state,
             restate=self._restatement,
             on_superseded=self._on_superseded,
+            journal=self._journal,
         )
 
     def _restatement(self) -> list[Event]:

@@ -1,9 +1,18 @@
-"""LiveSettings: what decisions go by: what was configured, and over it what the registry says now."""
+"""LiveSettings: what decisions go by: what was configured, and over it what the registry says now.
+
+1. Whatever the registry says is said in the log before a decision rests on it: a decision's revision means the last
+   SettingsChanged before it in its replica's own chain. It means nothing elsewhere: a registry that lost its data
+   counts anew, and the same number may name other settings then.
+2. While the registry is away the last settings stay. If it lost them, those configured count again, as they do for
+   every replica that starts then; what was lost is said, so that it can be set again.
+3. A value that is no settings is refused, the last ones stay, and the log hears nothing.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 
@@ -24,7 +33,11 @@ class LiveSettings:
         self.current = configured
         self.revision = 0
         """The registry's own; 0 for what was configured."""
+        self.refused = ""
+        """Why the registry's present value is not used; empty if it is."""
         self._configured = configured
+        self._given: dict[str, Any] = {}
+        """What the registry said last."""
         self._on_change = on_change
 
     def __repr__(self) -> str:
@@ -43,15 +56,28 @@ class LiveSettings:
         if change.key != SETTINGS_KEY:
             return
         try:
-            self.current = self._parsed(change.value)
-        except (CallerError, orjson.JSONDecodeError) as error:
+            given = _parsed(change.value)
+            current = RoutingSettings.parse({**self._configured.to_mapping(), **given})
+        except CallerError as error:
+            self.refused = str(error)
             _logger.error("settings of revision %d refused, the last ones stay: %s", change.revision, error)  # noqa: TRY400
             return
-        self.revision = change.revision
+        if change.value is None and change.revision < self.revision:
+            _warn_of_loss(self._given)
+        self.current, self.revision, self.refused, self._given = current, change.revision, "", given
         self._on_change()
 
-    def _parsed(self, value: bytes | None) -> RoutingSettings:
+
+def _parsed(value: bytes | None) -> dict[str, Any]:
+    try:
         given = {} if value is None else orjson.loads(value)
-        if not isinstance(given, dict):
-            raise CallerError(f"settings must be a JSON object, not {given!r}")
-        return RoutingSettings.parse({**self._configured.to_mapping(), **given})
+    except orjson.JSONDecodeError as error:
+        raise CallerError(f"settings must be a JSON object: {error}") from error
+    if not isinstance(given, dict):
+        raise CallerError(f"settings must be a JSON object, not {given!r}")
+    return given
+
+
+def _warn_of_loss(given: dict[str, Any]) -> None:
+    words = " ".join(f"{key} {value}" for key, value in given.items())
+    _logger.error("the registry lost its data: what was configured counts again; contrail settings set %s", words)

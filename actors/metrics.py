@@ -7,10 +7,13 @@ it is scraped (`watch_*`), what is an event is counted where it happens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
+
+from actors.replica_metrics import ReplicaMetrics
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -133,6 +136,10 @@ class FrontendMetrics:
     def decided(self, policy: str, seconds: float) -> None:
         """One more decision, which took so long."""
         self._decision_seconds.labels(policy).observe(seconds)
+
+    def watch_replica(self, describe: Callable[[], dict[str, Any]]) -> None:
+        """What the replica says of itself is read from this at each scrape."""
+        self.registry.register(ReplicaMetrics(describe))
 
     def watch_workers(self, model: str, workers: Reading) -> None:
         """How many workers serve the model is read from this at each scrape."""

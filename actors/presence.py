@@ -115,10 +115,11 @@ class Presence:
         self._untold.clear()
 
     async def leave(self, reason: str) -> None:
-        """WorkerLeft is in the log if that was possible in time; the registry forgets the worker."""
+        """WorkerLeft is in both streams if that was possible in time; the registry forgets the worker."""
         self._tell()
-        self.kv.put(WorkerLeft(reason=reason))
-        if not await self.kv.drain(LEAVE_TIMEOUT_S):
+        for box in (self.kv, self.load):
+            box.put(WorkerLeft(reason=reason))
+        if not all(await asyncio.gather(self.kv.drain(LEAVE_TIMEOUT_S), self.load.drain(LEAVE_TIMEOUT_S))):
             _logger.warning("the log was away when the worker left; replicas will find out by its lease")
         await self.end()
         await self.unregister()

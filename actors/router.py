@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.described import described_fold, described_voice, rss_bytes
 from actors.dispatch import Dispatch
 from actors.fleet import Fleet
 from actors.flight import Flights
 from actors.life import Life
 from actors.live_settings import LiveSettings
 from actors.suspicion import Suspicion
+from actors.upkeep import TakeSnapshot, Upkeep
 from actors.voice import Voice
 from actors.wire import PROTOCOL, Hello
 from core.clock import Clock
@@ -26,18 +28,20 @@ from core.keys import DeploymentKey
 from core.models import ModelCard
 from core.readiness import Readiness
 from core.settings import RoutingSettings
-from core.subjects import LOAD, ROUTING, is_kv
+from core.subjects import LOAD, ROUTING
 from projections.runner import Runner
 from projections.state import Applied, State
 from projections.view import View
+from streams.journal import CAPACITY_BYTES
 from streams.log import EventLog
 from streams.registry import Change, Registry
+from streams.snapshots import SnapshotStore
 
 VERSION = "0.1.0"
 RESTATE_EVERY_S = 7 * 86_400 / 4
 """Who we are and what is in flight is said again this often, a quarter of the retention time."""
-RESTATE_ASK_MS = 10_000
-"""A worker whose cache we lost track of is asked this often at most."""
+AWAY_SAID_S = 3.0
+"""A log that acknowledges nothing for so long is said to be away."""
 
 _logger = logging.getLogger(__name__)
 
@@ -55,6 +59,11 @@ class RouterOptions:
     """The registry's lease time: how long a silent worker stays registered."""
     journal: Path | None = None
     """Folder where decisions wait for the log and outlive this process; None keeps them in memory."""
+    journal_bytes: int = CAPACITY_BYTES
+    """How much may wait there."""
+    snapshot_every_s: float = 3600
+    take_snapshot: TakeSnapshot | None = None
+    """Called when we are elected and a snapshot is due; None leaves that to others."""
 
 
 class Router:
@@ -74,7 +83,15 @@ class Router:
         self.options = options
         self.live = LiveSettings(settings, self._say_settings)
         self.state = State(key.chain_key)
-        self.runner = Runner(log, self.state, self._on_applied)
+        store = SnapshotStore(log, options.namespace, key.chain_key)
+        self.runner = Runner(
+            log,
+            self.state,
+            self._on_applied,
+            store=store,
+            is_mine=lambda owner: owner == self.voice.id,
+            on_became=self._on_became,
+        )
         self.fleet = Fleet(registry, clock, self._hello, self._on_fleet)
         self.flights = Flights(self._say, clock)
         self.suspicion = Suspicion(options.namespace, log, self.fleet, self.state, clock, options.lease_ms)
@@ -102,12 +119,26 @@ class Router:
             voice=lambda: self.voice,
             decided=decided,
         )
+        self.upkeep = Upkeep(
+            options.namespace,
+            log,
+            registry,
+            clock,
+            key,
+            self.state,
+            self.runner,
+            store,
+            self.life,
+            self.fleet,
+            self.flights,
+            journal=options.journal,
+            snapshot_every_s=options.snapshot_every_s,
+            take_snapshot=options.take_snapshot,
+        )
         self._registry = registry
-        self._clock = clock
         self._key = key
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect = ""
-        self._asked_ms: dict[WorkerId, int] = {}
 
     def __repr__(self) -> str:
         return f"<Router {self.options.name} {self.voice.id}, {self.runner!r}, {self.fleet!r}>"
@@ -132,6 +163,8 @@ class Router:
         await self.life.register(details)
         self._spawn(self.suspicion.run(self.life.look))
         self._spawn(self.life.restate_again_and_again(self.options.restate_every_s))
+        for loop in self.upkeep.loops():
+            self._spawn(loop)
 
     async def stop(self, reason: str) -> None:
         """The log and the registry know that this replica is gone; no connection is left.
@@ -143,6 +176,7 @@ class Router:
             last_first.push_async_callback(self.fleet.close)
             last_first.push_async_callback(self.life.forget)
             last_first.push_async_callback(self.life.leave, reason)
+            last_first.push_async_callback(self.upkeep.stop)
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
@@ -176,22 +210,31 @@ class Router:
             waits["models"] = "no worker has registered yet"
         for model in degraded.keys() & due if served else list(degraded):
             waits[model] = degraded.pop(model)
-        return Readiness(not waits, waits, degraded)
+        return Readiness(not waits, waits, degraded | self._degraded())
+
+    def _degraded(self) -> dict[str, str]:
+        """What requests are served without."""
+        found: dict[str, str] = {}
+        outbox = self.voice.outbox
+        if outbox.away_s >= AWAY_SAID_S:
+            found["log"] = f"away for {outbox.away_s:.0f} s, {outbox.depth} events wait"
+        if not self.fleet.registry_healthy:
+            found["registry"] = "away: no worker can come, no setting can change"
+        if self.state.incomplete:
+            found["caches"] = f"{self.state.incomplete} sources are unknown until they restate themselves"
+        return found
 
     def describe(self) -> dict[str, Any]:
         """Who this is and how far it has folded; the digest is of the fold alone, comparable at equal cursors."""
         return {
             "replica": self.voice.id,
             "name": self.options.name,
-            "cursor": {stream: at.seq for stream, at in sorted(self.state.cursor.items())},
-            "digest": f"{self.state.digest:016x}",
-            "lag_events": self.runner.lag_events,
-            "incomplete": self.state.incomplete,
-            "corrupt": self.state.corrupt,
-            "unknown_events": self.state.unknown_events,
-            "ahead": len(self.voice.ahead),
+            "settings_revision": self.live.revision,
+            **described_fold(self.state, self.runner),
+            **described_voice(self.voice),
+            **self.upkeep.describe(),
             "in_flight": len(self.flights.open),
-            "workers": {member.worker: self.state.index.blocks(member.worker) for member in self.state.alive()},
+            "rss_bytes": rss_bytes(),
         }
 
     def models(self) -> list[ModelCard]:
@@ -230,31 +273,15 @@ class Router:
         """Reacts to what the fold just took in."""
         if applied.stream == LOAD:
             self.fleet.heard(WorkerId(applied.owner))
-        elif applied.stream == ROUTING:
-            if applied.changed and applied.owner == self.voice.id:
-                self.voice.read_back(applied.message.events)
-        elif is_kv(applied.stream):
-            self._on_worker(WorkerId(applied.owner))
+        elif applied.stream == ROUTING and applied.changed and applied.owner == self.voice.id:
+            self.voice.read_back(applied.message.events)
+        self.upkeep.applied(applied)
 
-    def _on_worker(self, worker: WorkerId) -> None:
-        member = self.state.member(worker)
-        if member is None or member.ended:
-            self._asked_ms.pop(worker, None)
-        elif not member.cache_known:
-            self._ask_to_restate(worker)
-
-    def _ask_to_restate(self, worker: WorkerId) -> None:
-        now, link = self._clock.monotonic_ms(), self.fleet.links.get(worker)
-        if link is None or not link.up or now - self._asked_ms.get(worker, -RESTATE_ASK_MS) < RESTATE_ASK_MS:
-            return
-        self._asked_ms[worker] = now
-        _logger.warning("lost track of the cache of worker %s: asking for a restatement", worker)
-        link.restate()
+    def _on_became(self) -> None:
+        self.upkeep.became()
 
     def _on_fleet(self) -> None:
-        for member in self.state.alive():
-            if not member.cache_known:
-                self._ask_to_restate(member.worker)
+        self.upkeep.restatements.look()
 
     def _on_replica(self, change: Change) -> None:
         replica = ReplicaId(change.key.rpartition("/")[2])

@@ -6,7 +6,10 @@
 3. A suspected worker is left out of decisions. If it is silent on TCP too (no connection can be made, or no answer
    comes over the one that stands), its end is written to the log, expecting the last message that its subject has:
    whoever appends first wins, a word of the worker refutes it.
-4. A worker that is over keeps its connection for as long as it answers and tokens come over it: an open stream is
+4. The end of a worker is written on its load subject too. Whoever is not registered, has no end and cannot be asked
+   (a replica; a worker of which the log holds no word of joining; the load reports of a worker that is over or in no
+   kv stream) is over when nothing was heard of it for some lease times.
+5. A worker that is over keeps its connection for as long as it answers and tokens come over it: an open stream is
    trusted over any lease.
 """
 
@@ -14,29 +17,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from actors.fleet import Fleet
 from actors.link import Link
 from core.clock import Clock
 from core.codec import CHAIN_START, decode_message, encode_event, encode_message
-from core.errors import ContrailError, WrongSequence
+from core.errors import ContrailError, Corrupt, WrongSequence
 from core.events import ReplicaLost, WorkerLost
 from core.ids import ReplicaId, SourceId, StreamName, StreamSeq, WorkerId
-from core.subjects import ROUTING, kv_stream, subject
+from core.subjects import LOAD, ROUTING, kv_stream, subject
 from projections.kv import LOST_SUFFIX, Member
-from projections.requests import Replica
 from projections.state import State
-from streams.log import EventLog
+from streams.log import EventLog, Record
 
 LOOK_EVERY_S = 0.5
 PING_TIMEOUT_S = 2.0
 """A worker that does not answer within this is silent."""
 REPLICA_LEASES = 2
-"""A replica has no port to ask: so many lease times without a registration and without a word in the log."""
+"""Who cannot be asked is over after so many lease times without a registration and without a word in the log."""
+LOAD_LEASES = 1
+"""Load reports of a worker that is over, or in no kv stream, end after so many: it may be about to say so itself."""
 
 _logger = logging.getLogger(__name__)
+
+
+class Silent(NamedTuple):
+    """Somebody in the log who is not registered and cannot be asked."""
+
+    stream: StreamName
+    who: str
+    said: int
+    """Messages so far: another one refutes that it is over."""
+    leases: int
+    """Lease times of silence after which it is."""
 
 
 class Suspicion:
@@ -50,8 +66,7 @@ class Suspicion:
         self._state = state
         self._clock = clock
         self._lease_ms = lease_ms
-        self._replicas_absent: dict[ReplicaId, tuple[int, int]] = {}
-        """Since when, and how many messages it had said by then."""
+        self._silent_since: dict[Silent, int] = {}
 
     async def run(self, me: ReplicaLook) -> None:
         """Looks again and again, for ever."""
@@ -73,11 +88,11 @@ class Suspicion:
         self.suspected = frozenset(absent)
         now = self._clock.monotonic_ms()
         late = [m for m in alive if m.worker in absent and now - absent[m.worker] >= self._patience_ms(m.worker)]
-        verdicts = await asyncio.gather(*map(self._silent, late))
-        for member, silent in zip(late, verdicts, strict=True):
-            if silent and member.worker not in self._fleet.registered:
+        verdicts = await asyncio.gather(*map(self._is_silent, late))
+        for member, is_silent in zip(late, verdicts, strict=True):
+            if is_silent and member.worker not in self._fleet.registered:
                 await self._end_worker(member, me())
-        await self._judge_replicas(me)
+        await self._judge_the_silent(me)
 
     async def _release(self, alive: AbstractSet[WorkerId]) -> None:
         over = self._fleet.over(alive)
@@ -100,7 +115,7 @@ class Suspicion:
         link = self._fleet.links.get(worker)
         return 0 if link is not None and not link.up and link.failures else self._lease_ms
 
-    async def _silent(self, member: Member) -> bool:
+    async def _is_silent(self, member: Member) -> bool:
         """Whether it cannot be reached; a first try that is under way says nothing yet."""
         assert member.joined is not None
         link = self._fleet.connect(member.worker, member.joined.address)
@@ -111,45 +126,55 @@ class Suspicion:
     async def _end_worker(self, member: Member, me: ReplicaId) -> None:
         assert member.joined is not None
         self._fleet.links[member.worker].cut()  # what streams over it would wait for ever
-        event = WorkerLost(by=me, reason="no lease, no answer")
-        await self._write_end(kv_stream(member.joined.partition), member.worker, encode_event(event))
+        event = encode_event(WorkerLost(by=me, reason="no lease, no answer"))
+        if await self._write_end(kv_stream(member.joined.partition), member.worker, event):
+            await self._write_end(LOAD, member.worker, event)
 
-    async def _judge_replicas(self, me: ReplicaLook) -> None:
-        now = self._clock.monotonic_ms()
-        for part in list(self._state.routing.replicas.values()):
-            if part.ended or part.joined is None or part.replica == me() or part.replica in me.registered:
-                self._replicas_absent.pop(part.replica, None)
-            elif now - self._silent_since(part, now) >= REPLICA_LEASES * self._lease_ms:
-                event = ReplicaLost(by=me(), reason="no lease, no word")
-                await self._write_end(ROUTING, part.replica, encode_event(event))
+    async def _judge_the_silent(self, me: ReplicaLook) -> None:
+        now, before = self._clock.monotonic_ms(), self._silent_since
+        self._silent_since = since = {silent: before.get(silent, now) for silent in self._silent(me)}
+        for silent, since_ms in list(since.items()):
+            if now - since_ms >= silent.leases * self._lease_ms:
+                event = ReplicaLost if silent.stream == ROUTING else WorkerLost
+                await self._write_end(
+                    silent.stream, silent.who, encode_event(event(by=me(), reason="no lease, no word"))
+                )
 
-    def _silent_since(self, part: Replica, now: int) -> int:
-        """When an absent replica was heard last; its own word refutes that it is lost."""
-        since, said = self._replicas_absent.get(part.replica, (now, -1))
-        if said != part.chain.n_next:
-            since = now
-        self._replicas_absent[part.replica] = since, part.chain.n_next
-        return since
+    def _silent(self, me: ReplicaLook) -> Iterator[Silent]:
+        """Everybody who is not registered and has no port that we know of."""
+        registered = self._fleet.registered
+        for replica, part in self._state.routing.replicas.items():
+            if replica != me() and replica not in me.registered:
+                yield Silent(ROUTING, replica, part.chain.n_next, REPLICA_LEASES)
+        for stream, kv in self._state.kv.items():
+            for worker, member in kv.members.items():
+                if member.joined is None and worker not in registered:
+                    yield Silent(stream, worker, member.chain.n_next, REPLICA_LEASES)
+        for worker, chain in self._state.loads.chains.items():
+            if worker not in registered and all(worker not in kv.members for kv in self._state.kv.values()):
+                yield Silent(LOAD, worker, chain.n_next, LOAD_LEASES)
 
-    async def _write_end(self, stream: StreamName, who: str, event: bytes) -> None:
-        """The end is in the log once, whoever wrote it; or the one concerned spoke up meanwhile; or it is retried."""
+    async def _write_end(self, stream: StreamName, who: str, event: bytes) -> bool:
+        """True if the end is in the log, once, whoever wrote it; False if the one concerned spoke up meanwhile, or the
+        log is away: then it is judged again."""
         where = subject(self._namespace, stream, who)
         source = SourceId(who + LOST_SUFFIX)
         try:
             last = await self._log.last(stream, where)
-            if last is not None and decode_message(last.payload).source == source:
-                return  # told already
+            if (last is None and stream == LOAD) or (last is not None and _said_by(source, last)):
+                return True  # nothing to end, or told already
             payload = encode_message(source, 0, CHAIN_START, self._clock.wall_ms(), [event])
             expected = StreamSeq(0 if last is None else last.seq)
             await self._log.append(stream, where, payload, f"{source}:0", expected)
         except WrongSequence:
-            return  # another replica was first, or it lives
+            return False  # another replica was first, or it lives
         except ContrailError as error:
             _logger.warning("could not write the end of %s now, trying again: %s", who, error)
-            return
-        _logger.warning(
-            "%s is lost: no lease, no answer", who, extra={"replica" if stream == ROUTING else "worker": who}
-        )
+            return False
+        if stream != LOAD:
+            kind = "replica" if stream == ROUTING else "worker"
+            _logger.warning("%s is lost: no lease, no answer", who, extra={kind: who})
+        return True
 
 
 class ReplicaLook:
@@ -165,3 +190,10 @@ class ReplicaLook:
 
 async def _still_speaks(link: Link) -> bool:
     return link.streams > 0 and await link.ping(PING_TIMEOUT_S)
+
+
+def _said_by(source: SourceId, record: Record) -> bool:
+    try:
+        return decode_message(record.payload).source == source
+    except Corrupt:
+        return False  # damaged: the end can follow it all the same

@@ -1,12 +1,18 @@
-"""Voice: one life of a replica in the log; what it says counts for it at once (`projections.ahead`)."""
+"""Voice: one life of a replica in the log; what it says counts for it at once (`projections.ahead`).
+
+With a folder for it, what the log has not acknowledged stands in a journal there: if the process is killed, a
+successor tells it (`actors.predecessors`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from core.clock import Clock
+from core.errors import Unavailable
 from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft, ReplicaRestated
 from core.ids import ReplicaId, SourceId, WorkerId, new_id
 from core.keys import DeploymentKey
@@ -14,12 +20,16 @@ from core.subjects import ROUTING, subject
 from projections.ahead import Ahead
 from projections.state import State
 from projections.view import Local, by_worker
+from streams.backlog import Held, OutboxLimits
+from streams.journal import Journal, identity
 from streams.log import EventLog, Record
 from streams.outbox import Outbox
 
 LEAVE_TIMEOUT_S = 5.0
 AHEAD_EVENTS_MAX = 131_072
-"""Events told apart that the log may never give back; more than an outbox holds, so only dropped ones get there."""
+"""Events told apart that the log may never give back, because the outbox drops them."""
+LIMITS = OutboxLimits(pace_s=0.005)
+"""Others' picture of our load may be 5 ms old: it is older than that anyway by the time it comes out of the log."""
 
 _logger = logging.getLogger(__name__)
 
@@ -37,12 +47,15 @@ class Voice:
         *,
         restate: Callable[[], Sequence[Event]],
         on_superseded: Callable[[], None],
+        journal: Path | None = None,
     ) -> None:
+        """`journal` is the folder of journals; None keeps what waits in memory."""
         self.id = ReplicaId(new_id())
         self.ahead = Ahead()
         self._state = state
         self._restate = restate
         self._on_superseded = on_superseded
+        self._journal = None if journal is None else self._new_journal(journal, namespace, key)
         self.outbox = Outbox(
             log,
             ROUTING,
@@ -52,12 +65,19 @@ class Voice:
             clock,
             on_overflow=self._overflowed,
             on_superseded=self._superseded,
+            limits=LIMITS,
+            backlog=self._journal,
         )
         self._local: dict[WorkerId, tuple[str, ...]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Voice {self.id}, {self.outbox.depth} events waiting, {self.ahead!r}>"
+
+    @property
+    def journal(self) -> Held:
+        """How full the journal is; without one, all is 0."""
+        return Held(0, 0, 0) if self._journal is None else self.outbox.held
 
     def start(self, joined: ReplicaJoined) -> None:
         """The log's first word of this replica is on its way."""
@@ -107,14 +127,26 @@ class Voice:
         """ReplicaLeft is in the log if that was possible in time."""
         self.say(ReplicaLeft(reason=reason))
         if not await self.outbox.drain(LEAVE_TIMEOUT_S):
-            _logger.warning("the log was away when the replica left: %d events are lost", self.outbox.depth)
-        await self.end()
+            fate = "are lost" if self._journal is None else "wait in its journal"
+            _logger.warning("the log was away when the replica left: %d events %s", self.outbox.depth, fate)
+        await self.end(left=True)
 
-    async def end(self) -> None:
-        """Nothing more is said under this id."""
+    async def end(self, *, left: bool = False) -> None:
+        """Nothing more is said under this id. The journal is gone if the log has all of it, the end included."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        self.outbox.close()
+        if self._journal is not None:
+            ended = left or self.outbox.superseded is not None
+            self._journal.close(delete=ended and not self.outbox.depth)
+
+    def _new_journal(self, folder: Path, namespace: str, key: DeploymentKey) -> Journal | None:
+        try:
+            return Journal.create(folder, identity(namespace, ROUTING, self.id, key.chain_key), LIMITS)
+        except Unavailable as error:
+            _logger.error("decisions are lost if this process is killed while the log is away: %s", error)  # noqa: TRY400
+            return None
 
     def _overflowed(self) -> list[Event]:
         _logger.error("decisions were dropped while the log was away: what is in flight is said again")

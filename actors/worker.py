@@ -43,6 +43,8 @@ DRAIN_TIMEOUT_S = 30.0
 """How long requests in flight may take to finish when the worker leaves."""
 ENGINE_STOP_TIMEOUT_S = 60.0
 """How long the engine may take to end, longer than its own bounds; then we end without it."""
+AWAY_SAID_S = 3.0
+"""A log that acknowledges nothing for so long is said to be away."""
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 _logger = logging.getLogger(__name__)
@@ -191,11 +193,16 @@ class Worker:
             "requests": self.port.streams,
             "appended": presence.kv.n_acked if presence else 0,
             "waiting": presence.kv.depth if presence else 0,
+            "outbox": {"events": presence.kv.depth, "bytes": presence.kv.bytes} if presence else None,
+            "log_away_s": round(presence.kv.away_s, 1) if presence else 0,
         }
 
     def degraded(self) -> dict[str, str]:
         """What it does without for now, though it serves."""
-        return {}
+        kv = self.presence.kv if self.presence else None
+        if kv is None or kv.away_s < AWAY_SAID_S:
+            return {}
+        return {"log": f"away for {kv.away_s:.0f} s, {kv.depth} events wait"}
 
     def welcome(self) -> Welcome:
         """Who the worker is now."""

@@ -87,5 +87,5 @@ def _part(change: Change) -> Part:
         about = {}
     if not isinstance(about, dict):
         about = {}
-    id = change.key.rpartition("/")[2]
-    return Part(id, str(about.get("name") or id), str(about.get("ops") or ""), about, change.revision)
+    who = change.key.rpartition("/")[2]
+    return Part(who, str(about.get("name") or who), str(about.get("ops") or ""), about, change.revision)

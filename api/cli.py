@@ -28,6 +28,10 @@ COMMANDS = {
     "frontend": Command("api.cli_frontend:frontend", "Start one front end: the API and its router."),
     "worker": Command("api.cli_worker:worker", "Start one worker: an engine and its cache."),
     "events": Command("api.cli_events:events", "Print the log as JSON lines."),
+    "replicas": Command("api.cli_replicas:replicas", "Show how far each replica is, and whether they agree."),
+    "snapshots": Command("api.cli_snapshots:snapshots", "List, take and verify snapshots of the folds."),
+    "settings": Command("api.cli_settings:settings", "Show and change what decisions go by, while it runs."),
+    "doctor": Command("api.cli_doctor:doctor", "Check a deployment, one sentence for each thing."),
     "explain": Command("api.cli_explain:explain_command", "Say why a request went where it went."),
 }
 

@@ -16,7 +16,8 @@ from actors.metrics import FrontendMetrics
 from actors.router import Router, RouterOptions
 from api.addresses import join_address, reachable, split_address
 from api.app import create_app
-from api.connection import Connection, connection_options
+from api.connection import DEFAULT_DATA, Connection, connection_options
+from api.data_folder import DataFolder
 from api.logs import configure_logging, log_as
 from api.openai.settings import ApiSettings
 from api.part import (
@@ -32,6 +33,8 @@ from api.part import (
 )
 from api.parts import SUPERVISED
 from api.server import Server, bind
+from api.snapshot_process import take_snapshot_apart
+from api.units import size_bytes
 from core.clock import SystemClock
 from core.errors import CallerError
 from core.ids import StreamName
@@ -53,6 +56,8 @@ class FrontendArguments:
     shared_port: bool
     home: Path | None
     """Data folder of the `contrail up` that supervises us."""
+    journal: Path | None
+    """Folder of journals; None for the one of the data folder."""
 
 
 @click.command()
@@ -61,6 +66,12 @@ class FrontendArguments:
 @click.option("--listen", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of the API.")
 @click.option("--advertise", default="", help="Host under which others reach it.")
 @click.option("--shared-port", is_flag=True, help="Other front ends listen on the same port (SO_REUSEPORT).")
+@click.option(
+    "--journal",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="CONTRAIL_JOURNAL",
+    help="Folder for decisions that the log does not have yet.  [default: journal/ in the data folder]",
+)
 @click.option(SUPERVISED, is_flag=True, hidden=True)
 def frontend(connection: Connection, listen: str, supervised: bool, **rest: Any) -> None:
     """Start one front end: the OpenAI API with a router of its own, rebuilt from the log.
@@ -87,7 +98,7 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
     async with planes(connection) as both:
         metrics = FrontendMetrics()
         address = join_address(arguments.advertise or host, listener.getsockname()[1])
-        router = _router(connection, arguments.name, address, both, metrics)
+        router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
         settings = ApiSettings(body_bytes_max=connection.deployment.frontend.body_bytes_max)
         api = Server(create_app(router, metrics, settings), listener)
         ops = operations(host, router.ready, metrics.registry, router.describe)
@@ -102,6 +113,11 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
         await api.stop(DRAIN_TIMEOUT_S)
         await router.stop(reason)
         await ops.stop(OPERATIONS_GRACE_S)
+
+
+def _journal(connection: Connection, arguments: FrontendArguments) -> Path:
+    """Given, or in the deployment's data folder if that is on this machine, or here."""
+    return arguments.journal or DataFolder(connection.data or DEFAULT_DATA.absolute()).journal
 
 
 async def _told_to_end(arguments: FrontendArguments) -> str:
@@ -119,17 +135,24 @@ async def _told_to_end(arguments: FrontendArguments) -> str:
             task.cancel()
 
 
-def _router(connection: Connection, name: str, address: str, both: Planes, metrics: FrontendMetrics) -> Router:
+def _router(
+    connection: Connection, name: str, address: str, journal: Path, both: Planes, metrics: FrontendMetrics
+) -> Router:
     options = RouterOptions(
         namespace=connection.namespace,
         name=name,
         address=address,
         restate_every_s=connection.restate_every_s,
         lease_ms=LEASE_S * 1000,
+        journal=journal,
+        journal_bytes=size_bytes(connection.deployment.frontend.journal_max),
+        snapshot_every_s=connection.snapshot_every_s or 0,
+        take_snapshot=partial(take_snapshot_apart, connection.words) if connection.snapshot_every_s else None,
     )
     settings = connection.deployment.routing_settings
     router = Router(options, both.log, both.registry, SystemClock(), connection.key, settings, metrics.decided)
     watch_outbox(metrics.log, ROUTING, lambda: router.voice.outbox)
+    metrics.watch_replica(router.describe)
     for stream in connection.topology.names():
         metrics.log.watch_lag(stream, partial(_lag, router, stream))
     for model in {group.client_name for group in connection.deployment.workers}:

@@ -45,6 +45,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     checksum: str
     """BLAKE2b of the content, keyed as the chain is, 32 hex digits."""
+    before_seq: int = 0
+    """Where the manifest before this one stands in the snapshots stream; 0 for none."""
 
     def to_bytes(self) -> bytes:
         """The inverse of `parse`."""

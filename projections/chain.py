@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
 from core.codec import CHAIN_START, Message
+from core.ids import SourceId, StreamName, StreamSeq
+from core.subjects import ROUTING
 
 
 class Link(Enum):
@@ -18,6 +21,32 @@ class Link(Enum):
     """It was applied already: skip it."""
     GAP = "gap"
     """Something before it is missing or another: what is folded of its source is void."""
+
+
+class Missing(NamedTuple):
+    """Messages of one source that its chain proves to exist and that were not there to be folded."""
+
+    source: SourceId
+    n_from: int
+    n_to: int
+    """The last of them."""
+
+
+class Gap(NamedTuple):
+    """The same with the place in the log where it was noticed."""
+
+    stream: StreamName
+    source: SourceId
+    n_from: int
+    n_to: int
+    seq: StreamSeq
+    """Of the first message behind them."""
+
+    def __str__(self) -> str:
+        source = f"{'replica' if self.stream == ROUTING else 'worker'} {self.source}"
+        if self.n_to == self.n_from:
+            return f"message {self.n_from} of {source} is missing before {self.stream}:{self.seq}"
+        return f"messages {self.n_from} to {self.n_to} of {source} are missing before {self.stream}:{self.seq}"
 
 
 class Chain(msgspec.Struct):
@@ -34,3 +63,11 @@ class Chain(msgspec.Struct):
         self.n_next = message.n + 1
         self.head = digest
         return Link.NEXT if fits else Link.GAP
+
+
+def missing(before: int, message: Message) -> Missing:
+    """What a gap before the message lacks, where `before` messages had been read.
+
+    If none is left out by number, the one just before it is another than the one that was read.
+    """
+    return Missing(message.source, min(before, max(message.n - 1, 0)), max(message.n - 1, 0))

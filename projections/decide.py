@@ -11,12 +11,14 @@ from core.decision import COLUMNS, DECIDE_VERSION, EXCLUDED_SHOWN_MAX
 from core.events import RequestRouted
 from core.ids import WorkerId, to_column
 from core.settings import RoutingSettings
-from projections.policies import Scored, choose, pending_beyond, score, tie_break
+from projections.policies import Scored, pending_beyond, rank, score
 from projections.view import Candidate, RouteRequest, View, recorded
 
 _canonical = msgspec.msgpack.Encoder()
 
 
+LEFT_OUT = ("not_connected", "suspected", "failed")
+"""What a replica knows of a worker and leaves it out for; the first that holds is the reason."""
 DOUBTS = ("suspected", "failed")
 """Reasons to leave a worker out only for as long as another one is left."""
 
@@ -45,70 +47,71 @@ def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms:
 
     A worker in doubt (DOUBTS) still serves when nobody else can: a try costs less than a refusal.
     """
-    local = recorded(view.local)
-    stale = view.local.get("stale", frozenset[WorkerId]())
-    scored: list[Scored] = []
-    doubtful: list[tuple[str, Scored]] = []
-    excluded: dict[str, list[WorkerId]] = {}
-    for candidate in view.candidates(request.prompt):
-        reason = _exclusion(candidate, request, settings, view)
-        if reason and reason not in DOUBTS:
+    left, doubtful, excluded = _sorted_out(view, request, settings)
+    if left:
+        for reason, candidate in doubtful:
             excluded.setdefault(reason, []).append(candidate.worker)
-            continue
-        each = score(candidate, request, settings, stale=candidate.worker in stale)
-        if reason:
-            doubtful.append((reason, each))
-        else:
-            scored.append(each)
-    if scored:
-        for reason, each in doubtful:
-            excluded.setdefault(reason, []).append(each.candidate.worker)
     else:
-        scored = [each for _, each in doubtful]
-    if not scored:
-        return _decision(None, [], excluded, local, view, request, now_ms, seed)
-    chosen = choose(scored, request, settings, view.routed(request.model), seed)
-    scored.sort(key=lambda each: (each is not chosen, each.cost, tie_break(request, each.candidate)))
-    return _decision(chosen, scored, excluded, local, view, request, now_ms, seed)
+        left = [candidate for _, candidate in doubtful]
+    ranked: list[Scored] = []
+    if left:
+        scored = score(left, request, settings, view.local.get("stale", ()))
+        ranked = rank(scored, request, settings, view.routed(request.model), seed)
+    return _decision(ranked, excluded, view, request, now_ms, seed)
 
 
-def _exclusion(candidate: Candidate, request: RouteRequest, settings: RoutingSettings, view: View) -> str:
-    """Why the worker cannot be chosen; empty if it can."""
-    if candidate.model != request.model:
-        return "other_model"
-    if candidate.block_size != request.prompt.block_size:
-        return "other_block_size"
-    for reason in ("not_connected", "suspected", "failed"):
-        if candidate.worker in view.local.get(reason, ()):
-            return reason
-    if candidate.draining:
-        return "draining"
-    if candidate.waiting >= settings.waiting_max:
-        return "overloaded"
-    return ""
+class _SortedOut(NamedTuple):
+    left: list[Candidate]
+    doubtful: list[tuple[str, Candidate]]
+    excluded: dict[str, list[WorkerId]]
+
+
+def _sorted_out(view: View, request: RouteRequest, settings: RoutingSettings) -> _SortedOut:
+    """Who can serve, who only if nobody else can, and who cannot at all: all by id."""
+    local: dict[WorkerId, str] = {}
+    for reason in reversed(LEFT_OUT):  # the first one counts
+        local.update(dict.fromkeys(view.local.get(reason, ()), reason))
+    out = _SortedOut([], [], {})
+    model, block_size, waiting_max = request.model, request.prompt.block_size, settings.waiting_max
+    for candidate in view.candidates(request.prompt):
+        if candidate.model != model:
+            reason = "other_model"
+        elif candidate.block_size != block_size:
+            reason = "other_block_size"
+        elif candidate.worker in local:
+            reason = local[candidate.worker]
+        elif candidate.draining:
+            reason = "draining"
+        elif candidate.waiting >= waiting_max:
+            reason = "overloaded"
+        else:
+            out.left.append(candidate)
+            continue
+        if reason in DOUBTS:
+            out.doubtful.append((reason, candidate))
+        else:
+            out.excluded.setdefault(reason, []).append(candidate.worker)
+    return out
 
 
 def _decision(
-    chosen: Scored | None,
     ranked: list[Scored],
     excluded: dict[str, list[WorkerId]],
-    local: dict[str, list[WorkerId]],
     view: View,
     request: RouteRequest,
     now_ms: int,
     seed: int,
 ) -> Decision:
     prompt = request.prompt
-    predicted = 0
-    if chosen is not None:
-        predicted = max(chosen.candidate.overlap[-1], chosen.candidate.pending) * prompt.block_size
-    cursor = view.cursor
+    chosen = ranked[0].candidate if ranked else None
+    predicted = max(chosen.overlap[-1], chosen.pending) * prompt.block_size if chosen else 0
+    cursor, local = view.cursor, recorded(view.local)
     everything = (
         DECIDE_VERSION, request.id, request.attempt, request.model, prompt.tokens, now_ms, seed, cursor, local,
-        sorted(excluded.items()), [(each.candidate, each.cost, each.prefill_m) for each in ranked],
+        sorted(excluded.items()), ranked,
     )  # fmt: skip
     return Decision(
-        worker=chosen.candidate.worker if chosen else None,
+        worker=chosen.worker if chosen else None,
         ranked=ranked,
         excluded=excluded,
         local=local,
@@ -125,7 +128,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
     """The event of a decision that chose a worker. Computes all block hashes of the prompt: off the hot path."""
     assert decision.worker is not None
     best = decision.ranked[: settings.candidates_recorded_max]
-    rows = [_row(each) for each in best]
+    rows = [_row(*each) for each in best]
     return RequestRouted(
         request=request.id,
         attempt=request.attempt,
@@ -141,7 +144,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
         cursor=decision.cursor,
         worker=decision.worker,
         candidates=to_column([each.candidate.worker for each in best]),
-        columns={name: tuple(row[i] for row in rows) for i, name in enumerate(COLUMNS)},
+        columns=dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)),
         candidates_total=len(decision.ranked),
         excluded=shown(decision.excluded),
         blocks=request.prompt.blocks_to_hold - pending_beyond(decision.ranked[0].candidate),
@@ -158,17 +161,7 @@ def shown(excluded: dict[str, list[WorkerId]]) -> dict[str, tuple[int, bytes]]:
     return {reason: (len(ids), to_column(list(ids[:EXCLUDED_SHOWN_MAX]))) for reason, ids in sorted(excluded.items())}
 
 
-def _row(each: Scored) -> tuple[int, ...]:
+def _row(candidate: Candidate, cost: int, prefill_m: int) -> tuple[int, ...]:
     """In the order of core.decision.COLUMNS."""
-    candidate = each.candidate
-    return (
-        each.cost,
-        candidate.overlap[0],
-        candidate.overlap[-1],
-        candidate.pending,
-        each.prefill_m,
-        candidate.active_blocks,
-        candidate.active_requests,
-        candidate.waiting,
-        int(candidate.cache_known),
-    )
+    _, _, _, _, known, overlap, pending, active_blocks, active_requests, _, waiting, _ = candidate
+    return cost, overlap[0], overlap[-1], pending, prefill_m, active_blocks, active_requests, waiting, int(known)

@@ -1,8 +1,8 @@
 """KvProjection: one kv stream folded into who is there (members) and which blocks each one holds (the index).
 
-Per worker: `joining` before anything is known, `known` while every message followed on the one before, `unknown`
-after a gap (its blocks are retired at once, stores and removals are skipped, until the last part of a restatement),
-`ended` for good after WorkerLeft or WorkerLost. Blocks on a tier that this program does not know are as good as none.
+Per worker: `known` while every message followed on the one before, `unknown` after a gap (its blocks are retired at
+once, stores and removals are skipped, until it has said who it is and the last part of a restatement), a tombstone
+for good after WorkerLeft or WorkerLost. Blocks on a tier that this program does not know are as good as none.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from core.events import (
 from core.ids import SourceId, WorkerId
 from core.prompt import hashes_from_bytes
 from core.settings import TIERS
-from projections.chain import Chain, Link
+from projections.chain import Chain, Link, Missing, missing
+from projections.ended import Ended
 from projections.prefixes import PrefixIndex
-from projections.projection import MASK64, mix
+from projections.projection import MASK64, mix, stamp
 
 LOST_SUFFIX = "-lost"
 """A replica that finds a worker gone writes as the source `{worker}-lost`, whose one message is n = 0."""
@@ -44,8 +45,10 @@ class Member(msgspec.Struct):
     chain: Chain = msgspec.field(default_factory=Chain)
     restated: list[CacheRestated] = msgspec.field(default_factory=list)
     """Parts of a restatement that is not complete yet."""
+    identity: int = 0
+    """64 bits of what it said when it joined."""
     digest: int = 0
-    """What this part adds to the projection's digest."""
+    """What this part adds to the projection's digest; 0 until it joined."""
 
     @property
     def alive(self) -> bool:
@@ -59,9 +62,16 @@ class KvProjection:
     def __init__(self, index: PrefixIndex) -> None:
         self.index = index
         self.members: dict[WorkerId, Member] = {}
+        """Those that have not ended."""
         self.alive: dict[WorkerId, Member] = {}
-        """Those of them that joined and have not ended: a decision must not pay for the dead."""
+        """Those of them that joined: a decision must not pay for others."""
+        self.ended = Ended()
+        self.unknown: set[WorkerId] = set()
+        """Those of whose cache nothing is known until they restate it."""
+        self.turnover = 0
+        """How often somebody joined or ended here."""
         self.unknown_events = 0
+        self.missing: list[Missing] = []
         self._digest = 0
 
     def __repr__(self) -> str:
@@ -73,60 +83,87 @@ class KvProjection:
 
     @property
     def incomplete(self) -> int:
-        return sum(not member.cache_known for member in self.members.values() if not member.ended)
+        return len(self.unknown)
 
     def apply(self, owner: str, message: Message, digest: bytes) -> bool:
         """Folds one message of the worker `owner`; False for a repeat or a message of nobody we know."""
         worker = WorkerId(owner)
+        if worker in self.ended:
+            return False
+        if message.source == SourceId(worker):
+            return self._said(worker, message, digest)
+        if message.source == worker + LOST_SUFFIX:
+            return self._lost(worker, message)
+        return False
+
+    def recount(self) -> int:
+        """What the digest would be if it were made from the parts now: another one if somebody changed what they hold
+        behind the fold's back. O(parts)."""
+        return sum(map(self._part, self.alive.values())) & MASK64
+
+    def restore(self, member: Member) -> None:
+        """A part as a snapshot has it is there; the index holds its blocks already."""
+        self.members[member.worker] = member
+        if member.joined is not None:
+            member.identity = _identity(member.joined)
+            self.alive[member.worker] = member
+            self.turnover += 1
+        self._account(member)
+
+    def _said(self, worker: WorkerId, message: Message, digest: bytes) -> bool:
         member = self.members.get(worker)
         if member is None:
             member = self.members[worker] = Member(worker)
-        changed = self._fold(member, message, digest)
-        if changed:
-            before, member.digest = member.digest, self._part(member)
-            self._digest = (self._digest - before + member.digest) & MASK64
-            if member.alive:
-                self.alive[worker] = member
-            else:
-                self.alive.pop(worker, None)
-        return changed
-
-    def _fold(self, member: Member, message: Message, digest: bytes) -> bool:
-        if message.source == member.worker + LOST_SUFFIX:
-            return self._lost(member, message)
-        if message.source != SourceId(member.worker) or member.ended:
-            return False
+        n_next = member.chain.n_next
         link = member.chain.follow(message, digest)
         if link is Link.REPEAT:
             return False
         if link is Link.GAP:
+            self.missing.append(missing(n_next, message))
             self._forget(member, known=False)
         for event in message.events:
             if member.ended:
-                break  # nothing follows an end, in its own message neither
+                return True  # nothing follows an end, in its own message neither
             if isinstance(event, KvEvent):
                 self._event(member, event)
             else:
                 self.unknown_events += 1
+        if not member.ended:
+            self._account(member)
         return True
 
-    def _lost(self, member: Member, message: Message) -> bool:
+    def _account(self, member: Member) -> None:
+        """The sums have the part as it is now."""
+        worker, before = member.worker, member.digest
+        if member.joined is not None:
+            member.digest = self._part(member)
+            self._digest = (self._digest - before + member.digest) & MASK64
+        if member.cache_known:
+            self.unknown.discard(worker)
+        else:
+            self.unknown.add(worker)
+
+    def _part(self, member: Member) -> int:
+        part = stamp(member.chain, member.identity) + self.index.digest(member.worker) + member.cache_known
+        return part & MASK64
+
+    def _lost(self, worker: WorkerId, message: Message) -> bool:
         for event in message.events:
-            if isinstance(event, WorkerLost) and not member.ended:
-                self._end(member, f"lost: {event.reason}")
+            if isinstance(event, WorkerLost):
+                self._end(self.members.get(worker) or Member(worker), f"lost: {event.reason}")
                 return True
         return False
 
     def _event(self, member: Member, event: KvEvent) -> None:
         match event:
-            case WorkerJoined():
-                member.joined = event
             case BlocksStored():
                 if member.cache_known and event.tier in TIERS:
                     self.index.store(member.worker, event.tier, hashes_from_bytes(event.hashes))
             case BlocksRemoved():
                 if member.cache_known and event.tier in TIERS:
                     self.index.remove(member.worker, event.tier, hashes_from_bytes(event.hashes))
+            case WorkerJoined():
+                self._joined(member, event)
             case CacheCleared():
                 self._forget(member, known=member.cache_known)
             case CacheRestated():
@@ -138,18 +175,29 @@ class KvProjection:
             case _:
                 assert_never(event)
 
+    def _joined(self, member: Member, event: WorkerJoined) -> None:
+        if member.joined != event:
+            self.turnover += 1
+        member.joined = event
+        member.identity = _identity(event)
+        self.alive[member.worker] = member
+
     def _restated(self, member: Member, event: CacheRestated) -> None:
-        """The last part makes the cache known; parts of an interrupted restatement are void."""
+        """The last part makes the cache known if the worker said who it is; an interrupted restatement is void."""
         if event.part != len(member.restated):
             member.restated = []
         if event.part == len(member.restated):
             member.restated.append(event)
         if member.restated and len(member.restated) == event.parts:
             parts, member.restated = member.restated, []
-            self._forget(member, known=True)
-            for part in parts:
-                if part.tier in TIERS:
-                    self.index.store(member.worker, part.tier, hashes_from_bytes(part.hashes))
+            if member.cache_known or member.joined is not None:
+                self._take_over(member, parts)
+
+    def _take_over(self, member: Member, parts: list[CacheRestated]) -> None:
+        self._forget(member, known=True)
+        for part in parts:
+            if part.tier in TIERS:
+                self.index.store(member.worker, part.tier, hashes_from_bytes(part.hashes))
 
     def _forget(self, member: Member, *, known: bool) -> None:
         self.index.drop(member.worker)
@@ -157,10 +205,20 @@ class KvProjection:
         member.restated = []
 
     def _end(self, member: Member, reason: str) -> None:
+        """Nothing is left of the part but its tombstone."""
+        worker = member.worker
         self._forget(member, known=True)
         member.ended = reason
+        self._digest = (self._digest - member.digest) & MASK64
+        self.members.pop(worker, None)
+        self.alive.pop(worker, None)
+        self.unknown.discard(worker)
+        self.ended.bury(worker, reason)
+        self.turnover += 1
 
-    def _part(self, member: Member) -> int:
-        chain = member.chain
-        state = (member.worker, chain.n_next, chain.head, member.cache_known, member.ended, len(member.restated))
-        return (mix(*state) + self.index.digest(member.worker)) & MASK64
+
+def _identity(joined: WorkerJoined) -> int:
+    return mix(
+        joined.name, joined.model, joined.role, joined.engine, joined.block_size, joined.capacity_blocks,
+        joined.context_max, joined.address, joined.partition, joined.group,
+    )  # fmt: skip

@@ -1,12 +1,14 @@
-"""LoadProjection: the newest load report of each worker."""
+"""LoadProjection: the newest load report of each worker that lives."""
 
 from __future__ import annotations
 
 from core.codec import Message
-from core.events import LoadReported, UnknownEvent
+from core.events import LoadReported, UnknownEvent, WorkerLeft, WorkerLost
 from core.ids import SourceId, WorkerId
-from projections.chain import Chain, Link
-from projections.projection import MASK64, mix
+from projections.chain import Chain, Link, Missing, missing
+from projections.ended import Ended
+from projections.kv import LOST_SUFFIX
+from projections.projection import MASK64, mix, stamp
 
 
 class LoadProjection:
@@ -14,9 +16,13 @@ class LoadProjection:
 
     def __init__(self) -> None:
         self.reports: dict[WorkerId, LoadReported] = {}
+        self.chains: dict[WorkerId, Chain] = {}
+        """Of everybody who said anything and has not ended."""
+        self.ended = Ended()
         self.unknown_events = 0
         self.incomplete = 0
-        self._chains: dict[WorkerId, Chain] = {}
+        self.missing: list[Missing] = []
+        self._parts: dict[WorkerId, int] = {}
         self._digest = 0
 
     def __repr__(self) -> str:
@@ -29,17 +35,56 @@ class LoadProjection:
     def apply(self, owner: str, message: Message, digest: bytes) -> bool:
         """Folds one message of the worker `owner`."""
         worker = WorkerId(owner)
-        if message.source != SourceId(worker):
+        if worker in self.ended:
             return False
-        chain = self._chains.setdefault(worker, Chain())
-        before = mix(worker, chain.n_next, chain.head) if chain.n_next else 0
-        if chain.follow(message, digest) is Link.REPEAT:
+        if message.source == SourceId(worker):
+            return self._said(worker, message, digest)
+        if message.source == worker + LOST_SUFFIX:
+            return self._lost(worker, message)
+        return False
+
+    def restore(self, worker: WorkerId, chain: Chain, report: LoadReported | None) -> None:
+        """A part as a snapshot has it is there."""
+        self.chains[worker] = chain
+        if report is not None:
+            self.reports[worker] = report
+        self._account(worker)
+
+    def _said(self, worker: WorkerId, message: Message, digest: bytes) -> bool:
+        chain = self.chains.get(worker) or self.chains.setdefault(worker, Chain())
+        n_next = chain.n_next
+        link = chain.follow(message, digest)
+        if link is Link.REPEAT:
             return False
+        if link is Link.GAP:
+            self.missing.append(missing(n_next, message))
         for event in message.events:
             if isinstance(event, LoadReported):
                 self.reports[worker] = event
+            elif isinstance(event, WorkerLeft):
+                self._end(worker, f"left: {event.reason}")
+                return True
             elif isinstance(event, UnknownEvent):
                 self.unknown_events += 1
-        # the head covers every byte that was ever reported
-        self._digest = (self._digest - before + mix(worker, chain.n_next, chain.head)) & MASK64
+        self._account(worker)
         return True
+
+    def _lost(self, worker: WorkerId, message: Message) -> bool:
+        for event in message.events:
+            if isinstance(event, WorkerLost):
+                self._end(worker, f"lost: {event.reason}")
+                return True
+        return False
+
+    def _account(self, worker: WorkerId) -> None:
+        report = self.reports.get(worker)
+        told = (report.running, report.waiting, report.draining) if report else ()
+        part = stamp(self.chains[worker], mix(worker, *told))
+        self._digest = (self._digest - self._parts.get(worker, 0) + part) & MASK64
+        self._parts[worker] = part
+
+    def _end(self, worker: WorkerId, reason: str) -> None:
+        self._digest = (self._digest - self._parts.pop(worker, 0)) & MASK64
+        self.reports.pop(worker, None)
+        self.chains.pop(worker, None)
+        self.ended.bury(worker, reason)

@@ -9,10 +9,12 @@ The cost of `kv` is that of Dynamo's router in spirit (prefill that is left, plu
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
 
 import xxhash
 
+from core.ids import WorkerId
 from core.settings import RoutingSettings
 from projections.view import Candidate, RouteRequest
 
@@ -34,23 +36,59 @@ class Scored(NamedTuple):
     """Blocks to prefill there, in thousandths: queued ones included, credit taken off."""
 
 
-def score(candidate: Candidate, request: RouteRequest, settings: RoutingSettings, *, stale: bool) -> Scored:
-    """The candidate under the settings' policy; lower is better. Round-robin and random leave the cost 0."""
-    prefill_m = _prefill_m(candidate, request, settings, stale=stale)
-    match settings.policy:
-        case "kv":
-            added = request.prompt.blocks_to_hold - pending_beyond(candidate)
-            active_m = (candidate.active_blocks + added) * MILLI
-            cost = (
-                settings.prefill_weight_m * prefill_m
-                + settings.decode_weight_m * active_m
-                + settings.request_weight_m * candidate.active_requests * MILLI
-            ) // MILLI
-        case "least-loaded":
-            cost = (candidate.active_requests + candidate.waiting) * MILLI
-        case _:
-            cost = 0
-    return Scored(candidate, cost, prefill_m)
+def score(
+    candidates: list[Candidate], request: RouteRequest, settings: RoutingSettings, stale: Container[WorkerId]
+) -> list[Scored]:
+    """The candidates, in their order, with their costs; lower is better. Round-robin and random leave the costs 0.
+
+    One loop without calls: with many workers it is most of a decision.
+    """
+    size, hold = request.prompt.block_size, request.prompt.blocks_to_hold
+    wanted_m = request.prompt.tokens * MILLI // size
+    credits_m, pending_credit_m = _Credits(settings.credits_m), settings.pending_credit_m
+    per_prefill, per_block = settings.prefill_weight_m, settings.decode_weight_m
+    per_request = settings.request_weight_m * MILLI
+    new = tuple.__new__  # half the price of Scored(…)
+    kv, least_loaded = settings.policy == "kv", settings.policy == "least-loaded"
+    found = []
+    for candidate in candidates:
+        worker, _, _, _, _, overlap, pending, active_blocks, active_requests, prefill_tokens, waiting, _ = candidate
+        credit = credits_m[overlap]
+        queued = prefill_tokens * MILLI // size
+        shared = pending - overlap[-1]  # as pending_beyond
+        if shared > 0:  # blocks that both would compute are computed once
+            credit += shared * pending_credit_m
+            queued -= shared * MILLI
+            active_blocks -= shared
+        if worker in stale:
+            credit = credit * settings.stale_credit_m // MILLI
+        prefill_m = queued if queued > 0 else 0  # noqa: FURB136 — a call of max() costs as much as all of this
+        if wanted_m > credit:
+            prefill_m += wanted_m - credit
+        cost = 0
+        if kv:
+            active_m = (active_blocks + hold) * MILLI
+            cost = (per_prefill * prefill_m + per_block * active_m + per_request * active_requests) // MILLI
+        elif least_loaded:
+            cost = (active_requests + waiting) * MILLI
+        found.append(new(Scored, (candidate, cost, prefill_m)))
+    return found
+
+
+class _Credits(dict[tuple[int, ...], int]):
+    """What cached blocks take off the prefill, in thousandths, by overlap: most candidates have one of a few."""
+
+    def __init__(self, credits_m: tuple[int, ...]) -> None:
+        super().__init__()
+        self._credits_m = credits_m
+
+    def __missing__(self, overlap: tuple[int, ...]) -> int:
+        credit = before = 0
+        for depth, credit_m in zip(overlap, self._credits_m, strict=True):
+            credit += (depth - before) * credit_m
+            before = depth
+        self[overlap] = credit
+        return credit
 
 
 def pending_beyond(candidate: Candidate) -> int:
@@ -58,51 +96,49 @@ def pending_beyond(candidate: Candidate) -> int:
     return max(0, candidate.pending - candidate.overlap[-1])
 
 
-def _prefill_m(candidate: Candidate, request: RouteRequest, settings: RoutingSettings, *, stale: bool) -> int:
-    """What is queued and what this one adds; blocks that both would compute are computed once."""
-    size = request.prompt.block_size
-    shared = pending_beyond(candidate)
-    queued = max(0, candidate.prefill_tokens * MILLI // size - shared * MILLI)
-    credit = before = 0
-    for depth, credit_m in zip(candidate.overlap, settings.credits_m, strict=True):
-        credit += (depth - before) * credit_m
-        before = depth
-    credit += shared * settings.pending_credit_m
-    if stale:
-        credit = credit * settings.stale_credit_m // MILLI
-    return queued + max(0, request.prompt.tokens * MILLI // size - credit)
+def rank(scored: list[Scored], request: RouteRequest, settings: RoutingSettings, turn: int, seed: int) -> list[Scored]:
+    """The one that serves the request, then the others by cost, equal ones by the hash of request and worker.
 
-
-def choose(scored: list[Scored], request: RouteRequest, settings: RoutingSettings, turn: int, seed: int) -> Scored:
-    """The one that serves the request; `scored` is sorted by id and not empty, `turn` counts this replica's choices."""
+    `scored` is sorted by id and not empty; `turn` counts this replica's choices.
+    """
     assert scored
-    if settings.policy == "round-robin":
-        return scored[turn % len(scored)]
-    if settings.policy == "random":
-        return scored[seed % len(scored)]
-    if settings.temperature_m:
-        return _softened(scored, settings.temperature_m, seed)
-    lowest = min(each.cost for each in scored)
-    equal = [each for each in scored if each.cost <= lowest + settings.tie_margin_m]
-    return min(equal, key=lambda each: tie_break(request, each.candidate))
+    asked, costs = f"{request.id}/{request.attempt}/".encode(), [each.cost for each in scored]
+
+    def tie(at: int) -> int:
+        """Spread out, repeatable, and independent of what a replica happens to know."""
+        return xxhash.xxh3_64_intdigest(asked + scored[at].candidate.worker.encode())
+
+    order = list(range(len(scored)))
+    if len(set(costs)) < len(costs):
+        order.sort(key=tie)
+    order.sort(key=costs.__getitem__)
+    match settings.policy:
+        case "round-robin":
+            chosen = turn % len(scored)
+        case "random":
+            chosen = seed % len(scored)
+        case _ if settings.temperature_m:
+            chosen = _softened(costs, settings.temperature_m, seed)
+        case _ if settings.tie_margin_m:
+            highest = costs[order[0]] + settings.tie_margin_m
+            chosen = min((at for at in order if costs[at] <= highest), key=tie)
+        case _:
+            chosen = order[0]
+    order.remove(chosen)
+    return [scored[at] for at in (chosen, *order)]
 
 
-def tie_break(request: RouteRequest, candidate: Candidate) -> int:
-    """Spread out, repeatable, and independent of what a replica happens to know."""
-    return xxhash.xxh3_64_intdigest(f"{request.id}/{request.attempt}/{candidate.worker}".encode())
-
-
-def _softened(scored: list[Scored], temperature_m: int, seed: int) -> Scored:
-    """Drawn with weights 2^(-(cost - min) / (spread * temperature)), by integers alone."""
-    lowest, highest = min(each.cost for each in scored), max(each.cost for each in scored)
+def _softened(costs: list[int], temperature_m: int, seed: int) -> int:
+    """Which one: drawn with weights 2^(-(cost - min) / (spread * temperature)), by integers alone."""
+    lowest, highest = min(costs), max(costs)
     scale = max(1, (highest - lowest) * temperature_m)
     weights = []
-    for each in scored:
-        steps = (each.cost - lowest) * SOFT_STEPS * MILLI // scale
+    for cost in costs:
+        steps = (cost - lowest) * SOFT_STEPS * MILLI // scale
         weights.append(SOFT_TABLE[steps % SOFT_STEPS] >> (steps // SOFT_STEPS))
     draw = seed * sum(weights) >> 64
-    for each, weight in zip(scored, weights, strict=True):
+    for at, weight in enumerate(weights):
         draw -= weight
         if draw < 0:
-            return each
-    return scored[-1]
+            return at
+    return len(costs) - 1

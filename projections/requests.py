@@ -23,9 +23,10 @@ from core.events import (
     SettingsChanged,
 )
 from core.ids import ReplicaId, RequestId, SourceId, WorkerId, from_column
-from projections.chain import Chain, Link
+from projections.chain import Chain, Link, Missing, missing
+from projections.ended import Ended
 from projections.kv import LOST_SUFFIX
-from projections.projection import MASK64, mix
+from projections.projection import MASK64, mix, stamp
 from projections.tally import InFlight, Key, Tally
 
 
@@ -46,7 +47,7 @@ class Replica(msgspec.Struct):
     joined: ReplicaJoined | None = None
     ended: str = ""
     known: bool = True
-    """False after a gap, until it restates itself."""
+    """False after a gap, until it has said who it is and restated itself."""
     chain: Chain = msgspec.field(default_factory=Chain)
     in_flight: dict[Key, InFlight] = msgspec.field(default_factory=dict)
     predicted: dict[Key, tuple[int, int]] = msgspec.field(default_factory=dict)
@@ -58,8 +59,12 @@ class Replica(msgspec.Struct):
     """What only it knows of workers: the reasons of LocalChanged."""
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     settings_revision: int = 0
+    identity: int = 0
+    """64 bits of what it said when it joined."""
+    contents: int = 0
+    """64 bits, a sum over what is in flight, what was routed and what only it knows."""
     digest: int = 0
-    """What this part adds to the projection's digest."""
+    """What this part adds to the projection's digest; 0 until it joined."""
 
 
 class RoutingProjection:
@@ -67,8 +72,13 @@ class RoutingProjection:
 
     def __init__(self) -> None:
         self.replicas: dict[ReplicaId, Replica] = {}
+        """Those that have not ended."""
+        self.ended = Ended()
+        self.unknown: set[ReplicaId] = set()
+        """Those of whose requests nothing is known until they restate them."""
         self.tally = Tally()
         self.unknown_events = 0
+        self.missing: list[Missing] = []
         self._digest = 0
 
     def __repr__(self) -> str:
@@ -81,51 +91,75 @@ class RoutingProjection:
 
     @property
     def incomplete(self) -> int:
-        return sum(not part.known for part in self.replicas.values() if not part.ended)
+        return len(self.unknown)
 
     def apply(self, owner: str, message: Message, digest: bytes) -> bool:
         """Folds one message of the replica `owner`."""
         replica = ReplicaId(owner)
+        if replica in self.ended:
+            return False
+        if message.source == SourceId(replica):
+            return self._said(replica, message, digest)
+        if message.source == replica + LOST_SUFFIX:
+            return self._lost(replica, message)
+        return False
+
+    def restore(self, part: Replica) -> None:
+        """A part as a snapshot has it is there, with what it has in flight."""
+        self.replicas[part.replica] = part
+        if part.joined is not None:
+            part.identity = _identity(part.joined)
+        part.contents = contents(part)
+        for key, entry in part.in_flight.items():
+            self.tally.add(key, entry)
+        self._account(part)
+
+    def _said(self, replica: ReplicaId, message: Message, digest: bytes) -> bool:
         part = self.replicas.get(replica)
         if part is None:
             part = self.replicas[replica] = Replica(replica)
-        changed = self._fold(part, message, digest)
-        if changed:
-            before, part.digest = part.digest, _part(part)
-            self._digest = (self._digest - before + part.digest) & MASK64
-        return changed
-
-    def _fold(self, part: Replica, message: Message, digest: bytes) -> bool:
-        if message.source == part.replica + LOST_SUFFIX:
-            return self._lost(part, message)
-        if message.source != SourceId(part.replica) or part.ended:
-            return False
+        n_next = part.chain.n_next
         link = part.chain.follow(message, digest)
         if link is Link.REPEAT:
             return False
         if link is Link.GAP:
+            self.missing.append(missing(n_next, message))
             self._forget(part)
             part.known = False
         for event in message.events:
             if part.ended:
-                break  # nothing follows an end, in its own message neither
+                return True  # nothing follows an end, in its own message neither
             if isinstance(event, RoutingEvent):
                 self._event(part, event)
             else:
                 self.unknown_events += 1
+        if not part.ended:
+            self._account(part)
         return True
 
-    def _lost(self, part: Replica, message: Message) -> bool:
+    def _account(self, part: Replica) -> None:
+        """The sums have the part as it is now."""
+        before = part.digest
+        if part.joined is not None:
+            whole = stamp(part.chain, part.identity) + part.contents + 2 * part.settings_revision + part.known
+            part.digest = whole & MASK64
+            self._digest = (self._digest - before + part.digest) & MASK64
+        if part.known:
+            self.unknown.discard(part.replica)
+        else:
+            self.unknown.add(part.replica)
+
+    def _lost(self, replica: ReplicaId, message: Message) -> bool:
         for event in message.events:
-            if isinstance(event, ReplicaLost) and not part.ended:
-                self._end(part, f"lost: {event.reason}")
+            if isinstance(event, ReplicaLost):
+                self._end(self.replicas.get(replica) or Replica(replica), f"lost: {event.reason}")
                 return True
         return False
 
     def _event(self, part: Replica, event: RoutingEvent) -> None:
         match event:
             case ReplicaJoined():
-                part.joined = event
+                part.joined, part.identity = event, _identity(event)
             case ReplicaRestated():
                 self._restated(part, event)
             case ReplicaLeft():
@@ -158,6 +192,7 @@ class RoutingProjection:
 
     def _routed(self, part: Replica, event: RequestRouted) -> None:
         part.routed[event.model] = part.routed.get(event.model, 0) + 1
+        part.contents += mix(event.model)
         if part.known:
             key = (RequestId(event.request), event.attempt)
             part.predicted[key] = (event.predicted_cached_tokens, event.prompt_tokens)
@@ -176,20 +211,25 @@ class RoutingProjection:
             self._put(part, key, entry.prefilled())
 
     def _restated(self, part: Replica, event: ReplicaRestated) -> None:
+        """What it says replaces all before it, and makes it known if it said who it is."""
         self._forget(part)
-        part.known = True
+        part.known = part.known or part.joined is not None
         part.routed.clear()
-        for key, entry in restated(event):
-            self._put(part, key, entry)
+        part.contents = 0
+        if part.known:
+            for key, entry in restated(event):
+                self._put(part, key, entry)
 
     def _put(self, part: Replica, key: Key, entry: InFlight) -> None:
         self._take(part, key)
         part.in_flight[key] = entry
+        part.contents += weight(key, entry)
         self.tally.add(key, entry)
 
     def _take(self, part: Replica, key: Key) -> InFlight | None:
         entry = part.in_flight.pop(key, None)
         if entry is not None:
+            part.contents -= weight(key, entry)
             self.tally.subtract(key, entry)
         return entry
 
@@ -197,19 +237,28 @@ class RoutingProjection:
         for key in list(part.in_flight):
             self._take(part, key)
         part.predicted.clear()
+        for worker, reasons in part.local.items():
+            part.contents -= mix(worker, reasons)
         part.local.clear()
 
     def _end(self, part: Replica, reason: str) -> None:
+        """Nothing is left of the part but its tombstone."""
         self._forget(part)
-        part.known = True
         part.ended = reason
+        self._digest = (self._digest - part.digest) & MASK64
+        self.replicas.pop(part.replica, None)
+        self.unknown.discard(part.replica)
+        self.ended.bury(part.replica, reason)
 
 
 def _local_changed(part: Replica, event: LocalChanged) -> None:
+    worker = WorkerId(event.worker)
+    before = part.local.pop(worker, ())
+    if before:
+        part.contents -= mix(worker, before)
     if event.reasons:
-        part.local[WorkerId(event.worker)] = event.reasons
-    else:
-        part.local.pop(WorkerId(event.worker), None)
+        part.local[worker] = event.reasons
+        part.contents += mix(worker, event.reasons)
 
 
 def in_flight(event: RequestRouted) -> InFlight:
@@ -224,9 +273,17 @@ def restated(event: ReplicaRestated) -> list[tuple[Key, InFlight]]:
     return [(key, InFlight(*values)) for key, values in zip(keys, columns, strict=True)]
 
 
-def _part(part: Replica) -> int:
-    # the head covers every byte that was folded; the counts show a fold that went wrong all the same
-    chain = part.chain
-    return mix(
-        part.replica, chain.n_next, chain.head, part.known, part.ended, len(part.in_flight), part.reuse.cached_tokens
-    )
+def weight(key: Key, entry: InFlight) -> int:
+    """64 bits of a request in flight as a restatement would name it: the hashes of its prompt have no part in it."""
+    return mix(*key, entry.worker, entry.blocks, entry.prefill_tokens)
+
+
+def contents(part: Replica) -> int:
+    """The sum that `Replica.contents` is kept at, made anew."""
+    flying = sum(weight(key, entry) for key, entry in part.in_flight.items())
+    routed = sum(count * mix(model) for model, count in part.routed.items())
+    return flying + routed + sum(mix(worker, reasons) for worker, reasons in part.local.items())
+
+
+def _identity(joined: ReplicaJoined) -> int:
+    return mix(joined.name, joined.version, joined.address)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
-from core.codec import Message, decode_message, digest
+from core.codec import CHAIN_START, Message, decode_message, digest
 from core.errors import Corrupt
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
 from core.subjects import LOAD, ROUTING, is_kv, owner
+from projections.chain import Gap
 from projections.kv import KvProjection, Member
 from projections.loads import LoadProjection
+from projections.points import Point, Points
 from projections.prefixes import PrefixIndex
 from projections.projection import MASK64, Projection, mix
 from projections.requests import RoutingProjection
+
+GAPS_KEPT = 256
+"""The last gaps found, for people; `State.gaps_found` counts all."""
 
 
 class Position(NamedTuple):
@@ -32,6 +38,11 @@ class Applied(NamedTuple):
     changed: bool
 
 
+def is_folded(stream: StreamName) -> bool:
+    """Whether this program has a fold for the stream; a newer one may write others too."""
+    return is_kv(stream) or stream in (LOAD, ROUTING)
+
+
 class State:
     """The fold of the log up to `cursor`. Records go in by `apply`, in the order of each stream."""
 
@@ -43,7 +54,13 @@ class State:
         self.cursor: dict[StreamName, Position] = {}
         self.corrupt = 0
         """Records that are no messages of ours: skipped and counted."""
-        self._chain_key = chain_key
+        self.gaps: deque[Gap] = deque(maxlen=GAPS_KEPT)
+        """Messages that chains lack, as they were noticed."""
+        self.gaps_found = 0
+        self.chain_key = chain_key
+        self._points: dict[StreamName, Points] = {}
+        self._alive: list[Member] = []
+        self._alive_at: tuple[tuple[KvProjection, int], ...] = ()
 
     def __repr__(self) -> str:
         at = " ".join(f"{stream}:{position.seq}" for stream, position in sorted(self.cursor.items()))
@@ -52,10 +69,25 @@ class State:
     def open(self, stream: StreamName, epoch: Epoch) -> StreamSeq:
         """The stream is folded from here on; returns the last sequence applied (0 for none)."""
         if stream not in self.cursor:
-            self.cursor[stream] = Position(epoch, StreamSeq(0))
             if is_kv(stream):
                 self.kv[stream] = KvProjection(self.index)
+            self.resume(stream, Position(epoch, StreamSeq(0)), CHAIN_START)
         return self.cursor[stream].seq
+
+    def resume(self, stream: StreamName, position: Position, head: bytes) -> None:
+        """What is folded of the stream now is its fold up to there; `head` is the chain digest of the message there
+        (empty if the log has it no more)."""
+        self.cursor[stream] = position
+        self._points[stream] = points = Points()
+        if head and position.seq:
+            projection = self.projection(stream)
+            points.note((*position, projection.digest, head, not projection.incomplete))
+
+    def skip_to(self, stream: StreamName, seq: StreamSeq) -> None:
+        """The log has nothing more of the stream up to there: what follows the cursor was taken by retention."""
+        position = self.cursor[stream]
+        assert seq >= position.seq
+        self.cursor[stream] = Position(position.epoch, seq)
 
     def reset(self, stream: StreamName, epoch: Epoch) -> None:
         """The stream's history was replaced: what was folded of it is void, it starts again."""
@@ -67,22 +99,27 @@ class State:
             self.loads = LoadProjection()
         else:
             self.routing = RoutingProjection()
-        self.cursor[stream] = Position(epoch, StreamSeq(0))
+        self.resume(stream, Position(epoch, StreamSeq(0)), CHAIN_START)
+
+    def become(self, other: State) -> None:
+        """Everybody who holds this state sees the folds, cursor and points of `other`, which has what was here."""
+        assert other is not self
+        assert other.chain_key == self.chain_key
+        self.__dict__, other.__dict__ = other.__dict__, self.__dict__
 
     def apply(self, stream: StreamName, seq: StreamSeq, subject: str, payload: bytes) -> Applied | None:
         """Folds one record and moves the cursor; None if it was applied before or is no message of ours."""
-        position = self.cursor[stream]
-        if seq <= position.seq:
+        epoch, last = self.cursor[stream]
+        if seq <= last:
             return None
-        self.cursor[stream] = Position(position.epoch, seq)
-        try:
-            message = decode_message(payload)
-        except Corrupt:
-            self.corrupt += 1
-            return None
-        who = owner(subject)
-        changed = self.projection(stream).apply(who, message, digest(payload, self._chain_key))
-        return Applied(stream, seq, who, message, changed)
+        head = digest(payload, self.chain_key)
+        projection = self.projection(stream)
+        applied = self._fold(projection, stream, seq, subject, payload, head)
+        if projection.missing:
+            self._note_gaps(projection, stream, seq)
+        self.cursor[stream] = Position(epoch, seq)
+        self._points[stream].note((epoch, seq, projection.digest, head, not projection.incomplete))
+        return applied
 
     def projection(self, stream: StreamName) -> Projection:
         """The stream's own fold."""
@@ -98,6 +135,15 @@ class State:
         parts = (mix(stream, at.seq, self.projection(stream).digest) for stream, at in self.cursor.items())
         return sum(parts) & MASK64
 
+    def digest_of(self, stream: StreamName) -> int:
+        """64 bits of what is folded of this stream alone; O(1)."""
+        return self.projection(stream).digest
+
+    def point(self, stream: StreamName, seq: StreamSeq) -> Point | None:
+        """Where the stream's fold stood after that message; None if it is not among the last POINTS_KEPT."""
+        points = self._points.get(stream)
+        return points.at(seq) if points is not None else None
+
     @property
     def incomplete(self) -> int:
         """Sources that are unknown until they restate themselves."""
@@ -109,13 +155,37 @@ class State:
         return sum(self.projection(stream).unknown_events for stream in self.cursor)
 
     def member(self, worker: WorkerId) -> Member | None:
-        """The worker's part, whichever kv stream it writes to."""
+        """The worker's part, whichever kv stream it writes to; of one that ended, its id and why."""
         for projection in self.kv.values():
             if worker in projection.members:
                 return projection.members[worker]
+        for projection in self.kv.values():
+            if worker in projection.ended:
+                return Member(worker, ended=projection.ended[worker])
         return None
 
     def alive(self) -> list[Member]:
-        """Workers that joined and have not ended, by id."""
-        members = [member for projection in self.kv.values() for member in projection.alive.values()]
-        return sorted(members, key=lambda member: member.worker)
+        """Workers that joined and have not ended, by id; O(1) while nobody comes or goes. Not to be changed."""
+        at = tuple((projection, projection.turnover) for projection in self.kv.values())
+        if at != self._alive_at:
+            members = [member for projection in self.kv.values() for member in projection.alive.values()]
+            self._alive = sorted(members, key=lambda member: member.worker)
+            self._alive_at = at
+        return self._alive
+
+    def _fold(
+        self, projection: Projection, stream: StreamName, seq: StreamSeq, subject: str, payload: bytes, head: bytes
+    ) -> Applied | None:
+        try:
+            message = decode_message(payload)
+        except Corrupt:
+            self.corrupt += 1
+            return None
+        who = owner(subject)
+        return Applied(stream, seq, who, message, projection.apply(who, message, head))
+
+    def _note_gaps(self, projection: Projection, stream: StreamName, seq: StreamSeq) -> None:
+        for found in projection.missing:
+            self.gaps.append(Gap(stream, *found, seq))
+            self.gaps_found += 1
+        projection.missing.clear()

@@ -1,16 +1,16 @@
-"""Events that wait to be sealed: in order, bounded, each encoded once."""
+"""What one outbox still has to seal: in order, bounded, each event encoded once."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
-from core.codec import encode_event
 from core.events import Event
+from streams.sealed import Sealed
 
 LateEvent = Callable[[], Event]
-"""An event that is made only when its message is sealed."""
+"""An event that is made only when its message is sealed, or when it is written to a journal."""
 Item = Event | LateEvent
 
 ENVELOPE_BYTES = 512
@@ -28,13 +28,19 @@ class OutboxLimits:
     pending_events_max: int = 65_536
     """Events not yet sealed; one more is an overflow. A restatement does not count."""
     pending_bytes_max: int = 32 * 1024 * 1024
+    """The same in bytes, in memory; a journal has its capacity instead."""
+    journal_events_max: int = 262_144
+    """Events not yet sealed in a journal: each is also ahead of the fold, and that is kept in memory."""
     late_event_bytes: int = 4096
     """What an event that is not made yet counts as."""
+    pace_s: float = 0.002
+    """From one message's first append to the next one's at least: what happens meanwhile goes with it, since the
+    broker's answer costs as much for one event as for many. What comes after a pause goes at once."""
     retry_min_s: float = 0.05
     """First pause after the log was not there; it doubles …"""
     retry_max_s: float = 1.0
     """… up to this."""
-    idle_check_s: float = 10.0
+    idle_check_s: float = 3.0
     """After so long without anything to append, the end of our subject is looked at."""
 
     def within(self, payload_max: int) -> OutboxLimits:
@@ -42,85 +48,54 @@ class OutboxLimits:
         return replace(self, message_bytes_max=min(self.message_bytes_max, payload_max // 2))
 
 
-class _Entry:
-    __slots__ = ("bounded", "encoded", "item", "size")
+class Batch(NamedTuple):
+    """The events of one message, in order."""
 
-    def __init__(self, item: Item, nominal_bytes: int, *, bounded: bool) -> None:
-        self.item = item
-        self.bounded = bounded
-        self.encoded = None if callable(item) else encode_event(item)
-        self.size = nominal_bytes if self.encoded is None else len(self.encoded)
+    encodings: list[bytes]
+    readable: bool
+    """Whether all are of low rate (`core.codec.READABLE`)."""
 
 
-class Backlog:
-    """What one outbox still has to seal."""
+class Held(NamedTuple):
+    """How much waits."""
 
-    def __init__(self, limits: OutboxLimits) -> None:
-        self._limits = limits
-        self._entries: deque[_Entry] = deque()
-        self._bounded_events = 0
-        self._bounded_bytes = 0
-        self.bytes = 0
+    events: int
+    bytes: int
+    """As they take up room: encoded, and in a journal with what surrounds them."""
+    capacity_bytes: int
+
+
+class Backlog(Protocol):
+    """Events that wait to be sealed; in memory, or in a journal that outlives the process."""
+
+    @property
+    def encoded_bytes(self) -> int:
         """Of all that waits, encoded."""
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    @property
+    def held(self) -> Held:
+        """How full it is."""
 
-    def __repr__(self) -> str:
-        return f"<Backlog {len(self)} events, {self.bytes} bytes>"
+    def __len__(self) -> int:
+        """Events that wait."""
 
     def offer(self, item: Item) -> bool:
         """True if the item waits now; False, and nothing changed, if that would pass a bound."""
-        entry = _Entry(item, self._limits.late_event_bytes, bounded=True)
-        full = self._bounded_events + 1 > self._limits.pending_events_max
-        if full or self._bounded_bytes + entry.size > self._limits.pending_bytes_max:
-            return False
-        self._add(entry)
-        return True
 
-    def restate(self, item: Item) -> None:
-        """The item waits, whatever the bounds say: it stands for all that was dropped."""
-        self._add(_Entry(item, self._limits.late_event_bytes, bounded=False))
+    def restate(self, item: Item) -> bool:
+        """The same for what stands for all that was dropped: only the last bound holds it back."""
 
     def clear(self) -> int:
         """Nothing waits any more; returns how many events that were."""
-        dropped = len(self._entries)
-        self._entries.clear()
-        self._bounded_events = self._bounded_bytes = self.bytes = 0
-        return dropped
 
-    def take(self) -> tuple[list[Event], list[bytes]]:
-        """The events of the next message with their encodings; at least one, if any waits."""
-        room = self._limits.message_bytes_max - ENVELOPE_BYTES
-        events: list[Event] = []
-        encodings: list[bytes] = []
-        while self._entries and len(events) < self._limits.events_max:
-            event, encoded = self._made(self._entries[0])
-            if events and len(encoded) > room:
-                break
-            self._count(self._entries.popleft(), -1)
-            events.append(event)
-            encodings.append(encoded)
-            room -= len(encoded)
-        return events, encodings
+    def take(self) -> Batch:
+        """The events of the next message wait no more; at least one, if any waits. `seal` follows at once."""
 
-    def _made(self, entry: _Entry) -> tuple[Event, bytes]:
-        """The entry's event, made now if it was not before."""
-        if callable(entry.item):
-            self._count(entry, -1)
-            entry.item = entry.item()
-            entry.encoded = encode_event(entry.item)
-            entry.size = len(entry.encoded)
-            self._count(entry, 1)
-        assert entry.encoded is not None
-        return entry.item, entry.encoded
+    def seal(self, sealed: Sealed) -> None:
+        """What was taken last stands in this message, and goes to the log as it is."""
 
-    def _add(self, entry: _Entry) -> None:
-        self._entries.append(entry)
-        self._count(entry, 1)
+    def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
+        """The sealed message is in the log: so many are, with this digest and sequence of the last."""
 
-    def _count(self, entry: _Entry, sign: int) -> None:
-        self.bytes += sign * entry.size
-        if entry.bounded:
-            self._bounded_events += sign
-            self._bounded_bytes += sign * entry.size
+    def abandon(self) -> int:
+        """Another ended our chain: nothing more is taken. Returns how many events are lost by that."""

@@ -2,42 +2,46 @@
 
 In the folder: `jetstream/` (the store), `nats-server.log`, `nats-server.conf` and `nats-server.json` (user and
 password; both readable by the owner alone) and `nats-server.lock`. nats-server itself does not lock its store.
+
+A full disk (nats-server 2.15.1): the stream whose write failed answers no append any more, also when there is space
+again; reading it goes on, and so do streams whose writes did not fail. Only a restart heals it: see `healthy`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import json
+import logging
 import os
+import re
 import secrets
 import shutil
-import signal
-import subprocess
 import sysconfig
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from core.errors import CallerError, PeerError, Refused, Unavailable
+from core.errors import CallerError, PeerError, Refused
 from streams.credentials import NatsCredentials
+from streams.embedded_server import EmbeddedServer, write_private
 from streams.jetstream_connection import Connection
-from streams.ports import HOST, PortTaken, free_port, is_free
+from streams.ports import HOST
+
+logger = logging.getLogger(__name__)
 
 USER = "contrail"
-READY_S = 30.0
-"""Longest wait for a started server to answer; a large store takes a while to open."""
-READY_PAUSE_S = 0.02
-STOP_S = 10.0
-"""Longest wait for a clean end; then it is killed."""
-PORT_ATTEMPTS_MAX = 3
-"""How many free ports are tried when another process is quicker."""
 LOG_BYTES_MAX = 10 * 1024 * 1024
 LOG_FILES_MAX = 3
-LOG_SHOWN = 400
-"""How many characters of the log an error carries."""
+SPACE_BACK_BYTES = 16 * 1024 * 1024
+"""A server that ran out of disk is worth a restart when so much is free: two of the blocks that it writes."""
+
+_GAVE_UP = re.compile(rb"no space left on device|disk quota exceeded|Critical write error|will be DISABLED")
+"""What the server's log says when it stops to write, for good."""
 
 
-class EmbeddedNats:
-    """Started, stopped and started again on the same folder, the same port and the same credentials."""
+class EmbeddedNats(EmbeddedServer):
+    """See the module's text."""
+
+    kind = "nats-server"
 
     def __init__(
         self,
@@ -48,34 +52,18 @@ class EmbeddedNats:
         memory_bytes_max: int = 64 * 1024 * 1024,
         store_bytes_max: int = 64 * 1024**3,
     ) -> None:
-        self._data = data
-        self._port = port
+        super().__init__(data, port)
         self._credentials = credentials
         self._memory_bytes_max = memory_bytes_max
         self._store_bytes_max = store_bytes_max
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock: int | None = None
-
-    def __repr__(self) -> str:
-        state = f"pid {self._process.pid}" if self.running and self._process else "not running"
-        return f"<EmbeddedNats {self._data} port {self._port} {state}>"
+        self._gave_up = False
+        self._looked_to = 0
+        """How far into the log `healthy` has read."""
 
     @property
     def url(self) -> str:
         """Where clients connect."""
-        assert self._port is not None
-        return f"nats://{HOST}:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        """The process that was started last."""
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether the process lives."""
-        return self._process is not None and self._process.poll() is None
+        return f"nats://{self.endpoint}"
 
     @property
     def credentials(self) -> NatsCredentials:
@@ -83,71 +71,40 @@ class EmbeddedNats:
         assert self._credentials is not None
         return self._credentials
 
-    async def start(self) -> None:
-        """JetStream answers, and only to our credentials; CallerError if the folder or the port is in use."""
-        assert not self.running
-        self._data.mkdir(parents=True, exist_ok=True)
-        self._take_lock()
-        try:
-            self._credentials = self._credentials or _load_credentials(self._data / "nats-server.json")
-            await self._start_on_some_port()
-        except BaseException:
-            self.kill()
-            self._release_lock()
-            raise
+    def healthy(self) -> bool:
+        """False if the server ran out of disk and there is space again: then a restart brings the log back."""
+        if not self._gave_up and _GAVE_UP.search(self._said()):
+            self._gave_up = True
+            logger.error("nats-server cannot write to %s: the disk is full; make room there", self._data)
+        return not self._gave_up or shutil.disk_usage(self._data).free < SPACE_BACK_BYTES
 
-    async def stop(self) -> None:
-        """The process has ended, the folder is free."""
-        if self._process is not None and self.running:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.send_signal(signal.SIGCONT)  # a stopped process would not hear the first
-            try:
-                await asyncio.to_thread(self._process.wait, STOP_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        self._release_lock()
+    def _said(self) -> bytes:
+        """What the log says since this was asked last, or since the start."""
+        with self.log.open("rb") as log:
+            start = max(self._looked_to, self._log_start)
+            size = os.fstat(log.fileno()).st_size
+            log.seek(start if start <= size else 0)  # the server began a new file
+            said = log.read(LOG_BYTES_MAX)
+            self._looked_to = log.tell()
+        return said
 
-    def kill(self) -> None:
-        """The process is dead without having cleaned up; the folder stays ours."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+    def _prepare(self) -> None:
+        self._credentials = self._credentials or _load_credentials(self._data / "nats-server.json")
+        self._gave_up = False
+        self._looked_to = 0
 
-    async def _start_on_some_port(self) -> None:
-        """On the port that was named, or used before (clients know it), else on a free one."""
-        attempts_left = PORT_ATTEMPTS_MAX if self._port is None else 1
-        while True:
-            attempts_left -= 1
-            try:
-                return await self._start_on(self._port or free_port())
-            except PortTaken:
-                if not attempts_left:
-                    raise
-                self._port = None
-
-    async def _start_on(self, port: int) -> None:
-        # asked first, because who listens there may be a NATS too, and would answer in the place of ours
-        if not is_free(port):
-            raise PortTaken(port)
-        self._port = port
-        self._write_config()
-        log = self._data / "nats-server.log"
-        log_start = log.stat().st_size if log.exists() else 0
-        self._process = self._spawn(log)
-        if await self._wait_until_ready():
-            return
-        said = log.read_bytes()[log_start:].decode(errors="replace")
-        if "address already in use" in said:
-            raise PortTaken(port)
-        raise Unavailable(f"nats-server ended at once, see {log}: {said[-LOG_SHOWN:]}")
-
-    def _write_config(self) -> None:
+    def _command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
+        path = self._data / "nats-server.conf"
         # JSON is a form of the server's configuration language, and quotes everything
-        config = {
+        write_private(path, json.dumps(self._config(), indent=1))
+        return [_binary(), "--config", path], os.environ
+
+    def _config(self) -> dict[str, Any]:
+        return {
             "host": HOST,
             "port": self._port,
             "server_name": "contrail",
-            "log_file": str(self._data / "nats-server.log"),
+            "log_file": str(self.log),
             "logfile_size_limit": LOG_BYTES_MAX,
             "logfile_max_num": LOG_FILES_MAX,
             "authorization": {"user": self.credentials.user, "password": self.credentials.password},
@@ -158,40 +115,8 @@ class EmbeddedNats:
                 "sync_interval": "1s",
             },
         }
-        _write_private(self._data / "nats-server.conf", json.dumps(config, indent=1))
-
-    def _spawn(self, log: Path) -> subprocess.Popen[bytes]:
-        assert self._lock is not None
-        with log.open("ab") as out:
-            # the server inherits the lock: the folder is in use as long as it runs, even if we are gone
-            process = subprocess.Popen(
-                [_binary(), "--config", self._data / "nats-server.conf"],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                pass_fds=(self._lock,),
-            )
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{process.pid}\n".encode(), 0)
-        return process
-
-    async def _wait_until_ready(self) -> bool:
-        """True once JetStream answers; False if the process ended."""
-        try:
-            async with asyncio.timeout(READY_S):
-                while self.running:
-                    if await self._is_ready():
-                        return True
-                    await asyncio.sleep(READY_PAUSE_S)
-        except TimeoutError as error:
-            log = self._data / "nats-server.log"
-            raise Unavailable(f"nats-server did not answer within {READY_S:g} s, see {log}") from error
-        return False
 
     async def _is_ready(self) -> bool:
-        if self._port is None or is_free(self._port):
-            return False
         connection = Connection([self.url], self.credentials, "contrail start-up")
         try:
             await connection.open()
@@ -204,41 +129,13 @@ class EmbeddedNats:
             await connection.close()
         return True
 
-    def _take_lock(self) -> None:
-        if self._lock is not None:
-            return
-        lock = os.open(self._data / "nats-server.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            pid = os.pread(lock, 32, 0).decode().strip() or "unknown"
-            os.close(lock)
-            raise CallerError(
-                f"{self._data} is in use by another nats-server (pid {pid}): stop it, or name another data folder"
-            ) from error
-        self._lock = lock
-
-    def _release_lock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
 
 def _load_credentials(path: Path) -> NatsCredentials:
     """The user and password in the file, made up and written at the first start."""
     if not path.exists():
-        _write_private(path, json.dumps({"user": USER, "password": secrets.token_urlsafe(32)}))
+        write_private(path, json.dumps({"user": USER, "password": secrets.token_urlsafe(32)}))
     found = json.loads(path.read_text(encoding="utf-8"))
     return NatsCredentials(user=found["user"], password=found["password"])
-
-
-def _write_private(path: Path, text: str) -> None:
-    """The file holds the text and is its owner's alone, at no moment less."""
-    new = path.with_suffix(path.suffix + ".new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-    new.replace(path)
 
 
 def _binary() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from core.errors import Unavailable
 from core.subjects import check_namespace
@@ -21,6 +21,8 @@ from streams.registry import Change
 
 LEASE_S = 10
 """Shorter leases are lost on a busy machine."""
+
+T = TypeVar("T")
 
 
 class EtcdRegistry:
@@ -61,6 +63,12 @@ class EtcdRegistry:
         """The key is gone; after an Unavailable, from when contact is back."""
         await self._bounded(self._lease.release(self._path(key)))
 
+    async def claim(self, key: str, value: bytes) -> int | None:
+        """The key is ours alone until `unregister` or the end of the lease, at the revision returned; None if another
+        has it. After an Unavailable it may be ours all the same: claim again to know, or `unregister`.
+        """
+        return await self._bounded(self._lease.claim(self._path(key), value))
+
     async def put(self, key: str, value: bytes) -> int:
         """The key is there for good; returns the revision."""
         path = self._path(key)
@@ -91,11 +99,11 @@ class EtcdRegistry:
         await self._lease.end()
         await self._session.close()
 
-    async def _bounded(self, wish: Coroutine[Any, Any, None]) -> None:
+    async def _bounded(self, wish: Coroutine[Any, Any, T]) -> T:
         """A wish may wait for others and for a new lease; together they get no more time than one call."""
         try:
             async with asyncio.timeout(BOUND_S):
-                await wish
+                return await wish
         except TimeoutError as error:
             raise Unavailable(f"etcd at {self._session.endpoint}: no answer within {BOUND_S:g} s") from error
 

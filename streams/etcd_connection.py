@@ -75,7 +75,9 @@ class EtcdConnection:
         return f"<EtcdConnection {self.endpoint}{' closed' if self._closed else ''}>"
 
     def log_in(self) -> None:
-        """Calls carry a token from now on, if there is a user; Refused when the password is wrong."""
+        """Calls carry a token from now on, if there is a user; Refused when the password is wrong, or when etcd has
+        no users at all: one that lost its data lets everybody in until its operator has made them again.
+        """
         if self._credentials.user is None:
             return
         # Not by etcd3's own arguments: it sends the token twice, as metadata and as grpc call credentials, and grpc
@@ -106,6 +108,30 @@ class EtcdConnection:
         """The key is gone."""
         with self._seam():
             self._client.delete(key)
+
+    def claim(self, key: str, value: bytes, lease: int) -> int | None:
+        """The key is there under this lease, as it was or new; returns its revision, None if it is another's."""
+        rpc, path = etcd3.etcdrpc, key.encode()
+        assert lease
+        absent = rpc.Compare(target=rpc.Compare.CREATE, key=path, result=rpc.Compare.EQUAL, create_revision=0)
+        put = rpc.RequestOp(request_put=rpc.PutRequest(key=path, value=value, lease=lease))
+        read = rpc.RequestOp(request_range=rpc.RangeRequest(key=path))
+        answer = self._transact(rpc.TxnRequest(compare=[absent], success=[put], failure=[read]))
+        if answer.succeeded:
+            return int(answer.header.revision)
+        (there,) = answer.responses[0].response_range.kvs
+        return int(there.mod_revision) if there.lease == lease else None
+
+    def surrender(self, key: str, lease: int) -> None:
+        """The key is gone if it was under this lease; another's stays."""
+        rpc, path = etcd3.etcdrpc, key.encode()
+        ours = rpc.Compare(target=rpc.Compare.LEASE, key=path, result=rpc.Compare.EQUAL, lease=lease)
+        delete = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=path))
+        self._transact(rpc.TxnRequest(compare=[ours], success=[delete]))
+
+    def _transact(self, request: Any) -> Any:
+        with self._seam():
+            return self._client.kvstub.Txn(request, CALL_S, metadata=self._client.metadata)
 
     def get(self, prefix: str) -> KeysAt:
         """All keys below the prefix, sorted by key, with the revision at which that was so."""
@@ -173,6 +199,7 @@ class WatchStream:
     def __init__(self, connection: EtcdConnection, prefix: str, start_revision: int) -> None:
         self.stood = False
         """Whether etcd accepted the watch."""
+        self._start_revision = start_revision
         self._connection = connection
         self._ended = threading.Event()
         client, key = connection._client, prefix.encode()  # noqa: SLF001  one thing in two classes
@@ -183,10 +210,14 @@ class WatchStream:
         )
 
     def __iter__(self) -> Iterator[list[Change]]:
-        """Ends when etcd ends the watch (compacted, no rights); Unavailable when contact is lost."""
+        """Ends when etcd ends the watch (compacted, no rights), or never was as far as it should start; Unavailable
+        when contact is lost.
+
+        An etcd that began anew accepts a watch from a revision of its former life, and would be silent up to that.
+        """
         with self._connection._seam():  # noqa: SLF001
             for answer in self._call:
-                if answer.canceled:
+                if answer.canceled or answer.header.revision < self._start_revision - 1:
                     return
                 self.stood = True
                 if answer.events:

@@ -3,7 +3,9 @@
 1. `wanted` is what should be there, `unsettled` the keys for which etcd may still hold something else.
 2. A call that fails leaves its wish standing: it is fulfilled when contact is back.
 3. A lease that ran out is replaced, and every wanted key is put again under the new one.
-4. The keep-alive is also the health probe: a probe without an answer makes the session take another connection, which
+4. A claim is no such wish: it goes with the lease that it was made under. To give it up deletes the key only if it is
+   under our lease, for another may have claimed it since.
+5. The keep-alive is also the health probe: a probe without an answer makes the session take another connection, which
    ends the watches that hang on it. They find out for themselves how things stand.
 """
 
@@ -11,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from core.errors import PeerError
 from streams.backoff import pauses
@@ -26,6 +30,8 @@ REVOKE_S = 2.0
 TTL_S_MIN = 2
 """etcd grants no shorter leases."""
 
+T = TypeVar("T")
+
 
 class EtcdLease:
     """One lease, kept alive, with its keys."""
@@ -37,6 +43,8 @@ class EtcdLease:
         self._lease: int | None = None
         self._wanted: dict[str, bytes] = {}
         self._unsettled: set[str] = set()
+        self._claimed: set[str] = set()
+        """Keys that are given up only if they are ours."""
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -61,6 +69,17 @@ class EtcdLease:
         self._wanted.pop(key, None)
         self._unsettled.add(key)
         await self._settle()
+
+    async def claim(self, key: str, value: bytes) -> int | None:
+        """The key is ours alone, at the revision returned, as long as this lease lasts; None if another has it."""
+        assert key not in self._wanted
+        self._claimed.add(key)  # before the answer: it may be ours without our hearing of it
+        self._unsettled.discard(key)
+
+        async def claim(lease: int) -> int | None:
+            return await self._session.call(lambda connection: connection.claim(key, value, lease))
+
+        return await self._under_lease(claim)
 
     async def end(self) -> None:
         """The lease and its keys are gone; if etcd does not answer, when the lease runs out."""
@@ -103,14 +122,21 @@ class EtcdLease:
         await self._settle()
 
     async def _settle(self) -> None:
+        async def nothing(_: int) -> None:
+            pass
+
+        await self._under_lease(nothing)
+
+    async def _under_lease(self, act: Callable[[int], Awaitable[T]]) -> T:
+        """It was done under a lease that etcd knows, after all wishes were fulfilled."""
         async with self._lock:
             try:
-                await self._write_unsettled()
+                return await act(await self._write_unsettled())
             except LeaseGone:
                 self._lease = None
-                await self._write_unsettled()
+                return await act(await self._write_unsettled())
 
-    async def _write_unsettled(self) -> None:
+    async def _write_unsettled(self) -> int:
         if self._lease is None:
             self._lease = await self._session.call(lambda connection: connection.grant(self._ttl_s))
             self._unsettled.update(self._wanted)
@@ -119,9 +145,12 @@ class EtcdLease:
             await self._write(key, value, self._lease)
             if self._wanted.get(key) is value:  # else wanted otherwise in the meantime
                 self._unsettled.discard(key)
+        return self._lease
 
     async def _write(self, key: str, value: bytes | None, lease: int) -> None:
-        if value is None:
-            await self._session.call(lambda connection: connection.delete(key))
-        else:
+        if value is not None:
             await self._session.call(lambda connection: connection.put(key, value, lease))
+        elif key in self._claimed:
+            await self._session.call(lambda connection: connection.surrender(key, lease))
+        else:
+            await self._session.call(lambda connection: connection.delete(key))

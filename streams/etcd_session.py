@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from core.errors import Unavailable
+from core.errors import Refused, Unavailable
 from streams.etcd_connection import CALL_S, EtcdConnection, TokenVoid
 from streams.etcd_credentials import EtcdCredentials
 
@@ -36,6 +36,8 @@ class EtcdSession:
         self._lock = threading.Lock()
         self._connection: EtcdConnection | None = None
         self._closed = False
+        self._let_in = False
+        """Whether etcd ever accepted our credentials."""
 
     def __repr__(self) -> str:
         return f"<EtcdSession {self.endpoint} {'closed' if self._closed else 'open'}>"
@@ -90,7 +92,14 @@ class EtcdSession:
         connection = EtcdConnection(self.endpoint, self._credentials)
         try:
             connection.log_in()
+        except Refused as error:
+            connection.close()
+            if not self._let_in:
+                raise
+            # it lost its data, and with them its users: once these are made again, all is well
+            raise Unavailable(f"{error}; it let us in before: make its users again") from error
         except BaseException:
             connection.close()
             raise
+        self._let_in = True
         return connection

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-from core.errors import Unavailable
+from core.errors import Refused, Unavailable
 from core.ids import Epoch, StreamName, StreamSeq
 from core.subjects import broker_stream, check_namespace, short_stream
 from streams.credentials import NatsCredentials
 from streams.jetstream_connection import Connection, decoded
-from streams.jetstream_errors import NAME_IN_USE, NO_MESSAGE, NO_STREAM, err_code, refusal
+from streams.jetstream_errors import NAME_IN_USE, NO_MESSAGE, NO_ROOM, NO_STREAM, err_code
 from streams.jetstream_pull import Pull
 from streams.jetstream_read import JetStreamPass
 from streams.jetstream_tail import JetStreamTail
@@ -24,6 +23,7 @@ from streams.topology import Topology
 logger = logging.getLogger(__name__)
 
 _MS = timedelta(milliseconds=1)
+_APPEND_HEADERS = b"NATS/1.0\r\nNats-Msg-Id: %b\r\nNats-Expected-Last-Subject-Sequence: %d\r\n\r\n"
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -62,22 +62,20 @@ class JetStreamLog:
 
     async def ensure(self, streams: list[StreamName]) -> None:
         for name in streams:
-            await self._create(name)
+            await self._create(name, first=True)
             self._ensured.add(name)
 
     async def append(
         self, stream: StreamName, subject: str, payload: bytes, message_id: str, expected_seq: StreamSeq
     ) -> StreamSeq:
-        headers = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Subject-Sequence": str(expected_seq)}
-        message = await self._connection.exchange(subject, payload, headers)
+        headers = _APPEND_HEADERS % (message_id.encode(), expected_seq)
+        found = await self._connection.exchange(subject, payload, headers)
         try:
-            answer = decoded(message, subject)
+            answer = decoded(found, subject)
         except Unavailable:
             await self._make_again(stream)
             raise
-        error = refusal(answer, subject)
-        if error is not None:
-            raise error
+        self._connection.check(answer, subject)
         # a duplicate's sequence is ours too: the payload under a message id never changes
         return StreamSeq(int(answer["seq"]))
 
@@ -92,9 +90,7 @@ class JetStreamLog:
         answer = await self._connection.request(request, which, what)
         if err_code(answer) == NO_MESSAGE:
             return None
-        error = refusal(answer, what)
-        if error is not None:
-            raise error
+        self._connection.check(answer, what)
         found = answer["message"]
         payload = base64.b64decode(found.get("data", ""))
         return Record(stream, StreamSeq(int(found["seq"])), _ms(found["time"]), found["subject"], payload)
@@ -110,6 +106,7 @@ class JetStreamLog:
             StreamSeq(last_seq),
             int(held["messages"]),
             int(held["bytes"]),
+            int(held.get("num_deleted", 0)),
         )
 
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
@@ -131,7 +128,10 @@ class JetStreamLog:
         def make_pull(on_record: Callable[[Record, int], None], held: Callable[[], int]) -> Pull:
             return Pull(self._connection, stream, self._broker_name(stream), on_record, held)
 
-        one = JetStreamPass(make_pull, lambda: self.state(stream), start)
+        def following(seq: StreamSeq) -> Awaitable[Record | None]:
+            return self._get(stream, {"seq": seq, "next_by_subj": ">"}, f"{stream} from {seq} on")
+
+        one = JetStreamPass(make_pull, lambda: self.state(stream), following, start)
         async with aclosing(one.records()) as records:
             async for record in records:
                 yield record
@@ -143,11 +143,15 @@ class JetStreamLog:
         on_record: Callable[[Record], None],
         *,
         on_reset: Callable[[StreamState], None] | None = None,
+        after: Record | None = None,
     ) -> JetStreamTail:
         def make_pull(deliver: Callable[[Record, int], None]) -> Pull:
             return Pull(self._connection, stream, self._broker_name(stream), deliver)
 
-        tail = JetStreamTail(make_pull, lambda: self.state(stream), start, on_record, on_reset)
+        def at(seq: StreamSeq) -> Awaitable[Record | None]:
+            return self.at(stream, seq)
+
+        tail = JetStreamTail(make_pull, lambda: self.state(stream), at, start, on_record, on_reset, after)
         await tail.start()
         self._tails = [*(other for other in self._tails if not other.stopped), tail]
         return tail
@@ -172,25 +176,40 @@ class JetStreamLog:
     def _broker_name(self, stream: StreamName) -> str:
         return broker_stream(self.namespace, stream)
 
-    async def _create(self, name: StreamName) -> None:
-        """The stream exists. One that exists with other limits keeps them: narrower ones would delete history."""
+    async def _create(self, name: StreamName, *, first: bool) -> None:
+        """The stream exists. One that exists with other limits keeps them: narrower ones would delete history.
+
+        At the start a stream that does not fit is Refused: what is configured is wrong. Later it may fit again.
+        """
         config = self._topology.config(name).as_json(self.namespace)
         answer = await self._connection.request(f"$JS.API.STREAM.CREATE.{config['name']}", config)
         if err_code(answer) == NAME_IN_USE:
             logger.warning("stream %s exists with other limits than configured; it keeps them", name)
             return
-        error = refusal(answer, f"making stream {name}")
-        if error is not None:
-            raise error
+        if err_code(answer) in NO_ROOM and await self._exists(name):
+            return  # the broker counts what it has reserved for it already a second time
+        if first and err_code(answer) in NO_ROOM:
+            raise Refused(
+                f"the broker cannot reserve {config['max_bytes']} bytes for stream {name}: lower log.max_bytes "
+                f"({self._topology.max_bytes} bytes for all streams), or raise the broker's max_file_store"
+            )
+        self._connection.check(answer, f"making stream {name}")
 
     async def _make_again(self, stream: StreamName) -> None:
         """A stream that we ensured and that is gone from the broker is there again, empty, in a new epoch."""
         if stream not in self._ensured:
             return
-        answer: dict[str, Any] = await self._connection.request(f"$JS.API.STREAM.INFO.{self._broker_name(stream)}")
-        if err_code(answer) == NO_STREAM:
+        if not await self._exists(stream):
             logger.error("stream %s is gone from the broker: making it again", stream)
-            await self._create(stream)
+            await self._create(stream, first=False)
+
+    async def _exists(self, stream: StreamName) -> bool:
+        """False only if the broker says that it has no such stream."""
+        answer = await self._connection.request(f"$JS.API.STREAM.INFO.{self._broker_name(stream)}")
+        if err_code(answer) == NO_STREAM:
+            return False
+        self._connection.check(answer, f"stream {stream}")
+        return True
 
 
 def _ms(text: str) -> int:

@@ -13,18 +13,17 @@ import itertools
 import logging
 import re
 import ssl
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import nats.errors
 import orjson
 from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from core.errors import CallerError, PeerError, Refused, Unavailable
 from streams.credentials import NatsCredentials
 from streams.jetstream_errors import refusal
+from streams.jetstream_wire import OnMessage, Wire, status_of, writer_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +40,25 @@ PING_INTERVAL_S = 5
 PINGS_OUTSTANDING_MAX = 2
 """A connection that is silent for this many pings is lost."""
 REQUEST_TIMEOUT_S = 2.0
+SWEEP_EVERY_S = 0.25
+"""How often requests are looked through for those whose time is over; one timer for all, while there are any."""
 
 _PERMISSION = re.compile(r"permissions violation for publish to \"([^\"]+)\"", re.IGNORECASE)
 _NO_AUTHORIZATION = re.compile(r"authorization|authentication|user credentials", re.IGNORECASE)
 
-OnMessage = Callable[[Msg], Awaitable[None]]
+
+class Answer(NamedTuple):
+    """What came back to a request."""
+
+    payload: bytes
+    headers: bytes
+
+
+class _Waiting(NamedTuple):
+    subject: str
+    until_s: float
+    """By the loop's clock."""
+    answer: asyncio.Future[Answer]
 
 
 class Connection:
@@ -58,13 +71,18 @@ class Connection:
         self._credentials = credentials or NatsCredentials()
         self._name = name
         self._nc = Client()
+        self._wire: Wire | None = None
         self._inbox = ""
         self._ids = itertools.count()
-        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
+        self._waiting: dict[bytes, _Waiting] = {}
+        """By the subject of the answer, the oldest first."""
+        self._sweeper: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._hint = asyncio.Event()
         """Something happened to the connection."""
         self._last_error: Exception | None = None
+        self._worked = False
+        """Whether JetStream has answered, on this connection or an earlier one."""
 
     def __repr__(self) -> str:
         return f"<Connection {self._name} to {', '.join(self._servers)}, {'up' if self.connected else 'down'}>"
@@ -98,62 +116,58 @@ class Connection:
 
     async def request(self, subject: str, body: dict[str, Any] | None = None, what: str = "") -> dict[str, Any]:
         """The broker's answer, refused or not, as a dict."""
-        message = await self.exchange(subject, b"" if body is None else orjson.dumps(body), None)
-        return decoded(message, what or subject)
+        answer = await self.exchange(subject, b"" if body is None else orjson.dumps(body))
+        return decoded(answer, what or subject)
 
     async def call(self, subject: str, body: dict[str, Any] | None = None, what: str = "") -> dict[str, Any]:
         """The broker's answer; raises what its refusal stands for."""
         answer = await self.request(subject, body, what)
-        error = refusal(answer, what or subject)
-        if error is not None:
-            raise error
+        self.check(answer, what or subject)
         return answer
 
-    async def exchange(self, subject: str, payload: bytes, headers: dict[str, str] | None) -> Msg:
+    def check(self, answer: dict[str, Any], what: str) -> None:
+        """Raises what JetStream's refusal stands for, if it is one."""
+        error = refusal(answer, what, worked=self._worked)
+        if error is not None:
+            raise error
+        self._worked = True
+
+    async def exchange(self, subject: str, payload: bytes, headers: bytes = b"") -> Answer:
         """The one answer to a message. Raises Unavailable or Refused."""
         reply = f"{self._inbox}.{next(self._ids)}"
-        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[reply] = (subject, answer)
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(subject, loop.time() + REQUEST_TIMEOUT_S, loop.create_future())
+        key = reply.encode()
+        self._waiting[key] = waiting
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(SWEEP_EVERY_S, self._sweep)
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                await self.publish(subject, payload, reply, headers)
-                return await answer
-        except TimeoutError as error:
-            raise Unavailable(f"{subject}: no answer within {REQUEST_TIMEOUT_S} s") from error
+            self.publish(subject, payload, reply, headers)
+            return await waiting.answer
         finally:
-            del self._waiting[reply]
+            del self._waiting[key]
 
-    async def publish(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None = None) -> None:
+    def publish(self, subject: str, payload: bytes, reply: str, headers: bytes = b"") -> None:
         """The message is on its way. Raises Unavailable or Refused."""
-        if not self.connected:
-            raise Unavailable("not connected to NATS")
-        try:
-            await self._nc.publish(subject, payload, reply=reply, headers=headers)
-        except nats.errors.MaxPayloadError as error:
-            raise Refused(f"{len(payload)} bytes are more than the {self.max_payload} that NATS takes") from error
-        except (nats.errors.Error, OSError) as error:
-            raise Unavailable(f"NATS connection: {error}") from error
+        self._connected().send(subject, payload, reply, headers)
 
-    async def subscribe(self, subject: str, on_message: OnMessage) -> Subscription:
-        """`on_message` is awaited for each message, in order, for as long as this connection lasts."""
-        if not self.connected:
-            raise Unavailable("not connected to NATS")
-        try:
-            # the library's default limits drop messages; what is under way is bounded by what was asked for
-            return await self._nc.subscribe(subject, cb=on_message, pending_msgs_limit=-1, pending_bytes_limit=-1)
-        except (nats.errors.Error, OSError) as error:
-            raise Unavailable(f"NATS connection: {error}") from error
+    def subscribe(self, subject: str, on_message: OnMessage) -> int:
+        """`on_message` is called with each message, in order, for as long as this connection lasts."""
+        return self._connected().subscribe(subject, on_message)
 
-    async def unsubscribe(self, subscription: Subscription) -> None:
+    def unsubscribe(self, number: int) -> None:
         """No message of it is delivered any more."""
-        try:
-            await subscription.unsubscribe()
-        except nats.errors.Error as error:  # its connection went before it
-            logger.debug("unsubscribed after the connection was lost: %s", error)
+        if self._wire is not None:
+            self._wire.unsubscribe(number)
 
     def new_inbox(self) -> str:
         """A subject that nobody else listens to."""
         return str(self._nc.new_inbox())
+
+    def _connected(self) -> Wire:
+        if self._wire is None or not self.connected:
+            raise Unavailable("not connected to NATS")
+        return self._wire
 
     async def _first_connect(self) -> None:
         for attempts_left in reversed(range(FIRST_CONNECT_ATTEMPTS_MAX)):
@@ -177,10 +191,10 @@ class Connection:
         except asyncio.CancelledError:
             await client.close()
             raise
-        self._nc = client
+        self._nc, self._wire = client, Wire(client)
         self._servers = list(dict.fromkeys([*self._servers, *(url.geturl() for url in client.discovered_servers)]))
         self._inbox = self.new_inbox()
-        await self.subscribe(self._inbox + ".*", self._on_answer)
+        self.subscribe(self._inbox + ".*", self._on_answer)
 
     def _not_connected(self, reason: Exception) -> PeerError:
         """Refused if no server lets us in, or is not who it should be; else Unavailable."""
@@ -212,31 +226,40 @@ class Connection:
             "tls": given.tls_context(),
         }
 
-    async def _on_answer(self, message: Msg) -> None:
-        waiting = self._waiting.get(message.subject)
-        if waiting is not None and not waiting[1].done():
-            waiting[1].set_result(message)
+    def _on_answer(self, subject: bytes, _reply: bytes, payload: bytes, headers: bytes) -> None:
+        waiting = self._waiting.get(subject)
+        if waiting is not None and not waiting.answer.done():
+            waiting.answer.set_result(Answer(payload, headers))
+
+    def _sweep(self) -> None:
+        """Requests that have waited long enough are Unavailable."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        for waiting in self._waiting.values():
+            if waiting.until_s > now_s:
+                break
+            if not waiting.answer.done():
+                error = Unavailable(f"{waiting.subject}: no answer within {REQUEST_TIMEOUT_S} s")
+                waiting.answer.set_exception(error)
+        self._sweeper = loop.call_later(SWEEP_EVERY_S, self._sweep) if self._waiting else None
 
     def _on_error(self, error: Exception, client: Client) -> None:
         self._last_error = error
         self._hint.set()
         denied = _PERMISSION.search(str(error))
-        for subject, answer in self._waiting.values() if denied else ():
-            if denied and subject == denied[1] and not answer.done():
-                answer.set_exception(Refused(f"NATS gives no right to publish to {subject}"))
-        if isinstance(error, nats.errors.Error | OSError):
-            loud = self.connected and client is self._nc
-            logger.log(logging.WARNING if loud else logging.DEBUG, "NATS client: %s", error)
-        else:  # raised by a callback of ours
-            logger.error("a NATS callback failed", exc_info=error)
+        for waiting in self._waiting.values() if denied else ():
+            if denied and waiting.subject == denied[1] and not waiting.answer.done():
+                waiting.answer.set_exception(Refused(f"NATS gives no right to publish to {waiting.subject}"))
+        loud = self.connected and client is self._nc
+        logger.log(logging.WARNING if loud else logging.DEBUG, "NATS client: %s", error)
 
     async def _on_closed(self) -> None:
         self._hint.set()
 
     def _fail_waiting(self) -> None:
-        for _, answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(Unavailable("connection to NATS lost"))
+        for waiting in self._waiting.values():
+            if not waiting.answer.done():
+                waiting.answer.set_exception(Unavailable("connection to NATS lost"))
 
     async def _keep(self) -> None:
         """Connected again, whenever the connection is lost."""
@@ -277,7 +300,8 @@ async def _finish_closing(client: Client) -> None:
 
     The library's closing breaks off without a word if the socket fails while it writes what is left (2.16).
     """
-    if client._subs:  # noqa: SLF001
+    writer = writer_of(client)
+    if writer is not None and not writer.is_closing():
         client._status = Client.DISCONNECTED  # noqa: SLF001
         try:
             await client._close(Client.CLOSED, do_cbs=False)  # noqa: SLF001
@@ -285,9 +309,9 @@ async def _finish_closing(client: Client) -> None:
             logger.debug("lost NATS client: %s", error)
 
 
-def decoded(message: Msg, what: str) -> dict[str, Any]:
+def decoded(answer: Answer, what: str) -> dict[str, Any]:
     """The answer's JSON. Raises Unavailable if nobody was there to answer."""
-    if message.headers and message.headers.get("Status") == "503":
+    if answer.headers and status_of(answer.headers) == "503":
         raise Unavailable(f"{what}: nobody answers at the broker (no such stream, or no leader now)")
-    answer: dict[str, Any] = orjson.loads(message.data)
-    return answer
+    found: dict[str, Any] = orjson.loads(answer.payload)
+    return found

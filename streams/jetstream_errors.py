@@ -22,14 +22,20 @@ _MAY_PASS = {
     10014,  # consumer not found: it lived on a server that went away
     10028,  # insufficient memory resources
     10047,  # insufficient storage resources
+    10077,  # the stream is full: maximum bytes or messages exceeded
     10059,  # stream not found: it can be made again
 }
 _NEVER = {
-    10039,  # JetStream not enabled for account
     10052,  # invalid stream configuration
     10074,  # replicas > 1 in a server that is no cluster
+}
+_DISABLED = {
+    10039,  # JetStream not enabled for account
     10076,  # JetStream not enabled
 }
+"""For good where JetStream never answered; a server that runs out of disk switches it off until it is restarted."""
+NO_ROOM = {10002, 10028, 10047}
+"""What a stream is told when it is made and its `max_bytes` cannot be reserved."""
 
 
 def err_code(answer: dict[str, Any]) -> int:
@@ -37,8 +43,11 @@ def err_code(answer: dict[str, Any]) -> int:
     return int(answer.get("error", {}).get("err_code", 0))
 
 
-def refusal(answer: dict[str, Any], what: str) -> PeerError | None:
-    """The error that a refusing answer stands for; None if the answer refuses nothing."""
+def refusal(answer: dict[str, Any], what: str, *, worked: bool = False) -> PeerError | None:
+    """The error that a refusing answer stands for; None if the answer refuses nothing.
+
+    `worked` says whether JetStream has answered before.
+    """
     error = answer.get("error")
     if error is None:
         return None
@@ -46,6 +55,8 @@ def refusal(answer: dict[str, Any], what: str) -> PeerError | None:
     text = f"{what}: the broker says {error.get('description', 'no')} ({code})"
     if code in _WRONG_SEQUENCE:
         return WrongSequence(text)
+    if code in _DISABLED:
+        return Unavailable(text) if worked else Refused(text)
     passing = status >= 500 or status in {408, 429}
     if code not in _NEVER and (code in _MAY_PASS or passing):
         return Unavailable(text)

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable
 
 import orjson
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from core.errors import PeerError
 from core.ids import StreamName, StreamSeq
 from streams.jetstream_connection import Connection
+from streams.jetstream_wire import headers_of, status_of
 from streams.log import Record
 
 BATCH = 500
@@ -68,7 +67,7 @@ class Pull:
         self._held = held
         self._inbox = connection.new_inbox()
         self._next_subject = ""
-        self._subscription: Subscription | None = None
+        self._subscription: int | None = None
         self._delivered = 0
 
     @property
@@ -91,9 +90,9 @@ class Pull:
         answer = await self._connection.call(create, body, f"reading {self._stream}")
         self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._broker_stream}.{answer['name']}"
         self._connection.on_lost.add(self._break_off)
-        self._subscription = await self._connection.subscribe(self._inbox, self._on_message)
+        self._subscription = self._connection.subscribe(self._inbox, self._on_message)
         self.heard_s = time.monotonic()
-        await self.top_up()
+        self.top_up()
         return int(answer["num_pending"])
 
     async def close(self) -> None:
@@ -101,9 +100,9 @@ class Pull:
         self._break_off()
         self._connection.on_lost.discard(self._break_off)
         if self._subscription is not None:
-            await self._connection.unsubscribe(self._subscription)
+            self._connection.unsubscribe(self._subscription)
 
-    async def top_up(self) -> None:
+    def top_up(self) -> None:
         """Enough is asked for, less what is `held` and not yet used."""
         if self.outstanding + self._held() > BATCH * (REQUESTS_AHEAD - 1):
             return
@@ -114,39 +113,40 @@ class Pull:
         )
         while self.outstanding + self._held() <= BATCH * (REQUESTS_AHEAD - 1) and not self.broken.is_set():
             self.outstanding += BATCH
-            await self._connection.publish(self._next_subject, request, self._inbox)
+            self._connection.publish(self._next_subject, request, self._inbox)
 
-    async def _on_message(self, message: Msg) -> None:
+    def _on_message(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self.broken.is_set():
             return
         self.heard_s = time.monotonic()
-        if message.reply.startswith("$JS.ACK."):
-            self._take(message)
+        if reply.startswith(b"$JS.ACK."):
+            self._take(subject, reply, payload)
         else:
-            self._take_status(message.headers or {})
-        try:
-            await self.top_up()
-        except PeerError:  # the connection is gone; the owner will see why
-            self._break_off()
+            self._take_status(headers)
+        if self.outstanding <= BATCH * (REQUESTS_AHEAD - 1):
+            try:
+                self.top_up()
+            except PeerError:  # the connection is gone; the owner will see why
+                self._break_off()
 
-    def _take(self, message: Msg) -> None:
+    def _take(self, subject: bytes, reply: bytes, payload: bytes) -> None:
         # $JS.ACK.[domain.account.]stream.consumer.deliveries.stream_seq.consumer_seq.time_ns.pending[.random]
-        tokens = message.reply.split(".")
+        tokens = reply.split(b".")
         first = 5 if len(tokens) == 9 else 7
-        seq, delivered, time_ns, pending = (int(token) for token in tokens[first : first + 4])
-        if delivered != self._delivered + 1:
+        if int(tokens[first + 1]) != self._delivered + 1:
             self._break_off()
             return
-        self._delivered = delivered
+        self._delivered += 1
         self.outstanding -= 1
-        record = Record(self._stream, StreamSeq(seq), time_ns // _NS_PER_MS, message.subject, message.data)
-        self._on_record(record, pending)
+        time_ms = int(tokens[first + 2]) // _NS_PER_MS
+        record = Record(self._stream, StreamSeq(int(tokens[first])), time_ms, subject.decode(), payload)
+        self._on_record(record, int(tokens[first + 3]))
         self.stirred.set()
 
-    def _take_status(self, headers: dict[str, str]) -> None:
-        status = headers.get("Status", "")
-        if status == _TIMED_OUT or headers.get("Description") in _SATISFIED:
-            self.outstanding -= int(headers.get("Nats-Pending-Messages", "0"))
+    def _take_status(self, headers: bytes) -> None:
+        status, found = status_of(headers), headers_of(headers)
+        if status == _TIMED_OUT or found.get("Description") in _SATISFIED:
+            self.outstanding -= int(found.get("Nats-Pending-Messages", "0"))
         elif status != _HEARTBEAT:
             self._break_off()
 

@@ -8,12 +8,17 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from core.errors import Unavailable
+from core.ids import StreamSeq
 from streams.jetstream_pull import HEARTBEAT_S, Pull
 from streams.log import Record, StreamState
 
 PATIENCE_S = 10.0
 """How long a pass goes on without a single record before it gives up."""
 REOPEN_WAIT_S = 0.1
+
+
+class _Replaced(Unavailable):
+    """What was read is not there any more: whoever reads begins again."""
 
 
 class JetStreamPass:
@@ -23,12 +28,16 @@ class JetStreamPass:
         self,
         make_pull: Callable[[Callable[[Record, int], None], Callable[[], int]], Pull],
         state: Callable[[], Awaitable[StreamState]],
+        following: Callable[[StreamSeq], Awaitable[Record | None]],
         start: int,
     ) -> None:
         self._make_pull = make_pull
         self._state = state
+        self._following = following
         self._next = max(start, 1)
         self._last = 0
+        self._read: Record | None = None
+        """The last that was given out."""
         self._held: deque[Record] = deque()
         self._complete = False
         """Whether nothing is to come behind what is held."""
@@ -40,18 +49,24 @@ class JetStreamPass:
         progress_s = time.monotonic()
         while self._next <= self._last and not self._complete:
             try:
-                await self._check_epoch(asked)
+                await self._check_history(asked)
                 async for record in self._one_opening():
                     progress_s = time.monotonic()
                     yield record
+            except _Replaced:
+                raise
             except Unavailable:
                 if time.monotonic() - progress_s > PATIENCE_S:
                     raise
                 await asyncio.sleep(REOPEN_WAIT_S)
 
-    async def _check_epoch(self, asked: StreamState) -> None:
-        if (await self._state()).epoch != asked.epoch:
-            raise Unavailable("the stream was made anew while it was read")
+    async def _check_history(self, asked: StreamState) -> None:
+        state = await self._state()
+        same = state.epoch == asked.epoch and state.last_seq >= self._last
+        if same and self._read is not None and self._read.seq >= state.first_seq:
+            same = await self._following(self._read.seq) == self._read
+        if not same:
+            raise _Replaced("the stream's history was replaced while it was read")
 
     async def _one_opening(self) -> AsyncGenerator[Record, None]:
         """Records for as long as one consumer delivers them."""
@@ -62,10 +77,11 @@ class JetStreamPass:
                 while self._held:
                     record = self._held.popleft()
                     self._next = record.seq + 1
+                    self._read = record
                     yield record
                 if self._complete:
                     return
-                await pull.top_up()
+                pull.top_up()
                 await self._wait(pull)
         finally:
             self._held.clear()
@@ -81,7 +97,13 @@ class JetStreamPass:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await pull.stirred.wait()
             except TimeoutError:
-                continue
+                await self._look_ahead()
+
+    async def _look_ahead(self) -> None:
+        """Complete, if nothing is to come: a message that the broker finds damaged is left out without a word."""
+        following = await self._following(StreamSeq(self._next))
+        if not self._held and (following is None or following.seq > self._last):
+            self._complete = True
 
     def _take(self, record: Record, pending: int) -> None:
         if record.seq <= self._last:

@@ -31,6 +31,8 @@ class StreamState(NamedTuple):
     last_seq: StreamSeq
     messages: int
     bytes: int
+    deleted: int = 0
+    """Missing between the first and the last: retention takes from the front only, so somebody took these away."""
 
 
 class Tail(Protocol):
@@ -68,7 +70,10 @@ class EventLog(Protocol):
         """The first sequence stored at or after that time; last_seq + 1 if there is none."""
 
     def read(self, stream: StreamName, start: StreamSeq) -> AsyncIterator[Record]:
-        """The records from `start` (or the oldest retained) to what was the last when asked, in order."""
+        """The records from `start` (or the oldest retained) to what was the last when asked, in order.
+
+        A message that was deleted, or that the log finds damaged, is left out.
+        """
 
     async def tail(
         self,
@@ -77,12 +82,16 @@ class EventLog(Protocol):
         on_record: Callable[[Record], None],
         *,
         on_reset: Callable[[StreamState], None] | None = None,
+        after: Record | None = None,
     ) -> Tail:
         """Calls `on_record` for every record from `start` on, in order, without gaps or repeats, until stopped.
 
-        If the stream is made anew, or ends before `start - 1` or before what was delivered, its history was
-        replaced: `on_reset` is told what the stream holds now, and the records follow from the oldest on.
-        Both run on the event loop and must not raise.
+        `after` is the record before `start` as the caller has read it, if it has: it counts as delivered.
+
+        If the stream is made anew, ends before `start - 1` or before what was delivered, or no longer holds the
+        last record delivered as it was, its history was replaced: `on_reset` is told what the stream holds now, and
+        the records follow from the oldest on. What stood further back and was deleted is not told: a message that
+        a reader has and others lack is found by the chains. Both run on the event loop and must not raise.
         """
 
     async def streams(self) -> list[StreamName]:

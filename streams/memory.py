@@ -2,111 +2,28 @@
 
 1. As in nats-server 2.15 the expected sequence is tested before the message id, so a retry of a stored message is
    a WrongSequence. Set `id_first` for the other order, which writers must live with too.
-2. Message ids are remembered for as long as the message itself stands.
+2. Message ids are remembered for as long as the message itself is retained.
 3. Nothing expires by itself.
+4. Faults take effect at once; readers are woken and look for themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from core.clock import Clock
-from core.errors import Unavailable, WrongSequence
+from core.errors import Unavailable
 from core.ids import Epoch, StreamName, StreamSeq
 from core.subjects import check_namespace, subject
 from streams.log import Record, StreamState
+from streams.memory_stream import MemoryStream
+from streams.memory_tail import DELIVERED_PER_TURN_MAX, MemoryTail
 
-DELIVERED_PER_TURN_MAX = 256
-"""Records that a tail delivers before other tasks have their turn."""
+__all__ = ["DELIVERED_PER_TURN_MAX", "MemoryLog", "MemoryTail", "Store"]
 
-
-class _Stream:
-    """One stream's records, without holes from `first` on."""
-
-    def __init__(self, epoch: Epoch) -> None:
-        self.epoch = epoch
-        self.first = 1
-        self.records: list[Record] = []
-        self.seq_by_subject: dict[str, StreamSeq] = {}
-        self.seq_by_id: dict[str, StreamSeq] = {}
-
-    @property
-    def last(self) -> int:
-        return self.first + len(self.records) - 1
-
-    def state(self) -> StreamState:
-        size = sum(len(record.payload) for record in self.records)
-        return StreamState(self.epoch, StreamSeq(self.first), StreamSeq(self.last), len(self.records), size)
-
-    def from_seq(self, start: int, limit: int | None = None) -> list[Record]:
-        skip = max(start - self.first, 0)
-        return self.records[skip : None if limit is None else skip + limit]
-
-    def cut(self, seq: int) -> None:
-        del self.records[max(seq - self.first + 1, 0) :]
-        self.seq_by_id = {key: kept for key, kept in self.seq_by_id.items() if kept <= seq}
-        self.seq_by_subject = {record.subject: record.seq for record in self.records}
-
-    def expire(self, seq: int) -> None:
-        del self.records[: max(seq - self.first, 0)]
-        self.first = max(seq, self.first)
-        self.seq_by_subject = {key: kept for key, kept in self.seq_by_subject.items() if kept >= self.first}
-
-
-class MemoryTail:
-    """Delivers from one stream on the event loop; see `streams.log.Tail`."""
-
-    def __init__(
-        self,
-        log: MemoryLog,
-        stream: StreamName,
-        start: StreamSeq,
-        on_record: Callable[[Record], None],
-        on_reset: Callable[[StreamState], None] | None,
-    ) -> None:
-        self._log = log
-        self._stream = stream
-        self._next = max(int(start), 1)
-        self._on_record = on_record
-        self._on_reset = on_reset
-        self._epoch = log.found(stream).epoch
-        self._scheduled = False
-        self._stopped = False
-
-    def __repr__(self) -> str:
-        return f"<MemoryTail {self._stream} next {self._next}>"
-
-    async def stop(self) -> None:
-        self._stopped = True
-        self._log.forget(self)
-
-    def kick(self) -> None:
-        """What can be delivered will be, in a later turn of the loop."""
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._deliver)
-
-    def _deliver(self) -> None:
-        self._scheduled = False
-        if self._stopped or self._log.away:
-            return
-        stream = self._log.found(self._stream)
-        self._check_history(stream)
-        for record in stream.from_seq(self._next, DELIVERED_PER_TURN_MAX):
-            self._next = record.seq + 1
-            self._on_record(record)
-        if self._next <= stream.last:
-            self.kick()
-
-    def _check_history(self, stream: _Stream) -> None:
-        if stream.epoch == self._epoch and stream.last >= self._next - 1:
-            return
-        self._epoch = stream.epoch
-        self._next = stream.first
-        if self._on_reset is not None:
-            self._on_reset(stream.state())
+Store = dict[StreamName, MemoryStream]
+"""A copy of all streams, as of a broker's data folder."""
 
 
 class MemoryLog:
@@ -118,8 +35,10 @@ class MemoryLog:
         """Whether a known message id is told before the expected sequence is tested."""
         self.acks_to_lose = 0
         """How many of the next appends are stored but answered with Unavailable."""
+        self.full = False
+        """While true, appends raise Unavailable, as from a broker whose disk is full; all else goes on."""
         self._clock = clock
-        self._streams: dict[StreamName, _Stream] = {}
+        self._streams: Store = {}
         self._tails: list[MemoryTail] = []
         self._away = False
 
@@ -145,13 +64,38 @@ class MemoryLog:
 
     def expire(self, stream: StreamName, seq: StreamSeq) -> None:
         """What came before `seq` is no longer retained."""
-        assert seq <= self._streams[stream].last + 1
         self._streams[stream].expire(seq)
 
     def remake(self, stream: StreamName) -> None:
         """The stream is deleted and made anew: empty, in a new epoch."""
         later = max(self._clock.wall_ms(), self._streams[stream].epoch + 1)
-        self._streams[stream] = _Stream(Epoch(later))
+        self._streams[stream] = MemoryStream(Epoch(later))
+        self._kick_tails()
+
+    def delete(self, stream: StreamName, seq: StreamSeq) -> None:
+        """One message is gone, as by the broker's own API: a hole, unless it was the oldest."""
+        self._streams[stream].put(seq, None)
+        self._kick_tails()
+
+    def rewrite(self, stream: StreamName, seq: StreamSeq, payload: bytes | None) -> None:
+        """The message holds another payload; None if the broker finds it damaged and leaves it out."""
+        record = self._streams[stream].at(seq)
+        assert record is not None, f"{stream} does not hold {seq}"
+        self._streams[stream].put(seq, None if payload is None else record._replace(payload=payload))
+        self._kick_tails()
+
+    def replace(self, stream: StreamName, records: Sequence[Record]) -> None:
+        """The stream holds these records, under their own sequences, and no others."""
+        self._streams[stream].replace(records)
+        self._kick_tails()
+
+    def copy(self) -> Store:
+        """All streams as they are now, for `restore`."""
+        return {name: stream.copy() for name, stream in self._streams.items()}
+
+    def restore(self, store: Store) -> None:
+        """The store is put back to a copy: the same epochs, and later sequences are used again."""
+        self._streams = {name: stream.copy() for name, stream in store.items()}
         self._kick_tails()
 
     # --- EventLog ----------------------------------------------------------------------------------------------
@@ -160,44 +104,42 @@ class MemoryLog:
         self._check_here()
         for name in streams:
             if name not in self._streams:
-                self._streams[name] = _Stream(Epoch(self._clock.wall_ms()))
+                self._streams[name] = MemoryStream(Epoch(self._clock.wall_ms()))
 
     async def append(
         self, stream: StreamName, subject: str, payload: bytes, message_id: str, expected_seq: StreamSeq
     ) -> StreamSeq:
         await asyncio.sleep(0)  # as at a broker, others have their turn while an append is on the way
-        found = self.found(stream)
+        found = self._found(stream)
         self._check_subject(stream, subject)
-        known = found.seq_by_id.get(message_id)
-        if self.id_first and known is not None:
+        if self.full:
+            raise Unavailable("the log's disk is full")
+        known = found.known(message_id)
+        if known is not None and (self.id_first or found.end(subject) == expected_seq):
             return known
-        actual = found.seq_by_subject.get(subject, 0)
-        if actual != expected_seq:
-            raise WrongSequence(f"{subject} ends at {actual}, not at {expected_seq}")
-        seq = self._store(found, stream, subject, payload, message_id) if known is None else known
+        new = Record(stream, StreamSeq(0), self._clock.wall_ms(), subject, payload)
+        stored = found.store(new, message_id, expected_seq)
+        self._kick_tails()
         if self.acks_to_lose:
             self.acks_to_lose -= 1
             raise Unavailable("the acknowledgement was lost")
-        return seq
+        return stored.seq
 
     async def last(self, stream: StreamName, subject: str) -> Record | None:
-        found = self.found(stream)
-        seq = found.seq_by_subject.get(subject)
-        return None if seq is None else found.records[seq - found.first]
+        found = self._found(stream)
+        return found.at(found.end(subject))
 
     async def at(self, stream: StreamName, seq: StreamSeq) -> Record | None:
-        found = self.found(stream)
-        return found.records[seq - found.first] if found.first <= seq <= found.last else None
+        return self._found(stream).at(seq)
 
     async def state(self, stream: StreamName) -> StreamState:
-        return self.found(stream).state()
+        return self._found(stream).state()
 
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
-        found = self.found(stream)
-        return StreamSeq(found.first + bisect_left(found.records, time_ms, key=lambda record: record.time_ms))
+        return self._found(stream).from_time(time_ms)
 
     async def read(self, stream: StreamName, start: StreamSeq) -> AsyncIterator[Record]:
-        for record in self.found(stream).from_seq(start):
+        for record in self._found(stream).from_seq(start):
             self._check_here()
             yield record
 
@@ -208,9 +150,10 @@ class MemoryLog:
         on_record: Callable[[Record], None],
         *,
         on_reset: Callable[[StreamState], None] | None = None,
+        after: Record | None = None,
     ) -> MemoryTail:
-        tail = MemoryTail(self, stream, start, on_record, on_reset)
-        self._tails.append(tail)
+        tail = MemoryTail(lambda: self._found(stream), start, on_record, on_reset, after)
+        self._tails = [*(other for other in self._tails if not other.stopped), tail]
         tail.kick()
         return tail
 
@@ -219,35 +162,22 @@ class MemoryLog:
         return sorted(self._streams)
 
     async def close(self) -> None:
-        for tail in list(self._tails):
+        for tail in self._tails:
             await tail.stop()
 
-    # --- for the tails -----------------------------------------------------------------------------------------
+    # -----------------------------------------------------------------------------------------------------------
 
-    def found(self, name: StreamName) -> _Stream:
+    def _found(self, name: StreamName) -> MemoryStream:
         """The stream; Unavailable if it, or the log, is not there."""
         self._check_here()
         if name not in self._streams:
             raise Unavailable(f"stream {name} is not there")
         return self._streams[name]
 
-    def forget(self, tail: MemoryTail) -> None:
-        """The tail is not woken any more."""
-        if tail in self._tails:
-            self._tails.remove(tail)
-
-    def _store(self, found: _Stream, stream: StreamName, subject: str, payload: bytes, message_id: str) -> StreamSeq:
-        seq = StreamSeq(found.last + 1)
-        before_ms = found.records[-1].time_ms if found.records else 0
-        found.records.append(Record(stream, seq, max(self._clock.wall_ms(), before_ms), subject, payload))
-        found.seq_by_subject[subject] = seq
-        found.seq_by_id[message_id] = seq
-        self._kick_tails()
-        return seq
-
     def _kick_tails(self) -> None:
         for tail in self._tails:
-            tail.kick()
+            if not tail.stopped:
+                tail.kick()
 
     def _check_subject(self, stream: StreamName, written: str) -> None:
         assert written.startswith(subject(self.namespace, stream, "")), f"{written} is not a subject of {stream}"

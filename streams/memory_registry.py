@@ -16,20 +16,26 @@ class MemoryRegistryStore:
     def __init__(self) -> None:
         self.revision = 0
         self._keys: dict[str, Change] = {}
+        self._owners: dict[str, MemoryRegistry] = {}
+        """Under whose lease a key is; those that were put for good have none."""
         self._listeners: list[Callable[[Change], None]] = []
 
     def __repr__(self) -> str:
         return f"<MemoryRegistryStore {len(self._keys)} keys at {self.revision}>"
 
-    def put(self, key: str, value: bytes) -> int:
+    def put(self, key: str, value: bytes, owner: MemoryRegistry | None = None) -> int:
         """The key is there, listeners know; returns the revision."""
         self.revision += 1
+        self._owners.pop(key, None)
+        if owner is not None:
+            self._owners[key] = owner
         self._keys[key] = Change(key, value, self.revision)
         self._notify(self._keys[key])
         return self.revision
 
     def delete(self, key: str) -> None:
         """The key is gone, listeners know; nothing happens if it was."""
+        self._owners.pop(key, None)
         if self._keys.pop(key, None) is not None:
             self.revision += 1
             self._notify(Change(key, None, self.revision))
@@ -38,6 +44,20 @@ class MemoryRegistryStore:
         """The key is gone as if its owner's lease ran out; an owner that is back after being away puts it again."""
         assert key in self._keys
         self.delete(key)
+
+    def wipe(self) -> None:
+        """Everything is lost, and revisions count anew; to be called while every registry is away."""
+        self.revision = 0
+        self._keys.clear()
+        self._owners.clear()
+
+    def find(self, key: str) -> Change | None:
+        """The key as it is now."""
+        return self._keys.get(key)
+
+    def owner(self, key: str) -> MemoryRegistry | None:
+        """Under whose lease the key is."""
+        return self._owners.get(key)
 
     def below(self, prefix: str) -> list[Change]:
         """All keys with that prefix, sorted."""
@@ -63,8 +83,8 @@ class MemoryRegistry:
         self._store = store
         self._held: dict[str, bytes | None] = {}
         """What should be there; None for what should go when contact is back."""
-        self._claims: dict[str, int] = {}
-        """Keys that we claimed, and the revision of that."""
+        self._claimed: set[str] = set()
+        """Keys that are given up only if they are ours."""
         self._watches: list[_Watch] = []
         self._away = False
         self._closed = False
@@ -93,23 +113,24 @@ class MemoryRegistry:
         """The key is there until `close` or `expire`; after an Unavailable, from when contact is back."""
         self._held[key] = value
         self._check()
-        self._store.put(key, value)
+        self._store.put(key, value, self)
 
     async def unregister(self, key: str) -> None:
         """The key is gone; after an Unavailable, from when contact is back."""
         self._held[key] = None
         self._check()
         del self._held[key]
-        self._store.delete(key)
+        self._drop(key)
 
     async def claim(self, key: str, value: bytes) -> int | None:
         """The key is ours alone until `unregister`, `close` or `expire`; None if another has it."""
+        assert self._held.get(key) is None
         self._check()
-        there = self._store.below(key)
-        if there and there[0].key == key:
-            return self._claims.get(key) if self._claims.get(key) == there[0].revision else None
-        self._claims[key] = self._store.put(key, value)
-        return self._claims[key]
+        self._claimed.add(key)
+        there = self._store.find(key)
+        if there is None:
+            return self._store.put(key, value, self)
+        return there.revision if self._store.owner(key) is self else None
 
     async def put(self, key: str, value: bytes) -> int:
         """The key is there for good; returns the revision."""
@@ -138,11 +159,8 @@ class MemoryRegistry:
             return
         for watch in self._watches:
             watch.stop()
-        for key in self._held:
-            self._store.delete(key)
-        for key, revision in self._claims.items():
-            if any(change.key == key and change.revision == revision for change in self._store.below(key)):
-                self._store.delete(key)
+        for key in self._held.keys() | self._claimed:
+            self._drop(key)
 
     def _check(self) -> None:
         if self._away or self._closed:
@@ -154,9 +172,14 @@ class MemoryRegistry:
         for key, value in list(self._held.items()):
             if value is None:
                 del self._held[key]
-                self._store.delete(key)
+                self._drop(key)
             elif there.get(key) != value:
-                self._store.put(key, value)
+                self._store.put(key, value, self)
+
+    def _drop(self, key: str) -> None:
+        """A claim that another made since ours was lost stays."""
+        if key not in self._claimed or self._store.owner(key) is self:
+            self._store.delete(key)
 
 
 class _Watch:

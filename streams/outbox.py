@@ -8,6 +8,7 @@
    is not where we left it (the log was cut or rolled back, or retention took our end: send on, then restate).
 4. What waits is bounded. An overflow drops all that is not sealed, and discards until the message in flight is
    acknowledged; then the owner says its whole state again.
+5. Where it waits is the backlog's matter: in memory, or in a journal from which a successor goes on.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from core.clock import Clock
-from core.codec import CHAIN_START, READABLE, decode_message, digest, encode_message, encode_readable
+from core.codec import CHAIN_START, decode_message, digest
 from core.errors import Corrupt, Refused, Unavailable, WrongSequence
-from core.events import Event
 from core.ids import SourceId, StreamName, StreamSeq
-from streams.backlog import Backlog, Item, OutboxLimits
+from streams.backlog import Backlog, Held, Item, OutboxLimits
 from streams.log import EventLog, Record
+from streams.memory_backlog import MemoryBacklog
+from streams.sealed import Sealed, chain_digest, seal
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +52,6 @@ class OutboxCounts:
     dropped_events: int = 0
 
 
-class _Sealed(NamedTuple):
-    n: int
-    payload: bytes
-    digest: bytes
-    events: int
-
-
 class Outbox:
     """Appends one source's events in order, for as long as it takes."""
 
@@ -73,7 +67,7 @@ class Outbox:
         on_overflow: Callable[[], Sequence[Item]],
         on_superseded: Callable[[Record], None],
         limits: OutboxLimits = DEFAULT_LIMITS,
-        on_sealed: Callable[[int, list[Event]], None] | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         self.source = source
         self.subject = subject
@@ -95,12 +89,15 @@ class Outbox:
         self._limits = limits
         self._on_overflow = on_overflow
         self._on_superseded = on_superseded
-        self._on_sealed = on_sealed
-        self._backlog = Backlog(limits)
-        self._sealed: _Sealed | None = None
+        self._backlog = MemoryBacklog(limits) if backlog is None else backlog
+        self._sealed: Sealed | None = None
+        self._closed = False
         self._discarding = False
         self._restatement_due = False
         self._retry_s = limits.retry_min_s
+        self._away_since_ms: int | None = None
+        self._next_start_s = 0.0
+        """On the loop's clock: no message is sealed before it."""
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -115,7 +112,7 @@ class Outbox:
     @property
     def bytes(self) -> int:
         """Bytes that the log has not acknowledged."""
-        return self._backlog.bytes + (len(self._sealed.payload) if self._sealed else 0)
+        return self._backlog.encoded_bytes + (len(self._sealed.payload) if self._sealed else 0)
 
     @property
     def n_next(self) -> int:
@@ -135,7 +132,23 @@ class Outbox:
     @property
     def ended(self) -> bool:
         """Whether nothing will be appended any more."""
-        return self.error is not None or self.superseded is not None
+        return self.error is not None or self.superseded is not None or self._closed
+
+    @property
+    def held(self) -> Held:
+        """How full its backlog is; the message in flight is not counted."""
+        return self._backlog.held
+
+    @property
+    def away_s(self) -> float:
+        """For how long the log has acknowledged nothing though something waits; 0 while all is well."""
+        if self._away_since_ms is None or self.idle:
+            return 0.0
+        return (self._clock.monotonic_ms() - self._away_since_ms) / 1000
+
+    def close(self) -> None:
+        """What is put from now on is counted as dropped; the backlog is not touched any more."""
+        self._closed = True
 
     def put(self, item: Item) -> None:
         """The event (or what makes it when its message is sealed) waits to be appended, or is counted as dropped."""
@@ -179,9 +192,17 @@ class Outbox:
         elif self._restatement_due:
             self._restate()
         elif self._backlog:
+            await self._pace()
             self._seal()
         else:
             await self._idle()
+
+    async def _pace(self) -> None:
+        """Events gather until the next message may start; what comes after a pause goes at once."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next_start_s:
+            await asyncio.sleep(self._next_start_s - now)
+        self._next_start_s = max(now, self._next_start_s) + self._limits.pace_s
 
     def _overflow(self) -> None:
         self.counts.overflows += 1
@@ -193,25 +214,28 @@ class Outbox:
         """What the owner says now follows behind all that waits and before all that is put from now on."""
         self._discarding = self._restatement_due = False
         self.counts.restated += 1
+        alone = not self._backlog
         for item in self._on_overflow():
-            self._backlog.restate(item)
+            if self._backlog.restate(item):
+                continue
+            if not alone:  # with the backlog empty there will be room
+                self._overflow()
+                break
+            self.counts.dropped_events += 1
+            logger.error("a restatement finds no room in an empty backlog: %r", self)
         self._changed.set()
 
     def _seal(self) -> None:
         assert self._sealed is None
-        events, encodings = self._backlog.take()
-        n = self.n_acked
-        head, now_ms = self.head, self._clock.wall_ms()
-        if all(isinstance(event, READABLE) for event in events):
-            payload = encode_readable(self.source, n, head, now_ms, events)
-        else:
-            payload = encode_message(self.source, n, head, now_ms, encodings)
-        self._sealed = _Sealed(n, payload, digest(payload, self._chain_key), len(events))
-        if self._on_sealed is not None:
-            self._on_sealed(n, events)
+        if not self._backlog:
+            return  # an overflow dropped all while it was waited for the next start
+        batch = self._backlog.take()
+        now_ms = self._clock.wall_ms()
+        self._sealed = seal(self.source, self.n_acked, self.head, now_ms, batch.encodings, readable=batch.readable)
+        self._backlog.seal(self._sealed)
 
-    async def _offer(self, sealed: _Sealed) -> None:
-        message_id = f"{self.source}:{sealed.n}"
+    async def _offer(self, sealed: Sealed) -> None:
+        message_id = sealed.message_id(self.source)
         try:
             seq = await self._log.append(self._stream, self.subject, sealed.payload, message_id, self.last_seq)
         except Unavailable as error:
@@ -221,15 +245,21 @@ class Outbox:
         else:
             self._acknowledge(sealed, seq)
 
-    def _acknowledge(self, sealed: _Sealed, seq: StreamSeq) -> None:
+    def _acknowledge(self, sealed: Sealed, seq: StreamSeq) -> None:
         assert sealed.n == self.n_acked
         self.last_seq = seq
-        self.head = sealed.digest
+        self.head = chain_digest(sealed, self._chain_key)
         self.n_acked += 1
         self.counts.stored += 1
         self._sealed = None
-        self._retry_s = self._limits.retry_min_s
+        self._backlog.acknowledge(self.n_acked, self.head, seq)
+        self._heard()
         self._changed.set()
+
+    def _heard(self) -> None:
+        """The log answered as it should."""
+        self._retry_s = self._limits.retry_min_s
+        self._away_since_ms = None
 
     async def _idle(self) -> None:
         self._wake.clear()
@@ -246,6 +276,8 @@ class Outbox:
         except Unavailable as error:
             await self._pause(error)
             return
+        if wrong is None:
+            self._heard()
         if record is not None and self._sealed is not None and record.payload == self._sealed.payload:
             self.counts.settled += 1
             self._acknowledge(self._sealed, record.seq)
@@ -269,7 +301,7 @@ class Outbox:
 
     def _supersede(self, record: Record) -> None:
         self.superseded = record
-        self.counts.dropped_events += self._backlog.clear()
+        self.counts.dropped_events += self._backlog.abandon()
         logger.warning("another ended our chain at %s: %r", record.seq, self)
         self._on_superseded(record)
 
@@ -283,6 +315,8 @@ class Outbox:
 
     async def _pause(self, reason: Exception) -> None:
         self.counts.retried += self._sealed is not None
+        if self._away_since_ms is None:
+            self._away_since_ms = self._clock.monotonic_ms()
         logger.debug("will try again in %s s: %s", self._retry_s, reason)
         await asyncio.sleep(self._retry_s)
         self._retry_s = min(self._retry_s * 2, self._limits.retry_max_s)

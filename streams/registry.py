@@ -30,8 +30,10 @@ class Registry(Protocol):
     async def claim(self, key: str, value: bytes) -> int | None:
         """The key is ours alone, under this process's lease, until `unregister`; None if another has it.
 
-        Returns the revision at which it became ours: later claims have higher ones. Unlike `register` it is not put
-        again after the lease was lost: whoever acts on a claim must be fenced by its revision.
+        Returns the revision at which it became ours: later claims have higher ones, until the registry loses its data
+        and counts anew. Unlike `register` it is not put again after the lease was lost: claim again to know whether it
+        is still ours. Whoever acts on a claim must be fenced where the act counts. After an Unavailable it may be
+        ours all the same. `unregister` of a claim leaves one that another has made since.
         """
 
     async def put(self, key: str, value: bytes) -> int:

@@ -68,10 +68,10 @@ class Comparison:
         """Whether they agree, of those that answered now."""
         there = [it.id for it in replicas if it.answered]
         wrong = self._wrong & set(there)
-        seen = frozenset(id for id in there if self._seen(id, there) and id not in wrong)
+        seen = frozenset(who for who in there if self._seen(who, there) and who not in wrong)
         if wrong:
             return Verdict(False, "; ".join(self._differences), frozenset(wrong), seen)
-        if len(there) > 1 and len({self._root(id) for id in there}) == 1:
+        if len(there) > 1 and len({self._root(who) for who in there}) == 1:
             return Verdict(True, f"all {len(there)} have the same digest at equal cursors", frozenset(), seen)
         return Verdict(None, _why_not(replicas, len(seen)), frozenset(), seen)
 
@@ -79,21 +79,21 @@ class Comparison:
         ranked = Counter(digests.values()).most_common()
         if len(ranked) > 1:
             tied = ranked[0][1] == ranked[1][1]
-            self._wrong |= {id for id, digest in digests.items() if tied or digest != ranked[0][0]}
-            said = ", ".join(f"{id} {digest}" for id, digest in sorted(digests.items()))
+            self._wrong |= {who for who, digest in digests.items() if tied or digest != ranked[0][0]}
+            said = ", ".join(f"{who} {digest}" for who, digest in sorted(digests.items()))
             self._differences.append(f"different digests at one cursor: {said}")
         for digest in dict(ranked):
-            first, *rest = sorted(id for id, other in digests.items() if other == digest)
-            for id in rest:
-                self._group[self._root(id)] = self._root(first)
+            first, *rest = sorted(who for who, other in digests.items() if other == digest)
+            for who in rest:
+                self._group[self._root(who)] = self._root(first)
 
-    def _root(self, id: str) -> str:
-        while (above := self._group.setdefault(id, id)) != id:
-            id = above
-        return id
+    def _root(self, who: str) -> str:
+        while (above := self._group.setdefault(who, who)) != who:
+            who = above
+        return who
 
-    def _seen(self, id: str, there: list[str]) -> bool:
-        return any(other != id and self._root(other) == self._root(id) for other in there)
+    def _seen(self, who: str, there: list[str]) -> bool:
+        return any(other != who and self._root(other) == self._root(who) for other in there)
 
 
 def _why_not(replicas: list[Replica], seen: int) -> str:

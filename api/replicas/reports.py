@@ -45,31 +45,31 @@ def points(report: ReplicaReported) -> dict[Place, str]:
 
 
 def shared(reported: dict[str, dict[Place, str]]) -> list[Sighting]:
-    """For each pair: one sighting each over all points that both reported, if there are some of each stream.
+    """For each pair: one sighting each at the newest points that both reported, one point of each stream.
 
     A pair that has no point of some stream in common has not been compared there, and so not at all, unless
-    what it has in common differs.
+    what it has in common differs. Older points tell of what may have been mended since.
     """
-    found = []
     names = sorted(reported)
-    for place, one in enumerate(names):
-        for other in names[place + 1 :]:
-            found += _pair(one, reported[one], other, reported[other])
-    return found
+    pairs = ((one, other) for place, one in enumerate(names) for other in names[place + 1 :])
+    return [sighting for one, other in pairs for sighting in _pair(one, reported[one], other, reported[other])]
 
 
-def _pair(one: str, ones: dict[Place, str], other: str, others: dict[Place, str]) -> Iterable[Sighting]:
-    common = ones.keys() & others.keys()
-    compared = {stream for _, stream, _, _ in common}
-    all_streams = {stream for _, stream, _, _ in ones.keys() | others.keys()}
-    differing = sorted(place for place in common if ones[place] != others[place])
+def _pair(one: str, ones: dict[Place, str], other: str, others: dict[Place, str]) -> tuple[Sighting, ...]:
+    newest = {place[1]: place for place in sorted(ones.keys() & others.keys(), key=_age)}
+    differing = [at for at in newest.values() if ones[at] != others[at]]
     if differing:
         at = differing[0]
         return (Sighting(one, at, ones[at]), Sighting(other, at, others[at]))
-    if common and compared == all_streams:
+    if newest and newest.keys() == {stream for _, stream, _, _ in ones.keys() | others.keys()}:
         at_all = ("reports", one, other)
         return (Sighting(one, at_all, "equal"), Sighting(other, at_all, "equal"))
     return ()
+
+
+def _age(place: Place) -> tuple[int, int]:
+    """Later epochs and sequences are larger."""
+    return place[2:]
 
 
 def _reports(record: Record) -> list[ReplicaReported]:

@@ -40,7 +40,7 @@ def _judged(replicas: list[Replica], verdict: Verdict) -> str:
     if verdict.agree is None:
         return f"not comparable yet: {verdict.text}"
     names = {it.id: it.name for it in replicas}
-    differ = ", ".join(sorted(names[id] for id in verdict.wrong))
+    differ = ", ".join(sorted(names[who] for who in verdict.wrong))
     return f"agree: {verdict.text}" if verdict.agree else f"differ ({differ}): {verdict.text}"
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from api.addresses import split_address
 
-ANSWER_BYTES_MAX = 64 * 1024
+ANSWER_BYTES_MAX = 1 << 20
 
 
 class Answer(NamedTuple):

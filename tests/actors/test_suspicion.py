@@ -209,7 +209,7 @@ async def test_a_replica_that_dies_is_lost_once_and_its_requests_with_it() -> No
                 pass
         it.store.expire(f"replicas/{dead}")
         for router in routers[1:]:
-            await eventually(lambda router=router: router.state.routing.replicas[dead].ended, "its end")  # type: ignore[misc]
+            await eventually(lambda router=router: dead in router.state.routing.ended, "its end")  # type: ignore[misc]
             assert not router.state.routing.tally.busy
         assert len(await it.told(ROUTING, Lost)) == 1
 
@@ -227,7 +227,7 @@ async def test_a_replica_that_speaks_is_not_lost() -> None:
             await collect(routers[0], request(range(40)))
         assert not await it.told(ROUTING, Lost)
         replica = routers[0].voice.id
-        await eventually(lambda: routers[1].state.routing.replicas[replica].ended, "silent it is lost")
+        await eventually(lambda: replica in routers[1].state.routing.ended, "silent it is lost")
 
 
 async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:
@@ -248,7 +248,7 @@ async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:
         assert outputs[-1].finish == "length"
         await it.settled(router)
         fold = router.state.routing
-        assert fold.replicas[before].ended
+        assert before in fold.ended
         assert not fold.tally.busy
         assert not router.voice.ahead.tally.busy
         ends = [event.request for event in await it.told(ROUTING, RequestFinished)]
@@ -263,15 +263,15 @@ async def test_looking_goes_on_after_a_defect(caplog: pytest.LogCaptureFixture) 
     """A look that fails is said with its trace, and the next one comes."""
     async with world() as it:
         router = await it.router()
-        before, failed = router.suspicion._judge_replicas, 0
+        before, failed = router.suspicion._judge_the_silent, 0
 
         async def fail(_me: object) -> None:
             nonlocal failed
             failed += 1
             raise ZeroDivisionError
 
-        router.suspicion._judge_replicas = fail  # type: ignore[assignment]
+        router.suspicion._judge_the_silent = fail  # type: ignore[assignment]
         await eventually(lambda: failed > 1, "failures")
-        router.suspicion._judge_replicas = before  # type: ignore[method-assign]
+        router.suspicion._judge_the_silent = before  # type: ignore[method-assign]
         assert "failed by a defect" in caplog.text
         assert "ZeroDivisionError" in caplog.text

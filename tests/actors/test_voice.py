@@ -29,7 +29,8 @@ from core.models import GenerationFailed, NoWorkers
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.state import State
-from streams.backlog import Backlog, OutboxLimits
+from streams.backlog import OutboxLimits
+from streams.memory_backlog import MemoryBacklog
 from tests.actors.scripted_engine import ScriptedEngine
 from tests.actors.world import KEY, World, collect, request, world
 from tests.fixtures.eventually import eventually
@@ -161,7 +162,7 @@ async def test_events_dropped_while_the_log_is_away_are_made_good(
     async with world() as it:
         router, engine = await scripted(it)
         limits = OutboxLimits(pending_events_max=20)
-        router.voice.outbox._backlog, router.voice.outbox._limits = Backlog(limits), limits
+        router.voice.outbox._backlog, router.voice.outbox._limits = MemoryBacklog(limits), limits
         it.log.away = True  # type: ignore[attr-defined]
         for number in range(30):
             engine.script(f"x{number}").put_nowait(Output(tokens=(1,), finish="stop"))

@@ -101,10 +101,17 @@ class EventLogContract:
         assert end == (await self.read(log, 2))[0]
         assert await log.last(KV, self.subject(log, "c")) is None
 
+    async def test_at(self, log: EventLog) -> None:
+        """The message at a sequence, as a pass gives it; None where the stream holds none."""
+        await self.append(log, "a", 2)
+        assert await log.at(KV, StreamSeq(2)) == (await self.read(log, 2))[0]
+        assert await log.at(KV, StreamSeq(3)) is None
+        assert await log.at(LOAD, StreamSeq(1)) is None
+
     async def test_state(self, log: EventLog) -> None:
         """An empty stream begins at 1 and ends at 0; both grow with it, its epoch does not change."""
         empty = await log.state(KV)
-        assert (empty.first_seq, empty.last_seq, empty.messages) == (1, 0, 0)
+        assert (empty.first_seq, empty.last_seq, empty.messages, empty.deleted) == (1, 0, 0, 0)
         await self.append(log, "a", 3)
         state = await log.state(KV)
         assert (state.first_seq, state.last_seq, state.messages) == (1, 3, 3)
@@ -219,6 +226,7 @@ class EventLogContract:
             lambda: log.ensure([KV]),
             lambda: log.append(KV, self.subject(log, "a"), b"x", "a:1", StreamSeq(1)),
             lambda: log.last(KV, self.subject(log, "a")),
+            lambda: log.at(KV, StreamSeq(1)),
             lambda: log.state(KV),
             lambda: log.seek(KV, 0),
             lambda: log.tail(KV, StreamSeq(1), lambda _: None),

@@ -91,6 +91,54 @@ class RegistryContract:
         await one.unregister("workers/a")
         assert await one.get("workers/") == []
 
+    async def test_claim_is_one_process_s_alone(self, connect: Connect) -> None:
+        """A claim is refused to others, the same when made again, and given up as a registration is."""
+        one, other = await connect(), await connect()
+        revision = await one.claim("snapshots/writer", b"1")
+        assert revision is not None
+        assert await other.claim("snapshots/writer", b"2") is None
+        assert await one.claim("snapshots/writer", b"3") == revision
+        assert await other.get("snapshots/") == [Change("snapshots/writer", b"1", revision)]
+        await one.unregister("snapshots/writer")
+        await one.unregister("snapshots/writer")
+        later = await other.claim("snapshots/writer", b"2")
+        assert later is not None
+        assert later > revision
+        assert await one.claim("snapshots/writer", b"1") is None
+
+    async def test_claims_of_many_at_once(self, connect: Connect) -> None:
+        """One of them has it, however many ask."""
+        registries = [await connect() for _ in range(4)]
+        claims = await asyncio.gather(*(registries[i % 4].claim("one", b"%d" % (i % 4)) for i in range(40)))
+        granted = {i % 4: claim for i, claim in enumerate(claims) if claim is not None}
+        assert len(granted) == 1
+        assert [claim for claim in claims if claim is not None] == [*granted.values()] * 10
+
+    async def test_claim_of_another_is_not_given_up(self, connect: Connect) -> None:
+        """Whoever tried and failed, or never had it, cannot take it away."""
+        one, other = await connect(), await connect()
+        assert await one.claim("snapshots/writer", b"1") is not None
+        assert await other.claim("snapshots/writer", b"2") is None
+        await other.unregister("snapshots/writer")
+        assert [change.value for change in await one.get("snapshots/")] == [b"1"]
+
+    async def test_claim_ends_with_its_process(self, connect: Connect) -> None:
+        """When its owner closes, a claim is gone for those who watch, and another's to make."""
+        owner, other, heard = await connect(), await connect(), Heard()
+        await other.watch("claims/", heard.on_change)
+        assert await owner.claim("claims/a", b"1") is not None
+        await owner.close()
+        await heard.until(lambda heard: heard.story == [("claims/a", b"1"), ("claims/a", None)])
+        assert await other.claim("claims/a", b"2") is not None
+
+    async def test_claim_of_what_is_there_for_good(self, connect: Connect) -> None:
+        """A key that was put, or that another registered, cannot be claimed."""
+        one, other = await connect(), await connect()
+        await other.put("put", b"1")
+        await other.register("registered", b"1")
+        assert await one.claim("put", b"2") is None
+        assert await one.claim("registered", b"2") is None
+
     async def test_watch_tells_what_is_there_then_changes(self, connect: Connect) -> None:
         """When `watch` returns, what was there has been told; each later change follows once, in order."""
         one, other, heard = await connect(), await connect(), Heard()
@@ -157,3 +205,5 @@ class RegistryContract:
                 await call
         with pytest.raises(Unavailable):
             await one.register("k", b"")
+        with pytest.raises(Unavailable):
+            await one.claim("c", b"")

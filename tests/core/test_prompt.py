@@ -9,7 +9,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import core.prompt
 from core.prompt import (
+    ONE_SHOT_BYTES_MAX,
+    STATES_MAX,
     Prompt,
     hashes_from_bytes,
     hashes_to_bytes,
@@ -92,3 +95,32 @@ def test_hashes_are_fixed_for_ever() -> None:
 def test_a_prompt_shows_no_tokens() -> None:
     """Its repr is safe to log."""
     assert repr(Prompt(tokens_to_bytes([77] * 9), 4, 0)) == "<Prompt 9 tokens, 2 full blocks of 4>"
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data(), st.integers(1, 4), salts)
+def test_keys_of_long_prompts_are_those_of_short_ones(data: st.DataObject, block_size: int, salt: str | None) -> None:
+    """From whichever kept state a digest goes on, in any order of asking, it is that of the whole prefix."""
+    raw, scope = tokens_to_bytes(range(200)), scope_bytes(None, salt)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core.prompt, "ONE_SHOT_BYTES_MAX", 64)
+        patch.setattr(core.prompt, "STATES_MAX", 5)
+        prompt = Prompt(raw, block_size, 1, scope)
+        depths = data.draw(st.lists(st.integers(1, prompt.blocks), min_size=1))
+        for depth in depths:
+            end = 4 * block_size * depth
+            assert prompt.key(depth) == xxhash.xxh3_64_intdigest(scope + raw[:end], 1)
+        assert len(prompt._states) == len(prompt._ends) <= 5
+        assert prompt._ends == sorted(prompt._ends)
+
+
+def test_a_prompt_whose_hashes_are_known_keeps_no_states() -> None:
+    """They are memory for nothing then; keys are read from the hashes."""
+    prompt = Prompt(bytes(8 * ONE_SHOT_BYTES_MAX), 16, 0)
+    for depth in range(1, prompt.blocks + 1, 7):
+        prompt.key(depth)
+    assert len(prompt._states) == STATES_MAX
+    hashes = hashes_from_bytes(prompt.hashes())
+    assert prompt._states == []
+    assert [prompt.key(depth) for depth in range(1, prompt.blocks + 1)] == hashes
+    assert prompt.hashes() is prompt.hashes()

@@ -7,9 +7,11 @@ import pytest
 from core.codec import encode_event
 from core.events import BlocksStored, CacheCleared, Event, WorkerJoined, WorkerLeft, WorkerLost
 from core.ids import WorkerId
+from projections.chain import Missing
+from projections.ended import ENDED_KEPT, REASON_CHARS_MAX, Ended
 from projections.kv import KvProjection, Member
 from projections.prefixes import PrefixIndex
-from tests.projections.facts import joined, load, removed, restated, stored
+from tests.projections.facts import joined, load, removed, restated, stored, worker_id
 from tests.projections.speaker import Said, Speaker, fold
 
 A = WorkerId("aa" * 8)
@@ -154,9 +156,10 @@ def test_a_worker_that_left_is_over(kv: Kv) -> None:
     """Nothing follows WorkerLeft, and its blocks are gone."""
     kv.says(stored(1), WorkerLeft(reason="stopped"), stored(2))
     digest = kv.projection.digest
-    assert (kv.held, kv.member.alive, kv.member.ended, kv.projection.incomplete) == (set(), False, "left: stopped", 0)
+    assert (kv.held, kv.projection.members, kv.projection.alive, kv.projection.incomplete) == (set(), {}, {}, 0)
+    assert (kv.projection.ended, digest) == ({A: "left: stopped"}, 0)
     assert not kv.says(joined(), restated(0, 1, 1))
-    assert (kv.held, kv.projection.digest) == (set(), digest)
+    assert (kv.held, kv.projection.members, kv.projection.digest) == (set(), {}, digest)
 
 
 def test_a_lost_worker_is_over_once() -> None:
@@ -168,7 +171,8 @@ def test_a_lost_worker_is_over_once() -> None:
     assert kv.member.alive
     ends = [Speaker("kv_0", f"{A}-lost", about=A).say(WorkerLost(by="ee" * 8, reason=why)) for why in ("first", "then")]
     assert fold(kv.projection, *ends, ends[0]) == [True, False, False]
-    assert (kv.held, kv.member.alive, kv.member.ended) == (set(), False, "lost: first")
+    assert (kv.held, kv.projection.members, kv.projection.ended) == (set(), {}, {A: "lost: first"})
+    assert kv.projection.digest == 0
     assert not kv.says(restated(0, 1, 1))
     assert kv.held == set()
 
@@ -178,7 +182,54 @@ def test_a_worker_that_was_lost_before_we_heard_of_it_stays_lost() -> None:
     projection = KvProjection(PrefixIndex())
     end = Speaker("kv_0", f"{A}-lost", about=A).say(WorkerLost(by="ee" * 8, reason="silent"))
     assert fold(projection, end, Speaker("kv_0", A).say(joined())) == [True, False]
-    assert not projection.members[A].alive
+    assert (projection.members, projection.digest) == ({}, 0)
+
+
+def test_a_stranger_leaves_nothing() -> None:
+    """What stands on a worker's subject and is not its own word or its end makes no part."""
+    projection = KvProjection(PrefixIndex())
+    stranger = Speaker("kv_0", "bb" * 8, about=A)
+    assert fold(projection, stranger.say(joined(), stored(1))) == [False]
+    assert (projection.members, projection.ended, projection.incomplete, projection.digest) == ({}, {}, 0, 0)
+
+
+def test_tombstones_are_bounded() -> None:
+    """ENDED_KEPT of them are kept, with short reasons; the oldest goes first."""
+    ended = Ended()
+    for number in range(ENDED_KEPT):
+        ended.bury(worker_id(number), "x" * (REASON_CHARS_MAX + 1))
+    assert (len(ended), len(ended[worker_id(0)])) == (ENDED_KEPT, REASON_CHARS_MAX)
+    ended.bury(worker_id(ENDED_KEPT), "one more")
+    assert (len(ended), worker_id(0) in ended, worker_id(1) in ended) == (ENDED_KEPT, False, True)
+
+
+def test_a_cache_restated_before_its_worker_is_known_stays_unknown(kv: Kv) -> None:
+    """A log cut inside a restatement: without the word of who it is, nobody may rely on it."""
+    kv.projection = KvProjection(PrefixIndex())
+    kv.says(restated(0, 1, 1, 2))
+    assert (kv.held, kv.projection.incomplete) == (set(), 1)
+    kv.says(joined())
+    assert (kv.held, kv.projection.incomplete) == (set(), 1)
+    kv.says(restated(0, 1, 1, 2))
+    assert (kv.held, kv.projection.incomplete) == ({1, 2}, 0)
+
+
+def test_a_gap_names_what_is_missing(kv: Kv) -> None:
+    """By number; where no number is left out, the message before is another than the one that was read."""
+    for _ in range(3):
+        kv.loses(stored(1))
+    kv.says(stored(2))
+    kv.speaker.head = bytes(16)
+    kv.says(stored(3))
+    assert kv.projection.missing == [Missing(kv.speaker.source, 1, 3), Missing(kv.speaker.source, 4, 4)]
+
+
+def test_a_change_behind_the_back_of_the_fold_is_counted_anew(kv: Kv) -> None:
+    """recount() is the digest, until somebody changes the index and says nothing."""
+    kv.says(stored(1, 2))
+    assert kv.projection.recount() == kv.projection.digest
+    kv.projection.index.store(A, "device", [99])
+    assert kv.projection.recount() != kv.projection.digest
 
 
 def test_what_a_kv_stream_does_not_carry_is_counted(kv: Kv) -> None:

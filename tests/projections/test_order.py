@@ -1,121 +1,39 @@
-"""The law that lets replicas agree: order between sources cannot matter, in any projection."""
+"""The laws that let replicas agree: the order between sources cannot matter, nor where the log's head was cut."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.events import (
-    CacheCleared,
-    Event,
-    ReplicaJoined,
-    ReplicaLeft,
-    ReplicaLost,
-    SettingsChanged,
-    WorkerLeft,
-    WorkerLost,
-)
-from core.ids import WorkerId
+from core.ids import StreamName, WorkerId
 from projections.kv import KvProjection
 from projections.loads import LoadProjection
 from projections.prefixes import PrefixIndex
 from projections.requests import RoutingProjection
-from projections.tally import InFlight
-from tests.projections.facts import (
-    finished,
-    joined,
-    load,
-    prefilled,
-    prompt,
-    removed,
-    replica_restated,
-    restated,
-    routed,
-    stored,
-    worker_id,
-)
-from tests.projections.speaker import Said, Speaker, fold
-
-SOURCES_MAX = 4
-MESSAGES_MAX = 8
-LOST = "lost"
-"""Stands for a message that is in nobody's log."""
-
-blocks = st.lists(st.integers(0, 12), max_size=4)
-tiers = st.sampled_from(("device", "host"))
-kv_events = st.one_of(
-    st.just(joined()),
-    st.builds(lambda hashes, tier: stored(*hashes, tier=tier), blocks, tiers),
-    st.builds(lambda hashes, tier: removed(*hashes, tier=tier), blocks, tiers),
-    st.builds(lambda part, parts, hashes: restated(part, parts, *hashes), st.integers(0, 1), st.integers(1, 2), blocks),
-    st.just(CacheCleared()),
-    st.just(WorkerLeft(reason="done")),
-)
-load_events = st.builds(load, st.integers(0, 3))
-requests = st.integers(0, 3)
-workers = st.integers(0, 2).map(worker_id).map(WorkerId)
-
-
-def routing_events(source: str) -> st.SearchStrategy[Event]:
-    """A replica's own requests carry its name: ids are new at every request."""
-    return st.one_of(
-        st.just(ReplicaJoined(name="router-0", version="1")),
-        st.builds(lambda n, w, size: routed(f"{source}/{n}", w, prompt(*range(size))), requests, workers, requests),
-        st.builds(lambda n, cached: prefilled(f"{source}/{n}", cached=cached), requests, requests),
-        st.builds(lambda n: finished(f"{source}/{n}"), requests),
-        st.builds(lambda n, w: replica_restated([((f"{source}/{n}", 0), InFlight(w, 3, 0))]), requests, workers),
-        st.builds(lambda revision: SettingsChanged(revision=revision, settings={}), requests),
-        st.just(ReplicaLeft(reason="done")),
-    )
-
-
-@st.composite
-def histories(draw: st.DrawFn, stream: str, events: Callable[[str], st.SearchStrategy[Event]]) -> list[list[Said]]:
-    """What each of several sources said, with gaps, repeats and ends by others."""
-    found = []
-    for number in range(draw(st.integers(1, SOURCES_MAX))):
-        source = worker_id(number)
-        speaker = Speaker(stream, source)
-        said: list[Said] = []
-        for batch in draw(st.lists(st.lists(events(source), max_size=3) | st.just([LOST]), max_size=MESSAGES_MAX)):
-            if batch == [LOST]:
-                speaker.say()
-            else:
-                said.append(speaker.say(*batch))
-        said += draw(st.lists(st.sampled_from(said), max_size=2)) if said else []
-        if draw(st.booleans()):
-            said.append(Speaker(stream, f"{source}-lost", about=source).say(_end(stream)))
-        found.append(said)
-    return found
-
-
-def _end(stream: str) -> Event:
-    return (ReplicaLost if stream == "routing" else WorkerLost)(by="ee" * 8, reason="silent")
-
-
-@st.composite
-def shuffled(draw: st.DrawFn, history: list[list[Said]]) -> list[Said]:
-    """One order of all that keeps the order within each source."""
-    turns = draw(st.permutations([i for i, said in enumerate(history) for _ in said]))
-    waiting = [iter(said) for said in history]
-    return [next(waiting[i]) for i in turns]
+from projections.state import State
+from tests.projections.facts import prompt, worker_id
+from tests.projections.histories import STREAMS, Log, blocks, feed, opened, shuffled, sources, worlds
+from tests.projections.speaker import Said, fold
 
 
 def one_by_one(history: list[list[Said]]) -> list[Said]:
     return [each for said in history for each in said]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_kv_folds_agree(data: st.DataObject) -> None:
     """Any interleaving of the workers' messages gives the same digest, members and blocks."""
-    history = data.draw(histories("kv_0", lambda _: kv_events))
+    history = [source.said for source in data.draw(sources("kv_0"))]
     one, other = KvProjection(PrefixIndex()), KvProjection(PrefixIndex())
     fold(one, *one_by_one(history))
     fold(other, *data.draw(shuffled(history)))
-    assert (one.digest, one.incomplete, one.members) == (other.digest, other.incomplete, other.members)
+    assert (one.digest, one.incomplete, one.members, dict(one.ended)) == (
+        other.digest,
+        other.incomplete,
+        other.members,
+        dict(other.ended),
+    )
     for worker in one.members:
         for tier in ("device", "host"):
             assert one.index.held(worker, tier) == other.index.held(worker, tier)
@@ -125,18 +43,18 @@ def test_kv_folds_agree(data: st.DataObject) -> None:
 @given(st.data())
 def test_load_folds_agree(data: st.DataObject) -> None:
     """Any interleaving of the workers' reports gives the same digest and the same newest reports."""
-    history = data.draw(histories("load", lambda _: load_events))
+    history = [source.said for source in data.draw(sources("load"))]
     one, other = LoadProjection(), LoadProjection()
     fold(one, *one_by_one(history))
     fold(other, *data.draw(shuffled(history)))
     assert (one.digest, one.reports) == (other.digest, other.reports)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_routing_folds_agree(data: st.DataObject) -> None:
     """Any interleaving of the replicas' messages gives the same digest, parts and sums per worker."""
-    history = data.draw(histories("routing", routing_events))
+    history = [source.said for source in data.draw(sources("routing"))]
     one, other = RoutingProjection(), RoutingProjection()
     fold(one, *one_by_one(history))
     fold(other, *data.draw(shuffled(history)))
@@ -144,3 +62,59 @@ def test_routing_folds_agree(data: st.DataObject) -> None:
     assert one.tally.busy == other.tally.busy
     asked = prompt(*range(3))
     assert dict(one.tally.pending(asked)) == dict(other.tally.pending(asked))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_log_whose_head_was_cut_agrees_once_all_restated(data: st.DataObject) -> None:
+    """Cut anywhere: as soon as every source has said again what counts, digests and contents are those of a fold of
+    the whole log, stream by stream; until then the fold of the rest says that it is not complete, or agrees."""
+    world = data.draw(worlds())
+    log = Log(data.draw(shuffled([source.said for source in world])))
+    cut = {stream: data.draw(st.integers(0, last)) for stream, last in log.last.items()}
+    for source in world:
+        source.said.clear()
+        if not source.over:
+            source.restate(data.draw(blocks))
+    log.write(data.draw(shuffled([source.said for source in world])))
+    whole = feed(opened(), log.records)
+    rest = feed(opened(), [record for record in log.records if record[1] > cut[record[0]]])
+    assert (whole.incomplete, rest.incomplete) == (0, 0)
+    for stream in STREAMS:
+        assert whole.digest_of(StreamName(stream)) == rest.digest_of(StreamName(stream))
+    if whole.cursor == rest.cursor:  # not so where nothing at all is left of a stream
+        assert whole.digest == rest.digest
+    assert _contents(whole) == _contents(rest)
+
+
+def _contents(state: State) -> object:
+    """All that a restatement makes whole."""
+    held = {
+        (worker, tier): state.index.held(WorkerId(worker), tier)
+        for worker in map(worker_id, range(4))
+        for tier in ("device", "host")
+    }
+    members = [
+        (stream, member.worker, member.joined) for stream, kv in state.kv.items() for member in kv.alive.values()
+    ]
+    parts = {
+        part.replica: (part.joined, part.in_flight, part.routed, part.local, part.settings_revision)
+        for part in state.routing.replicas.values()
+    }
+    return held, sorted(members, key=str), state.loads.reports, parts, state.routing.tally.busy
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_who_is_over_leaves_nothing(data: st.DataObject) -> None:
+    """When every source has ended, all that any fold holds is tombstones; every digest is 0."""
+    world = data.draw(worlds())
+    log = Log(data.draw(shuffled([source.said for source in world])))
+    alive = [source for source in world if not source.over]
+    log.write([source.end() for source in alive])
+    state = feed(opened(), log.records)
+    assert {stream: state.digest_of(StreamName(stream)) for stream in STREAMS} == dict.fromkeys(STREAMS, 0)
+    assert all(not kv.members and not kv.alive and not kv.unknown for kv in state.kv.values())
+    assert (state.loads.reports, state.loads.chains) == ({}, {})
+    assert (state.routing.replicas, state.routing.unknown, state.routing.tally.busy) == ({}, set(), {})
+    assert not any(state.index.blocks(WorkerId(worker_id(n)), tier) for n in range(4) for tier in ("device", "host"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from core.events import Event, ReplicaJoined, ReplicaLeft, ReplicaLost, RequestRejected, SettingsChanged
+from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft, ReplicaLost, RequestRejected, SettingsChanged
 from core.ids import ReplicaId, WorkerId
-from projections.requests import Replica, RoutingProjection
+from projections.requests import Replica, RoutingProjection, contents
 from projections.tally import Busy, InFlight
 from tests.projections.facts import finished, load, prefilled, prompt, replica_restated, routed, worker_id
 from tests.projections.speaker import Speaker, fold
@@ -119,7 +119,8 @@ def test_the_end_of_a_replica_ends_its_requests(by_itself: bool) -> None:
         lost = Speaker("routing", f"{R}-lost", about=R).say(ReplicaLost(by=other.source, reason="over"))
         assert fold(routing.projection, lost, lost) == [True, False]
     assert (routing.busy, routing.pending) == ({A: Busy(4, 1, 13)}, {"z"})
-    assert routing.part.ended == ("left: over" if by_itself else "lost: over")
+    assert routing.projection.ended == {R: "left: over" if by_itself else "lost: over"}
+    assert R not in routing.projection.replicas
     digest = routing.projection.digest
     assert not routing.says(replica_restated([(("a", 0), InFlight(A, 4, 13))]))
     assert (routing.busy[A].requests, routing.projection.digest, routing.projection.incomplete) == (1, digest, 0)
@@ -128,7 +129,7 @@ def test_the_end_of_a_replica_ends_its_requests(by_itself: bool) -> None:
 def test_a_replica_does_not_end_by_a_word_on_its_own_chain(routing: Routing) -> None:
     """ReplicaLost counts only from the source that others write its end as."""
     routing.says(routed("a", A, ASKED), ReplicaLost(by=R, reason="odd"))
-    assert (routing.part.ended, routing.busy[A].requests) == ("", 1)
+    assert (routing.projection.ended, routing.busy[A].requests) == ({}, 1)
 
 
 def test_settings_and_rejections(routing: Routing) -> None:
@@ -142,3 +143,37 @@ def test_settings_and_rejections(routing: Routing) -> None:
     routing.says(rejected, load())
     assert (routing.busy, routing.projection.unknown_events) == ({}, 1)
     assert repr(routing.projection).startswith("<RoutingProjection 1 replicas, 0 in flight, digest ")
+
+
+def test_the_digest_covers_what_is_in_flight(routing: Routing) -> None:
+    """Request, attempt, worker, blocks and tokens to prefill, each; back at the start when all is over."""
+    digests = {routing.part.contents}
+    entries = [
+        (("a", 0), InFlight(A, 4, 13)),
+        (("b", 0), InFlight(A, 4, 13)),
+        (("a", 1), InFlight(A, 4, 13)),
+        (("a", 0), InFlight(B, 4, 13)),
+        (("a", 0), InFlight(A, 5, 13)),
+        (("a", 0), InFlight(A, 4, 0)),
+    ]
+    for entry in entries:
+        routing.says(replica_restated([entry]))
+        assert routing.part.contents == contents(routing.part)
+        digests.add(routing.part.contents)
+    assert len(digests) == len(entries) + 1
+    routing.says(routed("x", A, ASKED), LocalChanged(worker=A, reasons=("stale",)), prefilled("x"))
+    assert routing.part.contents == contents(routing.part)
+    routing.says(LocalChanged(worker=A, reasons=("failed",)), finished("x"), finished("a"))
+    assert routing.part.contents == contents(routing.part)
+    routing.says(replica_restated([]))
+    assert routing.part.contents == 0
+
+
+def test_requests_restated_before_their_replica_is_known_stay_unknown() -> None:
+    """A log cut inside a restatement: its settings may be missing too."""
+    routing = Routing()
+    routing.loses(ReplicaJoined(name="router-0", version="1"))
+    routing.says(replica_restated([(("a", 0), InFlight(A, 4, 13))]))
+    assert (routing.busy, routing.projection.incomplete) == ({}, 1)
+    routing.says(ReplicaJoined(name="router-0", version="1"), replica_restated([(("a", 0), InFlight(A, 4, 13))]))
+    assert (routing.busy, routing.projection.incomplete) == ({A: Busy(4, 1, 13)}, 0)

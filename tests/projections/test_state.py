@@ -8,7 +8,8 @@ from core.codec import encode_event
 from core.events import WorkerLeft
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
 from core.subjects import LOAD, ROUTING
-from projections.state import Applied, State
+from projections.points import POINTS_KEPT, Point
+from projections.state import GAPS_KEPT, Applied, State
 from tests.projections.facts import joined, load, prefilled, restated, routed, stored, worker_id
 from tests.projections.site import KV
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
@@ -138,7 +139,7 @@ def test_a_stream_made_anew_is_folded_anew(stream: StreamName) -> None:
 
 
 def test_workers_of_all_partitions_are_found() -> None:
-    """alive() is by id, whichever stream a worker writes to; a worker that ended is a member still."""
+    """alive() is by id, whichever stream a worker writes to; of a worker that ended the end is known still."""
     state = opened()
     b = Speaker(KV, B)
     feed(state, [b.say(joined("late")), Speaker(KV_1, A).say(joined("early"))])
@@ -147,5 +148,79 @@ def test_workers_of_all_partitions_are_found() -> None:
     assert [member.worker for member in state.alive()] == [A]
     member = state.member(WorkerId(B))
     assert member is not None
-    assert member.ended == "left: done"
+    assert (member.ended, member.alive) == ("left: done", False)
     assert state.member(WorkerId("99" * 8)) is None
+
+
+def test_points_say_where_a_stream_stood() -> None:
+    """After each of the last messages: digest, head, whether all sources were known; corrupt records have one too."""
+    state, a = opened(), Speaker(KV, A)
+    assert state.point(KV, StreamSeq(0)) is None
+    first = a.say(joined(), stored(1))
+    feed(state, [first])
+    digest = state.digest_of(KV)
+    a.say(stored(2))
+    feed(state, [a.say(stored(3)), Said(KV, first.subject, b"no message")])
+    assert state.point(KV, StreamSeq(1)) == Point(Epoch(1), StreamSeq(1), digest, first.digest, complete=True)
+    second, third = state.point(KV, StreamSeq(2)), state.point(KV, StreamSeq(3))
+    assert second is not None
+    assert third is not None
+    assert (second.complete, second.digest, third.digest) == (False, state.digest_of(KV), state.digest_of(KV))
+    assert second.head != third.head
+    assert state.point(KV, StreamSeq(4)) is None
+    assert state.point(StreamName("kv_9"), StreamSeq(1)) is None
+
+
+def test_points_are_bounded() -> None:
+    """The last POINTS_KEPT of each stream are there, the one before is not; a stream made anew has none."""
+    state, loads = opened(), Speaker(LOAD, A)
+    feed(state, [loads.say(load(0)) for _ in range(POINTS_KEPT + 1)])
+    assert state.point(LOAD, StreamSeq(1)) is None
+    assert state.point(LOAD, StreamSeq(2)) is not None
+    assert state.point(LOAD, StreamSeq(POINTS_KEPT + 1)) is not None
+    state.reset(LOAD, Epoch(2))
+    assert state.point(LOAD, StreamSeq(2)) is None
+
+
+def test_a_state_becomes_another() -> None:
+    """Whoever holds it sees the other's folds, cursor and points, and it goes on from there."""
+    state, other = opened(), opened(epoch=2)
+    said = history()
+    feed(state, said[:2])
+    feed(other, said[:5])
+    digest, point = other.digest, other.point(KV, StreamSeq(2))
+    assert [member.worker for member in state.alive()] == [A, B]
+    state.become(other)
+    assert (state.digest, state.point(KV, StreamSeq(2)), state.cursor[KV]) == (digest, point, (2, 2))
+    assert state.index.held(WorkerId(A)) == {1, 2, 3, 4}
+    assert (len(state.alive()), len(other.alive()), other.cursor[KV]) == (2, 2, (1, 1))
+    feed(state, said[5:])
+    assert state.digest != digest
+
+
+def test_gaps_are_named_and_bounded() -> None:
+    """Which messages of whom are missing, and where that was noticed; the last GAPS_KEPT are kept, all are counted."""
+    state, a, r = opened(), Speaker(KV, A), Speaker(ROUTING, R)
+    feed(state, [a.say(joined()), r.say(routed("a", A))])
+    for _ in range(2):
+        a.say(stored(1))
+    r.say(prefilled("a"))
+    feed(state, [a.say(stored(2)), r.say(prefilled("a"))])
+    assert [str(gap) for gap in state.gaps] == [
+        f"messages 1 to 2 of worker {A} are missing before kv_0:2",
+        f"message 1 of replica {R} is missing before routing:2",
+    ]
+    for _ in range(GAPS_KEPT):
+        a.say(stored(1))
+        feed(state, [a.say(stored(2))])
+    assert (len(state.gaps), state.gaps_found) == (GAPS_KEPT, GAPS_KEPT + 2)
+
+
+def test_a_stream_of_which_nothing_is_left_is_skipped() -> None:
+    """The cursor stands at its end; what comes then follows."""
+    state = opened()
+    state.skip_to(KV, StreamSeq(7))
+    assert (state.cursor[KV], state.point(KV, StreamSeq(7))) == ((1, 7), None)
+    a = Speaker(KV, A).say(joined())
+    assert state.apply(KV, StreamSeq(7), a.subject, a.payload) is None
+    assert state.apply(KV, StreamSeq(8), a.subject, a.payload) is not None

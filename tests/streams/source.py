@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from core.clock import ManualClock
+from core.clock import Clock, ManualClock
 from core.codec import CHAIN_START, Message, decode_message, digest
 from core.events import CacheCleared, Event
 from core.ids import SourceId, StreamSeq
 from core.subjects import kv_stream, subject
-from streams.backlog import Item, OutboxLimits
+from streams.backlog import Backlog, Item, OutboxLimits
 from streams.log import EventLog, Record
 from streams.outbox import Outbox
 
@@ -20,7 +20,7 @@ KEY = b"key"
 SOURCE = SourceId("a" * 16)
 SUBJECT = subject("test", KV, SOURCE)
 RESTATED = CacheCleared(reason="restated")
-QUICK = OutboxLimits(retry_min_s=0.001, retry_max_s=0.004, idle_check_s=0.02)
+QUICK = OutboxLimits(retry_min_s=0.001, retry_max_s=0.004, idle_check_s=0.02, pace_s=0.0)
 
 
 def said(text: object) -> Event:
@@ -35,25 +35,31 @@ class Owner:
         self.restatement: Sequence[Item] = [RESTATED]
         self.restated = 0
         self.superseded: list[Record] = []
-        self.sealed: list[tuple[int, list[Event]]] = []
 
     def restate(self) -> Sequence[Item]:
         self.restated += 1
         return self.restatement
 
 
-def outbox_on(log: EventLog, owner: Owner, limits: OutboxLimits = QUICK, written: str = SUBJECT) -> Outbox:
+def outbox_on(
+    log: EventLog,
+    owner: Owner,
+    limits: OutboxLimits = QUICK,
+    written: str = SUBJECT,
+    backlog: Backlog | None = None,
+    clock: Clock | None = None,
+) -> Outbox:
     return Outbox(
         log,
         KV,
         written,
         SOURCE,
         KEY,
-        ManualClock(5),
+        clock or ManualClock(5),
         on_overflow=owner.restate,
         on_superseded=owner.superseded.append,
         limits=limits,
-        on_sealed=lambda n, events: owner.sealed.append((n, events)),
+        backlog=backlog,
     )
 
 

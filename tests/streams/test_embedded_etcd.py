@@ -57,7 +57,7 @@ async def test_restart(tmp_path: Path) -> None:
 
 async def test_data_folder_in_use(etcd_server: EmbeddedEtcd) -> None:
     """A second etcd on the same folder is refused, naming the first; that one takes no harm."""
-    with pytest.raises(CallerError, match=rf"in use by a running etcd \(process {etcd_server.pid}\)"):
+    with pytest.raises(CallerError, match=rf"in use by another etcd \(pid {etcd_server.pid}\)"):
         await EmbeddedEtcd(etcd_server._data).start()
     assert etcd_server.running
 

@@ -134,6 +134,53 @@ async def test_etcd_lost_its_data(mortal: EmbeddedEtcd, namespace: str, tmp_path
     await one.close()
 
 
+async def test_claim_of_one_cut_off(etcd_server: EmbeddedEtcd, namespace: str) -> None:
+    """A claim goes with its lease, is another's then, and is neither put again nor deleted by its former owner."""
+    cable = Cable(etcd_server.endpoint)
+    await cable.mend()
+    one = await EtcdRegistry.connect(cable.endpoint, namespace, etcd_server.credentials, lease_s=2)
+    other = await EtcdRegistry.connect(etcd_server.endpoint, namespace, etcd_server.credentials)
+    await one.register("workers/one", b"1")
+    former = await one.claim("writer", b"one")
+    assert former is not None
+    await cable.cut()
+    revision = await _claimed(other, "writer", b"other")
+    with pytest.raises(Unavailable):
+        await one.unregister("writer")  # the wish stands
+    await cable.mend()
+    await _until_there(other, "workers/one")
+    assert revision > former
+    assert await one.claim("writer", b"one") is None
+    await one.unregister("writer")
+    assert [change.value for change in await other.get("writer")] == [b"other"]
+    await asyncio.gather(one.close(), other.close())
+    await cable.cut()
+
+
+async def test_claim_outlives_a_crash_of_etcd(mortal: EmbeddedEtcd, namespace: str) -> None:
+    """A claim whose lease etcd still knows after its crash is the same claim."""
+    one = await EtcdRegistry.connect(mortal.endpoint, namespace, mortal.credentials)
+    revision = await one.claim("writer", b"one")
+    mortal.kill()
+    await mortal.start()
+    assert await one.claim("writer", b"one") == revision
+    await one.close()
+
+
+async def _claimed(registry: EtcdRegistry, key: str, value: bytes) -> int:
+    """Claims it as soon as it can be had."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (revision := await registry.claim(key, value)) is None:
+            await asyncio.sleep(0.05)
+    return revision
+
+
+async def _until_there(registry: EtcdRegistry, key: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await registry.get(key):
+            await asyncio.sleep(0.05)
+
+
 async def test_cut_off(etcd_server: EmbeddedEtcd, namespace: str) -> None:
     """One who lost contact longer than its lease is told what it missed, deletions included, and is there again."""
     cable, heard, seen = Cable(etcd_server.endpoint), Heard(), Heard()

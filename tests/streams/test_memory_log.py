@@ -11,9 +11,10 @@ from core.clock import ManualClock
 from core.errors import Unavailable, WrongSequence
 from core.ids import StreamSeq
 from core.subjects import LOAD
-from streams.log import Record, StreamState
-from streams.memory import DELIVERED_PER_TURN_MAX, MemoryLog
+from streams.log import EventLog, Record, StreamState
+from streams.memory import DELIVERED_PER_TURN_MAX, MemoryLog, Store
 from tests.contracts.event_log import KV, EventLogContract
+from tests.contracts.replaced_history import ReplacedHistoryContract
 from tests.fixtures.eventually import eventually
 
 
@@ -97,3 +98,71 @@ class TestMemoryLog(EventLogContract):
             await log.append(KV, self.subject(log, "a"), b"a after 0", "a:0", StreamSeq(0))
         log.id_first = True
         assert await log.append(KV, self.subject(log, "a"), b"a after 0", "a:0", StreamSeq(0)) == 1
+
+    async def test_full(self, log: MemoryLog) -> None:
+        """A full disk stops appends and nothing else."""
+        await self.append(log, "a", 1)
+        log.full = True
+        with pytest.raises(Unavailable, match="full"):
+            await self.append(log, "a", 1)
+        assert len(await self.read(log, 1)) == 1
+        log.full = False
+        assert await self.append(log, "a", 1) == [2]
+
+    async def test_rewritten(self, log: MemoryLog) -> None:
+        """A message that reads back as another: who had it last is told, and everybody is given the other."""
+        seen: list[Record] = []
+        resets: list[StreamState] = []
+        await self.append(log, "a", 2)
+        await log.tail(KV, StreamSeq(1), seen.append, on_reset=resets.append)
+        await eventually(lambda: len(seen) == 2)
+        log.rewrite(KV, StreamSeq(2), b"another")
+        await eventually(lambda: len(seen) == 4)
+        assert [record.payload for record in seen[2:]] == [b"a after 0", b"another"]
+        assert len(resets) == 1
+
+    async def test_replaced_by_records(self, log: MemoryLog) -> None:
+        """Records given from outside stand under their own sequences, and writers go on behind them."""
+        given = [Record(KV, StreamSeq(seq), seq, self.subject(log, "a"), b"x") for seq in (5, 6, 9)]
+        log.replace(KV, given)
+        assert await self.read(log, 1) == given
+        state = await log.state(KV)
+        assert (state.first_seq, state.last_seq, state.deleted) == (5, 9, 2)
+        assert await log.append(KV, self.subject(log, "a"), b"y", "a:1", StreamSeq(9)) == 10
+        log.replace(KV, [])
+        assert await self.read(log, 1) == []
+        assert (await log.state(KV)).last_seq == 0
+
+
+class MemoryBroker:
+    """The log in memory and its faults."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog("test", ManualClock(1_000_000))
+        self._copied: Store = {}
+
+    async def delete(self, seq: int) -> None:
+        self.log.delete(KV, StreamSeq(seq))
+
+    async def remake(self) -> None:
+        self.log.remake(KV)
+
+    async def copy(self) -> None:
+        self._copied = self.log.copy()
+
+    async def put_back(self, then: Callable[[EventLog], Awaitable[object]]) -> None:
+        elsewhere = MemoryLog("test", ManualClock(1_000_000))
+        elsewhere.restore(self._copied)
+        await then(elsewhere)
+        self.log.restore(elsewhere.copy())
+
+    async def damage(self, seq: int) -> None:
+        self.log.rewrite(KV, StreamSeq(seq), None)
+
+
+class TestMemoryHistory(ReplacedHistoryContract):
+    @pytest.fixture
+    async def broker(self) -> MemoryBroker:
+        broker = MemoryBroker()
+        await broker.log.ensure([KV])
+        return broker

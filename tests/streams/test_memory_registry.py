@@ -65,3 +65,54 @@ async def test_closed_while_away() -> None:
     assert [change.key for change in store.below("")] == ["workers/a"]
     store.expire("workers/a")
     assert store.below("") == []
+
+
+async def test_claim_expires() -> None:
+    """A claim whose lease ran out is free, is not put again, and is not its former owner's to give up."""
+    store = MemoryRegistryStore()
+    one, other = MemoryRegistry(store), MemoryRegistry(store)
+    former = await one.claim("writer", b"1")
+    assert former is not None
+    one.away = True
+    for call in (one.claim("writer", b"1"), one.unregister("writer")):
+        with pytest.raises(Unavailable):
+            await call
+    store.expire("writer")
+    later = await other.claim("writer", b"2")
+    one.away = False
+    assert later is not None
+    assert later > former
+    assert await one.claim("writer", b"1") is None
+    await one.unregister("writer")
+    await one.close()
+    assert [change.value for change in store.below("")] == [b"2"]
+
+
+async def test_claim_given_up_while_away() -> None:
+    """A claim that nobody took meanwhile is gone when contact is back, as it was wished."""
+    store = MemoryRegistryStore()
+    one = MemoryRegistry(store)
+    await one.claim("writer", b"1")
+    one.away = True
+    with pytest.raises(Unavailable):
+        await one.unregister("writer")
+    assert store.find("writer") is not None
+    one.away = False
+    assert store.find("writer") is None
+
+
+async def test_wiped() -> None:
+    """After everything was lost, registrations are there again, claims are to be made, watches know what differs."""
+    store, heard = MemoryRegistryStore(), Heard()
+    one, other = MemoryRegistry(store), MemoryRegistry(store)
+    await one.register("workers/one", b"1")
+    await one.put("workers/put", b"2")
+    await one.claim("writer", b"1")
+    await other.watch("workers/", heard.on_change, heard.on_health)
+    one.away = other.away = True
+    store.wipe()
+    one.away = other.away = False
+    await heard.until(lambda heard: heard.health == [False, True] and heard.keys == {"workers/one": b"1"})
+    assert store.revision == 1
+    assert await other.claim("writer", b"2") == 2
+    assert await one.claim("writer", b"1") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from core.events import Event, WorkerLost
 from core.ids import SourceId, StreamSeq
 from streams.backlog import OutboxLimits
 from streams.memory import MemoryLog
+from streams.outbox import Outbox
 from tests.fixtures.eventually import eventually
 from tests.streams.source import (
     KEY,
@@ -56,7 +58,6 @@ async def test_chain(log: MemoryLog, owner: Owner) -> None:
     assert end is not None
     assert (outbox.head, outbox.last_seq) == (digest(end.payload, KEY), end.seq)
     assert (outbox.n_acked, outbox.n_next, outbox.depth, outbox.bytes) == (3, 3, 0, 0)
-    assert owner.sealed == [(n, [said(n)]) for n in range(3)]
     assert repr(outbox) == f"<Outbox {SUBJECT} n 3, 0 events wait>"
 
 
@@ -284,3 +285,71 @@ async def test_drain_in_time(log: MemoryLog, owner: Owner) -> None:
         assert not await outbox.drain(0.02)
         log.away = False
         assert await outbox.drain(5)
+
+
+async def test_pace(log: MemoryLog, owner: Owner) -> None:
+    """Messages start `pace_s` apart at least, and what happens meanwhile goes together; after a pause, at once."""
+    loop = asyncio.get_running_loop()
+    pace_s = 0.05
+    outbox = outbox_on(log, owner, OutboxLimits(pace_s=pace_s, idle_check_s=60))
+    starts: list[float] = []
+    append = log.append
+
+    async def watched(*arguments: Any) -> StreamSeq:
+        starts.append(loop.time())
+        return await append(*arguments)
+
+    log.append = watched  # type: ignore[method-assign, assignment]
+    async with running(outbox):
+        for count in range(60):
+            outbox.put(said(count))
+            await asyncio.sleep(0.002)
+        assert await outbox.drain(5)
+        await asyncio.sleep(2 * pace_s)
+        began = loop.time()
+        outbox.put(said(60))
+        assert await outbox.drain(5)
+    gaps = [later - earlier for earlier, later in pairwise(starts)]
+    assert min(gaps) > 0.8 * pace_s
+    assert len(starts) < 10
+    assert starts[-1] - began < 0.5 * pace_s
+    assert reasons(await messages(log)) == [str(i) for i in range(61)]
+
+
+async def test_away(log: MemoryLog, owner: Owner) -> None:
+    """How long the log has acknowledged nothing while something waits; nothing grows meanwhile, and it ends."""
+    clock = ManualClock(5)
+    outbox = outbox_on(log, owner, clock=clock)
+    async with running(outbox):
+        assert outbox.away_s == 0
+        log.away = True
+        await asyncio.sleep(0.05)
+        assert outbox.away_s == 0, "nothing waits"
+        outbox.put(said(0))
+        await eventually(lambda: outbox.counts.retried)
+        began = outbox.away_s
+        clock.advance(3 * 3_600_000)
+        retried = outbox.counts.retried
+        await eventually(lambda: outbox.counts.retried > retried + 10)
+        assert outbox.away_s == began + 3 * 3600
+        assert (outbox.depth, len(await tasks_of(outbox))) == (1, 1)
+        log.away = False
+        assert await outbox.drain(5)
+        assert outbox.away_s == 0
+
+
+async def tasks_of(outbox: Outbox) -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if "Outbox.run" in repr(task.get_coro())]
+
+
+def test_a_rolled_back_log_is_noticed_within_seconds() -> None:
+    """Also by an outbox that has nothing to say."""
+    assert OutboxLimits().idle_check_s <= 3
+
+
+async def test_closed(log: MemoryLog, owner: Owner) -> None:
+    """What is put after the end is counted as dropped."""
+    outbox = outbox_on(log, owner)
+    outbox.close()
+    outbox.put(said(0))
+    assert (outbox.ended, outbox.depth, outbox.counts.dropped_events) == (True, 0, 1)

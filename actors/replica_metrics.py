@@ -1,0 +1,60 @@
+"""What a replica shows of its folds, its journal and its agreement with others, read from `/state` at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+GAUGES = {
+    "contrail_log_away_seconds": ("For how long the log has acknowledged nothing though something waits", "log_away_s"),
+    "contrail_log_lag_seconds": ("How much older the last folded message is than the newest", "lag_ms", 1000),
+    "contrail_incomplete_sources": ("Sources that are unknown until they restate themselves", "incomplete"),
+    "contrail_journal_events": ("Events in the journal that the log does not have yet", "journal", "events"),
+    "contrail_journal_bytes": ("Bytes in the journal that the log does not have yet", "journal", "bytes"),
+    "contrail_journal_capacity_bytes": ("How many bytes the journal can hold", "journal", "capacity_bytes"),
+    "contrail_snapshot_age_seconds": ("Since the newest snapshot; -1 if there is none", "snapshot", "age_s"),
+}
+"""Name to what it is and where it stands; a number at the end divides."""
+COUNTERS = {
+    "contrail_chain_gaps": ("Times that messages were missing in a chain", "gaps_found"),
+    "contrail_corrupt_records": ("Records that are no messages of ours", "corrupt"),
+    "contrail_rebuilds": ("Folds made anew that took the live one's place", "rebuilds"),
+    "contrail_history_resets": ("Streams whose history was replaced", "resets"),
+    "contrail_divergences": ("Differences found between replicas' folds", "agreement", "divergences"),
+    "contrail_divergences_rebuilt": ("Of those, settled by replacing our own fold", "agreement", "rebuilt"),
+    "contrail_divergences_unexplained": ("Of those, with every fold confirmed", "agreement", "unexplained"),
+    "contrail_snapshots_taken": ("Snapshots that this replica took", "snapshot", "taken"),
+    "contrail_snapshots_failed": ("Snapshots that it tried to take and could not", "snapshot", "failed"),
+}
+
+
+class ReplicaMetrics(Collector):
+    """Reads one description per scrape."""
+
+    def __init__(self, describe: Callable[[], dict[str, Any]]) -> None:
+        self._describe = describe
+
+    def collect(self) -> Iterator[Metric]:
+        """What is not there (no journal, no snapshots here) is left out."""
+        about = self._describe()
+        for name, (text, *path) in GAUGES.items():
+            if (value := _at(about, path)) is not None:
+                yield GaugeMetricFamily(name, text, value=value)
+        for name, (text, *path) in COUNTERS.items():
+            if (value := _at(about, path)) is not None:
+                yield CounterMetricFamily(name, text, value=value)
+
+
+def _at(about: Mapping[str, Any], path: list[Any]) -> float | None:
+    found: Any = about
+    for step in path:
+        if isinstance(step, int):
+            found /= step
+        elif not isinstance(found, Mapping) or step not in found:
+            return None
+        else:
+            found = found[step]
+    return float(found)

@@ -1,0 +1,120 @@
+"""Upkeep: what a replica does for the record beside serving: it agrees with others, takes snapshots, tells what the
+dead left in their journals, and sees to it that whoever lost track of a source hears from it again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from actors.agreement import Agreement
+from actors.fleet import Fleet
+from actors.flight import Flights
+from actors.life import Life
+from actors.milestones import MILESTONE_EVERY
+from actors.predecessors import Predecessors
+from actors.restatements import Restatements
+from actors.snapshots import SnapshotWriter
+from core.clock import Clock
+from core.events import DivergenceFound, ReplicaReported
+from core.ids import ReplicaId
+from core.keys import DeploymentKey
+from core.subjects import ROUTING
+from projections.rebuild import rebuild
+from projections.runner import Runner
+from projections.state import Applied, State
+from streams.log import EventLog
+from streams.registry import Registry
+from streams.snapshots import SnapshotStore
+
+TakeSnapshot = Callable[[str, int], Awaitable[None]]
+"""Takes one, by whom and under which claim."""
+
+
+class Upkeep:
+    """The parts of it, put together; `loops` are to be run, `applied` and `became` to be called."""
+
+    def __init__(
+        self,
+        namespace: str,
+        log: EventLog,
+        registry: Registry,
+        clock: Clock,
+        key: DeploymentKey,
+        state: State,
+        runner: Runner,
+        store: SnapshotStore,
+        life: Life,
+        fleet: Fleet,
+        flights: Flights,
+        *,
+        journal: Path | None,
+        snapshot_every_s: float,
+        take_snapshot: TakeSnapshot | None,
+    ) -> None:
+        self._life = life
+        self._state = state
+
+        async def refold() -> State:
+            return (await rebuild(log, key.chain_key, store)).state
+
+        self.agreement = Agreement(state, life.say, self._me, clock, registry, refold=refold, rebuild=runner.rebuild)
+        self.restatements = Restatements(state, clock, life, fleet, flights)
+        self.predecessors = None if journal is None else Predecessors(journal, namespace, log, clock, key)
+        self.snapshots: SnapshotWriter | None = None
+        if take_snapshot is not None:
+            self.snapshots = SnapshotWriter(
+                registry,
+                clock,
+                self._me,
+                every_s=snapshot_every_s,
+                newest_first=store.newest_first,
+                take=lambda fence: take_snapshot(self._me(), fence),
+                folded=lambda: sum(at.seq for at in state.cursor.values()),
+            )
+
+    def __repr__(self) -> str:
+        return f"<Upkeep {self.agreement!r}, {self.snapshots!r}>"
+
+    def loops(self) -> Iterator[Coroutine[None, None, None]]:
+        """What runs for as long as the replica does."""
+        yield self.agreement.run()
+        yield self.restatements.run()
+        if self.predecessors is not None:
+            yield self.predecessors.run()
+        if self.snapshots is not None:
+            yield self.snapshots.run()
+
+    async def stop(self) -> None:
+        """Another may settle disputes and take snapshots. To be called when the loops have ended."""
+        async with AsyncExitStack() as each:
+            each.push_async_callback(self.agreement.stop)
+            if self.snapshots is not None:
+                each.push_async_callback(self.snapshots.stop)
+
+    def applied(self, applied: Applied) -> None:
+        """To be called when the state has folded this."""
+        if applied.seq % MILESTONE_EVERY == 0:
+            self.agreement.passed(applied.stream, applied.seq)
+        if applied.stream != ROUTING:
+            return
+        for event in applied.message.events:
+            if isinstance(event, ReplicaReported | DivergenceFound):
+                self.agreement.hear(ReplicaId(applied.owner), event)
+                self.restatements.hear(ReplicaId(applied.owner), event)
+
+    def became(self) -> None:
+        """To be called when the state became another."""
+        self.agreement.became()
+        self.restatements.look()
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for `/state`."""
+        about: dict[str, Any] = {"agreement": self.agreement.describe()}
+        if self.snapshots is not None:
+            about["snapshot"] = self.snapshots.describe()
+        return about
+
+    def _me(self) -> ReplicaId:
+        return self._life.voice.id

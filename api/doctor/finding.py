@@ -1,0 +1,32 @@
+"""Finding: what one check found, in one sentence, and whether something must be done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of `contrail doctor`."""
+
+    name: str
+    """Stable, snake_case."""
+    status: str
+    """`ok`, `warning` (works, but look at it) or `problem` (does not work, or will not for long)."""
+    text: str
+    """What is so, and if it is not well what to do."""
+    facts: dict[str, Any] = {}
+    """The same as numbers."""
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """`2.15.1-beta` as (2, 15, 1), to be compared; empty if it is none."""
+    numbers = []
+    for part in text.removeprefix("v").partition("-")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)

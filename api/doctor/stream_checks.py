@@ -1,0 +1,136 @@
+"""Checks of the streams: whether they exist, what they may keep, what they hold, and how much history that is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from api.amounts import bytes_text, seconds_text
+from api.doctor.finding import OK, PROBLEM, WARNING, Finding
+from core.ids import StreamName
+from core.subjects import SNAPSHOTS
+from streams.jetstream_broker import BrokerStream
+from streams.topology import Topology
+
+SPAN_S_MIN = 60.0
+"""A shorter history says nothing about how much an hour brings."""
+SERVERS_MIN_FOR_COPIES = 3
+
+
+def check_streams(streams: list[BrokerStream], topology: Topology, cluster: str | None) -> Iterator[Finding]:
+    """All of them, one finding for each law."""
+    yield check_existence(streams, topology)
+    if streams:
+        yield check_limits(streams, topology)
+        yield check_copies(streams, topology, cluster)
+        yield check_deleted(streams)
+        yield check_history(streams)
+
+
+def check_existence(streams: list[BrokerStream], topology: Topology) -> Finding:
+    """Every stream that the deployment writes to is there."""
+    there = [stream.name for stream in streams]
+    missing = [name for name in topology.names() if name not in there]
+    facts = {"streams": there, "missing": missing}
+    if missing:
+        text = f"There is no stream {', '.join(missing)}: any front end or worker makes them when it starts."
+        return Finding("streams", PROBLEM, text, facts)
+    return Finding("streams", OK, f"All {len(there)} streams are there: {', '.join(there)}.", facts)
+
+
+def check_limits(streams: list[BrokerStream], topology: Topology) -> Finding:
+    """What the streams may keep is what is configured; a stream that was made before keeps its own limits."""
+    facts: dict[str, Any] = {it.name: {"max_bytes": it.max_bytes, "max_age_s": it.max_age_s} for it in streams}
+    foreign = [it.name for it in streams if (it.storage, it.retention, it.discard) != ("file", "limits", "old")]
+    if foreign:
+        text = (
+            f"{', '.join(foreign)} does not keep history in files under limits, the oldest discarded first: "
+            "somebody else made it; remove it, or change it at the broker."
+        )
+        return Finding("stream_limits", PROBLEM, text, facts)
+    differ = [_difference(it, topology) for it in streams if it.name in topology.names()]
+    if said := [text for text in differ if text]:
+        text = f"{'; '.join(said)}: change the streams at the broker (`nats stream edit`), or the configuration."
+        return Finding("stream_limits", WARNING, text, facts)
+    total = bytes_text(sum(it.max_bytes for it in streams))
+    age = seconds_text(topology.max_age_s)
+    return Finding("stream_limits", OK, f"The streams keep what is configured: {age}, {total}.", facts)
+
+
+def check_copies(streams: list[BrokerStream], topology: Topology, cluster: str | None) -> Finding:
+    """Each stream has as many copies as configured, and all of them are there."""
+    facts: dict[str, Any] = {
+        it.name: {"replicas": it.replicas, "leader": it.leader, "behind": list(it.offline)} for it in streams
+    }
+    away = {server for it in streams for server in it.offline}
+    if away:
+        text = f"Copies of streams on {', '.join(sorted(away))} are away or behind: see to these servers."
+        return Finding("stream_copies", PROBLEM, text, facts)
+    differ = [it.name for it in streams if it.replicas != topology.replicas]
+    if differ:
+        text = (
+            f"log.replicas is {topology.replicas}, but {', '.join(differ)} has {streams[0].replicas} copies: "
+            "change it at the broker (`nats stream edit --replicas`)."
+        )
+        return Finding("stream_copies", WARNING, text, facts)
+    if cluster and topology.replicas < SERVERS_MIN_FOR_COPIES:
+        text = (
+            f"NATS is a cluster, but each stream is on {topology.replicas} server: if that goes, the log is away; "
+            "set log.replicas to 3."
+        )
+        return Finding("stream_copies", WARNING, text, facts)
+    return Finding("stream_copies", OK, f"Each stream has {topology.replicas} of {topology.replicas} copies.", facts)
+
+
+def check_deleted(streams: list[BrokerStream]) -> Finding:
+    """Nothing between the oldest and the newest message is missing."""
+    counts = {it.name: it.deleted for it in streams if it.deleted and it.name != SNAPSHOTS}
+    facts = {"deleted": counts}
+    if counts:
+        said = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        text = (
+            f"Somebody deleted messages inside the log ({said}): what they said is lost, decisions after them may not "
+            "be verifiable; find out who has the right to delete, and take it away."
+        )
+        return Finding("stream_deletions", WARNING, text, facts)
+    return Finding("stream_deletions", OK, "No message was deleted inside a stream.", facts)
+
+
+def check_history(streams: list[BrokerStream]) -> Finding:
+    """How much history the limits hold, at the rate measured."""
+    facts: dict[str, Any] = {it.name: _history(it) for it in streams if it.name != SNAPSHOTS}
+    short = [(held, name) for name, fact in facts.items() if (held := fact["held_s"]) is not None]
+    if not short:
+        return Finding("history", OK, "The log is too young to say how much history its limits hold.", facts)
+    held_s, name = min(short)
+    age_s = next(it.max_age_s for it in streams if it.name == name)
+    hourly = bytes_text(facts[name]["bytes_per_hour"])
+    if held_s < age_s:
+        text = (
+            f"At {hourly} per hour, {name} is full after {seconds_text(held_s)}, before its {seconds_text(age_s)} are "
+            "over: give log.max_bytes more, or expect less history."
+        )
+        return Finding("history", WARNING, text, facts)
+    total = bytes_text(sum(fact["bytes_per_hour"] or 0 for fact in facts.values()))
+    text = f"The log grows by {total} per hour, so its limits hold the {seconds_text(age_s)} that are configured."
+    return Finding("history", OK, text, facts)
+
+
+def _difference(it: BrokerStream, topology: Topology) -> str:
+    wanted = topology.config(StreamName(it.name))
+    if it.max_bytes != wanted.max_bytes:
+        return f"{it.name} keeps {bytes_text(it.max_bytes)} and not the {bytes_text(wanted.max_bytes)} of log.max_bytes"
+    if it.max_age_s != wanted.max_age_s:
+        return (
+            f"{it.name} keeps {seconds_text(it.max_age_s)} and not the {seconds_text(wanted.max_age_s)} of log.max_age"
+        )
+    return ""
+
+
+def _history(it: BrokerStream) -> dict[str, float | None]:
+    span_s = (it.last_ms - it.first_ms) / 1000 if it.first_ms is not None and it.last_ms is not None else 0.0
+    if span_s < SPAN_S_MIN:
+        return {"span_s": span_s, "bytes": it.bytes, "bytes_per_hour": None, "held_s": None}
+    per_s = it.bytes / span_s
+    held_s = it.max_bytes / per_s if it.max_bytes > 0 else float("inf")
+    return {"span_s": span_s, "bytes": it.bytes, "bytes_per_hour": per_s * 3600, "held_s": held_s}

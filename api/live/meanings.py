@@ -1,0 +1,23 @@
+"""What each setting means, with its unit, in one line."""
+
+from __future__ import annotations
+
+from core.settings import POLICIES
+
+MEANINGS = {
+    "policy": f"how a worker is chosen: {', '.join(POLICIES)}",
+    "prefill_weight": "price of a block that must be computed, those queued before it included",
+    "decode_weight": "price of an active block",
+    "request_weight": "price of an active request, in blocks",
+    "device_credit": "what a cached block on the device takes off, in blocks",
+    "host_credit": "the same for a block in host memory",
+    "disk_credit": "the same for a block on disk",
+    "remote_credit": "the same for a block in a remote store",
+    "pending_credit": "the same for a block that another request is computing there now",
+    "stale_credit": "all credit of a worker whose load reports stopped is multiplied by this",
+    "tie_margin": "costs this close to the lowest, in blocks, count as equal",
+    "temperature": "0 takes the cheapest worker; above, dearer ones get their share",
+    "waiting_max": "a worker with so many waiting requests is left out",
+    "candidates_recorded_max": "how many of the best candidates a decision records",
+}
+"""By key; a test demands one for every setting."""

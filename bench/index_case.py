@@ -1,0 +1,147 @@
+"""One case on our PrefixIndex: figures as JSON.
+
+A store is counted from the bytes of the event on, as a fold does it. Each lookup takes a prompt that was never
+hashed, and goes all the way from token bytes (or, where it says so, from a list of ids) to depths per worker.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+from bench.index_work import BLOCK_SIZE, SMALL_EVENTS, Placed, Work, asked, batches, median_us, rss_bytes, slices
+from core.ids import WorkerId
+from core.prompt import Prompt, chain_hashes, hashes_from_bytes, hashes_to_bytes, tokens_to_bytes
+from projections.prefixes import PrefixIndex
+
+TIER = "device"
+SEED = 7
+GROUPS = 8
+"""Workers that hold the same long prompt, each to another depth."""
+
+
+class Bench:
+    """One index with the clock beside it."""
+
+    def __init__(self, work: Work) -> None:
+        self.index = PrefixIndex()
+        self.workers = [WorkerId(f"{number:016x}") for number in range(work.case.workers)]
+
+    def store(self, events: list[tuple[int, bytes]]) -> float:
+        """Seconds of so many stores."""
+        started = time.perf_counter()
+        for worker, hashes in events:
+            self.index.store(self.workers[worker], TIER, hashes_from_bytes(hashes))
+        return time.perf_counter() - started
+
+    def remove(self, events: list[tuple[int, bytes]]) -> float:
+        """The same of removals."""
+        started = time.perf_counter()
+        for worker, hashes in events:
+            self.index.remove(self.workers[worker], TIER, hashes_from_bytes(hashes))
+        return time.perf_counter() - started
+
+    def look(self, tokens: bytes) -> None:
+        self.index.overlaps(Prompt(tokens, BLOCK_SIZE, SEED))
+
+    def look_list(self, tokens: list[int]) -> None:
+        self.look(tokens_to_bytes(tokens))
+
+    def drop(self, worker: WorkerId) -> tuple[float, float]:
+        """Microseconds of the drop, and of the longest change of one block while it is swept."""
+        steps = [_lap(lambda: self.index.drop(worker))]
+        while self.index.sweeping:
+            steps.append(_lap(lambda: self.index.store(self.workers[0], TIER, [1])))
+        return steps[0] * 1e6, max(steps[1:]) * 1e6
+
+
+def _lap(work: Callable[[], object]) -> float:
+    """CPU seconds: the longest of many would else be a moment in which another process ran."""
+    started = time.thread_time()
+    work()
+    return time.thread_time() - started
+
+
+def _events(some: list[Placed]) -> list[tuple[int, bytes]]:
+    return [(worker, hashes_to_bytes(part)) for worker, each in some for _, part in batches(each)]
+
+
+def _lookups(it: Bench, work: Work) -> dict[str, float]:
+    found = {}
+    for kind, prompts in (("miss", work.misses), ("medium", work.mediums), ("long", work.longs)):
+        raw = [prompt.tobytes() + bytes(4) for prompt in prompts]
+        found[f"{kind}_us"] = median_us(it.look, raw, work.case.repeat)
+        lists = [[*prompt.tolist(), 0] for prompt in prompts]
+        found[f"{kind}_list_us"] = median_us(it.look_list, lists, work.case.repeat)
+    return found
+
+
+def _groups_us(it: Bench, work: Work, hashes: list[int]) -> float:
+    """A long prompt that eight more workers hold to eight different depths."""
+    others = [WorkerId(f"{number:016x}") for number in range(1000, 1000 + GROUPS)]
+    for number, worker in enumerate(others):
+        it.index.store(worker, TIER, hashes[: (number + 1) * (len(hashes) - 5) // GROUPS])
+    found = median_us(it.look, [work.longs[0].tobytes()], work.case.repeat)
+    for worker in others:
+        it.index.drop(worker)
+    return found
+
+
+def _kept(it: Bench) -> dict[str, float]:
+    """CPU seconds to dump, to load and to audit everything, and of the longest slice."""
+    it.index.dump()  # memory that is asked for the first time costs more
+    dump = it.index.dump()
+    anew = PrefixIndex()
+
+    def load() -> None:
+        for tier, held in dump.items():
+            for holding in held:
+                anew.load(tier, holding)
+
+    audit = it.index.audit()
+    found: list[list[WorkerId] | None] = [None]
+    slices_s = []
+    while found[-1] is None:
+        slices_s.append(_lap(lambda: found.append(next(audit))))
+    return {
+        "dump_s": _lap(it.index.dump),
+        "load_s": _lap(load),
+        "audit_s": sum(slices_s),
+        "audit_slice_us": max(slices_s) * 1e6,
+    }
+
+
+def main() -> None:
+    work = Work(asked())
+    case, it, found = work.case, Bench(work), dict[str, Any]()
+    *hashed, shared = (chain_hashes(each.tobytes(), 0, BLOCK_SIZE, SEED) for each in [*work.known, work.shared])
+    own = work.placed(hashed)
+    it.store([(worker, hashes_to_bytes(shared)) for worker in range(case.workers)])
+    gc.collect()
+    gc.freeze()
+    before, seconds, entries = rss_bytes(), 0.0, 0
+    for some in slices(chain(own, work.fillers())):
+        events = _events(some)
+        seconds += it.store(events)
+        entries += sum(len(each) for _, each in some)
+        del events
+    gc.collect()
+    found["bytes_per_entry"] = (rss_bytes() - before) / entries
+    found["store_blocks_s"] = entries / seconds
+    found |= _lookups(it, work)
+    found["groups_us"] = _groups_us(it, work, hashed[0])
+    small = [(0, hashes_to_bytes([block])) for block in work.fresh(SMALL_EVENTS)]
+    found["small_events_s"] = len(small) / it.store(small)
+    found |= _kept(it)
+    events = [(worker, hashes_to_bytes(part[::-1])) for worker, each in own for _, part in [*batches(each)][::-1]]
+    found["remove_blocks_s"] = sum(len(each) for _, each in own) / it.remove(events)
+    found["drop_us"], found["sweep_step_us"] = it.drop(it.workers[-1])
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

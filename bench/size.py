@@ -1,0 +1,240 @@
+"""How much the log grows: bytes per request in each stream, and what that comes to in a day.
+
+One deployment after the other, each as `contrail up` starts it, with simulated engines, a real NATS and a real etcd.
+Prompts have 2 000 tokens, of which the first half is one of PREFIXES common ones; answers have OUTPUT_TOKENS. Caches
+are small enough that old blocks go as new ones come, as they do in production, so that stores and removals are both
+counted. What a stream took is the broker's own count of its bytes, as on disk. Load reports come by time, up to four
+per second and worker, and not by request: a worker is taken to serve REQUESTS_PER_WORKER_S.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from api.connection import Connection, connect_by_data
+from bench.figures import Figure, main
+from core.ids import StreamName
+from core.subjects import LOAD, ROUTING, SNAPSHOTS, is_kv
+from projections.rebuild import rebuild
+from projections.snapshot import encode
+from streams.jetstream import JetStreamLog
+from streams.jetstream_broker import Broker
+from streams.ports import free_port
+
+BLOCK_SIZES = (64, 16)
+PROMPT_TOKENS = 2000
+OUTPUT_TOKENS = 100
+PREFIXES = 64
+WORKERS = 8
+CAPACITY_TOKENS = 64 * PROMPT_TOKENS
+"""Of each worker's cache."""
+REQUESTS_PER_WORKER_S = 10
+PACED = (10, 100)
+"""Requests per second that are measured; what lies above is reckoned from the last one."""
+SHOWN = (10, 100, 1000)
+WARM_UP_REQUESTS = 600
+"""Until caches are full."""
+RUN_S, RUN_QUICK_S = 20.0, 3.0
+REPORTS_PER_S = 4
+"""Load reports of a busy worker."""
+START_S = 120.0
+AT_ONCE_MAX = 256
+VOCAB = (16, 4096)
+DAY_S = 86_400
+GB = 1e9
+KINDS = ("kv", ROUTING, LOAD)
+
+
+class Grown(NamedTuple):
+    """What the streams took while so many requests ran."""
+
+    requests: int
+    seconds: float
+    bytes: dict[str, int]
+    messages: dict[str, int]
+
+    def per_request(self, kind: str) -> float:
+        """Bytes."""
+        return self.bytes[kind] / self.requests
+
+    @property
+    def per_report(self) -> float:
+        """Bytes of one load report."""
+        return self.bytes[LOAD] / max(self.messages[LOAD], 1)
+
+
+class Sizes(NamedTuple):
+    """Of one block size."""
+
+    block_size: int
+    grown: dict[int, Grown]
+    """By requests per second."""
+    snapshot_bytes_per_block: float
+
+    def gb_per_day(self, kind: str, rate: int) -> float:
+        """What the stream takes in a day at so many requests per second."""
+        measured = self.grown[max(paced for paced in self.grown if paced <= rate)]
+        if kind == LOAD:
+            workers = max(rate / REQUESTS_PER_WORKER_S, 1)
+            return measured.per_report * REPORTS_PER_S * workers * DAY_S / GB
+        return measured.per_request(kind) * rate * DAY_S / GB
+
+
+def measure(options: argparse.Namespace) -> Iterable[Figure]:
+    """The figures of each block size; then the table for the README."""
+    found = []
+    for block_size in BLOCK_SIZES:
+        sizes = asyncio.run(_measured(block_size, RUN_QUICK_S if options.quick else RUN_S))
+        found.append(sizes)
+        yield from _figures(sizes)
+    print("\n" + markdown(found) + "\n")
+
+
+def markdown(found: list[Sizes]) -> str:
+    """GB per day of each stream."""
+    heads = [f"{rate:,} requests/s" for rate in SHOWN]
+    lines = [f"| GB per day | tokens per block | {' | '.join(heads)} |", "|---|--:|" + "--:|" * len(SHOWN)]
+    for sizes in found:
+        for kind in KINDS:
+            cells = " | ".join(f"{sizes.gb_per_day(kind, rate):,.2f}" for rate in SHOWN)
+            lines.append(f"| {kind} | {sizes.block_size} | {cells} |")
+        total = " | ".join(f"{sum(sizes.gb_per_day(kind, rate) for kind in KINDS):,.2f}" for rate in SHOWN)
+        lines.append(f"| **all** | {sizes.block_size} | {total} |")
+    return "\n".join(lines)
+
+
+def _figures(sizes: Sizes) -> Iterable[Figure]:
+    of = f"{sizes.block_size} tokens per block"
+    for rate, grown in sizes.grown.items():
+        for kind in ("kv", ROUTING):
+            note = f"{grown.messages[kind] / grown.requests:.2f} messages per request"
+            yield Figure(f"{kind}, {of}, {rate} requests/s", grown.per_request(kind), "B/request", note=note)
+        yield Figure(f"{LOAD}, {of}, {rate} requests/s", grown.per_report, "B/report")
+    yield Figure(f"snapshot, {of}", sizes.snapshot_bytes_per_block, "B/block", note="per block of a worker")
+    for rate in SHOWN:
+        yield Figure(f"all streams, {of}, {rate} requests/s", sum(sizes.gb_per_day(k, rate) for k in KINDS), "GB/day")
+
+
+async def _measured(block_size: int, run_s: float) -> Sizes:
+    with tempfile.TemporaryDirectory() as folder:
+        data, port = Path(folder) / "data", free_port()
+        process = _start(Path(folder), data, port, block_size)
+        try:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+                await _until_ready(http, process)
+                connection = connect_by_data(data)
+                await _load(http, PACED[-1], WARM_UP_REQUESTS)
+                grown = {rate: await _grown(http, connection, rate, run_s) for rate in PACED}
+            return Sizes(block_size, grown, await _snapshot_bytes_per_block(connection))
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _start(folder: Path, data: Path, port: int, block_size: int) -> subprocess.Popen[bytes]:
+    """`contrail up` on a deployment of its own."""
+    engine_args = {
+        "block_size": block_size,
+        "capacity_blocks": CAPACITY_TOKENS // block_size,
+        "prefill_us_per_token": 1,
+        "decode_us_per_step": 500,
+        "eos_every": 0,
+    }
+    group = {"name": "decode", "model": "sim", "count": WORKERS, "engine": "simulated", "engine_args": engine_args}
+    file = folder / "size.yaml"
+    file.write_text(json.dumps({"version": 1, "log": {"max_bytes": "1GiB"}, "workers": [group]}))
+    words = ["up", "-f", str(file), "--data", str(data), "--port", str(port)]
+    command = [sys.executable, "-P", "-m", "api.cli", *words]
+    with (folder / "up.log").open("wb") as said:
+        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+async def _until_ready(http: httpx.AsyncClient, process: subprocess.Popen[bytes]) -> None:
+    async with asyncio.timeout(START_S):
+        while True:
+            if process.poll() is not None:
+                sys.exit("contrail up ended at once: start it by hand to see why")
+            try:
+                answer = await http.get("/v1/models")
+                if answer.status_code == 200 and answer.json()["data"]:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+async def _load(http: httpx.AsyncClient, rate: int, requests: int) -> None:
+    """So many requests, sent at that rate whatever becomes of those before, and all answered."""
+    rng = random.Random(requests)
+    prefixes = [_tokens(random.Random(number), PROMPT_TOKENS // 2) for number in range(PREFIXES)]
+    turns = asyncio.Semaphore(AT_ONCE_MAX)
+
+    async def ask(tokens: list[int]) -> None:
+        async with turns:
+            body = {"model": "sim", "prompt": tokens, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
+            (await http.post("/v1/completions", json=body)).raise_for_status()
+
+    started_s, asking = time.monotonic(), []
+    for number in range(requests):
+        await asyncio.sleep(max(started_s + number / rate - time.monotonic(), 0))
+        tokens = rng.choice(prefixes) + _tokens(rng, PROMPT_TOKENS - PROMPT_TOKENS // 2)
+        asking.append(asyncio.create_task(ask(tokens)))
+    await asyncio.gather(*asking)
+
+
+async def _grown(http: httpx.AsyncClient, connection: Connection, rate: int, run_s: float) -> Grown:
+    before, started_s = await _held(connection), time.monotonic()
+    requests = round(rate * run_s)
+    await _load(http, rate, requests)
+    await asyncio.sleep(1)  # the last words
+    after = await _held(connection)
+    bytes_ = {kind: after[kind][0] - before[kind][0] for kind in KINDS}
+    messages = {kind: after[kind][1] - before[kind][1] for kind in KINDS}
+    return Grown(requests, time.monotonic() - started_s, bytes_, messages)
+
+
+async def _held(connection: Connection) -> dict[str, tuple[int, int]]:
+    """Bytes and messages by kind of stream."""
+    held = dict.fromkeys(KINDS, (0, 0))
+    async with Broker(connection.nats, connection.nats_credentials, connection.namespace) as broker:
+        for stream in await broker.streams():
+            if stream.name != SNAPSHOTS:
+                kind = _kind(stream.name)
+                held[kind] = (held[kind][0] + stream.bytes, held[kind][1] + stream.messages)
+    return held
+
+
+async def _snapshot_bytes_per_block(connection: Connection) -> float:
+    log = await JetStreamLog.connect(
+        connection.nats, connection.namespace, connection.topology, connection.nats_credentials
+    )
+    try:
+        state = (await rebuild(log, connection.key.chain_key, None)).state
+    finally:
+        await log.close()
+    blocks = sum(state.index.blocks(member.worker) for member in state.alive())
+    return sum(map(len, encode(state))) / max(blocks, 1)
+
+
+def _kind(stream: StreamName) -> str:
+    return "kv" if is_kv(stream) else stream
+
+
+def _tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(*VOCAB) for _ in range(count)]
+
+
+if __name__ == "__main__":
+    main("size", measure)

@@ -1,0 +1,224 @@
+"""Snapshot: a State as bytes and back. fold(snapshot + tail) is fold(all), in all that later events depend on.
+
+1. Content is a magic number, the length of a msgpack head, the head, and the index's columns of block hashes one
+   behind the other, as the head lists them. Columns are sorted: equal states have equal bytes.
+2. What can be computed from the rest (digests, sums per worker) is not in it; points and gaps are not either.
+3. A head of another form or of another fold version is refused: whoever reads it folds from elsewhere.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator
+from typing import TypeVar
+
+import msgspec
+
+from core.errors import Corrupt
+from core.events import LoadReported
+from core.ids import Epoch, StreamName, StreamSeq, WorkerId
+from core.manifest import At
+from core.settings import TIERS
+from projections.chain import Chain
+from projections.holdings import Holding
+from projections.kv import KvProjection, Member
+from projections.projection import FOLD_VERSION
+from projections.requests import Replica
+from projections.state import Position, State
+
+SNAPSHOT_VERSION = 1
+"""Changed whenever a reader of the one before could not read this one."""
+HASH_BYTES = 8
+LOAD_BYTES_MAX = 8192 * HASH_BYTES
+"""Hashes taken into the index at once, in bytes."""
+
+_MAGIC = b"CTRLSNAP"
+_LENGTH = struct.Struct("<Q")
+
+T = TypeVar("T")
+
+
+class _Stream(msgspec.Struct, array_like=True):
+    epoch: int
+    seq: int
+    head: bytes
+    unknown_events: int
+    ended: list[tuple[str, str]]
+    """Tombstones, oldest first."""
+
+
+class _Load(msgspec.Struct, array_like=True):
+    worker: str
+    chain: Chain
+    report: LoadReported | None
+
+
+class _Group(msgspec.Struct, array_like=True):
+    tier: str
+    workers: tuple[WorkerId, ...]
+    blocks: int
+
+
+class _Head(msgspec.Struct):
+    v: int
+    fold_version: int
+    corrupt: int
+    streams: dict[str, _Stream]
+    members: dict[str, list[Member]]
+    loads: list[_Load]
+    replicas: list[Replica]
+    groups: list[_Group]
+
+
+class _Version(msgspec.Struct):
+    v: int
+    fold_version: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Head)
+_version = msgspec.msgpack.Decoder(_Version)
+
+
+def encode(state: State) -> list[bytes]:
+    """The state's bytes in pieces, to be joined; equal states have equal bytes. O(blocks * log blocks)."""
+    return _finished(encoding(state))
+
+
+def encoding(state: State) -> Generator[None, None, list[bytes]]:
+    """`encode`, stopping for a moment every few milliseconds; nothing may change in between."""
+    dump = yield from state.index.dumping()
+    groups = [
+        _Group(tier, holding.workers, len(holding.hashes) // HASH_BYTES)
+        for tier, held in dump.items()
+        for holding in held
+    ]
+    head = _encoder.encode(_head(state, groups))
+    columns = [holding.hashes for held in dump.values() for holding in held]
+    return [_MAGIC, _LENGTH.pack(len(head)), head, *columns]
+
+
+def decode(chain_key: bytes, content: bytes) -> State:
+    """The state that was encoded. Corrupt if the bytes are none of ours, or of a version that this program does not
+    go on from. Under half a second per million blocks."""
+    return _finished(decoding(chain_key, content))
+
+
+def decoding(chain_key: bytes, content: bytes) -> Generator[None, None, State]:
+    """`decode`, stopping for a moment every few milliseconds."""
+    start = len(_MAGIC) + _LENGTH.size
+    if content[: len(_MAGIC)] != _MAGIC or len(content) < start:
+        raise Corrupt("no snapshot: it does not begin as one")
+    end = start + _LENGTH.unpack_from(content, len(_MAGIC))[0]
+    try:
+        _check_versions(_version.decode(content[start:end]))
+        head = _decoder.decode(content[start:end])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(f"the head of the snapshot cannot be read: {error}") from error
+    if end + HASH_BYTES * sum(group.blocks for group in head.groups) != len(content):
+        raise Corrupt(f"the snapshot has {len(content)} bytes, which is not what its head lists")
+    if unknown := {group.tier for group in head.groups} - set(TIERS):
+        raise Corrupt(f"the snapshot has tiers that this program does not know: {', '.join(sorted(unknown))}")
+    state = State(chain_key)
+    yield from _load(state, head.groups, content, end)
+    _restore(state, head)
+    return state
+
+
+def _finished(step: Generator[None, None, T]) -> T:
+    """What the generator returns, without a stop."""
+    while True:
+        try:
+            next(step)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
+def cursor_of(state: State) -> dict[str, At]:
+    """How far each stream is folded, as a manifest says it."""
+    return {stream: _at(state, stream, position) for stream, position in sorted(state.cursor.items())}
+
+
+def _at(state: State, stream: StreamName, position: Position) -> At:
+    head = _head_at(state, stream, position).hex() if position.seq else ""
+    return At(epoch=position.epoch, seq=position.seq, head=head, digest=f"{state.digest_of(stream):016x}")
+
+
+def _head_at(state: State, stream: StreamName, position: Position) -> bytes:
+    point = state.point(stream, position.seq)
+    return point.head if point is not None else b""
+
+
+def _check_versions(found: _Version) -> None:
+    if found.v != SNAPSHOT_VERSION:
+        raise Corrupt(f"a snapshot of form {found.v}; this program reads {SNAPSHOT_VERSION}")
+    if found.fold_version != FOLD_VERSION:
+        raise Corrupt(f"a snapshot of fold version {found.fold_version}; this program folds by {FOLD_VERSION}")
+
+
+def _head(state: State, groups: list[_Group]) -> _Head:
+    loads = state.loads
+    return _Head(
+        v=SNAPSHOT_VERSION,
+        fold_version=FOLD_VERSION,
+        corrupt=state.corrupt,
+        streams={stream: _stream(state, stream, at) for stream, at in sorted(state.cursor.items())},
+        members={stream: _members(kv) for stream, kv in sorted(state.kv.items())},
+        loads=[_Load(worker, loads.chains[worker], loads.reports.get(worker)) for worker in sorted(loads.chains)],
+        replicas=[_bare_replica(part) for _, part in sorted(state.routing.replicas.items())],
+        groups=groups,
+    )
+
+
+def _stream(state: State, stream: StreamName, at: Position) -> _Stream:
+    projection = state.projection(stream)
+    return _Stream(
+        at.epoch, at.seq, _head_at(state, stream, at), projection.unknown_events, [*projection.ended.items()]
+    )
+
+
+def _members(kv: KvProjection) -> list[Member]:
+    """The parts without their sums."""
+    return [msgspec.structs.replace(member, identity=0, digest=0) for _, member in sorted(kv.members.items())]
+
+
+def _bare_replica(part: Replica) -> Replica:
+    """The part without its sums, its tables in one order."""
+    return msgspec.structs.replace(
+        part,
+        in_flight=dict(sorted(part.in_flight.items(), key=lambda item: item[0])),
+        predicted=dict(sorted(part.predicted.items())),
+        routed=dict(sorted(part.routed.items())),
+        local=dict(sorted(part.local.items())),
+        identity=0,
+        contents=0,
+        digest=0,
+    )
+
+
+def _load(state: State, groups: list[_Group], content: bytes, start: int) -> Generator[None, None, None]:
+    """The index holds what the columns from `start` on say."""
+    for group in groups:
+        end = start + group.blocks * HASH_BYTES
+        for part in range(start, end, LOAD_BYTES_MAX):
+            state.index.load(group.tier, Holding(group.workers, content[part : min(part + LOAD_BYTES_MAX, end)]))
+            yield
+        start = end
+
+
+def _restore(state: State, head: _Head) -> None:
+    state.corrupt = head.corrupt
+    for name, members in head.members.items():
+        kv = state.kv[StreamName(name)] = KvProjection(state.index)
+        for member in members:
+            kv.restore(member)
+    for load in head.loads:
+        state.loads.restore(WorkerId(load.worker), load.chain, load.report)
+    for part in head.replicas:
+        state.routing.restore(part)
+    for name, kept in head.streams.items():
+        projection = state.projection(StreamName(name))
+        projection.unknown_events = kept.unknown_events
+        projection.ended.update(kept.ended)
+        state.resume(StreamName(name), Position(Epoch(kept.epoch), StreamSeq(kept.seq)), kept.head)

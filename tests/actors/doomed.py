@@ -1,0 +1,69 @@
+"""A process that says things until it is killed: `python -m tests.actors.doomed FOLDER [NATS_URL USER PASSWORD]`.
+
+It says its id, then after each event that it put how many those are. Without a broker the log is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from actors.voice import Voice
+from core.clock import SystemClock
+from core.events import LocalChanged, ReplicaJoined
+from core.subjects import ROUTING
+from projections.state import State
+from streams.credentials import NatsCredentials
+from streams.jetstream import JetStreamLog
+from streams.log import EventLog
+from streams.memory import MemoryLog
+from streams.topology import Topology
+from tests.streams.left import DEPLOYMENT, NAMESPACE
+
+BURST = 7
+"""Events between two turns of the loop."""
+
+
+def tell(what: object) -> None:
+    """The one who started us reads it."""
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
+
+
+async def speak(folder: Path, log: EventLog) -> None:
+    voice = Voice(
+        NAMESPACE,
+        log,
+        SystemClock(),
+        DEPLOYMENT,
+        State(DEPLOYMENT.chain_key),
+        restate=list,
+        on_superseded=lambda: None,
+        journal=folder,
+    )
+    tell(voice.id)
+    voice.start(ReplicaJoined(name="doomed", version="0"))
+    for count in range(1, 1_000_000):
+        voice.say(LocalChanged(worker=f"{count:016x}", reasons=()))
+        tell(count)
+        if count % BURST == 0:
+            await asyncio.sleep(0.0005)
+
+
+async def main(folder: str, *broker: str) -> None:
+    log: EventLog
+    if broker:
+        url, user, password = broker
+        credentials = NatsCredentials(user=user, password=password)
+        log = await JetStreamLog.connect([url], NAMESPACE, Topology(max_bytes=10**8), credentials)
+        await log.ensure([ROUTING])
+    else:
+        memory = MemoryLog(NAMESPACE, SystemClock())
+        memory.away = True
+        log = memory
+    await speak(Path(folder), log)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

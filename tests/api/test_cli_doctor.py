@@ -1,0 +1,324 @@
+"""`contrail doctor`: one sentence for each check, on the real planes and on made-up accounts of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.registration import Registration
+from api.census import Answer, Part
+from api.cli_doctor import as_text, doctor
+from api.doctor import examination
+from api.doctor.broker_checks import check_consumers, check_rights, check_server
+from api.doctor.disk_checks import check_disk
+from api.doctor.finding import OK, PROBLEM, WARNING, Finding, version_of
+from api.doctor.part_checks import check_parts
+from api.doctor.record_checks import Record, check_record
+from api.doctor.registry_checks import check_registry
+from api.doctor.stream_checks import check_streams
+from api.doctor.worker_checks import check_workers
+from api.snapshots.listed import Listed
+from core.codec import CHAIN_START, encode_event, encode_message
+from core.events import LoadReported
+from core.ids import Epoch, SourceId, StreamName, StreamSeq
+from core.manifest import Manifest
+from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
+from streams.embedded_etcd import EmbeddedEtcd
+from streams.embedded_nats import EmbeddedNats
+from streams.etcd_inspection import EtcdStatus
+from streams.jetstream_broker import BrokerConsumer, BrokerStream, Server
+from streams.ports import free_port
+from streams.topology import Topology
+from tests.api.deployed import DECODE, Deployed, deployed
+
+HOUR_MS = 3_600_000
+TOPOLOGY = Topology(max_bytes=1000, max_age_s=86_400)
+SERVER = Server("2.15.1", None, 1 << 20, -1, 0, 0, 2.0, 0.3)
+REPLICA = {"cursor": {"kv_0": 1}, "digest": "a" * 16, "incomplete": 0, "lag_events": 2, "settings_revision": 0}
+
+
+@pytest.fixture
+async def here(tmp_path: Path, nats_server: EmbeddedNats, etcd_server: EmbeddedEtcd) -> AsyncIterator[Deployed]:
+    async with deployed(tmp_path, nats_server, etcd_server) as it:
+        yield it
+
+
+def stream(name: StreamName, **more: Any) -> BrokerStream:
+    """A stream as the topology wants it, that took four hours to get its hundred bytes."""
+    usual = BrokerStream(
+        name=name,
+        epoch=Epoch(1),
+        max_bytes=TOPOLOGY.config(name).max_bytes,
+        max_age_s=86_400.0,
+        replicas=1,
+        storage="file",
+        retention="limits",
+        discard="old",
+        first_seq=1,
+        last_seq=10,
+        messages=10,
+        bytes=4,
+        first_ms=0,
+        last_ms=4 * HOUR_MS,
+        deleted=0,
+        offline=(),
+        leader=None,
+    )
+    return usual._replace(**more)
+
+
+def streams(**more: Any) -> list[BrokerStream]:
+    """All of them; what is given is so of the routing stream."""
+    return [stream(kv_stream(0)), stream(LOAD), stream(ROUTING, **more), stream(SNAPSHOTS)]
+
+
+def found(name: str, findings: Any) -> tuple[str, str]:
+    """Status and text of the finding of that name."""
+    one = {finding.name: finding for finding in findings}[name]
+    return one.status, one.text
+
+
+def answer(name: str, state: dict[str, Any] | None, why: str = "") -> Answer:
+    return Answer(Part(name, name, "", {}, 1), state, why)
+
+
+async def statuses(here: Deployed) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """Exit status, and by check its status and its finding."""
+    status, said = await here.json(doctor)
+    assert said["ok"] is (status == 0)
+    checks = {check["name"]: check for check in said["checks"]}
+    return status, {name: check["status"] for name, check in checks.items()}, checks
+
+
+async def test_a_deployment_that_is_well(here: Deployed) -> None:
+    """Everything is asked of real servers, nothing is a problem, and nothing was changed by asking."""
+    await here.replica("frontend-0", **REPLICA)
+    said = await here.worker("decode-0", waiting=0)
+    await load(here, said["worker"])
+    before = [await here.log.state(name) for name in await here.log.streams()]
+
+    status, by_name, checks = await statuses(here)
+
+    assert (status, PROBLEM in by_name.values()) == (0, False)
+    assert set(by_name) >= {
+        "broker_version", "broker_rights", "broker_max_payload", "broker_clock", "broker_consumers", "streams",
+        "stream_limits", "stream_copies", "stream_deletions", "history", "registry_version", "registry_health",
+        "leases", "lag", "sources", "gaps", "log_away", "outboxes", "journals", "models", "workers_heard", "snapshot",
+        "verifiable",
+    }  # fmt: skip
+    assert by_name["registry_version"] == WARNING  # the embedded etcd is 3.5.1, and is not private to this deployment
+    assert checks["broker_rights"]["facts"] == {"missing": []}
+    assert abs(checks["broker_clock"]["facts"]["ahead_ms"]) < 1000
+    assert before == [await here.log.state(name) for name in await here.log.streams()]
+
+
+async def load(here: Deployed, worker: str) -> None:
+    """The worker says its load in the log."""
+    event = encode_event(LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=1))
+    message = encode_message(SourceId(worker), 0, CHAIN_START, 0, [event])
+    await here.log.append(LOAD, subject(here.connection.namespace, LOAD, worker), message, worker, StreamSeq(0))
+
+
+async def test_a_problem_is_a_no(here: Deployed) -> None:
+    """Status 1: workers of one model that differ, one never heard of, a log that is away for a front end."""
+    await here.replica("frontend-0", **REPLICA, log_away_s=12.5)
+    await here.worker("decode-0")
+    await here.worker("decode-1", {"block_size": 64})
+    status, by_name, _ = await statuses(here)
+    assert status == 1
+    assert (by_name["models"], by_name["workers_heard"], by_name["log_away"]) == (PROBLEM, WARNING, PROBLEM)
+
+
+async def test_without_etcd_the_log_is_still_checked(here: Deployed, tmp_path: Path) -> None:
+    """One plane away is one problem; the other's checks are all there. With neither the status is 2."""
+    config = json.loads(Path(here.words[1]).read_text())
+    config["log"]["etcd"] = [f"127.0.0.1:{free_port()}"]
+    half = tmp_path / "half.json"
+    half.write_text(json.dumps(config))
+    here.words = ("--file", str(half), *here.words[2:])
+    status, by_name, _ = await statuses(here)
+    assert (status, by_name["registry"], by_name["streams"]) == (1, PROBLEM, OK)
+    assert "leases" not in by_name
+
+    config["log"]["nats"] = [f"nats://127.0.0.1:{free_port()}"]
+    half.write_text(json.dumps(config))
+    status, by_name, checks = await statuses(here)
+    assert (status, by_name) == (2, {"broker": PROBLEM, "registry": PROBLEM})
+    assert "Start it, or mend the address" in checks["broker"]["text"]
+
+
+async def test_every_question_has_a_bound(here: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plane that takes longer than PLANE_S for all questions is a problem, and the rest goes on."""
+    monkeypatch.setattr(examination, "PLANE_S", 0.0)
+    status, by_name, checks = await statuses(here)
+    assert (status, by_name) == (2, {"broker": PROBLEM, "registry": PROBLEM})
+    assert "no answer within 0 s" in checks["broker"]["text"]
+
+
+async def test_a_deleted_message_and_a_durable_consumer_are_found(here: Deployed) -> None:
+    """What somebody did at the broker itself is seen by its own account."""
+    for n in range(3):
+        await load(here, f"{n:016x}")
+    connection = here.log._connection
+    name = f"contrail_{here.connection.namespace}_load"
+    await connection.call(f"$JS.API.STREAM.MSG.DELETE.{name}", {"seq": 2})
+    config = {"durable_name": "left", "ack_policy": "explicit"}
+    await connection.call(f"$JS.API.CONSUMER.DURABLE.CREATE.{name}.left", {"stream_name": name, "config": config})
+    _, by_name, checks = await statuses(here)
+    assert by_name["stream_deletions"] == WARNING
+    assert checks["stream_deletions"]["facts"] == {"deleted": {"load": 1}}
+    assert checks["broker_consumers"]["facts"]["durable"] == ["left"]
+
+
+def test_the_broker_itself() -> None:
+    """Too old, too small, a wrong clock: each is said with what to do."""
+    assert {it.status for it in check_server(SERVER)} == {OK}
+    old = check_server(SERVER._replace(version="2.10.22", max_payload=65_536, clock_ahead_ms=-90_000.0))
+    assert [it.status for it in old] == [PROBLEM, PROBLEM, PROBLEM]
+    late = list(check_server(SERVER._replace(clock_ahead_ms=2500.0)))
+    assert found("broker_clock", late) == (WARNING, "The broker's clock is 2.5s ahead of ours: let both follow NTP.")
+    assert check_rights(["append", "make streams"]).status == PROBLEM
+
+
+def test_readers_that_are_gone() -> None:
+    """A reader without a waiting request is left behind, unless it is only just made."""
+    lives = BrokerConsumer(LOAD, "a", durable=False, age_s=900.0, waiting=2)
+    assert check_consumers([lives, lives._replace(waiting=0, age_s=1.0)]).status == OK
+    assert check_consumers([lives, lives._replace(name="b", waiting=0)]).facts["abandoned"] == ["b"]
+
+
+def test_streams_and_their_limits() -> None:
+    """Missing, other limits, fewer copies, copies away."""
+    assert {it.status for it in check_streams(streams(), TOPOLOGY, None)} == {OK}
+    assert found("streams", check_streams(streams()[1:], TOPOLOGY, None))[0] == PROBLEM
+    small = found("stream_limits", check_streams(streams(max_bytes=10), TOPOLOGY, None))
+    assert small == (
+        WARNING,
+        (
+            "routing keeps 10 B and not the 300 B of log.max_bytes: change the streams at the broker "
+            "(`nats stream edit`), or the configuration."
+        ),
+    )
+    assert found("stream_limits", check_streams(streams(storage="memory"), TOPOLOGY, None))[0] == PROBLEM
+    three = dataclasses.replace(TOPOLOGY, replicas=3)
+    assert found("stream_copies", check_streams(streams(), three, "c"))[0] == WARNING
+    assert found("stream_copies", check_streams(streams(), TOPOLOGY, "c"))[0] == WARNING
+    assert found("stream_copies", check_streams(streams(offline=("n2",)), TOPOLOGY, None))[0] == PROBLEM
+
+
+def test_how_much_history_the_limits_hold() -> None:
+    """Bytes per hour are measured, and compared with the age that is configured."""
+    full = found("history", check_streams(streams(bytes=200), TOPOLOGY, None))
+    assert full == (
+        WARNING,
+        (
+            "At 50 B per hour, routing is full after 6h, before its 1d are over: give log.max_bytes more, or expect "
+            "less history."
+        ),
+    )
+    young = [it._replace(last_ms=1000) for it in streams()]
+    assert "too young" in found("history", check_streams(young, TOPOLOGY, None))[1]
+
+
+def test_the_disk() -> None:
+    """What the streams may still take must be free."""
+    given = streams(bytes=100)
+    wanted = sum(it.max_bytes - it.bytes for it in given)
+    assert check_disk("data", 2 * wanted, given).status == OK
+    assert check_disk("data", wanted + 1, given).status == WARNING
+    assert check_disk("data", wanted - 1, given).status == PROBLEM
+
+
+def test_the_registry() -> None:
+    """Releases with known faults, an alarm, no leader."""
+    good = EtcdStatus("3.5.17", 20_480, True, ())
+    assert {it.status for it in check_registry(good, private=False)} == {OK}
+    faulty = good._replace(version="3.5.2")
+    assert found("registry_version", check_registry(faulty, private=False))[0] == WARNING
+    assert found("registry_version", check_registry(faulty, private=True))[0] == OK
+    full = check_registry(good._replace(alarms=("nospace",)), private=True)
+    assert found("registry_health", full)[0] == PROBLEM
+    assert found("registry_health", check_registry(good._replace(has_leader=False), private=True))[0] == PROBLEM
+    assert version_of("3.5.1-rc.0") == (3, 5, 1)
+    assert version_of("devel") == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "status"),
+    [
+        ("lag", {"lag_events": 100_000}, WARNING),
+        ("lag", {"lag_ms": 60_000.0}, WARNING),
+        ("sources", {"incomplete": 2}, WARNING),
+        ("sources", {"corrupt": 1}, WARNING),
+        ("sources", {"unknown_events": 7}, WARNING),
+        ("gaps", {"gaps": [{"source": "x"}]}, WARNING),
+        ("gaps", {"divergences": 1}, WARNING),
+        ("outboxes", {"outbox": {"events": 50_000, "bytes": 1}}, WARNING),
+        ("journals", {"journal": {"bytes": 60, "capacity_bytes": 100}}, WARNING),
+        ("journals", {"journal": {"bytes": 95, "capacity_bytes": 100}}, PROBLEM),
+        ("journals", {"journal": {"bytes": 5, "capacity_bytes": 100}}, OK),
+        ("log_away", {"log_away_s": 3.0}, PROBLEM),
+        ("leases", {}, OK),
+    ],
+)
+def test_what_a_replica_says(name: str, state: dict[str, Any], status: str) -> None:
+    """Each number that a replica gives is looked at, and one that it does not give is no complaint."""
+    parts = check_parts([answer("frontend-0", {**REPLICA, **state})], [answer("decode-0", {"waiting": 0})])
+    findings = list(parts)
+    assert found(name, findings)[0] == status
+    assert [it.name for it in findings if it.status != OK] == ([] if status == OK else [name])
+
+
+def test_who_is_silent_is_named() -> None:
+    """A lease whose holder does not answer is a problem, and so is having nobody at all."""
+    silent = check_parts([answer("frontend-0", dict(REPLICA))], [answer("decode-0", None, "does not answer")])
+    assert "decode-0 does not answer" in found("leases", silent)[1]
+    assert found("leases", check_parts([], [answer("decode-0", {})]))[1] == "No front end is registered: start one."
+
+
+def test_workers_are_alike_and_heard_of() -> None:
+    """Of one model they have one block size; a worker of another version cannot be read."""
+    one = Registration(model="m", address="", engine="e", block_size=16, context_max=10)
+    other = Registration(model="m", address="", engine="e", block_size=64, context_max=10)
+    well = list(check_workers({"a": one, "b": one}, {"a": 1.0, "b": 5.9}))
+    assert [it.status for it in well] == [OK, OK]
+    odd = list(check_workers({"a": one, "b": one, "c": other}, {"a": 6.1}))
+    assert (found("models", odd)[0], "(c)" in found("models", odd)[1]) == (PROBLEM, True)
+    assert found("workers_heard", odd)[0] == WARNING
+    assert found("models", check_workers({"a": None}, {}))[0] == PROBLEM
+    assert DECODE["block_size"] == 16
+
+
+def test_what_can_be_verified() -> None:
+    """From the log's start, from a snapshot, or from the next restatement on."""
+    manifest = Manifest(
+        id="s1", fold_version=2, made_ms=5 * HOUR_MS, by="x", fence=1, cursor={}, digest="", incomplete=0, chunks=1,
+        first_seq=1, size_bytes=9, checksum="",
+    )  # fmt: skip
+    record = Record(streams(), [Listed(manifest, "")], 6 * HOUR_MS, 3600, 7200.0)
+    assert [it.status for it in check_record(record)] == [OK, OK]
+    cut = record._replace(streams=streams(first_seq=5, messages=6))
+    assert found("verifiable", check_record(cut))[1].startswith("Decisions can be verified from 1970-01-01T05:00")
+    late = cut._replace(now_ms=9 * HOUR_MS, snapshots=[Listed(manifest, "")])
+    assert "one is due every 1h" in found("snapshot", check_record(late))[1]
+    broken = cut._replace(snapshots=[Listed(manifest, "kv_0 was made anew since")])
+    assert found("snapshot", check_record(broken))[0] == WARNING
+    assert found("verifiable", check_record(broken))[0] == WARNING
+    assert "off" in found("snapshot", check_record(cut._replace(snapshots=[], every_s=None)))[1]
+
+
+def test_the_text() -> None:
+    """A line for each check, and what they come to."""
+    text = as_text([Finding("streams", OK, "All there."), Finding("disk", PROBLEM, "No room.")])
+    assert text.splitlines() == [
+        "         check    what was found",
+        "ok       streams  All there.",
+        "PROBLEM  disk     No room.",
+        "",
+        "1 well, 0 warnings, 1 problems",
+    ]

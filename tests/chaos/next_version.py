@@ -1,0 +1,118 @@
+"""The next version of Contrail, made from this one: a copy of the packages that writes and folds something more.
+
+1. One event has a new field, and its writer fills it: `BlocksStored.origin`.
+2. One new event type stands in the kv stream, from its workers, and one in the routing stream, from its replicas.
+3. The fold is another: FOLD_VERSION is one higher, and digests are mixed with another constant.
+
+What is changed is appended to the copied modules, so that this holds while they are rewritten.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+PACKAGES = ("core", "streams", "projections", "actors", "replay", "api")
+ROOT = Path(__file__).resolve().parents[2]
+
+FIELD = ("    parent: int | None = None\n", '    parent: int | None = None\n    origin: str = "engine"\n')
+EVENTS = '''
+
+class CacheMeasured(_Event, frozen=True):
+    """New in the next version: in the kv stream."""
+
+    hits: int
+
+
+class RouterMeasured(_Event, frozen=True):
+    """New in the next version: in the routing stream."""
+
+    decisions: int
+
+
+KvEvent = KvEvent | CacheMeasured
+RoutingEvent = RoutingEvent | RouterMeasured
+Event = Event | CacheMeasured | RouterMeasured
+EVENT_TYPES |= {"CacheMeasured": CacheMeasured, "RouterMeasured": RouterMeasured}
+'''
+FOLD = """
+
+FOLD_VERSION += 1
+_mix_before = mix
+
+
+def mix(*values: object) -> int:
+    return _mix_before("next", *values)
+
+
+if "stamp" in globals():
+    _stamp_before = stamp
+
+    def stamp(chain, identity):
+        return _stamp_before(chain, identity) ^ 0x5EED
+"""
+SKIPS = """
+
+from core.events import CacheMeasured, RouterMeasured
+
+_event_before = {name}._event
+
+
+def _event_next(self, part, event, *more):
+    if not isinstance(event, CacheMeasured | RouterMeasured):
+        _event_before(self, part, event, *more)
+
+
+{name}._event = _event_next
+"""
+WORKER_SPEAKS = """
+
+from core.events import CacheMeasured
+
+_report_before = Presence.report
+
+
+def _report_next(self, report):
+    self.kv.put(CacheMeasured(hits=1))
+    return _report_before(self, report)
+
+
+Presence.report = _report_next
+"""
+REPLICA_SPEAKS = """
+
+from core.events import RequestRouted, RouterMeasured
+
+_say_before = Voice.say
+
+
+def _say_next(self, event):
+    _say_before(self, event)
+    if isinstance(event, RequestRouted):
+        self.outbox.put(RouterMeasured(decisions=1))
+
+
+Voice.say = _say_next
+"""
+APPENDED = {
+    "core/events.py": EVENTS,
+    "projections/projection.py": FOLD,
+    "projections/kv.py": SKIPS.format(name="KvProjection"),
+    "projections/requests.py": SKIPS.format(name="RoutingProjection"),
+    "actors/presence.py": WORKER_SPEAKS,
+    "actors/voice.py": REPLICA_SPEAKS,
+}
+
+
+def make_next_version(folder: Path) -> Path:
+    """The folder holds the packages of the next version; named first in PYTHONPATH, they are what runs."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    events = folder / "core" / "events.py"
+    text = events.read_text()
+    assert text.count(FIELD[0]) == 1, "BlocksStored is not what this was written for"
+    events.write_text(text.replace(*FIELD))
+    for name, more in APPENDED.items():
+        path = folder / name
+        path.write_text(path.read_text() + more)
+    return folder

@@ -1,0 +1,177 @@
+"""The laws that chaos checks can be broken, and are told then: a judge that never finds anything is worth nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from core.codec import CHAIN_START, digest, encode_event, encode_message
+from core.events import Event, LoadReported, ReplicaJoined, RequestFinished, RequestRouted, WorkerJoined, WorkerLost
+from core.ids import SourceId, StreamName, StreamSeq
+from streams.log import Record
+from tests.chaos.record import LogRecord
+
+KEY = b"k" * 32
+WORKER, REPLICA = "a" * 16, "b" * 16
+JOINED = WorkerJoined(
+    name="w", model="m", role="decode", engine="e", block_size=1, capacity_blocks=1, context_max=1, address="a"
+)
+LOST = WorkerLost(by=REPLICA, reason="test")
+
+
+class Writer:
+    """A small log, message by message."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.heads: dict[tuple[str, str], tuple[int, bytes]] = {}
+
+    def say(self, stream: str, who: str, *events: Event, source: str = "") -> bytes:
+        """The next message of the source; returns its head."""
+        n, head = self.heads.get((stream, source or who), (0, CHAIN_START))
+        payload = encode_message(SourceId(source or who), n, head, 0, [encode_event(event) for event in events])
+        head = digest(payload, KEY)
+        self.heads[stream, source or who] = (n + 1, head)
+        seq = StreamSeq(sum(record.stream == stream for record in self.records) + 1)
+        self.records.append(Record(StreamName(stream), seq, 0, f"contrail.ns.{stream}.{who}", payload))
+        return head
+
+
+def routed(request: str, attempt: int = 0) -> RequestRouted:
+    """A decision."""
+    return RequestRouted(
+        request=request,
+        attempt=attempt,
+        model="m",
+        prompt_tokens=1,
+        block_size=1,
+        hashes=b"",
+        policy="kv",
+        settings_revision=0,
+        decide_version=1,
+        seed=0,
+        now_ms=0,
+        cursor={},
+        worker=WORKER,
+        candidates=b"",
+        columns={},
+        candidates_total=1,
+        excluded={},
+        blocks=1,
+        prefill_tokens=1,
+        predicted_cached_tokens=0,
+        digest="",
+    )
+
+
+def finished(request: str) -> RequestFinished:
+    """The end of its first attempt."""
+    return RequestFinished(
+        request=request,
+        attempt=0,
+        outcome="stop",
+        prompt_tokens=1,
+        output_tokens=1,
+        cached_tokens=0,
+        ttft_ms=1,
+        duration_ms=1,
+    )
+
+
+def good() -> Writer:
+    """A log in which every law holds: one worker, one replica, one request."""
+    log = Writer()
+    log.say("kv_0", WORKER, JOINED)
+    log.say("routing", REPLICA, ReplicaJoined(name="r", version="1"))
+    log.say("routing", REPLICA, routed("one"))
+    log.say("routing", REPLICA, finished("one"))
+    head = log.say("kv_0", WORKER, JOINED)
+    report = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=1, kv_n=2, kv_head=head)
+    log.say("load", WORKER, report)
+    return log
+
+
+def found(log: Writer) -> list[str]:
+    """What every law says of it; `one` was answered, both sources are alive."""
+    record = LogRecord(log.records, KEY)
+    alive = {WORKER, REPLICA}
+    return [
+        *record.broken_chains(),
+        *record.stored_twice(),
+        *record.foreign_messages(),
+        *record.ends_told_twice(),
+        *record.ends_missing(alive),
+        *record.decisions_missing(["one"]),
+        *record.finishes_missing(alive),
+        *record.heads_unknown(),
+    ]
+
+
+def _lose_a_message(log: Writer) -> None:
+    del log.records[2]
+
+
+def _lose_the_last_kv_message(log: Writer) -> None:
+    del log.records[4]
+
+
+def _store_twice(log: Writer) -> None:
+    log.records.append(log.records[-1])
+
+
+def _change_a_message(log: Writer) -> None:
+    log.records[2] = log.records[2]._replace(payload=log.records[2].payload.replace(b"one", b"two"))
+
+
+def _write_for_another(log: Writer) -> None:
+    log.say("kv_0", WORKER, JOINED, source=REPLICA)
+
+
+def _end_who_lives(log: Writer) -> None:
+    log.say("kv_0", WORKER, LOST, source=f"{WORKER}-lost")
+
+
+def _go_without_a_word(log: Writer) -> None:
+    log.say("kv_0", "c" * 16, JOINED)
+
+
+def _decide_twice(log: Writer) -> None:
+    log.say("routing", REPLICA, routed("one"))
+
+
+def _skip_an_attempt(log: Writer) -> None:
+    log.say("routing", REPLICA, routed("one", attempt=2))
+
+
+def _never_finish(log: Writer) -> None:
+    log.say("routing", REPLICA, routed("other"))
+
+
+BREAKS = {
+    _lose_a_message: "breaks in chains",
+    _lose_the_last_kv_message: "acknowledged kv messages that the log has not",
+    _store_twice: "messages stored twice",
+    _change_a_message: "answered requests without their decisions",
+    _write_for_another: "messages where they should not be",
+    _end_who_lives: "ends that do not fit",
+    _go_without_a_word: "is gone without an end",
+    _decide_twice: "decisions told twice",
+    _skip_an_attempt: "answered requests without their decisions",
+    _never_finish: "attempts without their one end",
+}
+
+
+def test_a_whole_log_breaks_no_law() -> None:
+    """Nothing is found where nothing is wrong."""
+    assert found(good()) == []
+
+
+@pytest.mark.parametrize(("harm", "told"), BREAKS.items(), ids=[harm.__name__.strip("_") for harm in BREAKS])
+def test_a_broken_law_is_told(harm: Callable[[Writer], None], told: str) -> None:
+    """Whatever is done to the log, the law that it breaks says so."""
+    log = good()
+
+    harm(log)
+
+    assert any(told in sentence for sentence in found(log))

@@ -1,0 +1,86 @@
+"""Audits: memory that was changed behind the index's back is found, whatever goes on meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.ids import WorkerId
+from projections import index_audit, sweep
+from projections.block_table import SHARD_SHIFT
+from projections.prefixes import PrefixIndex
+from tests.projections.index_model import HASHES, Change, Model, changes, documents
+
+SLICE = 4
+A, B = (WorkerId(f"{number:016x}") for number in range(2))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_slices() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_audit, "AUDIT_ENTRIES_MAX", SLICE)
+        patch.setattr(sweep, "SWEEP_ENTRIES_MAX", 3)
+        yield
+
+
+def audited(model: Model, meanwhile: list[Change]) -> list[WorkerId]:
+    """The audit's answer, with one change after each slice."""
+    found = None
+    rest = iter(meanwhile)
+    for found in model.index.audit():
+        if found is None and (change := next(rest, None)):
+            model.apply(change)
+    assert found is not None
+    return found
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(changes(), max_size=20), st.lists(changes(), max_size=40))
+def test_changes_during_an_audit_are_no_difference(before: list[Change], meanwhile: list[Change]) -> None:
+    """Whatever happens between the slices, drops and restarts too, nobody is accused."""
+    model = Model()
+    for change in before:
+        model.apply(change)
+    assert audited(model, meanwhile) == []
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(changes(), max_size=20), st.lists(changes(), max_size=30), documents, st.integers(0, 39))
+def test_a_change_behind_its_back_is_found(
+    before: list[Change], meanwhile: list[Change], document: int, place: int
+) -> None:
+    """A block given to a worker, or taken from it, without a word: that worker is named, and nobody else."""
+    model = Model()
+    model.index.store(A, "device", [1, 2, 3])
+    model.index.store(B, "device", [1, 2, 3])
+    for change in before:
+        model.apply(change._replace(slot=2 + change.slot % 3))
+    block = HASHES[document][place]
+    shard = model.index._tables["device"][block >> SHARD_SHIFT]
+    shard[block] = shard.get(block, 0) ^ model.index._teams.bits[A]
+    assert audited(model, [change._replace(slot=2 + change.slot % 3) for change in meanwhile]) == [A]
+
+
+def test_an_audit_stops_after_each_slice() -> None:
+    """Between two chances for others it adds up at most the bound, or one dictionary."""
+    index = PrefixIndex()
+    for chain in HASHES:
+        index.store(A, "device", chain)
+    entries = sum(len(shard) for shard in index._tables["device"])
+    pauses = sum(found is None for found in index.audit())
+    assert pauses >= entries // SLICE - 1
+
+
+def test_an_audit_that_is_given_up_is_over() -> None:
+    """Another can follow, and changes cost nothing more."""
+    index = PrefixIndex()
+    for chain in HASHES:
+        index.store(A, "device", chain)
+    audit = index.audit()
+    next(audit)
+    audit.close()  # type: ignore[attr-defined]  # a generator
+    assert index._audit is None
+    assert list(index.audit())[-1] == []

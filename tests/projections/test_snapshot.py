@@ -1,0 +1,143 @@
+"""Snapshots: fold(snapshot + tail) is fold(all), bit for bit; what is no snapshot of ours is refused."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.errors import Corrupt
+from core.ids import StreamName, StreamSeq, WorkerId
+from core.manifest import At
+from projections import snapshot as snapshot_module
+from projections.ended import ENDED_KEPT
+from projections.snapshot import LOAD_BYTES_MAX, cursor_of, decode, decoding, encode
+from projections.state import State
+from tests.projections.facts import joined, load, prefilled, prompt, restated, routed, stored, worker_id
+from tests.projections.histories import STREAMS, Log, feed, opened, shuffled, worlds
+from tests.projections.speaker import CHAIN_KEY, Said, Speaker
+
+A, R = worker_id(1), "ee" * 8
+FORM_1 = "5a6041bfb3082cf0"
+"""Digest of the snapshot below in form 1: another one needs another SNAPSHOT_VERSION, or old snapshots misread."""
+
+
+def written(state: State) -> bytes:
+    return b"".join(encode(state))
+
+
+def restored(state: State) -> State:
+    return decode(CHAIN_KEY, written(state))
+
+
+def history() -> list[Said]:
+    a, loads, routing, late = Speaker("kv_0", A), Speaker("load", A), Speaker("routing", R), Speaker("kv_1", "33" * 8)
+    late.say(joined())
+    return [
+        a.say(joined(), stored(1, 2, 3), stored(9, tier="host")),
+        Speaker("kv_1", worker_id(2)).say(joined("other"), stored(1, 2)),
+        loads.say(load(1)),
+        routing.say(routed("a", A), routed("b", A, prompt(5, 6))),
+        a.say(restated(0, 2, 7)),
+        routing.say(prefilled("a")),
+        late.say(stored(4)),
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_snapshot_with_its_tail_is_the_whole(data: st.DataObject) -> None:
+    """Taken anywhere in any history: digests, cursors, and every byte of the next snapshot are the same."""
+    world = data.draw(worlds())
+    log = Log(data.draw(shuffled([source.said for source in world])))
+    cut = data.draw(st.integers(0, len(log.records)))
+    whole = feed(opened(), log.records)
+    again = feed(restored(feed(opened(), log.records[:cut])), log.records[cut:])
+    assert (again.digest, again.cursor, again.incomplete) == (whole.digest, whole.cursor, whole.incomplete)
+    assert written(again) == written(whole)
+    assert again.routing.tally.busy == whole.routing.tally.busy
+    assert [member.worker for member in again.alive()] == [member.worker for member in whole.alive()]
+    asked = prompt(*range(3))
+    assert dict(again.routing.tally.pending(asked)) == dict(whole.routing.tally.pending(asked))
+    for worker in map(worker_id, range(4)):
+        for tier in ("device", "host"):
+            assert again.index.held(WorkerId(worker), tier) == whole.index.held(WorkerId(worker), tier)
+    for stream in map(StreamName, STREAMS):
+        assert again.digest_of(stream) == whole.digest_of(stream)
+        assert list(again.projection(stream).ended.items()) == list(whole.projection(stream).ended.items())
+
+
+def test_what_later_events_depend_on_is_in_it() -> None:
+    """Half a restatement, hashes of prompts in flight, expectations, chains, who is unknown, tombstones in order."""
+    state = feed(opened(), Log(history()).records)
+    for number in range(ENDED_KEPT + 1):
+        state.loads.ended.bury(worker_id(number), "over")
+    again = restored(state)
+    assert again.kv[StreamName("kv_0")].members == state.kv[StreamName("kv_0")].members
+    assert again.kv[StreamName("kv_1")].unknown == {"33" * 8}
+    assert again.routing.replicas == state.routing.replicas
+    assert list(again.loads.ended) == list(state.loads.ended)
+    assert (again.loads.reports, again.loads.chains) == (state.loads.reports, state.loads.chains)
+
+
+def test_equal_states_have_equal_bytes() -> None:
+    """Whatever order led there; a state that was restored is as any other."""
+    said = history()
+    one, other = feed(opened(), Log(said).records), feed(opened(), Log(sorted(said, key=lambda s: s.stream)).records)
+    assert written(one) == written(other) == written(restored(one))
+
+
+def test_the_form_is_what_it_was() -> None:
+    """A change of any part that a snapshot holds is a change of form, and its version must say so."""
+    content = written(feed(opened(), Log(history()).records))
+    assert hashlib.blake2b(content, digest_size=8).hexdigest() == FORM_1
+
+
+def test_the_cursor_names_heads_and_digests() -> None:
+    """As a manifest has them; an unread stream has no head."""
+    said = history()
+    state = feed(opened(), Log(said[:1]).records)
+    cursor = cursor_of(restored(state))
+    assert cursor == cursor_of(state)
+    assert cursor["kv_0"] == At(
+        epoch=1, seq=1, head=said[0].digest.hex(), digest=f"{state.digest_of(StreamName('kv_0')):016x}"
+    )
+    assert cursor["load"] == At(epoch=1, seq=0, head="", digest="0" * 16)
+    assert restored(state).point(StreamName("kv_0"), StreamSeq(1)) == state.point(StreamName("kv_0"), StreamSeq(1))
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "another magic": lambda content: b"x" + content[1:],
+    "cut in its length": lambda content: content[:12],
+    "a byte less": lambda content: content[:-1],
+    "a block more": lambda content: content + bytes(8),
+    "an unreadable head": lambda content: content[:30] + b"\xc1" * 10 + content[40:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_no_snapshot_is_refused(damage: str) -> None:
+    """Corrupt says so, whatever is wrong with the bytes."""
+    content = written(feed(opened(), Log(history()).records))
+    with pytest.raises(Corrupt):
+        decode(CHAIN_KEY, DAMAGES[damage](content))
+
+
+@pytest.mark.parametrize(("name", "told"), [("SNAPSHOT_VERSION", "form 1"), ("FOLD_VERSION", "fold version")])
+def test_another_version_is_refused(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the form or of the fold, before anything of it is read."""
+    content = written(opened())
+    monkeypatch.setattr(snapshot_module, name, 99)
+    with pytest.raises(Corrupt, match=told):
+        decode(CHAIN_KEY, content)
+
+
+def test_decoding_stops_often() -> None:
+    """No more than LOAD_BYTES_MAX of hashes are taken in between two stops."""
+    blocks = LOAD_BYTES_MAX // 8
+    state = feed(opened(), Log([Speaker("kv_0", A).say(joined(), stored(*range(2 * blocks + 1)))]).records)
+    assert sum(1 for _ in decoding(CHAIN_KEY, written(state))) == 3

@@ -1,0 +1,132 @@
+"""Laws that hold when a world rests. Each takes the world and raises `Broken`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from core.codec import CHAIN_START, decode_message, digest
+from core.errors import Corrupt
+from core.ids import StreamName
+from projections.state import State
+from streams.log import Record
+from tests.simulation import faults
+from tests.simulation.engine import KEY
+from tests.simulation.replays import decisions_replay
+from tests.simulation.witness import Broken
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+Law = Callable[["World"], None]
+
+
+def folded_anew(world: World) -> State:
+    """The fold from zero of what the log holds now."""
+    state = State(KEY.chain_key)
+    for name in faults.streams_of(world):
+        stream = world.stream(name)
+        state.open(name, stream.epoch)
+        for record in stream.from_seq(1):
+            state.apply(record.stream, record.seq, record.subject, record.payload)
+    return state
+
+
+def equal_cursor_equal_digest(world: World) -> None:
+    """At an equal cursor all replicas have the digest of a fold from zero, if that is complete."""
+    anew = folded_anew(world)
+    for part in world.replicas.values():
+        state = part.router.state
+        for name, at in anew.cursor.items():
+            if anew.projection(name).incomplete or state.projection(name).incomplete or state.cursor[name] != at:
+                continue
+            found, wanted = state.projection(name).digest, anew.projection(name).digest
+            if found != wanted:
+                raise Broken(f"{part.name} has {found:016x} at {name}:{at.seq}, the log gives {wanted:016x}")
+
+
+def index_claims_what_caches_hold(world: World) -> None:
+    """The index has exactly the blocks that each worker's mirror reports, and the engine holds all of them."""
+    for part in world.replicas.values():
+        for worker in world.workers.values():
+            mirror = worker.worker.mirror
+            assert mirror is not None
+            held = part.router.state.index.held(worker.id)
+            if held != set(mirror.held("device")):
+                raise Broken(f"{part.name} has {len(held)} blocks of {worker.name}, which holds {mirror.reported}")
+            if extra := held - worker.engine.hashes():
+                raise Broken(f"{len(extra)} blocks that {worker.name} reports are not in its engine")
+
+
+def nothing_acknowledged_is_lost(world: World) -> None:
+    """Every acknowledged message stands in the log with its bytes, unless the world took it."""
+    held = {(name, r.subject, r.payload) for name in faults.streams_of(world) for r in world.stream(name).from_seq(1)}
+    for key, acknowledged in world.witness.acknowledged_messages.items():
+        stream, subject, payload = key
+        if key not in held and (stream, payload) not in world.witness.taken:
+            raise Broken(f"{subject} was told that {stream}:{acknowledged.seq} holds its message; the log has it not")
+
+
+def every_message_once(world: World) -> None:
+    """No message stands in the log twice, and none that nobody sealed."""
+    for name in faults.streams_of(world):
+        seen: dict[str, int] = {}
+        for record in world.stream(name).from_seq(1):
+            message_id = _message_id(record)
+            if message_id is None:
+                continue
+            if message_id in seen:
+                raise Broken(f"{message_id} stands in {name} at {seen[message_id]} and at {record.seq}")
+            seen[message_id] = record.seq
+
+
+def chains_are_whole(world: World) -> None:
+    """In a log that lost nothing, every source's messages follow on each other from its first to its last."""
+    if not world.witness.history_kept:
+        return
+    for name in faults.streams_of(world):
+        heads: dict[str, tuple[int, bytes]] = {}
+        for record in world.stream(name).from_seq(1):
+            message = decode_message(record.payload)
+            n, head = heads.get(message.source, (0, CHAIN_START))
+            if (message.n, message.prev) != (n, head):
+                raise Broken(f"{message.source} has a gap at {name}:{record.seq}: n {message.n}, wanted {n}")
+            heads[message.source] = n + 1, digest(record.payload, KEY.chain_key)
+
+
+def the_dead_leave_nothing(world: World) -> None:
+    """What has ended has no blocks, no load, nothing in flight, in no fold; and nothing is in flight at rest."""
+    lives = {worker.id for worker in world.workers.values()}
+    for part in world.replicas.values():
+        state, ahead = part.router.state, part.router.voice.ahead
+        for kv in state.kv.values():
+            for worker in kv.members.keys() - lives:
+                if state.index.blocks(worker) or state.index.held(worker):
+                    raise Broken(f"{part.name} still has blocks of worker {worker}, which is over")
+        if busy := {worker: load for worker, load in state.routing.tally.busy.items() if load}:
+            raise Broken(f"{part.name} has requests in flight at rest: {busy}")
+        if any(ahead.tally.busy.values()) or ahead.computed:
+            raise Broken(f"{part.name} is ahead of the log at rest: {ahead.tally.busy}, {ahead.computed}")
+        for other in state.routing.replicas.values():
+            if other.in_flight or (other.ended and (other.local or other.predicted)):
+                raise Broken(f"{part.name} keeps what replica {other.replica} had in flight: {other}")
+
+
+def _message_id(record: Record) -> str | None:
+    try:
+        message = decode_message(record.payload)
+    except Corrupt:
+        return None
+    return f"{message.source}:{message.n}:{record.subject}"
+
+
+LAWS: tuple[Law, ...] = (
+    equal_cursor_equal_digest,
+    index_claims_what_caches_hold,
+    nothing_acknowledged_is_lost,
+    every_message_once,
+    chains_are_whole,
+    the_dead_leave_nothing,
+    decisions_replay,
+)
+

@@ -1,0 +1,140 @@
+"""What may go wrong in a world, and how often: one value, drawn from the seed or given by hand."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Sizes of a world, probabilities per message, and rates per virtual second while there is chaos."""
+
+    replicas: int = 2
+    workers: int = 2
+    partitions: int = 1
+    """Streams that workers write their caches to."""
+    rounds: int = 1
+    """Of chaos, each followed by a rest at which all must be whole."""
+    chaos_s: float = 8.0
+    """Virtual seconds of each round."""
+    requests_per_s: float = 4.0
+    capacity_blocks: int = 24
+    """Of each engine's cache."""
+
+    instant: float = 0.6
+    """Share of messages that take no time."""
+    slow: float = 0.05
+    """Share of messages that take up to `slow_s`, the rest up to `delay_s`."""
+    delay_s: float = 0.05
+    slow_s: float = 2.0
+    ask_lost: float = 0.0
+    """Share of calls to the log that never reach it."""
+    answer_lost: float = 0.0
+    """Share of calls to the log that are done, without an answer."""
+    asked_twice: float = 0.0
+    """Share of appends that reach the log once more, later."""
+    shuffle: bool = True
+    """Whether tasks that can run do so in an order drawn from the seed."""
+
+    middle_evictions: float = 0.1
+    """Share of evictions that take a block from the middle of a prefix."""
+    cache_gaps: float = 0.0
+    """Share of requests after which the engine's events have a gap."""
+
+    kill_worker: float = 0.0
+    kill_replica: float = 0.0
+    part_tcp: float = 0.0
+    """A process cannot be reached by the others for a while …"""
+    part_log: float = 0.0
+    """… or cannot reach the log …"""
+    part_registry: float = 0.0
+    """… or the registry, so that its lease runs out."""
+    lose_lease: float = 0.0
+    """A lease is gone though its owner lives."""
+    registry_away: float = 0.0
+    registry_wiped: float = 0.0
+    change_settings: float = 0.0
+    log_away: float = 0.0
+    """The broker crashes, and comes back with all that it acknowledged …"""
+    log_full: float = 0.0
+    """… or has no space left for a while …"""
+    log_cut: float = 0.0
+    """… or has lost the end of a stream …"""
+    log_restored: float = 0.0
+    """… or is put back to a copy made earlier …"""
+    log_remade: float = 0.0
+    """… or a stream is made anew, empty."""
+    delete_message: float = 0.0
+    flip_byte: float = 0.0
+    expire_head: float = 0.0
+    """Retention takes the start of a stream."""
+    tamper: float = 0.0
+    """A block is added to a replica's index behind its back."""
+
+    def __repr__(self) -> str:
+        """Only what differs from the defaults."""
+        usual = Options()
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(usual, f.name)}
+        return f"Options({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Faults that strike by themselves, per virtual second."""
+        return {name: getattr(self, name) for name in RATES if getattr(self, name)}
+
+    @property
+    def history_kept(self) -> bool:
+        """Whether everything that was acknowledged stays in the log as it was."""
+        return not any(getattr(self, name) for name in REWRITES)
+
+
+MESSAGES = {"ask_lost": 0.1, "answer_lost": 0.1, "asked_twice": 0.15, "cache_gaps": 0.05}
+"""Probabilities per message or request: the highest that is drawn."""
+RATES = {
+    "kill_worker": 0.15,
+    "kill_replica": 0.15,
+    "part_tcp": 0.15,
+    "part_log": 0.2,
+    "part_registry": 0.15,
+    "lose_lease": 0.15,
+    "registry_away": 0.1,
+    "registry_wiped": 0.1,
+    "change_settings": 0.2,
+    "log_away": 0.2,
+    "log_full": 0.2,
+    "log_cut": 0.15,
+    "log_restored": 0.1,
+    "log_remade": 0.1,
+    "delete_message": 0.2,
+    "flip_byte": 0.2,
+    "expire_head": 0.2,
+    "tamper": 0.1,
+}
+"""Rates per virtual second: the highest that is drawn."""
+REWRITES = ("log_cut", "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head")
+"""Faults after which the log does not hold all that it acknowledged."""
+QUIET = 0.35
+"""Share of worlds in which history is kept, so that the strictest laws are looked at."""
+FAULTS_DRAWN = 0.4
+"""Share of the faults that a world has: few at a time find more than all at once."""
+
+
+def drawn(random_: random.Random, available: frozenset[str]) -> Options:
+    """A world of its own for each seed; `available` are the faults that can be made."""
+    kept = random_.random() < QUIET
+    chosen = {
+        name: random_.random() * highest
+        for name, highest in (MESSAGES | RATES).items()
+        if name in MESSAGES or (name in available and not (kept and name in REWRITES))
+        if random_.random() < FAULTS_DRAWN
+    }
+    return replace(
+        Options(),
+        replicas=random_.choice((1, 2, 2, 3)),
+        workers=random_.choice((1, 2, 2, 3)),
+        partitions=random_.choice((1, 1, 2)),
+        instant=random_.choice((0.3, 0.6, 0.9)),
+        slow=random_.choice((0.0, 0.02, 0.1)),
+        **chosen,
+    )
