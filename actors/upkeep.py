@@ -111,7 +111,8 @@ class Upkeep:
 
     def describe(self) -> dict[str, Any]:
         """Facts for `/state`."""
-        about: dict[str, Any] = {"agreement": self.agreement.describe()}
+        agreement = self.agreement.describe()
+        about: dict[str, Any] = {"agreement": agreement, "divergences": agreement["divergences"]}
         if self.snapshots is not None:
             about["snapshot"] = self.snapshots.describe()
         return about
