@@ -14,9 +14,10 @@ from actors.flight import ATTEMPTS_MAX, Flight, Flights
 from actors.line import WorkerGone
 from actors.live_settings import LiveSettings
 from actors.suspicion import Suspicion
+from actors.told import Told
 from actors.voice import Voice
 from core.clock import Clock
-from core.events import RequestRejected
+from core.events import RequestMigrated, RequestRejected
 from core.generation import GenerateRequest, Output
 from core.ids import RequestId
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
@@ -79,24 +80,52 @@ class Dispatch:
         self.check_known(model)
         request = self._renamed(request)
         scope = scope_bytes(request.adapter, request.cache_salt)
-        prompt = Prompt(request.tokens, self._fleet.catalog.block_size(model), self._hash_seed, scope)
         arrived_ms = self._clock.monotonic_ms()
+        told = Told(request)
         for attempt in range(ATTEMPTS_MAX):
+            rest = told.rest()
+            prompt = Prompt(rest.tokens, self._fleet.catalog.block_size(model), self._hash_seed, scope)
             asked = RouteRequest(request.id, attempt, model, prompt, request.tenant or "", request.priority)
-            flight = self._route(asked, request, arrived_ms)
+            try:
+                flight = self._route(asked, rest, arrived_ms)
+            except NoWorkers as error:
+                if told.tokens:
+                    raise GenerationFailed(f"the worker broke off, and {error}") from error
+                raise
             try:
                 async with aclosing(flight.outputs()) as outputs:
                     async for output in outputs:
-                        yield output
+                        yield told.tell(output)
                 return  # noqa: TRY300  # the loop is over when an attempt ends well
             except WorkerGone as error:
                 self._fleet.failed(flight.worker)
-                if flight.output_tokens:
-                    raise GenerationFailed(f"the worker broke off: {error}") from error
                 _logger.warning("trying another worker: %s", error, extra={"request_id": request.id})
+                if told.tokens and not told.resumable:
+                    raise GenerationFailed(f"the worker broke off: {error}") from error
+                if told.complete:
+                    yield Output(finish="length")
+                    return
+                self._migrated(asked, flight, told, error)
             finally:
                 flight.close(ended() or "abort")
-        raise NoWorkers(f"{ATTEMPTS_MAX} workers failed before the first token")
+        raise (
+            GenerationFailed("the workers broke off")
+            if told.tokens
+            else NoWorkers(f"{ATTEMPTS_MAX} workers failed before the first token")
+        )
+
+    def _migrated(self, asked: RouteRequest, flight: Flight, told: Told, error: WorkerGone) -> None:
+        """The log knows that the next attempt, if there is one, goes on with an answer that was begun."""
+        if told.tokens and asked.attempt + 1 < ATTEMPTS_MAX:
+            self._voice().say(
+                RequestMigrated(
+                    request=asked.id,
+                    attempt=asked.attempt + 1,
+                    worker=flight.worker,
+                    told_tokens=len(told.tokens),
+                    reason=str(error),
+                )
+            )
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""

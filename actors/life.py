@@ -38,6 +38,7 @@ class Life:
         flights: Flights,
         *,
         journal: Path | None,
+        journal_bytes: int,
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
         self._namespace = namespace
@@ -50,6 +51,7 @@ class Life:
         self._live = live
         self._flights = flights
         self._journal = journal
+        self._journal_bytes = journal_bytes
         self._spawn = spawn
         self._details: dict[str, object] = {}
         self._stopping = False
@@ -110,6 +112,7 @@ class Life:
             restate=self._restatement,
             on_superseded=self._on_superseded,
             journal=self._journal,
+            journal_bytes=self._journal_bytes,
         )
 
     def _restatement(self) -> list[Event]:

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-GAUGES = {
+GAUGES: dict[str, tuple[str | int, ...]] = {
     "contrail_log_away_seconds": ("For how long the log has acknowledged nothing though something waits", "log_away_s"),
     "contrail_log_lag_seconds": ("How much older the last folded message is than the newest", "lag_ms", 1000),
     "contrail_incomplete_sources": ("Sources that are unknown until they restate themselves", "incomplete"),
@@ -18,7 +18,7 @@ GAUGES = {
     "contrail_snapshot_age_seconds": ("Since the newest snapshot; -1 if there is none", "snapshot", "age_s"),
 }
 """Name to what it is and where it stands; a number at the end divides."""
-COUNTERS = {
+COUNTERS: dict[str, tuple[str | int, ...]] = {
     "contrail_chain_gaps": ("Times that messages were missing in a chain", "gaps_found"),
     "contrail_corrupt_records": ("Records that are no messages of ours", "corrupt"),
     "contrail_rebuilds": ("Folds made anew that took the live one's place", "rebuilds"),
@@ -42,10 +42,10 @@ class ReplicaMetrics(Collector):
         about = self._describe()
         for name, (text, *path) in GAUGES.items():
             if (value := _at(about, path)) is not None:
-                yield GaugeMetricFamily(name, text, value=value)
+                yield GaugeMetricFamily(name, str(text), value=value)
         for name, (text, *path) in COUNTERS.items():
             if (value := _at(about, path)) is not None:
-                yield CounterMetricFamily(name, text, value=value)
+                yield CounterMetricFamily(name, str(text), value=value)
 
 
 def _at(about: Mapping[str, Any], path: list[Any]) -> float | None:

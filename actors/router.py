@@ -106,6 +106,7 @@ class Router:
             self.live,
             self.flights,
             journal=options.journal,
+            journal_bytes=options.journal_bytes,
             spawn=self._spawn,
         )
         self.dispatch = Dispatch(

@@ -55,6 +55,7 @@ class Upkeep:
     ) -> None:
         self._life = life
         self._state = state
+        self._runner = runner
 
         async def refold() -> State:
             return (await rebuild(log, key.chain_key, store)).state
@@ -101,7 +102,8 @@ class Upkeep:
             return
         for event in applied.message.events:
             if isinstance(event, ReplicaReported | DivergenceFound):
-                self.agreement.hear(ReplicaId(applied.owner), event)
+                if self._runner.caught_up:  # old accusations are nobody's business now
+                    self.agreement.hear(ReplicaId(applied.owner), event)
                 self.restatements.hear(ReplicaId(applied.owner), event)
 
     def became(self) -> None:

@@ -21,7 +21,7 @@ from projections.ahead import Ahead
 from projections.state import State
 from projections.view import Local, by_worker
 from streams.backlog import Held, OutboxLimits
-from streams.journal import Journal, identity
+from streams.journal import CAPACITY_BYTES, Journal, identity
 from streams.log import EventLog, Record
 from streams.outbox import Outbox
 
@@ -49,6 +49,7 @@ class Voice:
         restate: Callable[[], Sequence[Event]],
         on_superseded: Callable[[], None],
         journal: Path | None = None,
+        journal_bytes: int = CAPACITY_BYTES,
     ) -> None:
         """`journal` is the folder of journals; None keeps what waits in memory."""
         self.id = ReplicaId(new_id())
@@ -56,7 +57,7 @@ class Voice:
         self._state = state
         self._restate = restate
         self._on_superseded = on_superseded
-        self._journal = None if journal is None else self._new_journal(journal, namespace, key)
+        self._journal = None if journal is None else self._new_journal(journal, journal_bytes, namespace, key)
         self.outbox = Outbox(
             log,
             ROUTING,
@@ -142,9 +143,9 @@ class Voice:
             ended = left or self.outbox.superseded is not None
             self._journal.close(delete=ended and not self.outbox.depth)
 
-    def _new_journal(self, folder: Path, namespace: str, key: DeploymentKey) -> Journal | None:
+    def _new_journal(self, folder: Path, size: int, namespace: str, key: DeploymentKey) -> Journal | None:
         try:
-            return Journal.create(folder, identity(namespace, ROUTING, self.id, key.chain_key), LIMITS)
+            return Journal.create(folder, identity(namespace, ROUTING, self.id, key.chain_key), LIMITS, size)
         except Unavailable as error:
             _logger.error("decisions are lost if this process is killed while the log is away: %s", error)  # noqa: TRY400
             return None

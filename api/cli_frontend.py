@@ -42,6 +42,9 @@ from core.subjects import ROUTING
 
 DRAIN_TIMEOUT_S = 30.0
 """How long answers in flight may take when the front end ends."""
+READY_WAIT_S = 20.0
+"""How long a front end waits to be ready before it listens: workers may be slow to come."""
+READY_LOOK_S = 0.02
 
 _logger = logging.getLogger(__name__)
 
@@ -103,10 +106,11 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
         api = Server(create_app(router, metrics, settings), listener)
         ops = operations(host, router.ready, metrics.registry, router.describe)
         await ops.start()
-        await api.start()
         await router.start({"ops": reachable(ops.address, arguments.advertise)})
         log_as(replica=router.voice.id)
         tell(arguments.home, arguments.name, ops, id=router.voice.id, address=join_address(host, api.address.port))
+        await _until_ready(router)
+        await api.start()
         _logger.info("listens on %s, operations on %s", api.address, ops.address)
         reason = await _told_to_end(arguments)
         _logger.info("ending: %s", reason)
@@ -118,6 +122,16 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
 def _journal(connection: Connection, arguments: FrontendArguments) -> Path:
     """Given, or in the deployment's data folder if that is on this machine, or here."""
     return arguments.journal or DataFolder(connection.data or DEFAULT_DATA.absolute()).journal
+
+
+async def _until_ready(router: Router) -> None:
+    """It is ready, or waited long enough: others on this port must not lose requests to one that knows no worker."""
+    try:
+        async with asyncio.timeout(READY_WAIT_S):
+            while not router.ready().ready:  # noqa: ASYNC110 - readiness has many sources, and this is once per life
+                await asyncio.sleep(READY_LOOK_S)
+    except TimeoutError:
+        _logger.warning("takes requests though not ready: %s", router.ready().waiting_for)
 
 
 async def _told_to_end(arguments: FrontendArguments) -> str:

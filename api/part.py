@@ -30,6 +30,8 @@ from streams.outbox import Outbox
 LEASE_S = 10
 """The registry forgets a process that is silent for so long."""
 OPERATIONS_GRACE_S = 1.0
+PAYLOAD_MIN = 768 * 1024
+"""A chunk of a snapshot, the largest message of ours, with its headers and room to spare."""
 
 
 def _checked_name(_context: click.Context, _option: click.Parameter, name: str) -> str:
@@ -62,6 +64,7 @@ async def planes(connection: Connection) -> AsyncIterator[Planes]:
         connection.nats, connection.namespace, connection.topology, connection.nats_credentials
     )
     try:
+        _check_payload(log.max_payload)
         await log.ensure(connection.topology.names())
         registry = await EtcdRegistry.connect(
             connection.etcd, connection.namespace, connection.etcd_credentials, LEASE_S
@@ -72,6 +75,14 @@ async def planes(connection: Connection) -> AsyncIterator[Planes]:
             await registry.close()
     finally:
         await log.close()
+
+
+def _check_payload(bytes_max: int) -> None:
+    if bytes_max < PAYLOAD_MIN:
+        raise CallerError(
+            f"NATS takes messages of {bytes_max} bytes at most, Contrail's have up to {PAYLOAD_MIN}: "
+            "raise max_payload in its configuration"
+        )
 
 
 def operations(

@@ -256,6 +256,19 @@ class RequestFinished(_Event, frozen=True):
     detail: str = ""
 
 
+class RequestMigrated(_Event, frozen=True):
+    """Its worker broke off in the middle of the answer; another goes on from the tokens that were told."""
+
+    request: str
+    attempt: int
+    """The one that goes on."""
+    worker: str
+    """The one that broke off."""
+    told_tokens: int
+    """How many of the answer the client has."""
+    reason: str
+
+
 class RequestRejected(_Event, frozen=True):
     """No worker could take the request; the inputs stand as in a decision."""
 
@@ -333,6 +346,7 @@ RoutingEvent = (
     | RequestRouted
     | RequestPrefilled
     | RequestFinished
+    | RequestMigrated
     | RequestRejected
     | ReplicaReported
     | DivergenceFound
@@ -359,6 +373,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         RequestRouted,
         RequestPrefilled,
         RequestFinished,
+        RequestMigrated,
         RequestRejected,
         ReplicaReported,
         DivergenceFound,

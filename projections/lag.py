@@ -17,7 +17,7 @@ class Lag:
         self.events: dict[StreamName, int] = {}
         """Messages not folded yet per stream."""
         self.ms = 0
-        """How much older the last folded message is than the newest one, over the streams that are behind; else 0."""
+        """How much older, by the log's clock, the oldest message not folded yet is than the newest; 0 if none is."""
         self.folded = 0
         """Messages folded, counted by whoever folds them."""
         self.events_per_s = 0.0
@@ -40,15 +40,17 @@ class Lag:
         self._take_rate()
 
     async def _age_ms(self) -> int:
-        behind = [(stream, self._state.cursor[stream].seq, count) for stream, count in self.events.items() if count]
-        newest = [await self._time_ms(stream, StreamSeq(seq + count)) for stream, seq, count in behind]
-        folded = [await self._time_ms(stream, seq) for stream, seq, _ in behind]
-        known = [time_ms for time_ms in folded if time_ms]
-        return max(0, max(newest) - min(known)) if known else 0
+        cursor = {stream: self._state.cursor[stream].seq for stream in self.events}
+        behind = [stream for stream, count in self.events.items() if count]
+        if not behind:
+            return 0
+        newest = [await self._time_ms(stream, cursor[stream] + count) for stream, count in self.events.items()]
+        waiting = [await self._time_ms(stream, cursor[stream] + 1) for stream in behind]
+        return max(0, max(newest) - min(filter(None, waiting), default=max(newest)))
 
-    async def _time_ms(self, stream: StreamName, seq: StreamSeq) -> int:
+    async def _time_ms(self, stream: StreamName, seq: int) -> int:
         """When the log stored it; 0 if it is not there."""
-        record = await self._log.at(stream, seq) if seq else None
+        record = await self._log.at(stream, StreamSeq(seq)) if seq else None
         return 0 if record is None else record.time_ms
 
     def _take_rate(self) -> None:

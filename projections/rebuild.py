@@ -140,8 +140,8 @@ async def _fold_stream(log: EventLog, state: State, stream: StreamName, on_appli
     finally:
         if isinstance(records, AsyncGenerator):
             await records.aclose()
-    if state.cursor[stream].seq < held.last_seq:
-        state.skip_to(stream, held.last_seq)
+    if state.cursor[stream].seq < held.first_seq - 1:  # retention took all there was
+        state.skip_to(stream, StreamSeq(held.first_seq - 1))
 
 
 async def _newest_usable(log: EventLog, chain_key: bytes, store: SnapshotStore) -> Rebuilt:

@@ -16,6 +16,7 @@ from core.events import (
     ReplicaReported,
     ReplicaRestated,
     RequestFinished,
+    RequestMigrated,
     RequestPrefilled,
     RequestRejected,
     RequestRouted,
@@ -166,7 +167,7 @@ class RoutingProjection:
                 self._end(part, f"left: {event.reason}")
             case ReplicaLost():
                 pass  # counts only from its own source
-            case RequestRejected() | ReplicaReported() | DivergenceFound():
+            case RequestMigrated() | RequestRejected() | ReplicaReported() | DivergenceFound():
                 pass  # these leave no state
             case SettingsChanged():
                 part.settings, part.settings_revision = event.settings, event.revision

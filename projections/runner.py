@@ -111,7 +111,7 @@ class Runner:
 
     @property
     def lag_ms(self) -> int:
-        """How much older, by the log's clock, the last folded message is than the newest; 0 if none is behind."""
+        """How much older, by the log's clock, the oldest message not folded yet is than the newest; 0 if all are."""
         return self._lag.ms
 
     @property

@@ -66,9 +66,11 @@ class Pull:
         self._on_record = on_record
         self._held = held
         self._inbox = connection.new_inbox()
+        self._consumer = ""
         self._next_subject = ""
         self._subscription: int | None = None
         self._delivered = 0
+        self._start = 0
 
     @property
     def silent(self) -> bool:
@@ -77,6 +79,7 @@ class Pull:
 
     async def open(self, start: int) -> int:
         """Deliveries begin at `start`; returns how many messages the stream holds from there on."""
+        self._start = start
         config = {
             "ack_policy": "none",
             "deliver_policy": "by_start_sequence",
@@ -88,19 +91,22 @@ class Pull:
         create = f"$JS.API.CONSUMER.CREATE.{self._broker_stream}"
         body = {"stream_name": self._broker_stream, "config": config}
         answer = await self._connection.call(create, body, f"reading {self._stream}")
-        self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._broker_stream}.{answer['name']}"
+        self._consumer = f"{self._broker_stream}.{answer['name']}"
+        self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._consumer}"
         self._connection.on_lost.add(self._break_off)
         self._subscription = self._connection.subscribe(self._inbox, self._on_message)
         self.heard_s = time.monotonic()
         self.top_up()
         return int(answer["num_pending"])
 
-    async def close(self) -> None:
-        """Nothing is delivered any more."""
+    def close(self) -> None:
+        """Nothing is delivered any more; the broker forgets the consumer, at the latest after `INACTIVE_S`."""
         self._break_off()
         self._connection.on_lost.discard(self._break_off)
         if self._subscription is not None:
             self._connection.unsubscribe(self._subscription)
+        if self._consumer and self._connection.connected:
+            self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._consumer}", b"", self._inbox)
 
     def top_up(self) -> None:
         """Enough is asked for, less what is `held` and not yet used."""
@@ -138,6 +144,8 @@ class Pull:
             return
         self._delivered += 1
         self.outstanding -= 1
+        if int(tokens[first]) < self._start:  # the server that reads for us had not caught up, and began at its own end
+            return
         time_ms = int(tokens[first + 2]) // _NS_PER_MS
         record = Record(self._stream, StreamSeq(int(tokens[first])), time_ms, subject.decode(), payload)
         self._on_record(record, int(tokens[first + 3]))

@@ -41,6 +41,8 @@ class JetStreamPass:
         self._held: deque[Record] = deque()
         self._complete = False
         """Whether nothing is to come behind what is held."""
+        self._drained = False
+        """Whether the server that reads for us says so; in a cluster it may be one that has not caught up."""
 
     async def records(self) -> AsyncGenerator[Record, None]:
         """The records up to what was the last when this began. Raises Unavailable if they cannot be had."""
@@ -72,7 +74,7 @@ class JetStreamPass:
         """Records for as long as one consumer delivers them."""
         pull = self._make_pull(self._take, self._held.__len__)
         try:
-            self._complete = await pull.open(self._next) == 0
+            self._drained = await pull.open(self._next) == 0
             while True:
                 while self._held:
                     record = self._held.popleft()
@@ -85,13 +87,17 @@ class JetStreamPass:
                 await self._wait(pull)
         finally:
             self._held.clear()
-            await pull.close()
+            pull.close()
 
     async def _wait(self, pull: Pull) -> None:
         """Something is held, or all has come. Raises Unavailable if the consumer delivers no more."""
         while not self._held and not self._complete:
             if pull.broken.is_set() or pull.silent:
                 raise Unavailable("the broker stopped delivering")
+            if self._drained:
+                self._drained = False
+                await self._look_ahead()
+                continue
             pull.stirred.clear()
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
@@ -100,7 +106,7 @@ class JetStreamPass:
                 await self._look_ahead()
 
     async def _look_ahead(self) -> None:
-        """Complete, if nothing is to come: a message that the broker finds damaged is left out without a word."""
+        """Complete, if the leader has nothing more: a message that it finds damaged is left out without a word."""
         following = await self._following(StreamSeq(self._next))
         if not self._held and (following is None or following.seq > self._last):
             self._complete = True
@@ -108,4 +114,5 @@ class JetStreamPass:
     def _take(self, record: Record, pending: int) -> None:
         if record.seq <= self._last:
             self._held.append(record)
-        self._complete = self._complete or record.seq >= self._last or pending == 0
+        self._drained = pending == 0
+        self._complete = self._complete or record.seq >= self._last

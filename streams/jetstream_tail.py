@@ -60,7 +60,7 @@ class JetStreamTail:
         try:
             await self._open()
         except PeerError:
-            await self._close_pull()
+            self._close_pull()
             raise
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -69,7 +69,7 @@ class JetStreamTail:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._close_pull()
+        self._close_pull()
 
     async def _run(self) -> None:
         while True:
@@ -103,7 +103,7 @@ class JetStreamTail:
                 return
 
     async def _open(self) -> None:
-        await self._close_pull()
+        self._close_pull()
         self._follow(await self._looked_at())
         pull = self._make_pull(self._deliver)
         self._pull = pull
@@ -159,7 +159,7 @@ class JetStreamTail:
         self._last = record
         self._on_record(record)
 
-    async def _close_pull(self) -> None:
+    def _close_pull(self) -> None:
         if self._pull is not None:
             pull, self._pull = self._pull, None
-            await pull.close()
+            pull.close()

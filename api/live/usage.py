@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from actors.live_settings import SETTINGS_KEY
 from api.census import REPLICAS, ask_all, registered
 from api.replicas.replica import Replica, replica_of
 from streams.registry import Registry
@@ -24,7 +25,7 @@ class Usage(msgspec.Struct, frozen=True):
     settings_revision: int | None
     """None if it did not say."""
     uses: bool
-    """Whether it is the one that the registry holds, or a later one."""
+    """Whether it is the one that the registry holds."""
     why: str = ""
 
 
@@ -40,7 +41,9 @@ class InUse(NamedTuple):
 
 
 async def in_use(registry: Registry, revision: int) -> InUse:
-    """Who decides by that revision now."""
+    """Who decides by the revision that the registry holds now; by the given one if it holds none."""
+    stored = [change.revision for change in await registry.get(SETTINGS_KEY) if change.key == SETTINGS_KEY]
+    revision = max(stored, default=revision)  # another may have set more meanwhile
     parts = await registered(registry, REPLICAS)
     return InUse([_usage(replica_of(answer), revision) for answer in await ask_all(parts)])
 
@@ -57,6 +60,6 @@ async def until_in_use(registry: Registry, revision: int) -> InUse:
 
 
 def _usage(it: Replica, revision: int) -> Usage:
-    uses = it.settings_revision is not None and it.settings_revision >= revision
+    uses = it.settings_revision is not None and it.settings_revision == revision
     why = it.why or ("" if it.settings_revision is not None else "does not say which")
     return Usage(it.name, it.id, it.settings_revision, uses, why)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
+from actors.snapshots import CLAIM
 from core.clock import SystemClock
 from core.errors import Unavailable
 from core.manifest import Manifest
-from projections.projection import FOLD_VERSION
 from projections.rebuild import take_snapshot
 from streams.log import EventLog
 from streams.registry import Registry
 from streams.snapshots import SnapshotStore
-
-WRITER_KEY = f"snapshots/writer-{FOLD_VERSION}"
-"""Who holds it writes the snapshots of this fold version."""
 
 
 async def take_fenced(log: EventLog, registry: Registry, store: SnapshotStore, chain_key: bytes, by: str) -> Manifest:
@@ -22,18 +21,25 @@ async def take_fenced(log: EventLog, registry: Registry, store: SnapshotStore, c
     one at a time, and whoever is elected after it fences both. WrongSequence if that, or another snapshot, comes
     between; Unavailable if a plane is away.
     """
-    fence = await registry.claim(WRITER_KEY, b'{"by":"operator"}')
-    if fence is not None:
-        try:
-            return await take_snapshot(log, store, chain_key, by, fence, SystemClock().wall_ms())
-        finally:
-            await registry.unregister(WRITER_KEY)
-    return await take_snapshot(log, store, chain_key, by, await _holder(registry), SystemClock().wall_ms())
+    claim = await registry.claim(CLAIM, b'{"by":"operator"}')
+    try:
+        fence = max(await _holder(registry) if claim is None else claim, await _newest_fence(store))
+        return await take_snapshot(log, store, chain_key, by, fence, SystemClock().wall_ms())
+    finally:
+        if claim is not None:
+            await registry.unregister(CLAIM)
+
+
+async def _newest_fence(store: SnapshotStore) -> int:
+    """Revisions start again in a registry that was wiped: a claim of now must not lose to one from before."""
+    async with aclosing(store.newest_first()) as manifests:
+        newest = await anext(manifests, None)
+    return newest.fence if newest is not None else 0
 
 
 async def _holder(registry: Registry) -> int:
     """The claim of whoever holds it."""
-    for change in await registry.get(WRITER_KEY):
-        if change.key == WRITER_KEY and change.value is not None:
+    for change in await registry.get(CLAIM):
+        if change.key == CLAIM and change.value is not None:
             return change.revision
     raise Unavailable("another writer of snapshots has just gone: try again")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from actors.router import Router
 from core.codec import decode_message
-from core.events import RequestFinished, RequestPrefilled, RequestRejected, RequestRouted, WorkerLost
+from core.events import RequestFinished, RequestMigrated, RequestPrefilled, RequestRejected, RequestRouted, WorkerLost
 from core.ids import StreamSeq
 from core.models import GenerationFailed, NoWorkers, UnknownModel
 from core.settings import RoutingSettings
@@ -116,8 +117,53 @@ async def connected(router: Router, workers: int) -> None:
     await eventually(lambda: sum(card.workers for card in router.models()) == workers, f"{workers} workers")
 
 
+async def test_an_answer_goes_on_elsewhere_when_its_worker_dies() -> None:
+    """The client sees neither a repeated nor a missing token, and the log says where it went on."""
+    async with world() as it:
+        await it.worker("a")
+        await it.worker("b")
+        router = await it.router()
+        await it.ready(router, 2)
+        whole, _ = await collect(router, request(range(60), max_tokens=400))
+        outputs = []
+        async for output in router.generate("sim", request(range(60), max_tokens=400)):
+            outputs.append(output)
+            if len(outputs) == 3:
+                by_id = {str(w.presence.id): name for name, w in it.workers.items() if w.presence}
+                await it.crash(by_id[next(iter(router.flights.open.values())).worker])
+        assert [token for output in outputs for token in output.tokens] == whole
+        assert [output.cached_tokens for output in outputs if output.cached_tokens is not None] == [
+            outputs[0].cached_tokens
+        ]
+        (moved,) = [e for e in await it.told(ROUTING, RequestMigrated)]
+        routed = [e for e in await it.told(ROUTING, RequestRouted) if e.request == moved.request]
+        assert [(e.attempt, e.prompt_tokens) for e in routed] == [(0, 60), (1, 60 + moved.told_tokens)]
+        assert (moved.attempt, moved.worker) == (1, routed[0].worker)
+
+
+async def test_an_answer_that_carries_more_than_its_tokens_does_not_move() -> None:
+    """Random numbers of a seed and counts of a penalty stay behind: the client hears that it broke off."""
+    for sampling in ({"seed": 7, "temperature": 1.0}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}):
+        async with world() as it:
+            await it.worker("a")
+            await it.worker("b")
+            router = await it.router()
+            await it.ready(router, 2)
+            asked = request(range(60))
+            asked = msgspec.structs.replace(
+                asked, sampling=msgspec.structs.replace(asked.sampling, max_tokens=3000, **sampling)
+            )
+            stream = router.generate("sim", asked)
+            await anext(stream)
+            by_id = {str(w.presence.id): name for name, w in it.workers.items() if w.presence}
+            await it.crash(by_id[next(iter(router.flights.open.values())).worker])
+            with pytest.raises(GenerationFailed, match="broke off"):
+                async for _ in stream:
+                    pass
+
+
 async def test_unfinished_stream_fails_and_untouched_one_moves() -> None:
-    """A worker that dies after its first token fails the request; before it, another worker takes over unseen."""
+    """The only worker dies after its first token: the request fails; before it, another worker takes over unseen."""
     async with world() as it:
         await it.worker("a", settings=FAST)
         router = await it.router()

@@ -10,11 +10,20 @@ import pytest
 from actors import suspicion as suspicion_module
 from actors.router import Router
 from core.codec import CHAIN_START, encode_event, encode_message
+from core.events import (
+    CacheCleared,
+    Event,
+    LoadReported,
+    RequestFinished,
+    RequestRouted,
+    SettingsChanged,
+    WorkerJoined,
+    WorkerLost,
+)
 from core.events import ReplicaLost as Lost
-from core.events import RequestFinished, RequestRouted, WorkerJoined, WorkerLost
-from core.ids import SourceId, StreamSeq, WorkerId, new_id
+from core.ids import SourceId, StreamName, StreamSeq, WorkerId, new_id
 from core.models import GenerationFailed
-from core.subjects import ROUTING, kv_stream, subject
+from core.subjects import LOAD, ROUTING, kv_stream, subject
 from tests.actors.world import LEASE_MS, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
 
@@ -257,6 +266,103 @@ async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:
         await eventually(
             lambda: [c.key for c in it.store.below("replicas/")] == [f"replicas/{router.voice.id}"], "the new entry"
         )
+
+
+async def test_a_lost_worker_leaves_nothing_in_any_fold() -> None:
+    """Its end is written on its load subject too, once, whoever judges it; every fold has a tombstone and no part."""
+    async with world() as it:
+        await it.worker("a")
+        routers = [await it.router(f"frontend-{i}") for i in range(2)]
+        for router in routers:
+            await it.ready(router)
+        dead = worker_id(it, "a")
+        await eventually(lambda: dead in routers[0].state.loads.reports, "a load report")
+        await it.crash("a")
+        it.store.expire(f"workers/{dead}")
+        for router in routers:
+            await eventually(lambda router=router: dead in router.state.loads.ended, "the end of its reports")  # type: ignore[misc]
+            assert dead not in router.state.kv[KV].members
+            assert dead not in router.state.loads.chains
+            assert router.state.digest_of(KV) == router.state.digest_of(LOAD) == 0
+        assert len(await it.told(KV, WorkerLost)) == len(await it.told(LOAD, WorkerLost)) == 1
+
+
+async def test_the_end_of_load_reports_is_written_by_whoever_is_left() -> None:
+    """The one who wrote the worker off died in between; reports of a worker that no kv stream knows end likewise."""
+    async with world() as it:
+        unknown, half = WorkerId(new_id()), WorkerId(new_id())
+        for worker in (unknown, half):
+            await say(it, LOAD, worker, LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=1))
+        await say(it, KV, f"{half}-lost", WorkerLost(by="x", reason="test"), about=half)
+        router = await it.router()
+        await eventually(lambda: {unknown, half} <= router.state.loads.ended.keys(), "both ends")
+        assert not router.state.loads.chains
+        assert len(await it.told(LOAD, WorkerLost)) == 2
+
+
+async def test_who_never_joined_as_far_as_we_know_is_lost_in_time() -> None:
+    """The log's head was cut: a worker and a replica of which the word of joining is gone, and that say nothing."""
+    async with world() as it:
+        worker, replica = WorkerId(new_id()), new_id()
+        await say(it, KV, worker, CacheCleared(reason="late"), n=5)
+        await say(it, ROUTING, replica, SettingsChanged(revision=1, settings={}), n=5)
+        router = await it.router()
+        await eventually(lambda: worker in router.state.kv[KV].members, "it is folded")
+        assert router.state.incomplete == 2
+        await eventually(lambda: worker in router.state.kv[KV].ended, "the worker is lost")
+        await eventually(lambda: replica in router.state.routing.ended, "the replica is lost")
+        assert router.state.incomplete == 0
+
+
+async def test_a_registered_worker_that_never_joined_is_not_lost() -> None:
+    """It lives, and will restate itself."""
+    async with world() as it:
+        worker = WorkerId(new_id())
+        await say(it, KV, worker, CacheCleared(reason="late"), n=5)
+        await it.worker("a")
+        router = await it.router()
+        await it.ready(router)
+        router.fleet.registered[worker] = router.fleet.registered[worker_id(it, "a")]
+        await asyncio.sleep(4 * LEASE_MS / 1000)
+        await looks(router)
+        assert worker in router.state.kv[KV].members
+
+
+async def test_a_leaving_worker_leaves_both_streams() -> None:
+    """It says so itself, in each."""
+    async with world() as it:
+        await it.worker("a")
+        router = await it.router()
+        await it.ready(router)
+        left = worker_id(it, "a")
+        await it.workers.pop("a").stop("done", drain=False)
+        await eventually(lambda: left in router.state.kv[KV].ended and left in router.state.loads.ended, "its ends")
+        assert router.state.loads.ended[left] == "left: done"
+        assert not await it.told(LOAD, WorkerLost)
+
+
+async def test_a_damaged_last_word_does_not_keep_an_end_from_being_written() -> None:
+    """What stands last on the subject of a lost worker cannot be read: the end follows it all the same."""
+    async with world() as it:
+        await it.worker("a")
+        router = await it.router()
+        await it.ready(router)
+        await collect(router, request(range(40)))
+        await it.settled(router)
+        dead = await it.crash("a")
+        where = subject(NAMESPACE, KV, dead)
+        last = await it.log.last(KV, where)
+        assert last is not None
+        it.log.rewrite(KV, last.seq, b"damaged")  # type: ignore[attr-defined]
+        it.store.expire(f"workers/{dead}")
+        await eventually(lambda: dead in router.state.kv[KV].ended, "it is lost")
+
+
+async def say(it: World, stream: StreamName, source: str, event: Event, *, n: int = 0, about: str = "") -> None:
+    """One message of somebody who is not there."""
+    where = subject(NAMESPACE, stream, about or source)
+    payload = encode_message(SourceId(source), n, CHAIN_START, 0, [encode_event(event)])
+    await it.log.append(stream, where, payload, f"{source}:{n}", StreamSeq(0))
 
 
 async def test_looking_goes_on_after_a_defect(caplog: pytest.LogCaptureFixture) -> None:

@@ -153,24 +153,3 @@ async def test_a_stream_made_anew_before_it_was_followed_has_its_own_epoch() -> 
     async with running(log) as (runner, _):
         await eventually(lambda: runner.caught_up, "catch-up")
         assert runner.state.cursor[KV].epoch == (await log.state(KV)).epoch
-
-
-async def test_a_history_that_was_replaced_is_folded_anew() -> None:
-    """What was folded of it is void, the other streams stay."""
-    log = await log_with(KV, kv_stream(1))
-    await join(log, messages=3)
-    await join(log, kv_stream(1))
-    async with running(log) as (runner, _):
-        await eventually(lambda: len(runner.state.alive()) == 4, "catch-up")
-        log.remake(KV)
-        await eventually(lambda: runner.resets == 1, "the reset")
-        assert len(runner.state.alive()) == 1
-        await join(log)
-        await eventually(lambda: len(runner.state.alive()) == 2, "the new history")
-        assert runner.state.cursor[KV].seq == 1
-        fresh = State(bytes(32))
-        for stream in (KV, kv_stream(1)):
-            fresh.open(stream, (await log.state(stream)).epoch)
-            async for record in log.read(stream, StreamSeq(1)):
-                fresh.apply(stream, record.seq, record.subject, record.payload)
-        assert fresh.digest == runner.state.digest

@@ -33,8 +33,10 @@ class Process:
         self.context: Context = copy_context()
         self.context.run(PROCESS.set, self)
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
-        self.buried: list[asyncio.Task[Any]] = []
-        """Tasks that were killed: kept, so that their `finally` blocks run only when the world is over."""
+        self.killed: list[asyncio.Task[Any]] = []
+        """Its tasks when it was killed: kept, so that their `finally` blocks run only when the world is over."""
+        self.missed: list[asyncio.Handle] = []
+        """What it did not live to do."""
 
     def __repr__(self) -> str:
         return f"<Process {self.name}{'' if self.alive else ', dead'}>"
@@ -42,7 +44,7 @@ class Process:
     def kill(self) -> None:
         """Nothing of it runs any more."""
         self.alive = False
-        self.buried = [task for task in self.tasks if not task.done()]
+        self.killed = [task for task in self.tasks if not task.done()]
 
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
@@ -162,6 +164,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             process = handle._context.get(PROCESS)
             if process is None or process.alive:
                 handle._run()
+            else:
+                process.missed.append(handle)
+
+    def bury(self, process: Process) -> None:
+        """What a killed process did not live to do is done after all, so that its tasks can be taken down."""
+        process.alive = True
+        self._ready.extend(process.missed)  # type: ignore[attr-defined]
+        process.missed.clear()
 
 
 def _shuffle_tasks(turn: list[Any], order: random.Random) -> None:

@@ -19,6 +19,10 @@ from tests.simulation.witness import Broken
 from tests.simulation.world import World
 
 
+BURY_TURNS_MAX = 50
+"""A task may catch a few cancellations on its way out."""
+
+
 class Failed(AssertionError):
     """A world in which a law did not hold; says how to see it again."""
 
@@ -94,8 +98,11 @@ async def _probe(world: World) -> None:
 def _bury(loop: VirtualLoop, world: World) -> None:
     """What was killed, and what still runs, is taken down without being looked at any more."""
     for part in world.dead:
-        part.process.alive = True
-    while tasks := asyncio.all_tasks(loop):
+        loop.bury(part.process)
+    for _ in range(BURY_TURNS_MAX):
+        tasks = asyncio.all_tasks(loop)
+        if not tasks:
+            break
         for task in tasks:
             task.cancel()
         loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))

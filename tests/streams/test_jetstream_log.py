@@ -198,6 +198,58 @@ async def test_remade_stream(server: EmbeddedNats, log: JetStreamLog) -> None:
     assert [state.epoch > epoch for state in resets] == [True]
 
 
+async def consumers(log: JetStreamLog) -> int:
+    """How many the server has for the stream."""
+    info = await log._connection.call(f"$JS.API.STREAM.INFO.{broker_stream(log.namespace, KV)}")
+    return int(info["state"]["consumer_count"])
+
+
+async def test_no_consumer_is_left_behind(server: EmbeddedNats, log: JetStreamLog) -> None:
+    """Passes, seeks and tails that ended, broke off or were replaced leave nothing on the server."""
+    publisher = Publisher(log)
+    publisher.wanted = 20
+    await publisher.run()
+    for count in (20, 5, 0):
+        records = log.read(KV, StreamSeq(1))
+        for _ in range(count):
+            await anext(records)
+        await records.aclose()  # type: ignore[attr-defined]
+    await log.seek(KV, 0)
+    seen: list[Record] = []
+    tail = await log.tail(KV, StreamSeq(1), seen.append)
+    await eventually(lambda: len(seen) == 20)
+    assert await consumers(log) == 1
+    pull = tail._pull
+    assert pull is not None
+    pull.broken.set()
+    await eventually(lambda: tail._pull not in (None, pull))
+    publisher.wanted = 25
+    await publisher.run()
+    await eventually(lambda: len(seen) == 25)
+    assert await consumers(log) == 1
+    await tail.stop()
+    assert await consumers(log) == 0
+
+
+async def test_consumers_of_a_dead_process_expire(server: EmbeddedNats, log: JetStreamLog) -> None:
+    """Who vanishes cannot clean up; the server does, after a while without being asked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streams.jetstream_pull.INACTIVE_S", 1)
+        dying = await connect(server, log.namespace)
+        await dying.tail(KV, StreamSeq(1), lambda _: None)
+        assert await consumers(log) == 1
+        keeper = dying._connection._keeper
+        assert keeper is not None
+        keeper.cancel()
+        wire = dying._connection._wire
+        assert wire is not None
+        wire._transport.abort()
+        async with asyncio.timeout(20):
+            while await consumers(log):
+                await asyncio.sleep(0.1)
+        await dying.close()
+
+
 async def test_expired_requests_do_not_add_up(server: EmbeddedNats, log: JetStreamLog) -> None:
     """A tail that waits long asks again when its requests end, and still hears everything once."""
     seen: list[Record] = []

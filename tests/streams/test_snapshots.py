@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import msgspec
 import pytest
 
@@ -60,9 +62,9 @@ async def ids(store: SnapshotStore) -> list[str]:
     return [manifest.id for manifest in await store.manifests()]
 
 
-async def read_back(log: EventLog) -> None:
+async def read_back(log: EventLog, namespace: str) -> None:
     """What is written is read, and manifests are listed, newest first, each naming the one before."""
-    store = SnapshotStore(log, "test", KEY)
+    store = SnapshotStore(log, namespace, KEY)
     assert await store.manifests() == []
     first = await store.write(CONTENT, draft("one"))
     second = await store.write([b"small"], draft("two"))
@@ -75,7 +77,7 @@ async def read_back(log: EventLog) -> None:
 
 async def test_what_is_written_is_read(log: MemoryLog) -> None:
     """In chunks of CHUNK_BYTES at most."""
-    await read_back(log)
+    await read_back(log, "test")
     sizes = [
         len(record.payload) async for record in log.read(SNAPSHOTS, StreamSeq(1)) if "manifest" not in record.subject
     ]
@@ -84,10 +86,12 @@ async def test_what_is_written_is_read(log: MemoryLog) -> None:
 
 async def test_a_real_broker_keeps_snapshots(nats_server: EmbeddedNats) -> None:
     """The same over JetStream."""
-    log = await JetStreamLog.connect(nats_server.url, "test", Topology(max_bytes=200 * 1024**2, max_age_s=3600))
+    small = Topology(max_bytes=64 * 1024 * 1024)
+    namespace = "t-" + secrets.token_hex(6)
+    log = await JetStreamLog.connect([nats_server.url], namespace, small, nats_server.credentials)
     try:
         await log.ensure([SNAPSHOTS])
-        await read_back(log)
+        await read_back(log, namespace)
     finally:
         await log.close()
 
