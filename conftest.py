@@ -1,3 +1,3 @@
 """Fixtures stand in tests/fixtures, one file per real part that they start."""
 
-pytest_plugins = ["tests.fixtures.nats", "tests.fixtures.etcd", "tests.fixtures.engines"]
+pytest_plugins = ["tests.fixtures.nats", "tests.fixtures.etcd", "tests.fixtures.engines", "tests.fixtures.nats_cluster"]

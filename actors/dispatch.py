@@ -81,7 +81,7 @@ class Dispatch:
         request = self._renamed(request)
         scope = scope_bytes(request.adapter, request.cache_salt)
         arrived_ms = self._clock.monotonic_ms()
-        told = Told(request)
+        told, failure = Told(request), ""
         for attempt in range(ATTEMPTS_MAX):
             rest = told.rest()
             prompt = Prompt(rest.tokens, self._fleet.catalog.block_size(model), self._hash_seed, scope)
@@ -105,16 +105,15 @@ class Dispatch:
                 if told.complete:
                     yield Output(finish="length")
                     return
-                self._migrated(asked, flight, told, error)
+                failure = str(error)
+                self._migrated(asked, flight, told, failure)
             finally:
                 flight.close(ended() or "abort")
-        raise (
-            GenerationFailed("the workers broke off")
-            if told.tokens
-            else NoWorkers(f"{ATTEMPTS_MAX} workers failed before the first token")
-        )
+        if told.tokens:
+            raise GenerationFailed(f"{ATTEMPTS_MAX} workers broke off, the last one: {failure}")
+        raise NoWorkers(f"{ATTEMPTS_MAX} workers failed before the first token")
 
-    def _migrated(self, asked: RouteRequest, flight: Flight, told: Told, error: WorkerGone) -> None:
+    def _migrated(self, asked: RouteRequest, flight: Flight, told: Told, reason: str) -> None:
         """The log knows that the next attempt, if there is one, goes on with an answer that was begun."""
         if told.tokens and asked.attempt + 1 < ATTEMPTS_MAX:
             self._voice().say(
@@ -123,7 +122,7 @@ class Dispatch:
                     attempt=asked.attempt + 1,
                     worker=flight.worker,
                     told_tokens=len(told.tokens),
-                    reason=str(error),
+                    reason=reason,
                 )
             )
 

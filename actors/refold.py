@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.ids import Epoch, StreamName, StreamSeq
-from projections.projection import MASK64, stamp
+from projections.projection import MASK64
 from projections.state import State
 
 
@@ -32,11 +32,8 @@ def drift(state: State, stream: StreamName) -> int:
     """
     if stream not in state.kv:
         return 0
-    parts = (
-        stamp(member.chain, member.identity) + state.index.digest(worker) + member.cache_known
-        for worker, member in state.kv[stream].alive.items()
-    )
-    return (sum(parts) - state.digest_of(stream)) & MASK64
+    kv = state.kv[stream]
+    return (kv.recount() - kv.digest) & MASK64
 
 
 def compare(state: State, refolded: State) -> dict[StreamName, Finding]:

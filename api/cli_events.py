@@ -17,6 +17,7 @@ from core.errors import CallerError, Corrupt
 from core.event_json import message_lines
 from core.ids import StreamName, StreamSeq
 from core.moments import Moment, parse_moment
+from core.subjects import SNAPSHOTS
 from replay.history import FIRST, position
 from streams.jetstream import JetStreamLog
 from streams.log import EventLog, Record
@@ -70,7 +71,9 @@ async def _print(connection: Connection, chosen: str | None, span: Span, follow:
 
 
 def _chosen(there: list[StreamName], chosen: str | None) -> list[StreamName]:
-    names = [name for name in there if chosen in (None, name) or name.startswith(f"{chosen}_")]
+    names = [name for name in there if chosen == name or name.startswith(f"{chosen}_")]
+    if chosen is None:
+        names = [name for name in there if name != SNAPSHOTS]  # chunks of folds are nothing to read
     if not names:
         raise CallerError(f"there is no stream {chosen!r}; there are {', '.join(there) or 'none yet'}")
     return names

@@ -34,7 +34,6 @@ from api.part import (
 from api.parts import SUPERVISED
 from api.server import Server, bind
 from api.snapshot_process import take_snapshot_apart
-from api.units import size_bytes
 from core.clock import SystemClock
 from core.errors import CallerError
 from core.ids import StreamName
@@ -159,7 +158,7 @@ def _router(
         restate_every_s=connection.restate_every_s,
         lease_ms=LEASE_S * 1000,
         journal=journal,
-        journal_bytes=size_bytes(connection.deployment.frontend.journal_max),
+        journal_bytes=connection.deployment.frontend.journal_bytes,
         snapshot_every_s=connection.snapshot_every_s or 0,
         take_snapshot=partial(take_snapshot_apart, connection.words) if connection.snapshot_every_s else None,
     )

@@ -22,6 +22,8 @@ Count = Annotated[int, Meta(ge=0, le=1024)]
 
 VERSION = 1
 OFF = "off"
+JOURNAL_BYTES_MIN = 1 << 20
+PAGE_BYTES = 4096
 ROLES = ("decode",)
 ENGINES = ("vllm", "simulated")
 
@@ -113,6 +115,13 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check("listen", split_address, self.listen)
         _check("journal_max", size_bytes, self.journal_max)
+        if self.journal_bytes < JOURNAL_BYTES_MIN:
+            raise ValueError(f"journal_max: {self.journal_max} is too little; give 1MiB or more")
+
+    @property
+    def journal_bytes(self) -> int:
+        """`journal_max` in whole pages."""
+        return size_bytes(self.journal_max) // PAGE_BYTES * PAGE_BYTES
 
     @property
     def host(self) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from core.prompt import Prompt
-from projections.block_table import SHARD_SHIFT, BlockTable
+from projections.block_table import KEY_BITS, KEY_MASK, BlockTable
 
 LEAP = 4
 """How much deeper the next probe lies while a digest costs less than the probe itself…"""
@@ -59,18 +59,18 @@ def gallop(tables: list[BlockTable], prompt: Prompt, live: int) -> list[Reach]:
 
 def _prober(tables: list[BlockTable], prompt: Prompt, live: int) -> At:
     key = prompt.key
-    (first, *others) = tables
+    (first, *others) = (table.shards for table in tables)
 
     def nearest(depth: int) -> int:
         block = key(depth)
-        return first[block >> SHARD_SHIFT].get(block, 0) & live
+        return first[block >> KEY_BITS].get(block & KEY_MASK, 0) & live
 
     def any_of_them(depth: int) -> int:
         block = key(depth)
-        shard = block >> SHARD_SHIFT
-        mask = first[shard].get(block, 0)
-        for table in others:
-            mask |= table[shard].get(block, 0)
+        shard, rest = block >> KEY_BITS, block & KEY_MASK
+        mask = first[shard].get(rest, 0)
+        for shards in others:
+            mask |= shards[shard].get(rest, 0)
         return mask & live
 
     return any_of_them if others else nearest

@@ -7,12 +7,11 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from core.ids import WorkerId
-from core.prompt import hashes_to_bytes
-from projections.block_table import BlockTable
+from projections.block_table import Shard, joined
 from projections.teams import Teams
 
 DUMP_ENTRIES_MAX = 4096
-"""Entries gone through between two chances to do something else; a larger shard is gone through at once."""
+"""Entries gone through between two chances to do something else; a larger dictionary is gone through at once."""
 
 
 class Holding(NamedTuple):
@@ -24,23 +23,23 @@ class Holding(NamedTuple):
     """Little-endian uint64, ascending."""
 
 
-def holdings(table: BlockTable, teams: Teams) -> Generator[None, None, list[Holding]]:
+def holdings(shards: list[Shard], teams: Teams) -> Generator[None, None, list[Holding]]:
     """All of a table, by the ids of the holders; equal contents give equal lists. Yields between slices."""
     groups: dict[int, list[bytes]] = defaultdict(list)
     left = DUMP_ENTRIES_MAX
-    for shard in table:
+    for number, shard in enumerate(shards):
         if shard and len(shard) > left:
             yield
             left = DUMP_ENTRIES_MAX
         left -= len(shard)
-        for mask, blocks in _by_mask(shard, teams.live).items():
-            groups[mask].append(hashes_to_bytes(sorted(blocks)))
+        for mask, keys in _by_mask(shard, teams.live).items():
+            groups[mask].append(joined(number, sorted(keys)))
     groups.pop(0, None)  # held by nobody who is still there
     return sorted(Holding(teams.members(mask), b"".join(parts)) for mask, parts in groups.items())
 
 
-def _by_mask(shard: dict[int, int], live: int) -> dict[int, list[int]]:
+def _by_mask(shard: Shard, live: int) -> dict[int, list[int]]:
     found: dict[int, list[int]] = defaultdict(list)
-    for block, mask in shard.items():
-        found[mask & live].append(block)
+    for key, mask in shard.items():
+        found[mask & live].append(key)
     return found

@@ -27,7 +27,7 @@ from projections.state import Applied, State, is_folded
 from streams.log import EventLog
 from streams.snapshots import SnapshotStore
 
-SLICE_S = 0.003
+SLICE_S = 0.002
 """Others have their turn after so long …"""
 SLICE_RECORDS_MAX = 256
 """… and after so many records, also where time stands still."""

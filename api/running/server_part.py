@@ -20,6 +20,9 @@ class Server(Protocol):
     def pid(self) -> int:
         """The process that was started last."""
 
+    def healthy(self) -> bool:
+        """False if only a restart can make it work again."""
+
     async def start(self) -> None:
         """It answers."""
 
@@ -63,8 +66,9 @@ class ServerPart:
         self.starts += 1
 
     async def alive(self) -> bool:
-        """A server that was stopped for a while is left alone: its clients wait for it."""
-        return True
+        """A server that was stopped for a while is left alone: its clients wait for it. One whose disk was full is
+        started again when there is room."""
+        return self._server.healthy()
 
     async def ready(self) -> bool:
         """It was when `start` returned."""

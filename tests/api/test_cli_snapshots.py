@@ -13,7 +13,8 @@ import pytest
 from api.cli_snapshots import snapshots
 from api.snapshots.listed import Listed, unusable
 from api.snapshots.table import snapshots_text
-from api.snapshots.taking import WRITER_KEY, take_fenced
+from actors.snapshots import CLAIM
+from api.snapshots.taking import take_fenced
 from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
 from core.errors import CallerError, WrongSequence
 from core.events import BlocksStored, Event, WorkerJoined
@@ -101,7 +102,7 @@ async def test_a_snapshot_is_taken_listed_and_verified(here: Deployed, worker: S
 
 async def test_take_goes_on_beside_the_elected_writer(here: Deployed, worker: Source) -> None:
     """Who is elected keeps its claim; a snapshot of the operator's is made in its name, and so is its next one."""
-    fence = await here.registry.claim(WRITER_KEY, b"{}")
+    fence = await here.registry.claim(CLAIM, b"{}")
     assert fence is not None
     taken = await ok(here, "take")
     assert taken["fence"] == fence
@@ -113,7 +114,7 @@ async def test_take_goes_on_beside_the_elected_writer(here: Deployed, worker: So
 async def test_take_gives_its_claim_back(here: Deployed, worker: Source) -> None:
     """A replica can be elected afterwards, and its claim is a later one."""
     taken = await ok(here, "take")
-    fence = await here.registry.claim(WRITER_KEY, b"{}")
+    fence = await here.registry.claim(CLAIM, b"{}")
     assert fence is not None
     assert fence > taken["fence"] > 0
 

@@ -1,6 +1,7 @@
 """Writes `v2.log.jsonl`: what came into the log after version 1, as `make_v1` wrote what was there before.
 
-Replicas that report and compare their folds, the ends of workers in the load stream, and messages that are missing.
+Replicas that report and compare their folds, a request that goes on with another worker, the ends of workers in the
+load stream, and messages that are missing.
 The file is history: it is never written again by a later version, which must fold it as it stands.
 
     python -m tests.golden.make_v2
@@ -20,6 +21,7 @@ from core.events import (
     ReplicaJoined,
     ReplicaReported,
     ReplicaRestated,
+    RequestMigrated,
     SettingsChanged,
     WorkerLeft,
     WorkerLost,
@@ -54,7 +56,8 @@ def write_replica(log: Scribe) -> None:
     log.write(ROUTING, ROUTER, reported(log, KV_0))
     epoch = log.state.cursor[KV_0].epoch
     found = DivergenceFound(stream=KV_0, epoch=epoch, seq=4, digest=1, refolded=2, other="f6" * 8, verdict="replaced")
-    log.write(ROUTING, ROUTER, found)
+    moved = RequestMigrated(request="first", attempt=1, worker=LOST, told_tokens=7, reason="the connection broke")
+    log.write(ROUTING, ROUTER, found, moved)
     log.write(ROUTING, ROUTER, ReplicaJoined(name="frontend-0", version="0.1.0"))
     log.write(ROUTING, ROUTER, SettingsChanged(revision=3, settings=SETTINGS.to_mapping()), restatement())
     log.write(ROUTING, ROUTER, LocalChanged(worker=SHAKY, reasons=("suspected",)))

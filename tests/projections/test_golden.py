@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from core.codec import decode_message
-from core.events import EVENT_TYPES, DivergenceFound, LoadReported, ReplicaReported, RequestRouted, UnknownEvent
+from core.events import (
+    EVENT_TYPES,
+    DivergenceFound,
+    LoadReported,
+    ReplicaReported,
+    RequestMigrated,
+    RequestRouted,
+    UnknownEvent,
+)
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
 from core.settings import RoutingSettings
@@ -23,7 +31,7 @@ from tests.projections.speaker import CHAIN_KEY
 V1 = Path(__file__).parents[1] / "golden" / "v1.log.jsonl"
 V1_DIGEST = 0x960D255F65E4F292
 """Under FOLD_VERSION 2. A fold of another version may have another digest; what it holds, below, stays."""
-LATER = {ReplicaReported, DivergenceFound}
+LATER = {RequestMigrated, ReplicaReported, DivergenceFound}
 """Types that came after version 1."""
 STEADY, SHAKY = WorkerId("a1" * 8), WorkerId("b2" * 8)
 ROUTER, RESTATED = ReplicaId("e5" * 8), ReplicaId("f6" * 8)

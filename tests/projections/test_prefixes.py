@@ -70,7 +70,7 @@ def test_a_million_blocks_of_one_set_of_holders_share_its_mask(workers: int) -> 
         for worker in ids:
             index.store(worker, "device", HASHES[turn][:8])
             index.remove(worker, "device", [])
-    masks = [mask for shard in index._tables["device"] for mask in shard.values()]
+    masks = [mask for shard in index._tables["device"].shards for mask in shard.values()]
     assert len({id(mask) for mask in masks}) == 1
     assert index.overlaps(prompt_of(0)) == {worker: (8,) * len(TIERS) for worker in ids}
 
@@ -87,7 +87,7 @@ def test_a_slot_is_used_again_only_when_it_is_swept() -> None:
         index.drop(worker)
         assert index.overlaps(prompt_of(0)) == {}
         assert (index.held(worker), index.blocks(worker), index.digest(worker)) == (set(), 0, 0)
-    masks = [mask for table in index._tables.values() for shard in table for mask in shard.values()]
+    masks = [mask for table in index._tables.values() for shard in table.shards for mask in shard.values()]
     assert max(mask.bit_length() for mask in masks) < 10
     assert repr(index) == "<PrefixIndex 0 workers, 0 blocks>"
 
@@ -117,12 +117,12 @@ def test_what_is_retired_leaves_the_tables() -> None:
     for block in range(1000):
         index.store(B, "device", [block])
         index.remove(B, "device", [block])
-    assert not any(shard for table in index._tables.values() for shard in table)
+    assert not any(shard for table in index._tables.values() for shard in table.shards)
 
 
 def test_a_sweep_looks_at_a_bounded_number_of_entries_at_a_time() -> None:
     """However large a dictionary is, a step takes out no more; the last one frees bit and room."""
-    table, teams = new_table(), Teams()
+    table, teams = new_table(0).shards, Teams()
     table[0].update(dict.fromkeys(range(1000), teams.join(A)))
     roomy = table[0].__sizeof__()
     teams.retire(A)

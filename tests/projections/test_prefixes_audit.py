@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.ids import WorkerId
 from projections import index_audit, sweep
-from projections.block_table import SHARD_SHIFT
+from projections.block_table import KEY_BITS, KEY_MASK
 from projections.prefixes import PrefixIndex
 from tests.projections.index_model import HASHES, Change, Model, changes, documents
 
@@ -59,9 +59,52 @@ def test_a_change_behind_its_back_is_found(
     for change in before:
         model.apply(change._replace(slot=2 + change.slot % 3))
     block = HASHES[document][place]
-    shard = model.index._tables["device"][block >> SHARD_SHIFT]
-    shard[block] = shard.get(block, 0) ^ model.index._teams.bits[A]
+    shard, key = model.index._tables["device"].shards[block >> KEY_BITS], block & KEY_MASK
+    shard[key] = shard.get(key, 0) ^ model.index._teams.bits[A]
     assert audited(model, [change._replace(slot=2 + change.slot % 3) for change in meanwhile]) == [A]
+
+
+@pytest.mark.parametrize("kind", ["store", "remove", "clear", "restart", "nothing"])
+def test_a_large_dictionary_that_changes_half_way_is_added_up_again(kind: str) -> None:
+    """All blocks stand in one dictionary, which takes many slices; what happens in it meanwhile is no difference."""
+    index, blocks = PrefixIndex(), list(range(20 * SLICE))
+    heirs = [WorkerId(f"{number:016x}") for number in range(100, 200)]
+    index.store(A, "device", blocks)
+    index.store(B, "device", blocks[::2])
+    found = None
+    for step, found in enumerate(index.audit()):
+        if found is None and step == 7:
+            match kind:
+                case "store":
+                    index.store(B, "device", blocks)
+                case "remove":
+                    index.remove(A, "device", blocks[::3])
+                case "clear":
+                    index.drop(B)
+                case "restart":
+                    index.drop(B)
+                    for heir in heirs:
+                        index.store(heir, "host", blocks)
+                case _:
+                    pass
+    assert step > 15 or kind != "nothing"
+    assert found == []
+
+
+def test_a_bit_given_out_again_half_way_is_nobody_elses() -> None:
+    """A worker gone before the audit, swept during it: its heir holds nothing of what the slices saw."""
+    index, blocks = PrefixIndex(), list(range(20 * SLICE))
+    index.store(A, "device", blocks)
+    index.store(B, "device", blocks)
+    index.drop(A)
+    heir, found = WorkerId("ff" * 8), None
+    for found in index.audit():
+        if found is None:
+            while index.sweeping:
+                index.store(B, "host", [1])
+            index.store(heir, "host", blocks)
+    assert index._teams.bits[heir] == 1
+    assert found == []
 
 
 def test_an_audit_stops_after_each_slice() -> None:
@@ -69,7 +112,7 @@ def test_an_audit_stops_after_each_slice() -> None:
     index = PrefixIndex()
     for chain in HASHES:
         index.store(A, "device", chain)
-    entries = sum(len(shard) for shard in index._tables["device"])
+    entries = sum(len(shard) for shard in index._tables["device"].shards)
     pauses = sum(found is None for found in index.audit())
     assert pauses >= entries // SLICE - 1
 

@@ -64,7 +64,7 @@ def test_a_dump_can_stop_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     for chain in HASHES:
         index.store(A, "device", chain)
     monkeypatch.setattr(holdings, "DUMP_ENTRIES_MAX", 5)
-    entries, pauses, step = sum(map(len, index._tables["device"])), 0, index.dumping()
+    entries, pauses, step = sum(map(len, index._tables["device"].shards)), 0, index.dumping()
     try:
         while True:
             next(step)

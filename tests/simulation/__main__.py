@@ -27,15 +27,16 @@ def main() -> int:
             outcome = simulate(seed, changes)
         except Failed as error:
             failed += 1
-            print(error, flush=True)
+            sys.stdout.write(f"{error}\n")
+            sys.stdout.flush()
             if not given.keep_going:
                 break
         else:
             if given.seed is not None:
-                print(outcome)
+                sys.stdout.write(f"{outcome}\n")
         if number % 100 == 0:
             each_ms = (time.process_time() - began_s) / number * 1000
-            print(f"{number} worlds, {failed} failed, {each_ms:.1f} ms each", file=sys.stderr, flush=True)
+            sys.stderr.write(f"{number} worlds, {failed} failed, {each_ms:.1f} ms each\n")
     return 1 if failed else 0
 
 

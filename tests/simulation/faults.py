@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -16,7 +16,7 @@ from streams.memory_stream import MemoryStream
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-Fault = Callable[["World"], Awaitable[None]]
+Fault = Callable[["World"], Coroutine[Any, Any, None]]
 
 
 async def kill_worker(world: World) -> None:
@@ -69,6 +69,13 @@ async def registry_away(world: World) -> None:
     """Nobody reaches the registry; no lease runs out meanwhile."""
     with world.away_from_registry(world.parts):
         await world.lasting(6.0)
+
+
+async def registry_wiped(world: World) -> None:
+    """The registry's data is gone: it comes back empty, and counts anew."""
+    with world.away_from_registry(world.parts):
+        world.store.wipe()
+        await world.lasting(3.0)
 
 
 async def change_settings(world: World) -> None:
@@ -143,9 +150,9 @@ async def expire_head(world: World) -> None:
 
 async def tamper(world: World) -> None:
     """A block is in a replica's index that no worker ever named."""
-    if world.replicas:
+    if len(world.replicas) > 1 and not world.witness.tampered:
         part = world.random.choice(list(world.replicas.values()))
-        alive = part.router.state.alive()
+        alive = part.router.state.alive() if part.started else []
         if alive:
             world.witness.tampered.add(part.process)
             part.router.state.index.store(alive[0].worker, "device", [world.random.getrandbits(64)])
@@ -160,12 +167,12 @@ def _some_seq(world: World, stream: MemoryStream) -> StreamSeq:
 
 
 def streams_of(world: World) -> list[StreamName]:
-    """Those whose history may be rewritten."""
+    """Those that are folded."""
     return sorted(name for name in world.log._streams if name != SNAPSHOTS)
 
 
 FAULTS: dict[str, Fault] = {
-    fault.__name__: fault  # type: ignore[attr-defined]
+    fault.__name__: fault
     for fault in (
         kill_worker,
         kill_replica,
@@ -174,6 +181,7 @@ FAULTS: dict[str, Fault] = {
         part_registry,
         lose_lease,
         registry_away,
+        registry_wiped,
         change_settings,
         log_away,
         log_full,
@@ -183,6 +191,7 @@ FAULTS: dict[str, Fault] = {
         delete_message,
         flip_byte,
         expire_head,
+        tamper,
     )
 }
 """By the name of their rate in `Options`."""

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from core.codec import CHAIN_START, decode_message, digest
-from core.errors import Corrupt
-from core.ids import StreamName
+from core.events import DivergenceFound, RequestRouted
+from core.subjects import ROUTING, owner
+from projections.rebuild import rebuild
 from projections.state import State
-from streams.log import Record
+from streams.snapshots import SnapshotStore
 from tests.simulation import faults
 from tests.simulation.engine import KEY
+from tests.simulation.parts import NAMESPACE
 from tests.simulation.replays import decisions_replay
 from tests.simulation.witness import Broken
 
@@ -70,14 +72,13 @@ def nothing_acknowledged_is_lost(world: World) -> None:
 def every_message_once(world: World) -> None:
     """No message stands in the log twice, and none that nobody sealed."""
     for name in faults.streams_of(world):
-        seen: dict[str, int] = {}
+        seen: dict[bytes, int] = {}
         for record in world.stream(name).from_seq(1):
-            message_id = _message_id(record)
-            if message_id is None:
-                continue
-            if message_id in seen:
-                raise Broken(f"{message_id} stands in {name} at {seen[message_id]} and at {record.seq}")
-            seen[message_id] = record.seq
+            if record.payload in seen:
+                raise Broken(f"one message stands in {name} at {seen[record.payload]} and at {record.seq}")
+            if record.payload not in world.witness.sealed | world.witness.made:
+                raise Broken(f"nobody sealed what stands in {name} at {record.seq}")
+            seen[record.payload] = record.seq
 
 
 def chains_are_whole(world: World) -> None:
@@ -96,13 +97,14 @@ def chains_are_whole(world: World) -> None:
 
 def the_dead_leave_nothing(world: World) -> None:
     """What has ended has no blocks, no load, nothing in flight, in no fold; and nothing is in flight at rest."""
-    lives = {worker.id for worker in world.workers.values()}
+    dead = world.witness.writers - {worker.id for worker in world.workers.values()}
     for part in world.replicas.values():
         state, ahead = part.router.state, part.router.voice.ahead
-        for kv in state.kv.values():
-            for worker in kv.members.keys() - lives:
-                if state.index.blocks(worker) or state.index.held(worker):
-                    raise Broken(f"{part.name} still has blocks of worker {worker}, which is over")
+        for worker in sorted(dead):
+            if state.index.blocks(worker) or state.index.held(worker):
+                raise Broken(f"{part.name} still has blocks of worker {worker}, which is over")
+            if any(worker in kv.members for kv in state.kv.values()):
+                raise Broken(f"{part.name} still has a part of worker {worker}, which is over")
         if busy := {worker: load for worker, load in state.routing.tally.busy.items() if load}:
             raise Broken(f"{part.name} has requests in flight at rest: {busy}")
         if any(ahead.tally.busy.values()) or ahead.computed:
@@ -112,12 +114,57 @@ def the_dead_leave_nothing(world: World) -> None:
                 raise Broken(f"{part.name} keeps what replica {other.replica} had in flight: {other}")
 
 
-def _message_id(record: Record) -> str | None:
-    try:
-        message = decode_message(record.payload)
-    except Corrupt:
-        return None
-    return f"{message.source}:{message.n}:{record.subject}"
+def no_false_alarm(world: World) -> None:
+    """Where no history was rewritten and nobody was tampered with, nobody finds a divergence."""
+    if not world.witness.history_kept or world.witness.tampered:
+        return
+    for record in world.stream(ROUTING).from_seq(1):
+        for event in decode_message(record.payload).events:
+            if isinstance(event, DivergenceFound):
+                raise Broken(f"{owner(record.subject)} found a divergence where there is none: {event}")
+    for part in world.replicas.values():
+        if found := part.router.upkeep.agreement.describe()["divergences"]:
+            raise Broken(f"{part.name} found {found} divergences where there are none")
+
+
+def decisions_are_in_the_log(world: World) -> None:
+    """Whoever was served has a decision in the log, once; also from a replica that was killed, if it had a journal.
+
+    Not if its outbox overflowed, or its end was written by others though it lived.
+    """
+    if not world.witness.history_kept or world.options.pending_events_max:
+        return
+    routed: dict[tuple[str, int], int] = {}
+    for record in world.stream(ROUTING).from_seq(1):
+        for event in decode_message(record.payload).events:
+            if isinstance(event, RequestRouted):
+                routed[event.request, event.attempt] = routed.get((event.request, event.attempt), 0) + 1
+    if twice := [key for key, count in routed.items() if count > 1]:
+        raise Broken(f"decisions stand in the log twice: {twice}")
+    requests = {request for request, _ in routed}
+    for request, part in world.served.items():
+        kept = part.process.alive or part.journals is not None
+        if kept and part.router.voice.id == part.first_id and request not in requests:
+            raise Broken(f"{request} was served by {part.name}, the log has no decision of it")
+
+
+async def snapshots_are_true(world: World) -> None:
+    """The newest snapshot that is good, with what follows it, is the fold of all; each is good if history was kept."""
+    store = SnapshotStore(world.log, NAMESPACE, KEY.chain_key)
+    rebuilt = await rebuild(world.log, KEY.chain_key, store)
+    if rebuilt.refused and world.witness.history_kept:
+        raise Broken(f"a snapshot is refused though history was kept: {rebuilt.refused}")
+    if rebuilt.manifest is None:
+        return
+    world.witness.saw("restored", rebuilt.manifest.id)
+    anew = folded_anew(world)
+    for name in anew.cursor:
+        both = (rebuilt.state, anew)
+        if any(state.projection(name).incomplete for state in both):
+            continue
+        found, wanted = (state.digest_of(name) for state in both)
+        if found != wanted:
+            raise Broken(f"from snapshot {rebuilt.manifest.id} {name} has {found:016x}, from zero {wanted:016x}")
 
 
 LAWS: tuple[Law, ...] = (
@@ -128,5 +175,6 @@ LAWS: tuple[Law, ...] = (
     chains_are_whole,
     the_dead_leave_nothing,
     decisions_replay,
+    no_false_alarm,
+    decisions_are_in_the_log,
 )
-

@@ -9,12 +9,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import heapq
 import random
 import weakref
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
+
+from streams.journal_file import JournalFile
 
 WALL_START_MS = 1_800_000_000_000
 """What the wall clocks say when a world begins."""
@@ -35,6 +38,8 @@ class Process:
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self.killed: list[asyncio.Task[Any]] = []
         """Its tasks when it was killed: kept, so that their `finally` blocks run only when the world is over."""
+        self.files: list[JournalFile] = []
+        """Journals that it opened: their locks go with it."""
         self.missed: list[asyncio.Handle] = []
         """What it did not live to do."""
 
@@ -44,6 +49,9 @@ class Process:
     def kill(self) -> None:
         """Nothing of it runs any more."""
         self.alive = False
+        for file in self.files:
+            if file._descriptor >= 0:
+                fcntl.flock(file._descriptor, fcntl.LOCK_UN)
         self.killed = [task for task in self.tasks if not task.done()]
 
 
@@ -67,7 +75,7 @@ class _Timer(asyncio.TimerHandle):
 
     def __lt__(self, other: object) -> bool:
         assert isinstance(other, _Timer)
-        return (self._when, self.number) < (other._when, other.number)
+        return (self.when(), self.number) < (other.when(), other.number)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -77,14 +85,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """`order` draws which of the tasks that can run goes first; without it they go in turn."""
         super().__init__()
         self.now_s = 0.0
-        self.reported: list[dict[str, Any]] = []
-        """What nobody caught."""
         self.network: Any = None
         """What `create_server` and `create_connection` use."""
         self._order = order
         self._timers = 0
-        self._selector = None  # type: ignore[assignment]  # there is nothing to select from
-        self.set_exception_handler(lambda _loop, context: self.reported.append(context))
+        self._selector = None
 
     def time(self) -> float:
         return self.now_s
@@ -96,7 +101,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers += 1
         timer = _Timer(max(when, self.now_s), self._timers, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True
+        timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
     def create_task(  # type: ignore[override]
@@ -107,7 +112,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> asyncio.Task[Any]:
         """The task belongs to the process in whose context it is made."""
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)  # type: ignore[arg-type]
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
         process = PROCESS.get() if context is None else context.get(PROCESS)
         if process is not None:
             process.tasks.add(task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,15 @@ class Options:
     requests_per_s: float = 4.0
     capacity_blocks: int = 24
     """Of each engine's cache."""
+
+    journals: bool = False
+    """Whether replicas keep what waits in files that outlive them."""
+    pending_events_max: int = 0
+    """What may wait in an outbox; 0 leaves it as it is."""
+    snapshot_every_s: float = 0.0
+    """0 takes none."""
+    restate_every_s: float = 40.0
+    """A quarter of a retention time that a world can live to see."""
 
     instant: float = 0.6
     """Share of messages that take no time."""
@@ -70,18 +80,20 @@ class Options:
     expire_head: float = 0.0
     """Retention takes the start of a stream."""
     tamper: float = 0.0
-    """A block is added to a replica's index behind its back."""
+    """A block is added to a replica's index behind its back, once in a world."""
 
     def __repr__(self) -> str:
         """Only what differs from the defaults."""
         usual = Options()
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(usual, f.name)}
+        changed = {
+            f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(usual, f.name)
+        }
         return f"Options({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     @property
     def rates(self) -> dict[str, float]:
         """Faults that strike by themselves, per virtual second."""
-        return {name: getattr(self, name) for name in RATES if getattr(self, name)}
+        return {name: getattr(self, name) for name in (*RATES, "tamper") if getattr(self, name)}
 
     @property
     def history_kept(self) -> bool:
@@ -109,9 +121,10 @@ RATES = {
     "delete_message": 0.2,
     "flip_byte": 0.2,
     "expire_head": 0.2,
-    "tamper": 0.1,
 }
 """Rates per virtual second: the highest that is drawn."""
+TAMPERING = 0.15
+"""Share of the worlds with several replicas and a kept history in which one replica is tampered with."""
 REWRITES = ("log_cut", "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head")
 """Faults after which the log does not hold all that it acknowledged."""
 QUIET = 0.35
@@ -123,15 +136,22 @@ FAULTS_DRAWN = 0.4
 def drawn(random_: random.Random, available: frozenset[str]) -> Options:
     """A world of its own for each seed; `available` are the faults that can be made."""
     kept = random_.random() < QUIET
-    chosen = {
+    chosen: dict[str, Any] = {
         name: random_.random() * highest
         for name, highest in (MESSAGES | RATES).items()
         if name in MESSAGES or (name in available and not (kept and name in REWRITES))
         if random_.random() < FAULTS_DRAWN
     }
+    replicas = random_.choice((1, 2, 2, 3))
+    if kept and replicas > 1 and random_.random() < TAMPERING:
+        # nobody restates himself: the replicas alone find out
+        chosen |= {"tamper": 0.3, "restate_every_s": 1e6}
     return replace(
         Options(),
-        replicas=random_.choice((1, 2, 2, 3)),
+        replicas=replicas,
+        journals=random_.random() < 0.5,
+        pending_events_max=random_.choice((0, 0, 0, 6, 20)),
+        snapshot_every_s=random_.choice((0.0, 3.0)),
         workers=random_.choice((1, 2, 2, 3)),
         partitions=random_.choice((1, 1, 2)),
         instant=random_.choice((0.3, 0.6, 0.9)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
 
 from core.errors import Unavailable
 from core.ids import StreamName, StreamSeq
@@ -20,6 +21,9 @@ ANSWER_TIMEOUT_S = 1.0
 """How long a process waits for an answer of the log."""
 TWICE_S = 15.0
 """How much later an append may reach the log once more, at most."""
+
+
+T = TypeVar("T")
 
 
 class Broker:
@@ -117,10 +121,11 @@ class RemoteLog:
         on_record: Callable[[Record], None],
         *,
         on_reset: Callable[[StreamState], None] | None = None,
+        after: Record | None = None,
     ) -> Tail:
         await self._ask()
         tail = RemoteTail(self, self._broker.network, self._process, on_record, on_reset)
-        await self._at_the_log(self._begin(tail, stream, start))
+        await self._at_the_log(self._begin(tail, stream, start, after))
         self._tails.append(tail)
         return tail
 
@@ -132,8 +137,8 @@ class RemoteLog:
         for tail in self._tails:
             await tail.stop()
 
-    async def _begin(self, tail: RemoteTail, stream: StreamName, start: StreamSeq) -> None:
-        tail.source = await self._log.tail(stream, start, tail.take, on_reset=tail.take_reset)
+    async def _begin(self, tail: RemoteTail, stream: StreamName, start: StreamSeq, after: Record | None) -> None:
+        tail.source = await self._log.tail(stream, start, tail.take, on_reset=tail.take_reset, after=after)
 
     async def _ask(self) -> None:
         """The way there and back of a question that changes nothing; Unavailable if it fails."""
@@ -165,7 +170,7 @@ class RemoteLog:
         answer.add_done_callback(_heard, context=self._broker.host.context)
         return answer
 
-    def _at_the_log(self, what):  # type: ignore[no-untyped-def]
+    def _at_the_log(self, what: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Done by the log, whatever becomes of who asked."""
         return self._loop.create_task(what, context=self._broker.host.context)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from core.codec import decode_message
 from core.events import LocalChanged, ReplicaRestated, RequestRouted, RoutingEvent, SettingsChanged
-from core.ids import BlockHash, ReplicaId, RequestId, StreamName, StreamSeq, WorkerId
+from core.ids import BlockHash, ReplicaId, RequestId, SourceId, StreamName, StreamSeq, WorkerId
 from core.prompt import Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, owner
@@ -103,7 +103,7 @@ class Replay:
     def _said(self) -> Iterator[Said]:
         for record in self._world.stream(ROUTING).from_seq(1):
             message = decode_message(record.payload)
-            if message.source == self.replica:
+            if message.source == SourceId(self.replica):
                 yield from (Said(record.seq, e) for e in message.events if isinstance(e, RoutingEvent))
 
 

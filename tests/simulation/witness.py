@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import xxhash
 
-from core.ids import StreamName, StreamSeq
-from core.subjects import SNAPSHOTS
+from core.ids import StreamName, StreamSeq, WorkerId
+from core.subjects import SNAPSHOTS, is_kv, owner
 from projections.kv import LOST_SUFFIX
 from projections.state import State
 from streams.log import Record
@@ -41,6 +41,12 @@ class Witness:
         """By stream, subject and payload."""
         self.taken: set[tuple[StreamName, bytes]] = set()
         """Payloads that the world itself took out of the log at some time."""
+        self.made: set[bytes] = set()
+        """Payloads that the world itself put there."""
+        self.sealed: set[bytes] = set()
+        """All payloads that any process offered."""
+        self.writers: set[WorkerId] = set()
+        """Every worker that ever said anything."""
         self.history_kept = True
         """Whether nothing was ever taken."""
         self.tampered: set[Process] = set()
@@ -66,6 +72,9 @@ class Witness:
     def offered(self, process: Process, stream: StreamName, subject: str, payload: bytes, message_id: str) -> None:
         """Law: a message keeps its bytes for ever once it was offered."""
         self.saw("offered", process.name, subject, message_id, xxhash.xxh3_64_intdigest(payload))
+        self.sealed.add(payload)
+        if is_kv(stream):
+            self.writers.add(WorkerId(owner(subject)))
         if stream == SNAPSHOTS or f"{LOST_SUFFIX}:" in message_id:
             return  # several may write an end, each in its own words: the first one's stands
         known = self.offered_payloads.setdefault((stream, message_id), payload)
@@ -81,6 +90,7 @@ class Witness:
     def took(self, stream: StreamName, before: list[Record], after: list[Record]) -> None:
         """The world changed a stream's history by itself."""
         gone = {record.payload for record in before} - {record.payload for record in after}
+        self.made |= {record.payload for record in after} - self.sealed
         self.taken |= {(stream, payload) for payload in gone}
         self.history_kept = False
         self.saw("history", stream, len(before), len(after))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from core.errors import Unavailable
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import RequestId, StreamName
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import tokens_to_bytes
-from core.subjects import LOAD, ROUTING, kv_stream
+from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream
 from streams.log import Record
 from streams.memory import MemoryLog
 from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
@@ -44,8 +45,10 @@ NOT_NOW = (NoWorkers, Overloaded, GenerationFailed, UnknownModel)
 class World:
     """Lives on one virtual loop; `random` draws what happens, in the order in which it happens."""
 
-    def __init__(self, loop: VirtualLoop, seed: int, options: Options) -> None:
+    def __init__(self, loop: VirtualLoop, seed: int, options: Options, folder: Path, defects: list[str]) -> None:
         self.options = options
+        self.folder = folder
+        """Where replicas keep what outlives them."""
         self.random = random.Random(f"world {seed}")
         self.loop = loop
         self.host = Process("world")
@@ -59,7 +62,10 @@ class World:
         self.replicas: dict[str, ReplicaPart] = {}
         self.dead: list[Part] = []
         self.requests: dict[asyncio.Task[bool], Part] = {}
-        self.served = 0
+        self.served: dict[str, ReplicaPart] = {}
+        """Requests that were served to their end, and by whom."""
+        self.defects = defects
+        """What the loop or the code under test had to report."""
         self._seed = seed
         self._lives = 0
         self._away: dict[Part, int] = {}
@@ -80,7 +86,7 @@ class World:
     async def begin(self) -> None:
         """Streams are there, and all parts are starting."""
         streams = [kv_stream(partition) for partition in range(self.options.partitions)]
-        await self.log.ensure([*streams, LOAD, ROUTING])
+        await self.log.ensure([*streams, LOAD, ROUTING, SNAPSHOTS])
         for number in range(self.options.workers):
             self.start_worker(f"worker-{number}")
         for number in range(self.options.replicas):
@@ -95,7 +101,7 @@ class World:
     def start_replica(self, name: str) -> ReplicaPart:
         """The same for a replica."""
         part = self.replicas[name] = ReplicaPart(*self._ways(name))
-        part.spawn(self._begun(part, part.start(self._clock(), self._listen)))
+        part.spawn(self._begun(part, part.start(self._clock(), self.options, self.folder, self._listen)))
         return part
 
     async def killed(self, part: Part) -> None:
@@ -128,12 +134,14 @@ class World:
     def _clock(self) -> VirtualClock:
         return VirtualClock(self.loop, self.random.randrange(-3000, 3000))
 
-    async def _begun(self, part: Part, start) -> None:  # type: ignore[no-untyped-def]
+    async def _begun(self, part: Part, start: Coroutine[Any, Any, None]) -> None:
         self.witness.saw("started", part.name)
         try:
             await start
         except Unavailable as error:
+            # as whoever looks after processes does: it ended, and is started again
             self.witness.saw("could not start", part.name, str(error))
+            self.loop.create_task(self.killed(part), context=self.host.context)
 
     def _listen(self, part: ReplicaPart) -> None:
         """The witness hears of every record that the replica folds."""
@@ -171,9 +179,10 @@ class World:
     async def _served(self, part: ReplicaPart, request: GenerateRequest, *, hangs_up: bool) -> bool:
         if not part.started:
             return False
-        outputs = cast("AsyncIterator[Output]", part.router.generate(MODEL, request))
+        # it is a generator, and can be closed
+        outputs = cast("AsyncGenerator[Output, None]", part.router.generate(MODEL, request))
         try:
-            async with aclosing(outputs) as stream:  # type: ignore[type-var]
+            async with aclosing(outputs) as stream:
                 async for output in stream:
                     if hangs_up and output.tokens:
                         break
@@ -181,6 +190,7 @@ class World:
             self.witness.saw("refused", part.name, request.id, type(error).__name__)
             return False
         self.witness.saw("served", part.name, request.id)
+        self.served[request.id] = part
         return True
 
     def _prompt(self) -> list[int]:
@@ -253,7 +263,7 @@ class World:
 
     def some_stream(self) -> StreamName:
         """Any whose history can be rewritten."""
-        return self.random.choice(faults.streams_of(self))
+        return self.random.choice(sorted(self.log._streams))
 
     def stream(self, name: StreamName) -> MemoryStream:
         """As the log holds it now."""
@@ -278,12 +288,16 @@ class World:
         until_s = self.loop.now_s + WHOLE_WITHIN_S
         pause_s = LOOK_S
         while unrest := self.unrest() or self._broken(laws):
-            if self.loop.reported:
-                raise Broken(f"a defect was reported: {self.loop.reported[0]}")
+            self.check_defects()
             if self.loop.now_s > until_s:
                 raise Broken(f"{WHOLE_WITHIN_S:g} s after the last fault: {unrest}")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.2, LOOK_MAX_S)
+
+    def check_defects(self) -> None:
+        """Broken if the loop or the code under test reported one."""
+        if self.defects:
+            raise Broken(f"a defect was reported: {self.defects[0]}")
 
     def _broken(self, laws: Sequence[Callable[[World], None]]) -> str:
         try:
@@ -318,6 +332,8 @@ class World:
         alive = {member.worker for member in state.alive()}
         if alive != {worker.id for worker in self.workers.values()}:
             return f"takes {sorted(alive)} for alive"
+        if extra := state.loads.reports.keys() - alive:
+            return f"has loads of {sorted(extra)}, which are over"
         speaking = {part.replica for part in state.routing.replicas.values() if part.joined and not part.ended}
         if speaking != {each.router.voice.id for each in self.replicas.values()}:
             return f"takes {sorted(speaking)} for the replicas"

@@ -1,0 +1,47 @@
+"""What is smaller in a world than in production, so that a few virtual seconds meet every bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import actors.snapshots
+import actors.voice
+from streams.journal_file import JournalFile
+from streams.outbox import Outbox
+from tests.simulation.loop import PROCESS
+from tests.simulation.options import Options
+
+SNAPSHOT_EVENTS_MIN = 20
+MANIFEST_READ_EVERY_MS = 1000
+
+
+@contextmanager
+def scaled(options: Options) -> Iterator[None]:
+    """Within it, bounds are as the options say, and every journal that a process opens is known to it."""
+    defaults = Outbox.__init__.__kwdefaults__
+    assert defaults is not None
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(actors.snapshots, "MIN_EVENTS", SNAPSHOT_EVENTS_MIN))
+        patches.enter_context(mock.patch.object(actors.snapshots, "READ_EVERY_MS", MANIFEST_READ_EVERY_MS))
+        patches.enter_context(mock.patch.object(JournalFile, "__init__", _known_to_its_process(JournalFile.__init__)))
+        if options.pending_events_max:
+            voices = replace(actors.voice.LIMITS, pending_events_max=options.pending_events_max)
+            others = replace(defaults["limits"], pending_events_max=options.pending_events_max)
+            patches.enter_context(mock.patch.object(actors.voice, "LIMITS", voices))
+            patches.enter_context(mock.patch.dict(defaults, {"limits": others}))
+        yield
+
+
+def _known_to_its_process(init: Any) -> Any:
+    def known(self: JournalFile, path: Path, descriptor: int, *rest: Any) -> None:
+        init(self, path, descriptor, *rest)
+        process = PROCESS.get()
+        if process is not None:
+            process.files.append(self)
+
+    return known

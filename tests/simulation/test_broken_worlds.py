@@ -1,0 +1,196 @@
+"""The simulation can fail: whatever is broken in the code under test, some law is soon found not to hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+import actors.dispatch
+from actors.agreement import Agreement
+from actors.predecessors import Predecessors
+from actors.suspicion import Suspicion
+from core.errors import WrongSequence
+from core.ids import StreamSeq
+from core.subjects import LOAD, ROUTING
+from projections.kv import KvProjection
+from projections.prefixes import PrefixIndex
+from projections.projection import MASK64
+from projections.requests import RoutingProjection
+from projections.state import State
+from projections.view import View
+from streams.memory_stream import MemoryStream
+from streams.outbox import Outbox
+from tests.simulation.run import Failed, simulate
+
+SEEDS_MAX = 60
+"""A broken law that takes longer to be found is as good as none."""
+KEPT = dict.fromkeys(
+    ("log_cut", "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head", "tamper"), 0.0
+)
+Patch = pytest.MonkeyPatch
+
+
+class Broken(NamedTuple):
+    """One way to break the code, and what a failure must say."""
+
+    breaks: Callable[[Patch], None]
+    says: str
+    changes: dict[str, Any]
+
+
+def _replaces(owner: type | object, name: str, new: Callable[[Any], Any]) -> Callable[[Patch], None]:
+    """The attribute is what `new` makes of the one that was there."""
+    return lambda patch: patch.setattr(owner, name, new(getattr(owner, name)))
+
+
+def _renumbers(offer: Any) -> Any:
+    async def new(self: Outbox, sealed: Any) -> None:
+        await offer(self, sealed)
+        if self._sealed is not None and self._backlog:  # not answered: the n goes to the next message
+            self._sealed = None
+
+    return new
+
+
+def _acknowledges_nothing(store: Any) -> Any:
+    def new(self: MemoryStream, new: Any, message_id: str, expected: int) -> Any:
+        if ".load." in new.subject and self.last % 10 == 9 and self.end(new.subject):
+            return new._replace(seq=StreamSeq(self.last))
+        return store(self, new, message_id, expected)
+
+    return new
+
+
+def _stores_twice(store: Any) -> Any:
+    def new(self: MemoryStream, new: Any, message_id: str, expected: int) -> Any:
+        try:
+            return store(self, new, message_id, expected)
+        except WrongSequence:
+            return store(self, new, message_id, self.end(new.subject))
+
+    return new
+
+
+def _forgets_removals(remove: Any) -> Any:
+    def new(self: PrefixIndex, worker: Any, tier: str, hashes: Any) -> None:
+        remove(self, worker, tier, [block for block in hashes if block % 3])
+
+    return new
+
+
+def _skips_a_record(apply: Any) -> Any:
+    calls = [0]
+
+    def new(self: State, stream: Any, seq: Any, subject: str, payload: bytes) -> Any:
+        calls[0] += 1
+        if calls[0] % 97 == 0:
+            self.cursor[stream] = self.cursor[stream]._replace(seq=seq)
+            return None
+        return apply(self, stream, seq, subject, payload)
+
+    return new
+
+
+def _depends_on_the_order(apply: Any) -> Any:
+    def new(self: State, stream: Any, seq: Any, subject: str, payload: bytes) -> Any:
+        result = apply(self, stream, seq, subject, payload)
+        if stream == ROUTING and LOAD in self.cursor and self.cursor[LOAD].seq % 2:
+            self.routing._digest = (self.routing._digest + 1) & MASK64
+        return result
+
+    return new
+
+
+def _throws_dice(decide: Any) -> Any:
+    dice = random.Random(1)
+
+    def new(view: View, *rest: Any) -> Any:
+        alive = [member.worker for member in view.state.alive()]
+        hidden = {"failed": frozenset(dice.sample(alive, 1))} if len(alive) > 1 and dice.random() < 0.2 else {}
+        return decide(view._replace(local={**view.local, **hidden}), *rest)
+
+    return new
+
+
+def _ends_no_requests(end: Any) -> Any:
+    def new(self: RoutingProjection, part: Any, reason: str) -> None:
+        kept = dict(part.in_flight)
+        end(self, part, reason)
+        for key, entry in kept.items():
+            self.tally.add(key, entry)
+
+    return new
+
+
+def _keeps_blocks(end: Any) -> Any:
+    def new(self: KvProjection, member: Any, reason: str) -> None:
+        held = self.index.held(member.worker)
+        end(self, member, reason)
+        self.index.store(member.worker, "device", sorted(held))
+
+    return new
+
+
+async def _does_nothing(*_: object, **__: object) -> None:
+    return None
+
+
+BROKEN = {
+    "an outbox that gives a number to another message": Broken(
+        _replaces(Outbox, "_offer", _renumbers), "other bytes", {"answer_lost": 0.2, **KEPT}
+    ),
+    "a log that acknowledges what it does not store": Broken(
+        _replaces(MemoryStream, "store", _acknowledges_nothing), "the log has it not", KEPT
+    ),
+    "a log that stores what comes twice": Broken(
+        _replaces(MemoryStream, "store", _stores_twice), "stands in", {"asked_twice": 0.3, "answer_lost": 0.1, **KEPT}
+    ),
+    "an index that forgets removals": Broken(
+        _replaces(PrefixIndex, "remove", _forgets_removals), "blocks of", {"capacity_blocks": 12, **KEPT}
+    ),
+    "a fold that skips a record": Broken(_replaces(State, "apply", _skips_a_record), "", KEPT),
+    "a fold that depends on the order between streams": Broken(
+        _replaces(State, "apply", _depends_on_the_order), " has ", {"replicas": 2, **KEPT}
+    ),
+    "a decision with dice of its own": Broken(
+        _replaces(actors.dispatch, "decide", _throws_dice), "replays", {"workers": 3, **KEPT}
+    ),
+    "requests that outlive their replica": Broken(
+        _replaces(RoutingProjection, "_end", _ends_no_requests), "in flight", {"kill_replica": 0.5, **KEPT}
+    ),
+    "blocks that outlive their worker": Broken(
+        _replaces(KvProjection, "_end", _keeps_blocks), "", {"kill_worker": 0.5, **KEPT}
+    ),
+    "replicas that do not listen to each other": Broken(
+        _replaces(Agreement, "hear", lambda _: lambda *_: None),
+        "",
+        {**KEPT, "tamper": 2.0, "replicas": 2, "restate_every_s": 1e6},
+    ),
+    "nobody who finds out who is lost": Broken(
+        _replaces(Suspicion, "run", lambda _: _does_nothing), "alive", {"kill_worker": 0.5, **KEPT}
+    ),
+    "nobody who tells what the dead left": Broken(
+        _replaces(Predecessors, "look", lambda _: _does_nothing),
+        "left",
+        {"kill_replica": 0.5, "journals": True, **KEPT},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_broken_code_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of this kind breaks a law within a few seeds, and the failure says how to see it again."""
+    broken = BROKEN[name]
+    broken.breaks(monkeypatch)
+
+    for seed in range(SEEDS_MAX):
+        try:
+            simulate(seed, broken.changes)
+        except Failed as error:
+            assert broken.says in str(error)
+            assert f"python -m tests.simulation --seed {seed} --set " in str(error)
+            return
+    raise AssertionError(f"{name}: not found within {SEEDS_MAX} seeds")

@@ -1,0 +1,83 @@
+"""Worlds by the thousand: whatever goes wrong, in whatever order, the log layer is whole again and its laws hold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.simulation.run import Outcome, simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = 2000
+SHARES = 2
+"""Processes that look at the seeds, one per core that a small machine has."""
+TIMEOUT_S = 900
+SHOWN = 40
+"""Worlds whose happenings are counted."""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tests.simulation", *arguments]
+
+
+def test_every_law_holds_in_every_world() -> None:
+    """No world of these seeds breaks a law; one that does says its seed and how to see it again."""
+    each = SEEDS // SHARES
+    running = [
+        subprocess.Popen(
+            command("--seeds", str(each), "--first", str(share * each)),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for share in range(SHARES)
+    ]
+    told = []
+    for process in running:
+        try:
+            said, _ = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+        told.append(said)
+
+    assert told == [""] * SHARES
+    assert [process.returncode for process in running] == [0] * SHARES
+
+
+def test_a_world_is_the_same_again_in_another_process() -> None:
+    """The same seed is the same world, step for step, whatever the hash seed of the process and what ran before it."""
+    seeds = range(7)
+    program = "from tests.simulation.run import simulate; print([simulate(seed).trace for seed in (*range(7), 0)])"
+
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "4711")
+    ]
+
+    here = [simulate(seed).trace for seed in (*seeds, 0)]
+    assert here[0] == here[-1]
+    assert traces == [f"{here}\n"] * 2
+    assert len(set(here)) == len(seeds)
+
+
+def test_worlds_are_worth_looking_at() -> None:
+    """In a handful of worlds everything happens that a law could be broken by."""
+    outcomes: list[Outcome] = [simulate(seed) for seed in range(SHOWN)]
+
+    happened = {name for outcome in outcomes for name, count in outcome.counts.items() if count}
+    assert happened >= {
+        "served", "refused", "killed", "kill_worker", "kill_replica", "part_tcp", "part_log", "part_registry",
+        "lose_lease", "registry_away", "registry_wiped", "change_settings", "log_away", "log_full", "log_cut",
+        "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head", "tamper", "replayed", "restored",
+    }  # fmt: skip
+    assert sum(outcome.counts["served"] for outcome in outcomes) > 10 * SHOWN
