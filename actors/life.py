@@ -12,14 +12,11 @@ from pathlib import Path
 from actors.entry import Entry
 from actors.flight import Flights
 from actors.live_settings import LiveSettings
+from actors.surroundings import Surroundings
 from actors.suspicion import ReplicaLook
 from actors.voice import Voice
-from core.clock import Clock
 from core.events import Event, ReplicaJoined
-from core.keys import DeploymentKey
 from projections.state import State
-from streams.log import EventLog
-from streams.registry import Registry
 
 
 class Life:
@@ -27,12 +24,8 @@ class Life:
 
     def __init__(
         self,
-        namespace: str,
+        around: Surroundings,
         joined: ReplicaJoined,
-        log: EventLog,
-        registry: Registry,
-        clock: Clock,
-        key: DeploymentKey,
         state: State,
         live: LiveSettings,
         flights: Flights,
@@ -41,12 +34,8 @@ class Life:
         journal_bytes: int,
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
-        self._namespace = namespace
+        self._around = around
         self._joined = joined
-        self._log = log
-        self._registry = registry
-        self._clock = clock
-        self._key = key
         self._state = state
         self._live = live
         self._flights = flights
@@ -56,7 +45,7 @@ class Life:
         self._details: dict[str, object] = {}
         self._stopping = False
         self.voice = self._new_voice()
-        self._entry = Entry(registry, f"replicas/{self.voice.id}")
+        self._entry = Entry(around.registry, f"replicas/{self.voice.id}")
         self.look = ReplicaLook(self.voice.id)
 
     def __repr__(self) -> str:
@@ -104,10 +93,10 @@ class Life:
 
     def _new_voice(self) -> Voice:
         return Voice(
-            self._namespace,
-            self._log,
-            self._clock,
-            self._key,
+            self._around.namespace,
+            self._around.log,
+            self._around.clock,
+            self._around.key,
             self._state,
             restate=self._restatement,
             on_superseded=self._on_superseded,
@@ -126,7 +115,7 @@ class Life:
         self.look.replica = self.voice.id
         self.begin()
         self.voice.restate(self._flights.restated(f"was {before.id}"))
-        entry, self._entry = self._entry, Entry(self._registry, f"replicas/{self.voice.id}")
+        entry, self._entry = self._entry, Entry(self._around.registry, f"replicas/{self.voice.id}")
         self._spawn(self._settle(before, entry))
 
     async def _settle(self, before: Voice, entry: Entry) -> None:

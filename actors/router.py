@@ -16,6 +16,7 @@ from actors.fleet import Fleet
 from actors.flight import Flights
 from actors.life import Life
 from actors.live_settings import LiveSettings
+from actors.surroundings import Surroundings
 from actors.suspicion import Suspicion
 from actors.upkeep import TakeSnapshot, Upkeep
 from actors.voice import Voice
@@ -95,13 +96,10 @@ class Router:
         self.fleet = Fleet(registry, clock, self._hello, self._on_fleet)
         self.flights = Flights(self._say, clock)
         self.suspicion = Suspicion(options.namespace, log, self.fleet, self.state, clock, options.lease_ms)
+        around = Surroundings(options.namespace, log, registry, clock, key)
         self.life = Life(
-            options.namespace,
+            around,
             ReplicaJoined(name=options.name, version=VERSION, address=options.address),
-            log,
-            registry,
-            clock,
-            key,
             self.state,
             self.live,
             self.flights,
@@ -121,11 +119,7 @@ class Router:
             decided=decided,
         )
         self.upkeep = Upkeep(
-            options.namespace,
-            log,
-            registry,
-            clock,
-            key,
+            around,
             self.state,
             self.runner,
             store,

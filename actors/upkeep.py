@@ -16,16 +16,13 @@ from actors.milestones import MILESTONE_EVERY
 from actors.predecessors import Predecessors
 from actors.restatements import Restatements
 from actors.snapshots import SnapshotWriter
-from core.clock import Clock
+from actors.surroundings import Surroundings
 from core.events import DivergenceFound, ReplicaReported
 from core.ids import ReplicaId
-from core.keys import DeploymentKey
 from core.subjects import ROUTING
 from projections.rebuild import rebuild
 from projections.runner import Runner
 from projections.state import Applied, State
-from streams.log import EventLog
-from streams.registry import Registry
 from streams.snapshots import SnapshotStore
 
 TakeSnapshot = Callable[[str, int], Awaitable[None]]
@@ -37,11 +34,7 @@ class Upkeep:
 
     def __init__(
         self,
-        namespace: str,
-        log: EventLog,
-        registry: Registry,
-        clock: Clock,
-        key: DeploymentKey,
+        around: Surroundings,
         state: State,
         runner: Runner,
         store: SnapshotStore,
@@ -53,6 +46,7 @@ class Upkeep:
         snapshot_every_s: float,
         take_snapshot: TakeSnapshot | None,
     ) -> None:
+        log, registry, clock, key = around.log, around.registry, around.clock, around.key
         self._life = life
         self._state = state
         self._runner = runner
@@ -62,7 +56,7 @@ class Upkeep:
 
         self.agreement = Agreement(state, life.say, self._me, clock, registry, refold=refold, rebuild=runner.rebuild)
         self.restatements = Restatements(state, clock, life, fleet, flights)
-        self.predecessors = None if journal is None else Predecessors(journal, namespace, log, clock, key)
+        self.predecessors = None if journal is None else Predecessors(journal, around.namespace, log, clock, key)
         self.snapshots: SnapshotWriter | None = None
         if take_snapshot is not None:
             self.snapshots = SnapshotWriter(

@@ -135,7 +135,7 @@ async def test_an_answer_goes_on_elsewhere_when_its_worker_dies() -> None:
         assert [output.cached_tokens for output in outputs if output.cached_tokens is not None] == [
             outputs[0].cached_tokens
         ]
-        (moved,) = [e for e in await it.told(ROUTING, RequestMigrated)]
+        (moved,) = await it.told(ROUTING, RequestMigrated)
         routed = [e for e in await it.told(ROUTING, RequestRouted) if e.request == moved.request]
         assert [(e.attempt, e.prompt_tokens) for e in routed] == [(0, 60), (1, 60 + moved.told_tokens)]
         assert (moved.attempt, moved.worker) == (1, routed[0].worker)

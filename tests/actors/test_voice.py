@@ -113,7 +113,7 @@ async def test_an_attempt_that_fails_before_the_first_token_is_made_again() -> N
         engine.script("z").put_nowait(Output(tokens=(1,)))
         for _ in range(3):
             engine.script("z").put_nowait(Unavailable("full"))
-        with pytest.raises(GenerationFailed, match="3 workers broke off, the last one: .*full"):
+        with pytest.raises(GenerationFailed, match=r"3 workers broke off, the last one: .*full"):
             await collect(router, request(range(40), id="z"))
         assert await outcomes(it, router) == [
             ("x", 0, "worker_lost"), ("x", 1, "stop"),

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from actors.snapshots import CLAIM
 from api.cli_snapshots import snapshots
 from api.snapshots.listed import Listed, unusable
 from api.snapshots.table import snapshots_text
-from actors.snapshots import CLAIM
 from api.snapshots.taking import take_fenced
 from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
 from core.errors import CallerError, WrongSequence
