@@ -105,7 +105,7 @@ class World:
                 held = router.state.index.held(WorkerId(worker.presence.id))
                 if held != set(worker.mirror.held("device")) or not worker.presence.kv.idle:
                     return False
-            return not len(router.voice.ahead)
+            return not len(router.voice.ahead) and router.voice.outbox.idle
 
         await eventually(agree, "index and caches agree")
 
