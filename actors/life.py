@@ -16,6 +16,7 @@ from actors.surroundings import Surroundings
 from actors.suspicion import ReplicaLook
 from actors.voice import Voice
 from core.events import Event, ReplicaJoined
+from core.ids import ReplicaId
 from projections.state import State
 
 
@@ -47,6 +48,8 @@ class Life:
         self.voice = self._new_voice()
         self._entry = Entry(around.registry, f"replicas/{self.voice.id}")
         self.look = ReplicaLook(self.voice.id)
+        self.on_new_id: Callable[[ReplicaId], None] = lambda _: None
+        """Called when the replica goes on under another id than before."""
 
     def __repr__(self) -> str:
         return f"<Life {self._joined.name} as {self.voice!r}>"
@@ -117,6 +120,7 @@ class Life:
         self.voice.restate(self._flights.restated(f"was {before.id}"))
         entry, self._entry = self._entry, Entry(self._around.registry, f"replicas/{self.voice.id}")
         self._spawn(self._settle(before, entry))
+        self.on_new_id(self.voice.id)
 
     async def _settle(self, before: Voice, entry: Entry) -> None:
         """The registry knows us as we are now."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +85,8 @@ class Worker:
         self.presence: Presence | None = None
         self.port = Port(self, options.namespace, key.door_key)
         self.address = ""
+        self.on_new_id: Callable[[WorkerId], None] = lambda _: None
+        """Called when the worker goes on under another id than before."""
         self._log = log
         self._registry = registry
         self._clock = clock
@@ -274,6 +276,8 @@ class Worker:
         assert before is not None
         try:
             await self._join()
+            assert self.presence is not None
+            self.on_new_id(self.presence.id)
         finally:
             await before.end()
             await before.unregister()

@@ -36,7 +36,7 @@ from api.server import Server, bind
 from api.snapshot_process import take_snapshot_apart
 from core.clock import SystemClock
 from core.errors import CallerError
-from core.ids import StreamName
+from core.ids import ReplicaId, StreamName
 from core.subjects import ROUTING
 
 DRAIN_TIMEOUT_S = 30.0
@@ -106,8 +106,13 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
         ops = operations(host, router.ready, metrics.registry, router.describe)
         await ops.start()
         await router.start({"ops": reachable(ops.address, arguments.advertise)})
-        log_as(replica=router.voice.id)
-        tell(arguments.home, arguments.name, ops, id=router.voice.id, address=join_address(host, api.address.port))
+
+        def known_as(id: ReplicaId) -> None:
+            log_as(replica=id)
+            tell(arguments.home, arguments.name, ops, id=id, address=join_address(host, api.address.port))
+
+        router.life.on_new_id = known_as
+        known_as(router.voice.id)
         await _until_ready(router)
         await api.start()
         _logger.info("listens on %s, operations on %s", api.address, ops.address)

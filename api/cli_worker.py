@@ -23,6 +23,7 @@ from api.parts import SUPERVISED
 from api.server import Server
 from core.clock import SystemClock
 from core.errors import CallerError
+from core.ids import WorkerId
 from core.readiness import Readiness
 from core.subjects import LOAD
 
@@ -128,8 +129,13 @@ async def _live(it: Worker, home: Path | None, ops: Server) -> str:
         ending.cancel()
         raise ending_early
     assert it.presence is not None
-    log_as(worker=it.presence.id)
-    tell(home, it.options.name, ops, id=it.presence.id, address=it.address)
+
+    def known_as(id: WorkerId) -> None:
+        log_as(worker=id)
+        tell(home, it.options.name, ops, id=id, address=it.address)
+
+    it.on_new_id = known_as
+    known_as(it.presence.id)
     _logger.info("serves %s on %s, operations on %s", it.engine.info.model, it.address, ops.address)
     reason = await ending
     _logger.info("ending: %s", reason)

@@ -245,13 +245,15 @@ async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:
         await it.worker("a")
         router = await it.router()
         await it.ready(router)
-        before = router.voice.id
+        before, known_as = router.voice.id, list[str]()
+        router.life.on_new_id = known_as.append
         stream = router.generate("sim", request(range(40), max_tokens=2000, id="long"))
         await anext(stream)
         await it.settled(router)
         await it.write_off(router, ROUTING, before)
         await collect(router, request(range(40), id="after"))  # its next word is refused
         await eventually(lambda: router.voice.id != before, "a new life")
+        assert known_as == [router.voice.id]
         await collect(router, request(range(40), id="new"))
         outputs = [output async for output in stream]
         assert outputs[-1].finish == "length"

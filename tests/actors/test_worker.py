@@ -158,7 +158,8 @@ async def test_a_worker_written_off_goes_on_without_the_registry() -> None:
         router = await it.router()
         await it.ready(router)
         await collect(router, request(range(100)))
-        before = worker_id(worker)
+        before, known_as = worker_id(worker), list[str]()
+        worker.on_new_id = known_as.append
         it.registries["a"].away = True
         await it.write_off(router, KV, before)
         assert worker.presence is not None
@@ -168,6 +169,7 @@ async def test_a_worker_written_off_goes_on_without_the_registry() -> None:
         it.registries["a"].away = False
         await eventually(lambda: router.fleet.connected(worker_id(worker)), "the new registration")
         await eventually(lambda: [c.key for c in it.store.below("workers/")] == [f"workers/{worker_id(worker)}"], "one")
+        assert known_as == [worker_id(worker)]
         _, outputs = await collect(router, request(range(100)))
         assert max(o.cached_tokens or 0 for o in outputs) == 96
 
