@@ -13,7 +13,7 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check -q -q
 ARGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install serve test check format clean
+.PHONY: help setup install serve test bench check format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,11 @@ serve: setup ## serve the tiny model from one command, until Ctrl-C
 
 test: setup ## all tests, with real NATS, etcd and vLLM
 	@$(PYTHON) -m pytest $(ARGS)
+
+bench: setup ## all measurements, rough ones unless ARGS say otherwise; bench/README.md says what each is
+	@for name in index fold recover lag append size; do \
+	  echo "== $$name"; $(PYTHON) -m bench.$$name $(or $(ARGS),--quick) || exit 1; \
+	done
 
 check: setup ## lint, format and types
 	@$(PYTHON) -m ruff check .

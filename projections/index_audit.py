@@ -16,6 +16,7 @@ from projections.block_table import KEY_BITS, Blocks, BlockTable
 from projections.shelf import Shelf
 from projections.teams import Teams
 
+EMPTY = BlockTable(0, [])
 AUDIT_ENTRIES_MAX = 4096
 """Entries added up between two chances to do something else; a larger shard is added up at once all the same."""
 
@@ -31,10 +32,12 @@ class Audit:
         self._touched = False
         """Whether that shard changed while a part of it was added up."""
 
-    def slices(self, tables: list[BlockTable], teams: Teams) -> Iterator[None]:
-        """Adds everything up, yielding between slices."""
+    def slices(self, tables: Mapping[str, BlockTable], teams: Teams) -> Iterator[None]:
+        """Adds everything up, yielding between slices. A tier may come into use in the meantime."""
         left = AUDIT_ENTRIES_MAX
-        for table in sorted(tables):
+        for place, tier in enumerate(TIERS):
+            self._at = (place, 0)
+            table = tables.get(tier, EMPTY)
             for number, shard in enumerate(table.shards):
                 self._at = (table.place, number)
                 if len(shard) > left:

@@ -151,7 +151,7 @@ class PrefixIndex:
         assert self._audit is None
         self._audit = audit = Audit()
         try:
-            for _ in audit.slices(list(self._tables.values()), self._teams):
+            for _ in audit.slices(self._tables, self._teams):
                 yield None
         finally:
             self._audit = None

@@ -34,6 +34,8 @@ PROGRESS_EVERY_S = 5.0
 CALM_S = 5.0
 """Load without faults before the first kill, and after the last."""
 ENGINE_ARGS = {"capacity_blocks": 256, "eos_every": 0}
+SNAPSHOT_EVERY = "1m"
+"""Most front ends that come back start from one."""
 
 
 def arguments() -> argparse.Namespace:
@@ -83,7 +85,7 @@ async def _cluster(folder: Path, wanted: argparse.Namespace) -> AsyncIterator[Cl
 
 
 def _file(folder: Path, wanted: argparse.Namespace, cluster: Cluster | None) -> Path:
-    log: dict[str, Any] = {"max_bytes": "2GiB"}
+    log: dict[str, Any] = {"max_bytes": "2GiB", "snapshot_every": SNAPSHOT_EVERY}
     if cluster is not None:
         access = {"user": cluster.credentials.user, "password": cluster.credentials.password}
         log |= {"nats": cluster.urls, "credentials": access, "replicas": 3}

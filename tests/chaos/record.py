@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from actors.telling import REASON as TOLD_BY_JOURNAL
 from core.codec import CHAIN_START, Message, decode_message, digest
 from core.events import (
     Event,
@@ -23,7 +24,7 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
-from core.subjects import owner
+from core.subjects import ROUTING, owner
 from streams.log import Record
 
 LOST = "-lost"
@@ -54,6 +55,8 @@ class LogRecord:
         self.finished: Counter[tuple[str, int]] = Counter()
         self.left: set[str] = set()
         """Workers and replicas that ended by themselves."""
+        self.told: set[str] = set()
+        """Replicas that were killed, and whose journal told their end."""
         self.lost: Counter[str] = Counter()
         self.joined: dict[str, str] = {}
         """Everybody who ever joined: `worker` or `replica`, by id."""
@@ -74,6 +77,8 @@ class LogRecord:
                 self.joined[entry.owner] = "worker"
             case ReplicaJoined():
                 self.joined[entry.owner] = "replica"
+            case ReplicaLeft(reason=reason) if reason == TOLD_BY_JOURNAL:
+                self.told.add(entry.owner)
             case WorkerLeft() | ReplicaLeft():
                 self.left.add(entry.owner)
             case WorkerLost() | ReplicaLost():
@@ -84,7 +89,7 @@ class LogRecord:
     @property
     def ended(self) -> set[str]:
         """Ids whose end is in the log."""
-        return self.left | {key.partition("/")[2] for key in self.lost}
+        return self.left | self.told | {key.partition("/")[2] for key in self.lost}
 
     def broken_chains(self) -> list[str]:
         """Every source counts from 0 without a gap or a repeat, each message naming the one before."""
@@ -104,13 +109,14 @@ class LogRecord:
         return _told("messages stored twice", [f"{key}" for key, count in times.items() if count > 1])
 
     def foreign_messages(self) -> list[str]:
-        """A subject holds its owner's messages and one end that another wrote; nothing follows that of a worker."""
+        """A subject holds its owner's messages and one end that another wrote; nothing follows it but what a dead
+        replica's journal still held."""
         wrong, over = [], set()
         for entry in self.entries:
             where = (entry.stream, entry.owner)
             if entry.message.source not in {entry.owner, entry.owner + LOST}:
                 wrong.append(f"{entry.stream}:{entry.seq} of {entry.message.source} on the subject of {entry.owner}")
-            elif where in over:
+            elif where in over and entry.stream != ROUTING:
                 wrong.append(f"{entry.stream}:{entry.seq} follows the end of {entry.owner}")
             if entry.message.source == entry.owner + LOST:
                 over.add(where)

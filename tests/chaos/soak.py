@@ -41,6 +41,8 @@ SLOPE_SHARE_MAX = 0.05
 FILES_MORE_MAX = 8
 """More open files at the end than after the warm-up."""
 ENGINE_ARGS = {"capacity_blocks": 256, "eos_every": 0}
+SNAPSHOT_EVERY = "5m"
+"""More often than by default, so that an hour sees a dozen of them."""
 LASTING = ("nats", "etcd", "frontend-", "contrail up")
 """Processes that live from start to end; workers do not."""
 
@@ -63,7 +65,8 @@ async def main(wanted: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix="contrail-soak-"))
     try:
         workers = [{"engine": "simulated", "count": wanted.workers, "engine_args": ENGINE_ARGS}]
-        deployment = {"version": 1, "log": {"max_bytes": wanted.max_bytes}, "workers": workers}
+        log = {"max_bytes": wanted.max_bytes, "snapshot_every": SNAPSHOT_EVERY}
+        deployment = {"version": 1, "log": log, "workers": workers}
         file = folder / "soak.yaml"
         file.write_text(json.dumps({**deployment, "frontend": {"replicas": wanted.replicas}}))
         async with up(folder / "data", "-f", str(file)) as running:
