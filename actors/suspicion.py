@@ -161,11 +161,12 @@ class Suspicion:
         source = SourceId(who + LOST_SUFFIX)
         try:
             last = await self._log.last(stream, where)
-            if (last is None and stream == LOAD) or (last is not None and _said_by(source, last)):
+            unsaid = last is None and stream == LOAD and who not in self._state.loads.chains
+            if unsaid or (last is not None and _said_by(source, last)):
                 return True  # nothing to end, or told already
             payload = encode_message(source, 0, CHAIN_START, self._clock.wall_ms(), [event])
             expected = StreamSeq(0 if last is None else last.seq)
-            await self._log.append(stream, where, payload, f"{source}:0", expected)
+            await self._log.append(stream, where, payload, f"{source}:{self._clock.wall_ms()}", expected)
         except WrongSequence:
             return False  # another replica was first, or it lives
         except ContrailError as error:

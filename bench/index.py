@@ -35,7 +35,7 @@ UNITS = {
     "medium_list_us": ("look up 512 matched blocks, from a list", "us"),
     "long_us": ("look up 8192 matched blocks (131 072 tokens), from bytes", "us"),
     "long_list_us": ("look up 8192 matched blocks, from a list", "us"),
-    "groups_us": ("look up 8192 blocks that 9 workers hold to 9 depths", "us"),
+    "groups_us": ("look up 8192 blocks that 8 workers hold to 8 depths", "us"),
     "bytes_per_entry": ("memory per (worker, block)", "bytes"),
     "drop_us": ("drop a worker", "us"),
     "sweep_step_us": ("longest change while it is swept", "us"),

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.index_work import BLOCK_SIZE, SMALL_EVENTS, Placed, Work, asked, batches, median_us, rss_bytes, slices
 from core.ids import WorkerId
-from core.prompt import Prompt, chain_hashes, hashes_from_bytes, hashes_to_bytes, tokens_to_bytes
+from core.prompt import Prompt, chain_hashes, hashes_to_bytes, tokens_to_bytes
 from projections.prefixes import PrefixIndex
 
 TIER = "device"
@@ -35,14 +35,14 @@ class Bench:
         """Seconds of so many stores."""
         started = time.perf_counter()
         for worker, hashes in events:
-            self.index.store(self.workers[worker], TIER, hashes_from_bytes(hashes))
+            self.index.store(self.workers[worker], TIER, hashes)
         return time.perf_counter() - started
 
     def remove(self, events: list[tuple[int, bytes]]) -> float:
         """The same of removals."""
         started = time.perf_counter()
         for worker, hashes in events:
-            self.index.remove(self.workers[worker], TIER, hashes_from_bytes(hashes))
+            self.index.remove(self.workers[worker], TIER, hashes)
         return time.perf_counter() - started
 
     def look(self, tokens: bytes) -> None:
@@ -81,7 +81,7 @@ def _lookups(it: Bench, work: Work) -> dict[str, float]:
 
 
 def _groups_us(it: Bench, work: Work, hashes: list[int]) -> float:
-    """A long prompt that eight more workers hold to eight different depths."""
+    """A long prompt that eight workers hold to eight different depths, after its blocks were removed."""
     others = [WorkerId(f"{number:016x}") for number in range(1000, 1000 + GROUPS)]
     for number, worker in enumerate(others):
         it.index.store(worker, TIER, hashes[: (number + 1) * (len(hashes) - 5) // GROUPS])
@@ -133,12 +133,12 @@ def main() -> None:
     found["bytes_per_entry"] = (rss_bytes() - before) / entries
     found["store_blocks_s"] = entries / seconds
     found |= _lookups(it, work)
-    found["groups_us"] = _groups_us(it, work, hashed[0])
     small = [(0, hashes_to_bytes([block])) for block in work.fresh(SMALL_EVENTS)]
     found["small_events_s"] = len(small) / it.store(small)
     found |= _kept(it)
     events = [(worker, hashes_to_bytes(part[::-1])) for worker, each in own for _, part in [*batches(each)][::-1]]
     found["remove_blocks_s"] = sum(len(each) for _, each in own) / it.remove(events)
+    found["groups_us"] = _groups_us(it, work, hashed[0])
     found["drop_us"], found["sweep_step_us"] = it.drop(it.workers[-1])
     print(json.dumps(found))
 

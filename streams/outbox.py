@@ -292,7 +292,7 @@ class Outbox:
         try:
             return decode_message(record.payload).source == self.source
         except Corrupt:
-            return False
+            return True  # damaged since: an end by another can be read
 
     def _is_as_known(self, record: Record | None) -> bool:
         if record is None:
