@@ -20,7 +20,7 @@ from api.data_folder import DataFolder, FolderLock
 from api.model_source import TINY
 from api.running.interrupts import Interrupts
 from api.running.launch import FRONTEND_DRAIN_MAX_S, Launch
-from api.running.preflight import check_workers, fit_log_to_disk, hold_port
+from api.running.preflight import check_copies, check_workers, fit_log_to_disk, hold_port
 from api.running.progress import Progress, progress_on
 from core.settings import POLICIES
 
@@ -84,6 +84,7 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
     """The deployment ran until it was told to stop, and nothing of it is left; ContrailError if it could not start."""
     frontend = loaded.deployment.frontend
     check_workers(loaded.deployment)
+    check_copies(loaded.deployment)
     with closing(hold_port(frontend.host, frontend.port)) as held:
         deployment = fit_log_to_disk(loaded, data.path)
         data.make()

@@ -31,6 +31,15 @@ def check_workers(deployment: Deployment) -> None:
         check_model(group)
 
 
+def check_copies(deployment: Deployment) -> None:
+    """A log of several copies has servers to lie on: the private NATS is one."""
+    if deployment.log.replicas > 1 and not deployment.log.nats:
+        raise CallerError(
+            f"log.replicas is {deployment.log.replicas}, which needs a NATS cluster of as many servers: "
+            "give their addresses with --nats, or leave log.replicas at 1"
+        )
+
+
 def fit_log_to_disk(loaded: Loaded, data: Path) -> Deployment:
     """The deployment with a log that fits on the disk; CallerError if it was told a size that does not."""
     deployment = loaded.deployment

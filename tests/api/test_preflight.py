@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from api.config_load import load
-from api.running.preflight import LOG_BYTES_MIN, fit_log_to_disk
+from api.running.preflight import LOG_BYTES_MIN, check_copies, fit_log_to_disk
 from api.units import size_bytes
 from core.errors import CallerError
 
@@ -55,3 +55,12 @@ def test_a_log_that_was_told_its_size_gets_it_or_is_refused(free: list[int], tmp
     free[0] = 31 << 20
     with pytest.raises(CallerError, match=r"log\.max_bytes is 32MiB, but .* has 31 MiB free"):
         fit_log_to_disk(load(file, environment={}), tmp_path)
+
+
+def test_several_copies_need_several_servers() -> None:
+    """The private NATS is one server; a given one is asked when the streams are made."""
+    three = {"CONTRAIL_LOG_REPLICAS": "3"}
+    with pytest.raises(CallerError, match=r"log\.replicas is 3, which needs a NATS cluster"):
+        check_copies(load(environment=three).deployment)
+    check_copies(load(environment={**three, "CONTRAIL_NATS": "nats://a:1"}).deployment)
+    check_copies(load(environment={}).deployment)
