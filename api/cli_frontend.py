@@ -25,10 +25,10 @@ from api.part import (
     OPERATIONS_GRACE_S,
     Planes,
     name_option,
-    on_stop,
     operations,
     planes,
     tell,
+    told_to_end,
     watch_outbox,
 )
 from api.parts import SUPERVISED
@@ -97,30 +97,36 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
     """Serves until told to end; then answers in flight finish, and the log and the registry know."""
     host, port = split_address(arguments.listen)
     listener = bind(host, port, reuse_port=arguments.shared_port)
-    async with planes(connection) as both:
-        metrics = FrontendMetrics()
-        address = join_address(arguments.advertise or host, listener.getsockname()[1])
-        router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
-        settings = ApiSettings(body_bytes_max=connection.deployment.frontend.body_bytes_max)
-        api = Server(create_app(router, metrics, settings), listener)
-        ops = operations(host, router.ready, metrics.registry, router.describe)
-        await ops.start()
-        await router.start({"ops": reachable(ops.address, arguments.advertise)})
+    with told_to_end(arguments.home) as ending:
+        async with planes(connection) as both:
+            metrics = FrontendMetrics()
+            address = join_address(arguments.advertise or host, listener.getsockname()[1])
+            router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
+            settings = ApiSettings(body_bytes_max=connection.deployment.frontend.body_bytes_max)
+            api = Server(create_app(router, metrics, settings), listener)
+            ops = operations(host, router.ready, metrics.registry, router.describe)
+            await ops.start()
+            await router.start({"ops": reachable(ops.address, arguments.advertise)})
+            _be_known(router, arguments, ops, join_address(host, api.address.port))
+            await _until_ready(router, ending)
+            await api.start()
+            _logger.info("listens on %s, operations on %s", api.address, ops.address)
+            reason = await ending
+            _logger.info("ending: %s", reason)
+            await api.stop(DRAIN_TIMEOUT_S)
+            await router.stop(reason)
+            await ops.stop(OPERATIONS_GRACE_S)
 
-        def known_as(id: ReplicaId) -> None:
-            log_as(replica=id)
-            tell(arguments.home, arguments.name, ops, id=id, address=join_address(host, api.address.port))
 
-        router.life.on_new_id = known_as
-        known_as(router.voice.id)
-        await _until_ready(router)
-        await api.start()
-        _logger.info("listens on %s, operations on %s", api.address, ops.address)
-        reason = await _told_to_end(arguments)
-        _logger.info("ending: %s", reason)
-        await api.stop(DRAIN_TIMEOUT_S)
-        await router.stop(reason)
-        await ops.stop(OPERATIONS_GRACE_S)
+def _be_known(router: Router, arguments: FrontendArguments, ops: Server, address: str) -> None:
+    """Who supervises us knows us by our id, whichever it is by then."""
+
+    def known_as(id: ReplicaId) -> None:
+        log_as(replica=id)
+        tell(arguments.home, arguments.name, ops, id=id, address=address)
+
+    router.life.on_new_id = known_as
+    known_as(router.voice.id)
 
 
 def _journal(connection: Connection, arguments: FrontendArguments) -> Path:
@@ -128,29 +134,15 @@ def _journal(connection: Connection, arguments: FrontendArguments) -> Path:
     return arguments.journal or DataFolder(connection.data or DEFAULT_DATA.absolute()).journal
 
 
-async def _until_ready(router: Router) -> None:
-    """It is ready, or waited long enough: others on this port must not lose requests to one that knows no worker."""
+async def _until_ready(router: Router, ending: asyncio.Future[str]) -> None:
+    """It is ready, or waited long enough, or is to end: others on this port must not lose requests to one that knows
+    no worker."""
     try:
         async with asyncio.timeout(READY_WAIT_S):
-            while not router.ready().ready:  # noqa: ASYNC110 - readiness has many sources, and this is once per life
+            while not router.ready().ready and not ending.done():  # noqa: ASYNC110 - readiness has many sources
                 await asyncio.sleep(READY_LOOK_S)
     except TimeoutError:
         _logger.warning("takes requests though not ready: %s", router.ready().waiting_for)
-
-
-async def _told_to_end(arguments: FrontendArguments) -> str:
-    ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def stop(reason: str) -> None:
-        if not ending.done():
-            ending.set_result(reason)
-
-    watching = on_stop(arguments.home, stop)
-    try:
-        return await ending
-    finally:
-        for task in watching:
-            task.cancel()
 
 
 def _router(

@@ -7,8 +7,8 @@ import dataclasses
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from api.connection import Connection
 from api.operations import create_operations_app
 from api.parts import Announcement, announce, until_orphaned
 from api.server import Server, bind
-from core.errors import CallerError
+from core.errors import CallerError, Unavailable
 from core.ids import NAME
 from core.readiness import Readiness
 from streams.etcd import EtcdRegistry
@@ -30,6 +30,9 @@ from streams.outbox import Outbox
 LEASE_S = 10
 """The registry forgets a process that is silent for so long."""
 OPERATIONS_GRACE_S = 1.0
+ENSURE_WAIT_S = 20.0
+"""How long a cluster may take to elect a leader before a part gives up and is started again."""
+ENSURE_RETRY_S = 0.5
 PAYLOAD_MIN = 768 * 1024
 """A chunk of a snapshot, the largest message of ours, with its headers and room to spare."""
 
@@ -65,7 +68,7 @@ async def planes(connection: Connection) -> AsyncIterator[Planes]:
     )
     try:
         _check_payload(log.max_payload)
-        await log.ensure(connection.topology.names())
+        await _ensure(log, connection)
         registry = await EtcdRegistry.connect(
             connection.etcd, connection.namespace, connection.etcd_credentials, LEASE_S
         )
@@ -75,6 +78,22 @@ async def planes(connection: Connection) -> AsyncIterator[Planes]:
             await registry.close()
     finally:
         await log.close()
+
+
+async def _ensure(log: JetStreamLog, connection: Connection) -> None:
+    """The streams exist; a cluster may just be without a leader, or a server short."""
+    try:
+        async with asyncio.timeout(ENSURE_WAIT_S):
+            while True:
+                try:
+                    await log.ensure(connection.topology.names())
+                except Unavailable as error:
+                    _logger.warning("the streams cannot be made now, trying again: %s", error)
+                    await asyncio.sleep(ENSURE_RETRY_S)
+                else:
+                    return
+    except TimeoutError as error:
+        raise Unavailable(f"the streams could not be made within {ENSURE_WAIT_S:g} s") from error
 
 
 def _check_payload(bytes_max: int) -> None:
@@ -112,6 +131,23 @@ def on_stop(home: Path | None, stop: Callable[[str], None]) -> list[asyncio.Task
         stop("contrail up is gone")
 
     return [asyncio.create_task(orphaned())] if home is not None else []
+
+
+@contextmanager
+def told_to_end(home: Path | None) -> Iterator[asyncio.Future[str]]:
+    """The future has the reason as soon as we are told to end; from here on no signal kills us."""
+    ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def stop(reason: str) -> None:
+        if not ending.done():
+            ending.set_result(reason)
+
+    watching = on_stop(home, stop)
+    try:
+        yield ending
+    finally:
+        for task in watching:
+            task.cancel()
 
 
 def watch_outbox(metrics: LogMetrics, stream: str, outbox: Callable[[], Outbox | None]) -> None:

@@ -61,9 +61,12 @@ async def test_a_slow_reader_gets_tokens_together(engine: SimulatedEngine) -> No
     stream = engine.generate(request(prompt(5), 10))
     first = await anext(stream)
     await until_idle(engine)
-    rest = await anext(stream)
-    assert len(first.tokens) + len(rest.tokens) == 10
-    assert (rest.finish, rest.cached_tokens) == ("length", None)
+    rest = [output async for output in stream]
+    outputs = [first, *rest]
+    assert len(rest) <= 1  # none if this task was so late that the first one has them all
+    assert sum(len(output.tokens) for output in outputs) == 10
+    assert outputs[-1].finish == "length"
+    assert [output.cached_tokens for output in rest] == [None] * len(rest)
 
 
 async def test_same_id_again(engine: SimulatedEngine) -> None:

@@ -44,8 +44,12 @@ class ByHand:
 
     async def address(self) -> str:
         """Where it takes requests, once it does."""
-        await eventually(lambda: self.lines, "its first line")
-        return self.lines[0]["message"].partition(" on ")[2].partition(",")[0]
+        await eventually(lambda: self._told, "the line that says where it listens")
+        return self._told[0].partition(" on ")[2].partition(",")[0]
+
+    @property
+    def _told(self) -> list[str]:
+        return [line["message"] for line in self.lines if ", operations on " in line["message"]]
 
 
 @asynccontextmanager

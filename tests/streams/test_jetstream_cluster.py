@@ -10,6 +10,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.codec import decode_message
+from core.errors import Unavailable
 from core.ids import StreamSeq
 from core.subjects import LOAD, broker_stream, subject
 from streams.backlog import OutboxLimits
@@ -32,10 +33,22 @@ async def connect(cluster: NatsCluster) -> JetStreamLog:
     return await JetStreamLog.connect(cluster.urls, "t-" + secrets.token_hex(6), TOPOLOGY, cluster.credentials)
 
 
+async def ensured(log: JetStreamLog) -> None:
+    """The streams exist; for a moment after a server came back the cluster does not count it yet."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await log.ensure([KV, LOAD])
+            except Unavailable:
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+
 @pytest.fixture
 async def log(nats_cluster: NatsCluster) -> AsyncIterator[JetStreamLog]:
     log = await connect(nats_cluster)
-    await log.ensure([KV, LOAD])
+    await ensured(log)
     yield log
     await log.close()
 
@@ -44,7 +57,7 @@ class TestClusterLog(EventLogContract):
     @pytest.fixture
     async def log(self, nats_cluster: NatsCluster) -> AsyncIterator[JetStreamLog]:
         log = await connect(nats_cluster)
-        await log.ensure([KV, LOAD])
+        await ensured(log)
         yield log
         await log.close()
 
