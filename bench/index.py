@@ -27,8 +27,10 @@ MEMORY_FROM = 1_000_000
 CASE_S_MAX = 900
 UNITS = {
     "store_blocks_s": ("store, 64 blocks per event", "blocks/s"),
+    "store_cpu_ns": ("CPU per stored block", "ns"),
     "small_events_s": ("store, 1 block per event", "events/s"),
     "remove_blocks_s": ("remove, 64 blocks per event", "blocks/s"),
+    "remove_cpu_ns": ("CPU per removed block", "ns"),
     "miss_us": ("look up a miss, 512 blocks, from bytes", "us"),
     "miss_list_us": ("look up a miss, 512 blocks, from a list", "us"),
     "medium_us": ("look up 512 matched blocks, from bytes", "us"),

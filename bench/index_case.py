@@ -29,20 +29,23 @@ class Bench:
 
     def __init__(self, work: Work) -> None:
         self.index = PrefixIndex()
+        self.cpu_s = 0.0
+        """CPU spent in stores and removals."""
         self.workers = [WorkerId(f"{number:016x}") for number in range(work.case.workers)]
 
     def store(self, events: list[tuple[int, bytes]]) -> float:
         """Seconds of so many stores."""
-        started = time.perf_counter()
-        for worker, hashes in events:
-            self.index.store(self.workers[worker], TIER, hashes)
-        return time.perf_counter() - started
+        return self._timed(self.index.store, events)
 
     def remove(self, events: list[tuple[int, bytes]]) -> float:
         """The same of removals."""
-        started = time.perf_counter()
+        return self._timed(self.index.remove, events)
+
+    def _timed(self, change: Callable[[WorkerId, str, bytes], None], events: list[tuple[int, bytes]]) -> float:
+        started, cpu = time.perf_counter(), time.process_time()
         for worker, hashes in events:
-            self.index.remove(self.workers[worker], TIER, hashes)
+            change(self.workers[worker], TIER, hashes)
+        self.cpu_s += time.process_time() - cpu
         return time.perf_counter() - started
 
     def look(self, tokens: bytes) -> None:
@@ -123,7 +126,7 @@ def main() -> None:
     it.store([(worker, hashes_to_bytes(shared)) for worker in range(case.workers)])
     gc.collect()
     gc.freeze()
-    before, seconds, entries = rss_bytes(), 0.0, 0
+    before, seconds, entries, it.cpu_s = rss_bytes(), 0.0, 0, 0.0
     for some in slices(chain(own, work.fillers())):
         events = _events(some)
         seconds += it.store(events)
@@ -131,13 +134,15 @@ def main() -> None:
         del events
     gc.collect()
     found["bytes_per_entry"] = (rss_bytes() - before) / entries
-    found["store_blocks_s"] = entries / seconds
+    found["store_blocks_s"], found["store_cpu_ns"] = entries / seconds, it.cpu_s / entries * 1e9
     found |= _lookups(it, work)
     small = [(0, hashes_to_bytes([block])) for block in work.fresh(SMALL_EVENTS)]
     found["small_events_s"] = len(small) / it.store(small)
     found |= _kept(it)
     events = [(worker, hashes_to_bytes(part[::-1])) for worker, each in own for _, part in [*batches(each)][::-1]]
-    found["remove_blocks_s"] = sum(len(each) for _, each in own) / it.remove(events)
+    count, it.cpu_s = sum(len(each) for _, each in own), 0.0
+    found["remove_blocks_s"] = count / it.remove(events)
+    found["remove_cpu_ns"] = it.cpu_s / count * 1e9
     found["groups_us"] = _groups_us(it, work, hashed[0])
     found["drop_us"], found["sweep_step_us"] = it.drop(it.workers[-1])
     print(json.dumps(found))

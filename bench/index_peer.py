@@ -41,12 +41,15 @@ class Tree:
 
     def __init__(self) -> None:
         self.tree = dynamo.RadixTree()
+        self.cpu_s = 0.0
+        """CPU spent in `seconds`, by all threads."""
 
     def seconds(self, events: list[tuple[int, bytes]]) -> float:
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         for worker, event in events:
             self.tree.apply_event(worker, event)
         self.tree.find_matches([1])
+        self.cpu_s += time.process_time() - cpu
         return time.perf_counter() - started
 
     def look(self, tokens: list[int]) -> None:
@@ -64,7 +67,7 @@ def main() -> None:
         it.seconds([(worker, stored(None, shared))])
     gc.collect()
     gc.freeze()
-    before, seconds, entries = rss_bytes(), 0.0, 0
+    before, seconds, entries, it.cpu_s = rss_bytes(), 0.0, 0, 0.0
     for some in slices(chain(own, work.fillers())):
         events = [(w, stored(parent or shared[-1], part)) for w, each in some for parent, part in batches(each)]
         seconds += it.seconds(events)
@@ -72,14 +75,16 @@ def main() -> None:
         del events
     gc.collect()
     found["bytes_per_entry"] = (rss_bytes() - before) / entries
-    found["store_blocks_s"] = entries / seconds
+    found["store_blocks_s"], found["store_cpu_ns"] = entries / seconds, it.cpu_s / entries * 1e9
     for kind, prompts in (("miss", work.misses), ("medium", work.mediums), ("long", work.longs)):
         lists = [[*prompt.tolist(), 0] for prompt in prompts]
         found[f"{kind}_us"] = median_us(it.look, lists, case.repeat)
     small = [(0, stored(None, [block])) for block in work.fresh(SMALL_EVENTS)]
     found["small_events_s"] = len(small) / it.seconds(small)
     events = [(worker, removed(part[::-1])) for worker, each in own for _, part in [*batches(each)][::-1]]
-    found["remove_blocks_s"] = sum(len(each) for _, each in own) / it.seconds(events)
+    count, it.cpu_s = sum(len(each) for _, each in own), 0.0
+    found["remove_blocks_s"] = count / it.seconds(events)
+    found["remove_cpu_ns"] = it.cpu_s / count * 1e9
     print(json.dumps(found))
 
 

@@ -1,6 +1,6 @@
 """Audit: what each worker holds, added up anew from the tables while they go on changing.
 
-Shards are added up one after the other, each at once. A change of a shard that was added up already is added to its
+Shards are added up one after the other. A change of a shard that was added up already is added to its
 sum as well; one of a shard still to come is seen when its turn comes. So at the end the sums are those of the tables.
 """
 
@@ -18,7 +18,7 @@ from projections.teams import Teams
 
 EMPTY = BlockTable(0, [])
 AUDIT_ENTRIES_MAX = 4096
-"""Entries added up between two chances to do something else; a larger shard is added up at once all the same."""
+"""Entries added up between two chances to do something else; a larger shard that changes half-way is taken at once."""
 
 
 class Audit:
@@ -40,14 +40,15 @@ class Audit:
             table = tables.get(tier, EMPTY)
             for number, shard in enumerate(table.shards):
                 self._at = (table.place, number)
-                if len(shard) > left:
+                size = len(shard)
+                if size > left:
                     yield
                     left = AUDIT_ENTRIES_MAX
-                left -= len(shard)
-                if len(shard) > AUDIT_ENTRIES_MAX:
+                left -= size
+                if size > AUDIT_ENTRIES_MAX:
                     yield from self._in_parts(table, number, teams)
-                else:
-                    self._take(table.place, _by_mask(number, shard.items()), teams, teams.live)
+                else:  # by its number: a sweep may have exchanged it
+                    self._take(table.place, _by_mask(number, table.shards[number].items()), teams, teams.live)
         self._at = (len(TIERS), 0)
 
     def _in_parts(self, table: BlockTable, number: int, teams: Teams) -> Iterator[None]:
@@ -71,7 +72,7 @@ class Audit:
             return
         hashes = [shard << KEY_BITS | key for shard, key in zip(blocks.shards, blocks.keys, strict=True)]
         if place == tier:
-            self._touched = True
+            self._touched |= number in blocks.shards
             hashes = [block for block in hashes if block >> KEY_BITS < number]
             unchanged = [block for block in unchanged if block >> KEY_BITS < number]
         self.sums[shelf.worker, place] += sign * (sum(hashes) - sum(unchanged))

@@ -43,7 +43,6 @@ class Teams:
             bit = self.shared(~taken & (taken + 1))
             self.bits[worker] = bit
             self._workers[bit] = worker
-            self._members.clear()
         return bit
 
     def retire(self, worker: WorkerId) -> bool:
@@ -52,7 +51,7 @@ class Teams:
         if bit:
             del self._workers[bit]
             self.live &= ~bit
-            self._members.clear()
+            self._members.clear()  # it may stand for another one some day
         return bool(bit)
 
     def free(self, swept: int) -> None:

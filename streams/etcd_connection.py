@@ -7,6 +7,7 @@ Lock, which fails under a current tenacity.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from streams.etcd_credentials import EtcdCredentials
 from streams.registry import Change
 
 etcd_stubs.install()
+# we fork only to run another program; grpc's own handlers for forks say a line on stderr each time, or hang
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import etcd3  # noqa: E402  the stubs must stand first
 import grpc  # noqa: E402

@@ -65,8 +65,8 @@ class Wire(asyncio.Protocol):
         return number
 
     def unsubscribe(self, number: int) -> None:
-        """Nothing of that subscription is delivered any more."""
-        if self._listeners.pop(number, None) is not None and not self.closing:
+        """Nothing of that subscription is delivered any more; without a connection there is nobody to tell."""
+        if self._listeners.pop(number, None) is not None and not self.closing and self._client.is_connected:
             self._write(f"UNSUB {number}\r\n".encode())
 
     def _write(self, *parts: bytes) -> None:

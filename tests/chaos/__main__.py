@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.complaints import SHOWN_MAX, complaints
-from tests.chaos.faults import Faults
+from tests.chaos.faults import LOOK_S, Faults
 from tests.chaos.load import BROKE, Load
 from tests.chaos.record import LogRecord
 from tests.chaos.reports import Reports
@@ -34,6 +34,8 @@ PROGRESS_EVERY_S = 5.0
 CALM_S = 5.0
 """Load without faults before the first kill, and after the last."""
 ENGINE_ARGS = {"capacity_blocks": 256, "eos_every": 0}
+DYING_S = 2.0
+"""So long after its kill a front end's connections may be found broken, with as many processes as here."""
 SNAPSHOT_EVERY = "1m"
 """Most front ends that come back start from one."""
 
@@ -142,7 +144,7 @@ async def _verified(running: Running, wanted: argparse.Namespace, load: Load, fa
     reports = Reports(record)
     laws |= {
         "no request failed but those whose front end was killed": _unmended(load),
-        "a connection broke only where a front end was killed": _unexplained(load, record, rest.alive),
+        "a connection broke only where a front end was killed": _unexplained(load, faults, record, rest.alive),
         "no chain has a gap or a repeat": record.broken_chains(),
         "every message is stored once": record.stored_twice(),
         "nobody writes on another's subject": record.foreign_messages(),
@@ -159,12 +161,15 @@ async def _verified(running: Running, wanted: argparse.Namespace, load: Load, fa
         "requests": dict(load.counts),
         "failed": [attempt._asdict() for attempt in load.unmended],
         "broken": sum(attempt.outcome == BROKE for attempt in load.attempts),
+        "broken_again": load.broke_again,
         "slowest_s": slow_s[-1] if slow_s else 0,
         "p50_s": slow_s[len(slow_s) // 2] if slow_s else 0,
         "kills": dict(faults.counts),
         "schedule": [kill._asdict() for kill in faults.kills],
         "messages": len(record.entries),
         "decisions": len(record.routed),
+        "migrated": record.migrated,
+        "told_by_journals": len(record.told),
         "points_reported": reports.points,
         "points_compared": reports.compared,
         "seed": wanted.seed,
@@ -178,11 +183,18 @@ def _unmended(load: Load) -> list[str]:
     return [f"{len(found)} {outcome}: {found[:4]}" for outcome, found in kinds.items()]
 
 
-def _unexplained(load: Load, record: LogRecord, alive: set[str]) -> list[str]:
-    """Broken connections to front ends that the log knows to have lived."""
+def _unexplained(load: Load, faults: Faults, record: LogRecord, alive: set[str]) -> list[str]:
+    """Broken connections to front ends that the log knows to have lived; or, without a decision, at no kill's time."""
     by = {request: replicas[0] for (request, _), replicas in record.routed.items()}
     lived = alive | record.left
-    wrong = [a.request for a in load.attempts if a.outcome == BROKE and by.get(a.request) in lived]
+    kills_s = [faults.started_s + kill.at_s for kill in faults.kills if kill.kind == "frontend"]
+    wrong = []
+    for attempt in load.attempts:
+        broke_s = attempt.sent_s + attempt.took_s
+        if attempt.outcome != BROKE or by.get(attempt.request, "") in record.ended - lived:
+            continue
+        if attempt.request in by or not any(-LOOK_S < broke_s - kill_s < DYING_S for kill_s in kills_s):
+            wrong.append(attempt.request)
     return [f"{len(wrong)}: {wrong[:4]}"] if wrong else []
 
 
@@ -195,7 +207,8 @@ def _show(findings: dict[str, Any]) -> None:
     print(f"\n  requests  {findings['requests']}, slowest {findings['slowest_s']:.1f} s, p50 {findings['p50_s']:.2f} s")
     print(f"  kills     {findings['kills']}")
     print(f"  log       {findings['messages']} messages, {findings['decisions']} decisions, ", end="")
-    print(f"{findings['points_reported']} points reported, {findings['points_compared']} compared")
+    print(f"{findings['points_reported']} points reported, {findings['points_compared']} compared, ", end="")
+    print(f"{findings['migrated']} answers migrated, {findings['told_by_journals']} journals told")
     print("  memory    " + ", ".join(f"{name} {size >> 20} MiB" for name, size in sorted(findings["memory"].items())))
     for text, count in sorted(findings["complaints"].items(), key=lambda item: -item[1])[:SHOWN_MAX]:
         print(f"  said {count:5d} times  {text}")

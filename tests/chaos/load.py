@@ -17,6 +17,8 @@ FAILURES = (BROKE, REFUSED, CUT_SHORT, TIMED_OUT)
 PREFIXES = 6
 """So many system prompts are shared by all conversations."""
 TURNS_MAX = 5
+RETRIES_MAX = 2
+"""The front end that a retry finds may be the next to be killed."""
 RETRY_AFTER_S = 0.2
 """For a moment a process that is being killed still takes connections, and breaks them; clients mostly wait longer."""
 HANG_UP_SHARE = 0.03
@@ -42,7 +44,9 @@ class Load:
     def __init__(self, host: str, port: int, seed: int, clients: int = 32, per_s: float = 20.0) -> None:
         self.attempts: list[Attempt] = []
         self.unmended: list[Attempt] = []
-        """Requests that failed in the end: without a broken connection, or again at the one retry."""
+        """Requests that failed in the end: without a broken connection, or again at each retry."""
+        self.broke_again = 0
+        """Retries whose connection broke too."""
         self._host, self._port = host, port
         self._pause_s = clients / per_s
         self._prefixes = [" ".join(_words(Random(f"{seed}/{n}"), 60)) for n in range(PREFIXES)]
@@ -97,11 +101,15 @@ class Load:
             yield body
 
     async def _ask(self, connection: HttpConnection, request: str, body: dict[str, Any], hang_up: bool) -> None:
-        """A client of good manners: one more try where its connection broke, and only there."""
+        """A client of good manners: it tries again where its connection broke, and only there."""
         attempt = await self._try(connection, request, body, hang_up)
-        if attempt.outcome == BROKE:
+        for _ in range(RETRIES_MAX):
+            if attempt.outcome != BROKE:
+                break
             await asyncio.sleep(RETRY_AFTER_S)
-            attempt = await self._try(connection, f"{request}-again", body, hang_up)
+            request += "-again"
+            attempt = await self._try(connection, request, body, hang_up)
+            self.broke_again += attempt.outcome == BROKE
         if attempt.outcome in FAILURES:
             self.unmended.append(attempt)
 

@@ -94,7 +94,7 @@ async def own_planes(folder: Path, *, replicas: int = 2, workers: int = 2) -> As
         await planes.etcd.start()
         async with up(folder / "data", "-f", str(planes.file())) as planes.running:
             host, _, port = planes.running.url.removeprefix("http://").rpartition(":")
-            planes.load = Load(host, int(port), seed=1, clients=16, per_s=20.0)
+            planes.load = Load(host, int(port), seed=1, clients=16, per_s=25.0)
             try:
                 await planes.answered(40)
                 yield planes

@@ -18,6 +18,7 @@ from core.events import (
     ReplicaLeft,
     ReplicaLost,
     RequestFinished,
+    RequestMigrated,
     RequestRouted,
     UnknownEvent,
     WorkerJoined,
@@ -57,6 +58,8 @@ class LogRecord:
         """Workers and replicas that ended by themselves."""
         self.told: set[str] = set()
         """Replicas that were killed, and whose journal told their end."""
+        self.migrated = 0
+        """Answers that another worker went on with."""
         self.lost: Counter[str] = Counter()
         self.joined: dict[str, str] = {}
         """Everybody who ever joined: `worker` or `replica`, by id."""
@@ -73,6 +76,8 @@ class LogRecord:
                 self.routed[event.request, event.attempt].append(entry.owner)
             case RequestFinished():
                 self.finished[event.request, event.attempt] += 1
+            case RequestMigrated():
+                self.migrated += 1
             case WorkerJoined():
                 self.joined[entry.owner] = "worker"
             case ReplicaJoined():

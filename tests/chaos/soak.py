@@ -45,6 +45,8 @@ SNAPSHOT_EVERY = "5m"
 """More often than by default, so that an hour sees a dozen of them."""
 LASTING = ("nats", "etcd", "frontend-", "contrail up")
 """Processes that live from start to end; workers do not."""
+NATS, NATS_MAX = "nats", 256 << 20
+"""nats-server keeps the newest block of each stream in memory: it grows until those are full, at about 160 MiB."""
 
 
 def arguments() -> argparse.Namespace:
@@ -171,10 +173,12 @@ def _slope(points: list[tuple[float, float]]) -> float:
 
 
 def flat(samples: list[dict[str, Any]]) -> list[str]:
-    """Processes whose memory grew over what was measured, by more than the noise."""
+    """Processes whose memory grew over what was measured, by more than the noise; and the broker's, by its bound."""
     hours = (samples[-1]["at_s"] - samples[0]["at_s"]) / 3600 if samples else 0
-    grown = {name: slope * hours for name, slope in slopes(samples).items()}
-    return [
+    grown = {name: slope * hours for name, slope in slopes(samples).items() if name != NATS}
+    broker = max((one["rss"].get(NATS, 0) for one in samples), default=0)
+    too_large = [f"{NATS} had {broker >> 20} MiB"] if broker > NATS_MAX else []
+    return too_large + [
         f"{name} grew by {grew / 2**20:.1f} MiB in {hours:.2f} h"
         for name, grew in grown.items()
         if grew > max(SLOPE_MAX, SLOPE_SHARE_MAX * samples[-1]["rss"][name])

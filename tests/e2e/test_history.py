@@ -29,12 +29,12 @@ async def test_a_store_put_back_to_an_older_copy(tmp_path: Path) -> None:
     digests agree again, and the gaps name exactly the messages that are missing."""
     async with own_planes(tmp_path) as it:
         kept = await it.keep_store()
-        await it.answered(60)
+        await it.answered(30)
         before = await messages(it)
         await it.put_back(kept)
         await it.answered(20)
         await healed(it)
-        await it.answered(60)
+        await it.answered(30)
         await it.assert_whole()
         there = await messages(it)
         missing = lost(before, there)
@@ -51,7 +51,7 @@ async def test_streams_deleted_and_made_again(tmp_path: Path) -> None:
         for stream in STREAMS:
             async with broker_of(it.running) as broker:
                 await broker.call("STREAM.DELETE", stream)
-            await it.answered(40)
+            await it.answered(20)
             await healed(it)
         await it.assert_whole()
 
@@ -118,8 +118,7 @@ async def test_etcd_wiped_under_load(tmp_path: Path) -> None:
     async with own_planes(tmp_path) as it:
         workers = it.running.workers()
         await it.wipe_etcd()
-        await asyncio.sleep(LEASE_S + 2)
-        await it.answered(60)
+        await asyncio.gather(asyncio.sleep(LEASE_S + 2), it.answered(60))
         assert it.running.workers() == workers
         kv = await it.running.events("kv_0")
         assert not [event for event in kv if isinstance(event, WorkerLost)]

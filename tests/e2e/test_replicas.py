@@ -67,6 +67,7 @@ def _id(running: Running, name: str) -> str | None:
 async def _others_went_on(load: Load, rest: Rest, killed: str) -> None:
     """What broke was the dead one's, one retry mended it, and every answer's decision is in the log."""
     assert load.unmended == []
+    assert load.broke_again == 0
     assert await rest.reached() == []
     record = await rest.record()
     broke = [attempt.request for attempt in load.attempts if attempt.outcome == BROKE]

@@ -97,13 +97,32 @@ def test_a_bit_given_out_again_half_way_is_nobody_elses() -> None:
     index.store(A, "device", blocks)
     index.store(B, "device", blocks)
     index.drop(A)
-    heir, found = WorkerId("ff" * 8), None
-    for found in index.audit():
-        if found is None:
+    heir, found = WorkerId("ff" * 8), [A]
+    for step, said in enumerate(index.audit()):
+        found = said or []
+        if step == 3:
             while index.sweeping:
                 index.store(B, "host", [1])
             index.store(heir, "host", blocks)
     assert index._teams.bits[heir] == 1
+    assert found == []
+
+
+def test_a_dictionary_that_a_sweep_exchanged_is_the_one_that_counts() -> None:
+    """While the audit pauses before it, it is made anew, and changes."""
+    index, first, second = PrefixIndex(), range(SLICE), [1 << KEY_BITS | key for key in range(1000)]
+    index.store(A, "host", [1])
+    index.store(B, "device", list(first))
+    index.store(B, "device", second)
+    index.remove(B, "device", second[2:])
+    index.drop(A)
+    shard, found = index._tables["device"].shards[1], [A]
+    for said in index.audit():
+        found = said or []
+        while index.sweeping:
+            index.store(B, "host", [2])
+        index.store(B, "device", second[:4])
+    assert index._tables["device"].shards[1] is not shard
     assert found == []
 
 

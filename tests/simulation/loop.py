@@ -59,7 +59,7 @@ PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class _Timer(asyncio.TimerHandle):
-    __slots__ = ("number",)
+    __slots__ = ("key",)
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class _Timer(asyncio.TimerHandle):
         context: Context | None,
     ) -> None:
         super().__init__(when, callback, args, loop, context)
-        self.number = number
+        self.key = when, number
 
     def __lt__(self, other: object) -> bool:
         assert isinstance(other, _Timer)
-        return (self.when(), self.number) < (other.when(), other.number)
+        return self.key < other.key
 
 
 class VirtualLoop(asyncio.BaseEventLoop):

@@ -123,7 +123,7 @@ RATES = {
     "expire_head": 0.2,
 }
 """Rates per virtual second: the highest that is drawn."""
-TAMPERING = 0.15
+TAMPERING = 0.3
 """Share of the worlds with several replicas and a kept history in which one replica is tampered with."""
 REWRITES = ("log_cut", "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head")
 """Faults after which the log does not hold all that it acknowledged."""

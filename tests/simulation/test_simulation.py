@@ -14,7 +14,7 @@ SEEDS = 2000
 SHARES = 2
 """Processes that look at the seeds, one per core that a small machine has."""
 TIMEOUT_S = 900
-SHOWN = 40
+SHOWN = 60
 """Worlds whose happenings are counted."""
 
 
@@ -49,8 +49,8 @@ def test_every_law_holds_in_every_world() -> None:
 
 def test_a_world_is_the_same_again_in_another_process() -> None:
     """The same seed is the same world, step for step, whatever the hash seed of the process and what ran before it."""
-    seeds = range(7)
-    program = "from tests.simulation.run import simulate; print([simulate(seed).trace for seed in (*range(7), 0)])"
+    seeds = range(4)
+    program = "from tests.simulation.run import simulate; print([simulate(seed).trace for seed in (0, 1, 2, 3, 0)])"
 
     traces = [
         subprocess.run(
@@ -71,7 +71,7 @@ def test_a_world_is_the_same_again_in_another_process() -> None:
 
 
 def test_worlds_are_worth_looking_at() -> None:
-    """In a handful of worlds everything happens that a law could be broken by."""
+    """In a few dozen worlds everything happens that a law could be broken by."""
     outcomes: list[Outcome] = [simulate(seed) for seed in range(SHOWN)]
 
     happened = {name for outcome in outcomes for name, count in outcome.counts.items() if count}

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,13 +96,13 @@ class World:
     def start_worker(self, name: str) -> WorkerPart:
         """A new process of that name."""
         part = self.workers[name] = WorkerPart(*self._ways(name))
-        part.spawn(self._begun(part, part.start(self._clock(), self._chances(), self.options)))
+        part.spawn(self._begun(part, partial(part.start, self._clock(), self._chances(), self.options)))
         return part
 
     def start_replica(self, name: str) -> ReplicaPart:
         """The same for a replica."""
         part = self.replicas[name] = ReplicaPart(*self._ways(name))
-        part.spawn(self._begun(part, part.start(self._clock(), self.options, self.folder, self._listen)))
+        part.spawn(self._begun(part, partial(part.start, self._clock(), self.options, self.folder, self._listen)))
         return part
 
     async def killed(self, part: Part) -> None:
@@ -134,10 +135,10 @@ class World:
     def _clock(self) -> VirtualClock:
         return VirtualClock(self.loop, self.random.randrange(-3000, 3000))
 
-    async def _begun(self, part: Part, start: Coroutine[Any, Any, None]) -> None:
+    async def _begun(self, part: Part, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.witness.saw("started", part.name)
         try:
-            await start
+            await start()
         except Unavailable as error:
             # as whoever looks after processes does: it ended, and is started again
             self.witness.saw("could not start", part.name, str(error))

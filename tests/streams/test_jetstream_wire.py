@@ -109,6 +109,20 @@ def test_what_is_sent() -> None:
     wire.unsubscribe(number)
 
 
+@pytest.mark.parametrize("how", ["closing", "lost"])
+def test_no_goodbye_without_a_connection(how: str) -> None:
+    """A subscription is given up without a word when there is no connection: who cancels must not be told of that."""
+    socket, wire = wired()
+    number = wire.subscribe("a", print)
+    said = bytes(socket.written)
+    if how == "closing":
+        socket.closing = True
+    else:
+        wire._client.is_connected = False  # type: ignore[misc]  # as the library has it for a while before it closes
+    wire.unsubscribe(number)
+    assert bytes(socket.written) == said
+
+
 def test_a_callback_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged, and what follows is delivered."""
     _, wire = wired()
