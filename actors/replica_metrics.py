@@ -26,6 +26,7 @@ COUNTERS: dict[str, tuple[str | int, ...]] = {
     "contrail_divergences": ("Differences found between replicas' folds", "agreement", "divergences"),
     "contrail_divergences_rebuilt": ("Of those, settled by replacing our own fold", "agreement", "rebuilt"),
     "contrail_divergences_unexplained": ("Of those, with every fold confirmed", "agreement", "unexplained"),
+    "contrail_index_damages": ("Times that the index did not hold what the log told it", "index_damaged"),
     "contrail_snapshots_taken": ("Snapshots that this replica took", "snapshot", "taken"),
     "contrail_snapshots_failed": ("Snapshots that it tried to take and could not", "snapshot", "failed"),
 }

@@ -11,6 +11,7 @@ from typing import Any
 from actors.agreement import Agreement
 from actors.fleet import Fleet
 from actors.flight import Flights
+from actors.index_check import IndexCheck
 from actors.life import Life
 from actors.milestones import MILESTONE_EVERY
 from actors.predecessors import Predecessors
@@ -55,6 +56,7 @@ class Upkeep:
             return (await rebuild(log, key.chain_key, store)).state
 
         self.agreement = Agreement(state, life.say, self._me, clock, registry, refold=refold, rebuild=runner.rebuild)
+        self.index_check = IndexCheck(state, clock, runner.rebuild)
         self.restatements = Restatements(state, clock, life, fleet, flights)
         self.predecessors = None if journal is None else Predecessors(journal, around.namespace, log, clock, key)
         self.snapshots: SnapshotWriter | None = None
@@ -76,6 +78,7 @@ class Upkeep:
         """What runs for as long as the replica does."""
         yield self.agreement.run()
         yield self.restatements.run()
+        yield self.index_check.run()
         if self.predecessors is not None:
             yield self.predecessors.run()
         if self.snapshots is not None:
@@ -108,7 +111,11 @@ class Upkeep:
     def describe(self) -> dict[str, Any]:
         """Facts for `/state`."""
         agreement = self.agreement.describe()
-        about: dict[str, Any] = {"agreement": agreement, "divergences": agreement["divergences"]}
+        about: dict[str, Any] = {
+            "agreement": agreement,
+            "divergences": agreement["divergences"],
+            "index_damaged": self.index_check.damaged,
+        }
         if self.snapshots is not None:
             about["snapshot"] = self.snapshots.describe()
         return about

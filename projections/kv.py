@@ -23,7 +23,6 @@ from core.events import (
     WorkerLost,
 )
 from core.ids import SourceId, WorkerId
-from core.prompt import hashes_from_bytes
 from core.settings import TIERS
 from projections.chain import Chain, Link, Missing, missing
 from projections.ended import Ended
@@ -150,7 +149,7 @@ class KvProjection:
     def _lost(self, worker: WorkerId, message: Message) -> bool:
         for event in message.events:
             if isinstance(event, WorkerLost):
-                self._end(self.members.get(worker) or Member(worker), f"lost: {event.reason}")
+                self._bury(worker, f"lost: {event.reason}")
                 return True
         return False
 
@@ -158,10 +157,10 @@ class KvProjection:
         match event:
             case BlocksStored():
                 if member.cache_known and event.tier in TIERS:
-                    self.index.store(member.worker, event.tier, hashes_from_bytes(event.hashes))
+                    self.index.store(member.worker, event.tier, event.hashes)
             case BlocksRemoved():
                 if member.cache_known and event.tier in TIERS:
-                    self.index.remove(member.worker, event.tier, hashes_from_bytes(event.hashes))
+                    self.index.remove(member.worker, event.tier, event.hashes)
             case WorkerJoined():
                 self._joined(member, event)
             case CacheCleared():
@@ -197,12 +196,20 @@ class KvProjection:
         self._forget(member, known=True)
         for part in parts:
             if part.tier in TIERS:
-                self.index.store(member.worker, part.tier, hashes_from_bytes(part.hashes))
+                self.index.store(member.worker, part.tier, part.hashes)
 
     def _forget(self, member: Member, *, known: bool) -> None:
         self.index.drop(member.worker)
         member.cache_known = known
         member.restated = []
+
+    def _bury(self, worker: WorkerId, reason: str) -> None:
+        """It is over, whether it has a part here or not; one in another stream is not ours to touch."""
+        member = self.members.get(worker)
+        if member is None:
+            self.ended.bury(worker, reason)
+        else:
+            self._end(member, reason)
 
     def _end(self, member: Member, reason: str) -> None:
         """Nothing is left of the part but its tombstone."""

@@ -191,6 +191,14 @@ class PrefixIndex:
             shelf.count += count
             shelf.total += total
 
+    def clearing(self) -> Generator[None, None, None]:
+        """Everything is given back, a shard at a time: a million entries at once would take 35 ms. Not to be used
+        again."""
+        for table in self._tables.values():
+            for number in range(len(table.shards)):
+                table.shards[number] = {}
+                yield
+
     def _changed(self, shelf: Shelf, blocks: Blocks, unchanged: Sequence[int], sign: int) -> None:
         """Everything beside the table follows a change of these blocks, but for those that stayed as they were."""
         shelf.count += sign * (len(blocks.keys) - len(unchanged))

@@ -23,7 +23,7 @@ from core.ids import StreamName, StreamSeq
 from projections.arrivals import Arrivals
 from projections.gap_reports import GapReports
 from projections.lag import Lag
-from projections.rebuild import OnApplied, Rebuilt, Slices, fold_on, rebuild
+from projections.rebuild import OnApplied, Rebuilt, Slices, fold_on, in_slices, rebuild
 from projections.state import Applied, State, is_folded
 from streams.log import EventLog, Record, StreamState, Tail
 from streams.snapshots import SnapshotStore
@@ -262,6 +262,8 @@ class Runner:
         finally:
             self._arrivals = None
             self._asked = asked + self._asked
+        if not asked:
+            await in_slices(rebuilt.state.index.clearing())  # what was served before
 
     def _keep_mine(self, mine: deque[Applied], applied: Applied) -> None:
         if self._is_mine(applied.owner) and not self._is_folded(applied):

@@ -67,6 +67,8 @@ class HttpConnection:
         return Answer(status, answer)
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._streams is not None and _is_over(self._streams[0]):
+            await self.close()
         if self._streams is None:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 self._streams = await asyncio.open_connection(self._host, self._port, limit=LINE_BYTES_MAX)
@@ -77,6 +79,11 @@ class HttpConnection:
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None
+
+
+def _is_over(reader: asyncio.StreamReader) -> bool:
+    """Whether the other end has closed the connection while it was idle: nothing may be sent over it then."""
+    return reader.at_eof() or reader.exception() is not None
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

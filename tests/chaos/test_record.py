@@ -6,14 +6,25 @@ from collections.abc import Callable
 
 import pytest
 
+from actors.telling import REASON as TOLD_BY_JOURNAL
 from core.codec import CHAIN_START, digest, encode_event, encode_message
-from core.events import Event, LoadReported, ReplicaJoined, RequestFinished, RequestRouted, WorkerJoined, WorkerLost
+from core.events import (
+    Event,
+    LoadReported,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    RequestFinished,
+    RequestRouted,
+    WorkerJoined,
+    WorkerLost,
+)
 from core.ids import SourceId, StreamName, StreamSeq
 from streams.log import Record
 from tests.chaos.record import LogRecord
 
 KEY = b"k" * 32
-WORKER, REPLICA = "a" * 16, "b" * 16
+WORKER, REPLICA, DEAD = "a" * 16, "b" * 16, "d" * 16
 JOINED = WorkerJoined(
     name="w", model="m", role="decode", engine="e", block_size=1, capacity_blocks=1, context_max=1, address="a"
 )
@@ -80,7 +91,8 @@ def finished(request: str) -> RequestFinished:
 
 
 def good() -> Writer:
-    """A log in which every law holds: one worker, one replica, one request."""
+    """A log in which every law holds: one worker, one replica, one request; and a replica that was killed in the middle
+    of another, whose journal was told behind its end."""
     log = Writer()
     log.say("kv_0", WORKER, JOINED)
     log.say("routing", REPLICA, ReplicaJoined(name="r", version="1"))
@@ -89,6 +101,10 @@ def good() -> Writer:
     head = log.say("kv_0", WORKER, JOINED)
     report = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=1, kv_n=2, kv_head=head)
     log.say("load", WORKER, report)
+    log.say("routing", DEAD, ReplicaJoined(name="d", version="1"))
+    log.say("routing", DEAD, ReplicaLost(by=REPLICA, reason="test"), source=f"{DEAD}-lost")
+    log.say("routing", DEAD, routed("broken off"))
+    log.say("routing", DEAD, ReplicaLeft(reason=TOLD_BY_JOURNAL))
     return log
 
 
@@ -132,6 +148,18 @@ def _end_who_lives(log: Writer) -> None:
     log.say("kv_0", WORKER, LOST, source=f"{WORKER}-lost")
 
 
+def _speak_after_the_end(log: Writer) -> None:
+    log.say("kv_0", "e" * 16, JOINED)
+    log.say("kv_0", "e" * 16, LOST, source=f"{'e' * 16}-lost")
+    log.say("kv_0", "e" * 16, JOINED)
+
+
+def _leave_with_a_request(log: Writer) -> None:
+    log.say("routing", "f" * 16, ReplicaJoined(name="f", version="1"))
+    log.say("routing", "f" * 16, routed("left open"))
+    log.say("routing", "f" * 16, ReplicaLeft(reason="asked to"))
+
+
 def _go_without_a_word(log: Writer) -> None:
     log.say("kv_0", "c" * 16, JOINED)
 
@@ -154,6 +182,8 @@ BREAKS = {
     _store_twice: "messages stored twice",
     _change_a_message: "answered requests without their decisions",
     _write_for_another: "messages where they should not be",
+    _speak_after_the_end: "messages where they should not be",
+    _leave_with_a_request: "attempts without their one end",
     _end_who_lives: "ends that do not fit",
     _go_without_a_word: "is gone without an end",
     _decide_twice: "decisions told twice",

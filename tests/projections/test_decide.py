@@ -215,6 +215,23 @@ def test_a_pending_start_wins_where_it_saves_more_than_it_queues(site: Site) -> 
     assert (decision.worker, decision.predicted_cached_tokens) == (C, 19 * 4)
 
 
+def test_no_prefill_is_less_than_nothing(site: Site) -> None:
+    """Neither credit beyond the prompt nor a shared start beyond the queue makes another request cheaper."""
+    site.cache(A, ASKED, 20)
+    site.ahead.emit(routed("x", C, prompt(*range(19)), predicted=60), None)
+    decision = site.decide(ASKED, RoutingSettings(device_credit_m=2000, pending_credit_m=0))
+    assert {each.candidate.worker: each.prefill_m for each in decision.ranked}[A] == 0
+    assert {each.candidate.worker: each.prefill_m for each in decision.ranked}[C] == ASKED.tokens * 250
+
+
+def test_work_counts_whether_it_was_read_back_or_not(site: Site) -> None:
+    """What the log has and what this replica said since add up, on every term."""
+    site.say(ROUTING, "dd" * 8, routed("x", A, prompt(1, 2)))
+    site.ahead.emit(routed("y", A, prompt(3, 4, 5)), None)
+    found = candidate(site, A)
+    assert (found.active_blocks, found.active_requests, found.prefill_tokens) == (3 + 4, 2, 9 + 13)
+
+
 def test_every_exclusion_has_its_reason(site: Site) -> None:
     """Who is left out is counted under one reason; without anyone left nobody is chosen."""
     others = [worker_id(number) for number in range(10, 17)]

@@ -254,3 +254,13 @@ def test_the_reprs_are_one_line(kv: Kv) -> None:
     """What a person sees in a log."""
     assert repr(kv.projection).startswith("<KvProjection 1 of 1 workers alive, digest ")
     assert isinstance(kv.member.joined, WorkerJoined)
+
+
+def test_an_end_in_one_stream_takes_nothing_from_another(kv: Kv) -> None:
+    """Streams share the index; a loss written to a stream that the worker never spoke in leaves its blocks alone."""
+    kv.says(stored(1, 2))
+    digest, other = kv.projection.digest, KvProjection(kv.projection.index)
+    fold(other, Speaker("kv_1", A + "-lost", about=A).say(WorkerLost(by="x", reason="silent")))
+    assert kv.held == {1, 2}
+    assert (kv.projection.digest, kv.projection.recount()) == (digest, digest)
+    assert A in other.ended
