@@ -115,10 +115,10 @@ class Source:
 
 @st.composite
 def sources(draw: st.DrawFn, stream: str) -> list[Source]:
-    """Several of them, each with a history of its own."""
+    """Several of them, each with a history of its own; a worker keeps to one kv stream, by its id."""
     found = []
     for number in range(draw(st.integers(1, SOURCES_MAX))):
-        source = Source(stream, worker_id(number))
+        source = Source(stream, worker_id(number + SOURCES_MAX * (stream == "kv_1")))
         spoken = st.one_of(st.just(LOST), st.lists(events_of(stream)(source.name), min_size=1, max_size=3))
         for words in draw(st.lists(spoken, max_size=MESSAGES_MAX)):
             message = source.speaker.say(*([] if words == LOST else words))

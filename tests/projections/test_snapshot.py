@@ -17,7 +17,7 @@ from projections.ended import ENDED_KEPT
 from projections.snapshot import LOAD_BYTES_MAX, cursor_of, decode, decoding, encode
 from projections.state import State
 from tests.projections.facts import joined, load, prefilled, prompt, restated, routed, stored, worker_id
-from tests.projections.histories import STREAMS, Log, feed, opened, shuffled, worlds
+from tests.projections.histories import SOURCES_MAX, STREAMS, Log, feed, opened, shuffled, worlds
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
 
 A, R = worker_id(1), "ee" * 8
@@ -62,7 +62,7 @@ def test_a_snapshot_with_its_tail_is_the_whole(data: st.DataObject) -> None:
     assert [member.worker for member in again.alive()] == [member.worker for member in whole.alive()]
     asked = prompt(*range(3))
     assert dict(again.routing.tally.pending(asked)) == dict(whole.routing.tally.pending(asked))
-    for worker in map(worker_id, range(4)):
+    for worker in map(worker_id, range(2 * SOURCES_MAX)):
         for tier in ("device", "host"):
             assert again.index.held(WorkerId(worker), tier) == whole.index.held(WorkerId(worker), tier)
     for stream in map(StreamName, STREAMS):
