@@ -27,9 +27,9 @@ from core.clock import Clock
 from core.codec import CHAIN_START, decode_message, encode_event, encode_message
 from core.errors import ContrailError, Corrupt, WrongSequence
 from core.events import ReplicaLost, WorkerLost
-from core.ids import ReplicaId, SourceId, StreamName, StreamSeq, WorkerId
+from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamName, StreamSeq, WorkerId
 from core.subjects import LOAD, ROUTING, kv_stream, subject
-from projections.kv import LOST_SUFFIX, Member
+from projections.kv import Member
 from projections.state import State
 from streams.log import EventLog, Record
 

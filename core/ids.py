@@ -17,6 +17,8 @@ ReplicaId = NewType("ReplicaId", str)
 """One router's life: 16 hex digits, new at every start."""
 SourceId = NewType("SourceId", str)
 """Who writes a chain of messages: a worker's or replica's id, or `{worker}-lost`."""
+LOST_SUFFIX = "-lost"
+"""Whoever finds a worker or replica gone writes its end as the source `{id}-lost`, whose one message is n = 0."""
 StreamName = NewType("StreamName", str)
 """The short name of a stream: `kv_0`, `load`, `routing`; the broker's name has the namespace before it."""
 StreamSeq = NewType("StreamSeq", int)

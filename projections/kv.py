@@ -22,15 +22,12 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
-from core.ids import SourceId, WorkerId
+from core.ids import LOST_SUFFIX, SourceId, WorkerId
 from core.settings import TIERS
 from projections.chain import Chain, Link, Missing, missing
 from projections.ended import Ended
 from projections.prefixes import PrefixIndex
 from projections.projection import MASK64, mix, stamp
-
-LOST_SUFFIX = "-lost"
-"""A replica that finds a worker gone writes as the source `{worker}-lost`, whose one message is n = 0."""
 
 
 class Member(msgspec.Struct):

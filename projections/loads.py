@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from core.codec import Message
 from core.events import LoadReported, UnknownEvent, WorkerLeft, WorkerLost
-from core.ids import SourceId, WorkerId
+from core.ids import LOST_SUFFIX, SourceId, WorkerId
 from projections.chain import Chain, Link, Missing, missing
 from projections.ended import Ended
-from projections.kv import LOST_SUFFIX
 from projections.projection import MASK64, mix, stamp
 
 

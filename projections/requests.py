@@ -23,10 +23,9 @@ from core.events import (
     RoutingEvent,
     SettingsChanged,
 )
-from core.ids import ReplicaId, RequestId, SourceId, WorkerId, from_column
+from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, WorkerId, from_column
 from projections.chain import Chain, Link, Missing, missing
 from projections.ended import Ended
-from projections.kv import LOST_SUFFIX
 from projections.projection import MASK64, mix, stamp
 from projections.tally import InFlight, Key, Tally
 

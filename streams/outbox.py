@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from core.clock import Clock
 from core.codec import CHAIN_START, decode_message, digest
 from core.errors import Corrupt, Refused, Unavailable, WrongSequence
-from core.ids import SourceId, StreamName, StreamSeq
+from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from streams.backlog import Backlog, Held, Item, OutboxLimits
 from streams.log import EventLog, Record
 from streams.memory_backlog import MemoryBacklog
@@ -290,9 +290,9 @@ class Outbox:
 
     def _is_ours(self, record: Record) -> bool:
         try:
-            return decode_message(record.payload).source == self.source
+            return decode_message(record.payload).source != self.source + LOST_SUFFIX
         except Corrupt:
-            return True  # damaged since: an end by another can be read
+            return True  # damaged since: an end by another can be read, and says so
 
     def _is_as_known(self, record: Record | None) -> bool:
         if record is None:

@@ -5,9 +5,8 @@ import msgspec
 from actors.refold import compare, drift
 from core.codec import encode_event
 from core.events import CacheCleared, Event, WorkerLeft, WorkerLost
-from core.ids import Epoch, StreamSeq, WorkerId
+from core.ids import LOST_SUFFIX, Epoch, StreamSeq, WorkerId
 from core.subjects import LOAD, ROUTING
-from projections.kv import LOST_SUFFIX
 from projections.points import POINTS_KEPT
 from projections.state import State
 from tests.projections.facts import joined, removed, restated, stored, worker_id

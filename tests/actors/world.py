@@ -14,12 +14,11 @@ from core.clock import Clock, SystemClock
 from core.codec import decode_message, encode_event
 from core.events import ReplicaLost, WorkerLost
 from core.generation import GenerateRequest, Output, Sampling
-from core.ids import ReplicaId, RequestId, StreamName, StreamSeq, WorkerId
+from core.ids import LOST_SUFFIX, ReplicaId, RequestId, StreamName, StreamSeq, WorkerId
 from core.keys import DeploymentKey
 from core.prompt import tokens_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream, subject
-from projections.kv import LOST_SUFFIX
 from streams.log import EventLog
 from streams.memory import MemoryLog
 from streams.memory_registry import MemoryRegistry, MemoryRegistryStore

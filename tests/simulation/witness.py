@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import xxhash
 
-from core.ids import StreamName, StreamSeq, WorkerId
+from core.ids import LOST_SUFFIX, StreamName, StreamSeq, WorkerId
 from core.subjects import SNAPSHOTS, is_kv, owner
-from projections.kv import LOST_SUFFIX
 from projections.state import State
 from streams.log import Record
 from tests.simulation.loop import Process, VirtualLoop

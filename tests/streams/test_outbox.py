@@ -220,6 +220,22 @@ async def test_history_replaced(log: MemoryLog, owner: Owner, fault: str, in_fli
     assert (outbox.counts.cut, owner.restated, owner.superseded) == (1, 1, [])
 
 
+@pytest.mark.parametrize("damage", ["no message", "another source"])
+async def test_our_last_message_is_damaged(log: MemoryLog, owner: Owner, damage: str) -> None:
+    """Only an end written by another ends our chain; anything else in its place is history lost: restate."""
+    outbox = outbox_on(log, owner)
+    async with running(outbox):
+        outbox.put(said(0))
+        assert await outbox.drain(5)
+        stranger = encode_message(SourceId("c" * 16), 0, CHAIN_START, 0, [encode_event(said("x"))])
+        log.rewrite(KV, StreamSeq(1), b"\x00" if damage == "no message" else stranger)
+        await eventually(lambda: owner.restated)
+        outbox.put(said(1))
+        assert await outbox.drain(5)
+    assert (outbox.counts.cut, owner.restated, owner.superseded) == (1, 1, [])
+    assert (await log.state(KV)).last_seq >= 2
+
+
 @pytest.mark.parametrize("busy", [True, False])
 async def test_superseded(log: MemoryLog, owner: Owner, busy: bool) -> None:
     """If another ended our chain we say so once, append nothing more, and count what is put as dropped."""
