@@ -32,6 +32,7 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING, kv_stream, subject
 from projections.decide import Decision, record
 from projections.policies import Scored
+from projections.state import State
 from projections.view import Candidate, RouteRequest
 from streams.backlog import Backlog, OutboxLimits
 from streams.embedded_nats import EmbeddedNats
@@ -264,6 +265,37 @@ async def append_cost(log: JetStreamLog, batch: int) -> Figure:
     return Figure("  append", used / batch, "us", note=f"{used:.0f} us a message of {len(sealed.payload)} bytes")
 
 
+async def reader_cost(log: JetStreamLog, batch: int) -> Figure:
+    """What one more replica pays to read and fold it all: messages as large as at the pace, of requests' three events
+    and of the blocks that a worker stored for them."""
+    decided, state = decision(), State(CHAIN_KEY)
+    rounds = 2000 // batch
+    router, worker = SourceId(new_id()), SourceId(new_id())
+    heads = {ROUTING: bytes(16), KV: bytes(16)}
+    seqs = dict.fromkeys(heads, StreamSeq(0))
+    starts = {stream: StreamSeq((await log.state(stream)).last_seq + 1) for stream in heads}
+    for n in range(rounds):
+        asked = [request(n * batch + number) for number in range(batch)]
+        told: dict[StreamName, list[Event]] = {
+            ROUTING: [event for one in asked for event in (routed(one, decided), prefilled(one), finished(one))],
+            KV: [stored(one) for one in asked],
+        }
+        for stream, source in ((ROUTING, router), (KV, worker)):
+            sealed = seal(source, n, heads[stream], 1, [encode_event(e) for e in told[stream]], readable=False)
+            where = subject(NAMESPACE, stream, source)
+            seqs[stream] = await log.append(stream, where, sealed.payload, sealed.message_id(source), seqs[stream])
+            heads[stream] = chain_digest(sealed, CHAIN_KEY)
+    for stream in heads:
+        state.open(stream, (await log.state(stream)).epoch)
+    began_s = time.process_time()
+    for stream, start in starts.items():
+        async for found in log.read(stream, start):
+            state.apply(stream, found.seq, found.subject, found.payload)
+    used = (time.process_time() - began_s) / (rounds * batch) * MICRO
+    assert state.index.blocks(WorkerId(worker)) == rounds * batch * (PROMPT_TOKENS // BLOCK_SIZE)
+    return Figure("one more replica: read and fold per request", used, "us", note="31 new blocks each")
+
+
 def repeats(options: argparse.Namespace) -> int:
     return 1 if options.quick else 5
 
@@ -287,6 +319,7 @@ async def collect(options: argparse.Namespace) -> list[Figure]:
                 found.append(await router_cost(log, folder, limits, options))
             batch = max(1, round(options.per_s * paces[-1] / 1000))
             found += [*alone(folder, limits, batch), await append_cost(log, batch)]
+            found.append(await reader_cost(log, batch))
             for per_s in (options.per_s // WORKERS, options.per_s):
                 found.append(await worker_cost(log, per_s, options))
     return found
