@@ -50,6 +50,8 @@ def _attempt(attempt: Attempt) -> list[str]:
         "",
         *_table(attempt.candidates),
     ]
+    if attempt.told_tokens:
+        lines.insert(1, f"  goes on  behind {attempt.told_tokens} tokens that the client has; they are in the prompt")
     more = attempt.candidates_total - len(attempt.candidates)
     if more > 0:
         lines.append(f"  … and {more} dearer ones, not recorded")

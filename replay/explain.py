@@ -13,6 +13,7 @@ from core.events import (
     ReplicaJoined,
     ReplicaRestated,
     RequestFinished,
+    RequestMigrated,
     RequestPrefilled,
     RequestRejected,
     RequestRouted,
@@ -72,6 +73,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     digest: str
     predicted_cached_tokens: int
     why: str
+    told_tokens: int = 0
+    """Tokens of the answer that the client had already, from an attempt before whose worker broke off."""
     real_cached_tokens: int | None = None
     ttft_ms: int | None = None
     outcome: str | None = None
@@ -156,6 +159,8 @@ class _Reader:
         self._request = request
         self._names = names
         self._local: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._told: dict[int, int] = {}
+        """Tokens told before an attempt that goes on with an answer."""
 
     def note(self, entry: Entry, event: object) -> None:
         """Takes in what is about the request."""
@@ -163,7 +168,10 @@ class _Reader:
             case RequestRouted(request=self._request):
                 self.model = event.model
                 local = self._local.get(entry.message.source, {})
-                self.attempts[event.attempt] = _attempt(event, entry, self._names, local)
+                attempt = self.attempts[event.attempt] = _attempt(event, entry, self._names, local)
+                attempt.told_tokens = self._told.get(event.attempt, 0)
+            case RequestMigrated(request=self._request):
+                self._told[event.attempt] = event.told_tokens
             case RequestPrefilled(request=self._request) if event.attempt in self.attempts:
                 _prefilled(self.attempts[event.attempt], event)
             case RequestFinished(request=self._request) if event.attempt in self.attempts:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from actors.router import Router
+from api.explained import explained
 from core.codec import decode_message
 from core.events import RequestFinished, RequestMigrated, RequestPrefilled, RequestRejected, RequestRouted, WorkerLost
 from core.ids import StreamSeq
@@ -15,6 +16,7 @@ from core.models import GenerationFailed, NoWorkers, UnknownModel
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, kv_stream
 from projections.state import State
+from replay.explain import explain
 from tests.actors.world import FAST, KEY, World, collect, request, world
 from tests.fixtures.eventually import eventually
 
@@ -139,6 +141,9 @@ async def test_an_answer_goes_on_elsewhere_when_its_worker_dies() -> None:
         routed = [e for e in await it.told(ROUTING, RequestRouted) if e.request == moved.request]
         assert [(e.attempt, e.prompt_tokens) for e in routed] == [(0, 60), (1, 60 + moved.told_tokens)]
         assert (moved.attempt, moved.worker) == (1, routed[0].worker)
+        told = await explain(it.log, moved.request)
+        assert [attempt.told_tokens for attempt in told.attempts] == [0, moved.told_tokens]
+        assert f"goes on  behind {moved.told_tokens} tokens" in explained(told)
 
 
 async def test_an_answer_that_carries_more_than_its_tokens_does_not_move() -> None:

@@ -24,7 +24,6 @@ from core.events import ReplicaLost as Lost
 from core.ids import SourceId, StreamName, StreamSeq, WorkerId, new_id
 from core.models import GenerationFailed
 from core.subjects import LOAD, ROUTING, kv_stream, subject
-from streams.memory import MemoryLog
 from tests.actors.world import LEASE_MS, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
 
@@ -384,21 +383,3 @@ async def test_looking_goes_on_after_a_defect(caplog: pytest.LogCaptureFixture) 
         router.suspicion._judge_the_silent = before  # type: ignore[method-assign]
         assert "failed by a defect" in caplog.text
         assert "ZeroDivisionError" in caplog.text
-
-
-async def test_an_end_that_was_deleted_is_written_again() -> None:
-    """The broker remembers the id of the message that is gone: the second end has another."""
-    async with world() as it:
-        assert isinstance(it.log, MemoryLog)
-        await it.worker("a")
-        router = await it.router()
-        await it.ready(router)
-        dead = await it.crash("a")
-        it.store.expire(f"workers/{dead}")
-        await eventually(lambda: dead in router.state.kv[KV].ended, "the loss is known")
-        last = await it.log.last(KV, subject(NAMESPACE, KV, dead))
-        assert last is not None
-        it.log.delete(KV, last.seq)
-        second = await it.router("frontend-1")
-        await eventually(lambda: second.runner.caught_up and dead in second.state.kv[KV].ended, "it is known again")
-        assert len(await it.told(KV, WorkerLost)) == 1

@@ -133,6 +133,7 @@ async def _parts_join_and_leave_by_hand(running: Running) -> None:
     second = ("worker", *access.options, "--name", "second", "--model", "second", *simulated, "--", "--max-seqs", "4")
     third = ("worker", "--data", str(running.data), "--name", "third", "--model", "tiny", *simulated)
     front = ("frontend", *access.options, "--name", "by-hand", "--listen", "127.0.0.1:0")
+    front += ("--journal", str(folder / "journal"))
     async with (
         by_hand(folder / "second.log", *second, access=access),
         by_hand(folder / "third.log", *third),
