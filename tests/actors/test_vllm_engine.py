@@ -125,7 +125,8 @@ async def test_greedy_as_vllm_itself(vllm_engine: RecordedEngine, tiny_checkpoin
             own = result.outputs[0]
         assert ours.tokens == tuple(own.token_ids)
         text = tokenizer.decode(list(ours.tokens), skip_special_tokens=True)
-        assert text.rstrip("\ufffd") == own.text  # vLLM holds back a last character that is cut
+        # vLLM holds back a last character that is cut, and begins with the prompt's end if that was cut itself
+        assert own.text.endswith(text.rstrip("\ufffd"))
 
 
 async def test_seed(vllm_engine: RecordedEngine) -> None:
