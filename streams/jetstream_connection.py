@@ -31,7 +31,7 @@ CONNECT_TIMEOUT_S = 2
 """For one server."""
 FIRST_CONNECT_TIMEOUT_S = 5.0
 """For all servers, when the log is opened."""
-FIRST_CONNECT_ATTEMPTS_MAX = 3
+FIRST_CONNECT_ATTEMPTS_MAX = 6
 """A server that turns us away may reset the connection before its reason is read: then it is asked again."""
 RECONNECT_WAIT_S = 0.1
 LOOK_EVERY_S = 0.5

@@ -185,6 +185,8 @@ async def snapshots_are_true(world: World) -> None:
         both = (rebuilt.state, anew)
         if any(state.projection(name).incomplete for state in both):
             continue
+        if _ended(rebuilt.state, name) & _there(anew, name):
+            continue  # an end was deleted from the log: the snapshot still knows of it
         found, wanted = (state.digest_of(name) for state in both)
         if found != wanted:
             raise Broken(f"from snapshot {rebuilt.manifest.id} {name} has {found:016x}, from zero {wanted:016x}")
