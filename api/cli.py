@@ -1,26 +1,17 @@
-"""The command line: each command is imported when it is asked for, so that none pays for another's libraries."""
+"""The command line."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
-from typing import NamedTuple
 
 import click
 
+from api.lazy_group import Command, lazy_group
 from core.errors import ContrailError
 
 COULD_NOT_ASK = 2
 """Exit status when a command could not do its work; 1 is for an answer that is no."""
-
-
-class Command(NamedTuple):
-    """Where a command is, and what it is for."""
-
-    target: str
-    """`module:attribute`."""
-    summary: str
 
 
 COMMANDS = {
@@ -33,34 +24,14 @@ COMMANDS = {
     "settings": Command("api.cli_settings:settings", "Show and change what decisions go by, while it runs."),
     "doctor": Command("api.cli_doctor:doctor", "Check a deployment, one sentence for each thing."),
     "explain": Command("api.cli_explain:explain_command", "Say why a request went where it went."),
+    "replay": Command("api.cli_replay:replay", "Verify the past, look at it, ask what if."),
+    "export": Command("api.cli_export:export", "Write the log, or a range of it, to a file."),
 }
 
 
-class LazyGroup(click.Group):
-    """Knows its commands by name; imports one when it is run."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, the most used first."""
-        del ctx
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now; None if there is none of this name."""
-        del ctx
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in `--help`, without importing anything."""
-        del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
-
-
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(
+    cls=lazy_group(COMMANDS), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(package_name="contrail")
 def contrail() -> None:
     """Serve language models behind an OpenAI-compatible API, with every routing decision in a log.

@@ -185,14 +185,14 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         key_file: Path | None,
         **rest: Any,
     ) -> Any:
-        return command(*args, connection=_resolve(data, file, nats, etcd, namespace, key_file), **rest)
+        return command(*args, connection=resolve(data, file, nats, etcd, namespace, key_file), **rest)
 
     for option in reversed(OPTIONS):
         connected = option(connected)
     return connected
 
 
-def _resolve(
+def resolve(
     data: Path | None,
     file: Path | None,
     nats: str | None,

@@ -109,12 +109,26 @@ class State:
 
     def apply(self, stream: StreamName, seq: StreamSeq, subject: str, payload: bytes) -> Applied | None:
         """Folds one record and moves the cursor; None if it was applied before or is no message of ours."""
+        if seq <= self.cursor[stream].seq:
+            return None
+        try:
+            message = decode_message(payload)
+        except Corrupt:
+            message = None
+        return self.fold(stream, seq, owner(subject), message, digest(payload, self.chain_key))
+
+    def fold(
+        self, stream: StreamName, seq: StreamSeq, owner: str, message: Message | None, head: bytes
+    ) -> Applied | None:
+        """`apply` of a record that was decoded before: None for what is no message of ours; `head` is its digest."""
         epoch, last = self.cursor[stream]
         if seq <= last:
             return None
-        head = digest(payload, self.chain_key)
-        projection = self.projection(stream)
-        applied = self._fold(projection, stream, seq, subject, payload, head)
+        projection, applied = self.projection(stream), None
+        if message is None:
+            self.corrupt += 1
+        else:
+            applied = Applied(stream, seq, owner, message, projection.apply(owner, message, head))
         if projection.missing:
             self._note_gaps(projection, stream, seq)
         self.cursor[stream] = Position(epoch, seq)
@@ -172,17 +186,6 @@ class State:
             self._alive = sorted(members, key=lambda member: member.worker)
             self._alive_at = at
         return self._alive
-
-    def _fold(
-        self, projection: Projection, stream: StreamName, seq: StreamSeq, subject: str, payload: bytes, head: bytes
-    ) -> Applied | None:
-        try:
-            message = decode_message(payload)
-        except Corrupt:
-            self.corrupt += 1
-            return None
-        who = owner(subject)
-        return Applied(stream, seq, who, message, projection.apply(who, message, head))
 
     def _note_gaps(self, projection: Projection, stream: StreamName, seq: StreamSeq) -> None:
         for found in projection.missing:

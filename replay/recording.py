@@ -1,0 +1,246 @@
+"""Recording: a stretch of a namespace's history in hand, decoded; everything in `replay` works on one.
+
+With the deployment's key every message's digest is computed, so that chains prove what the log said. Without it the
+digests are those that the messages themselves name: folds come out the same, but nothing is proved.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import msgspec
+
+from core.codec import CHAIN_START, Message, decode_message, digest
+from core.errors import CallerError, Corrupt
+from core.ids import Epoch, RequestId, StreamName, StreamSeq
+from core.keys import DeploymentKey
+from core.manifest import Manifest
+from core.moments import AtRequest, AtSequence, AtTime, Moment
+from core.subjects import ROUTING, owner
+from projections.projection import FOLD_VERSION
+from projections.snapshot import decode
+from projections.state import State, is_folded
+from streams.archive import Archive
+from streams.archive_format import key_check
+from streams.log import Record
+
+Cursor = dict[StreamName, StreamSeq]
+"""Per stream the last sequence that is folded; 0 for none."""
+
+
+class Frame(NamedTuple):
+    """One message, decoded, where it stands."""
+
+    stream: StreamName
+    seq: StreamSeq
+    time_ms: int
+    owner: str
+    head: bytes
+    """Its chain digest."""
+    message: Message | None
+    """None for what is no message of ours."""
+
+
+class Recording:
+    """See the module's text. Used by one thread at a time."""
+
+    def __init__(self, archive: Archive, key: DeploymentKey | None) -> None:
+        """CallerError if the key is another deployment's."""
+        self.archive = archive
+        self.key = key
+        self.chain_key = _chain_key(archive, key)
+        """Empty without a key."""
+        self._heads: dict[StreamName, dict[tuple[str, int], bytes]] = {}
+        self._keyframes: list[tuple[Cursor, bytes]] = []
+        self._requests: dict[RequestId, StreamSeq] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Recording {self.archive!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @staticmethod
+    def open(path: Path, key: DeploymentKey | None = None) -> Recording:
+        """CallerError or Corrupt if the file cannot be used."""
+        return Recording(Archive.open(path), key)
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        self.archive.close()
+
+    @property
+    def proved(self) -> bool:
+        """Whether chains are checked with the deployment's key."""
+        return bool(self.chain_key) and not self.archive.contents.redacted
+
+    @property
+    def streams(self) -> list[StreamName]:
+        """Those that are folded, sorted."""
+        return [stream for stream in self.archive.streams if is_folded(stream)]
+
+    @property
+    def end(self) -> Cursor:
+        """All that it holds."""
+        return {stream: StreamSeq(self.archive.span(stream).last_seq) for stream in self.streams}
+
+    def frames(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[Frame]:
+        """The stream's messages from `start` up to `end` (not included), in order; some 10 us each."""
+        for record in self.archive.read(stream, start, end):
+            yield self.frame(record)
+
+    def frame(self, record: Record) -> Frame:
+        """The record, decoded."""
+        try:
+            message = decode_message(record.payload)
+        except Corrupt:
+            message = None
+        return Frame(
+            record.stream, record.seq, record.time_ms, owner(record.subject), self._head(record, message), message
+        )
+
+    # --- moments -----------------------------------------------------------------------------------------------
+
+    def position(self, stream: StreamName, moment: Moment) -> StreamSeq:
+        """The first sequence of the stream at or after the moment; CallerError if the recording does not know it."""
+        match moment:
+            case AtTime(time_ms):
+                return self.archive.seek(stream, time_ms)
+            case AtSequence(named, seq):
+                return seq if named == stream else self.archive.seek(stream, self._time_of(named, seq))
+            case AtRequest(request):
+                seq = self.routed(request)
+                return seq if stream == ROUTING else self.archive.seek(stream, self._time_of(ROUTING, seq))
+
+    def cursor(self, moment: Moment) -> Cursor:
+        """All that stood in the log before the moment."""
+        return {stream: StreamSeq(max(0, self.position(stream, moment) - 1)) for stream in self.streams}
+
+    def routed(self, request: RequestId) -> StreamSeq:
+        """Where the request's first attempt was routed, or refused. CallerError if the recording does not know it."""
+        if self._requests is None:
+            self._requests = dict(self._routings())
+        try:
+            return self._requests[request]
+        except KeyError:
+            raise CallerError(
+                f"{request!r} is no time, no sequence, and no request that this recording knows; "
+                "`contrail events --stream routing` lists them"
+            ) from None
+
+    # --- states ------------------------------------------------------------------------------------------------
+
+    def state_before(self, cursor: Mapping[StreamName, int]) -> State:
+        """The newest state at hand that lies before the cursor in every stream: a keyframe's, a snapshot's, or the
+        one before the first event."""
+        keyframe = self._keyframe_before(cursor)
+        for manifest in reversed(self.archive.snapshots()):
+            seqs = {StreamName(name): at.seq for name, at in manifest.cursor.items()}
+            if manifest.fold_version == FOLD_VERSION and self._fits(manifest) and _is_before(seqs, cursor):
+                if keyframe is None or sum(seqs.values()) > sum(keyframe[0].values()):
+                    return decode(self.chain_key, self.archive.snapshot(manifest))
+                break
+        return State(self.chain_key) if keyframe is None else decode(self.chain_key, keyframe[1])
+
+    def state_at(self, cursor: Mapping[StreamName, int]) -> State:
+        """The fold up to the cursor, every stream of it open; some 15 us per message behind the state before."""
+        state = self.state_before(cursor)
+        for stream, seq in sorted(cursor.items()):
+            self.advance(state, stream, seq)
+        return state
+
+    def advance(self, state: State, stream: StreamName, seq: int) -> None:
+        """The state has the stream up to there."""
+        at = state.open(stream, Epoch(self.archive.span(stream).epoch))
+        for frame in self.frames(stream, at + 1, seq + 1):
+            state.fold(stream, frame.seq, frame.owner, frame.message, frame.head)
+        if state.cursor[stream].seq < seq:
+            state.skip_to(stream, StreamSeq(seq))
+
+    def keep(self, cursor: Cursor, encoded: bytes) -> None:
+        """A keyframe: `encoded` is `projections.snapshot.encode` of the state at the cursor; later ones come later."""
+        self._keyframes.append((cursor, encoded))
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    def _keyframe_before(self, cursor: Mapping[StreamName, int]) -> tuple[Cursor, bytes] | None:
+        at = bisect_right(self._keyframes, sum(cursor.values()), key=lambda kept: sum(kept[0].values()))
+        for kept in reversed(self._keyframes[:at]):
+            if _is_before(kept[0], cursor):
+                return kept
+        return None
+
+    def _fits(self, manifest: Manifest) -> bool:
+        spans = self.archive.contents.streams
+        return all(stream in spans and spans[stream].epoch == at.epoch for stream, at in manifest.cursor.items())
+
+    def _head(self, record: Record, message: Message | None) -> bytes:
+        if self.chain_key:
+            return digest(record.payload, self.chain_key)
+        if message is None:
+            return CHAIN_START
+        if record.stream not in self._heads:
+            self._heads[record.stream] = self._told_heads(record.stream)
+        return self._heads[record.stream].get((message.source, message.n), CHAIN_START)
+
+    def _told_heads(self, stream: StreamName) -> dict[tuple[str, int], bytes]:
+        """Digests as the next message of each source names them; of the last ones, as the archive's writer did."""
+        found = {}
+        for record in self.archive.read(stream):
+            try:
+                message = decode_message(record.payload)
+            except Corrupt:
+                continue
+            found[str(message.source), message.n - 1] = message.prev
+        for source, head in self.archive.contents.heads.get(stream, {}).items():
+            found[source, head.n] = bytes.fromhex(head.digest)
+        return found
+
+    def _time_of(self, stream: StreamName, seq: StreamSeq) -> int:
+        for record in self.archive.read(stream, seq):
+            return record.time_ms
+        raise CallerError(f"{stream}:{seq} lies beyond the end of the recording")
+
+    def _routings(self) -> Iterator[tuple[RequestId, StreamSeq]]:
+        for record in self.archive.read(ROUTING) if ROUTING in self.archive.streams else ():
+            try:
+                named = _named.decode(record.payload)
+            except msgspec.DecodeError:
+                continue  # JSON, or no message of ours: neither routes a request
+            for event in named.events:
+                if event.type in {"RequestRouted", "RequestRejected"} and event.attempt == 0:
+                    yield RequestId(event.request), record.seq
+
+
+class _NamedEvent(msgspec.Struct):
+    type: str
+    request: str = ""
+    attempt: int = 0
+
+
+class _Named(msgspec.Struct):
+    events: list[_NamedEvent]
+
+
+_named = msgspec.msgpack.Decoder(_Named)
+
+
+def _is_before(seqs: Mapping[StreamName, int], cursor: Mapping[StreamName, int]) -> bool:
+    return all(seq <= cursor.get(stream, -1) for stream, seq in seqs.items())
+
+
+def _chain_key(archive: Archive, key: DeploymentKey | None) -> bytes:
+    contents = archive.contents
+    if contents.redacted:
+        return bytes.fromhex(contents.chain_key)
+    if key is None:
+        return b""
+    if key_check(key.chain_key) != contents.key_check:
+        raise CallerError(f"the key is not that of the deployment {contents.namespace!r} from which this log comes")
+    return key.chain_key

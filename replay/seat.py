@@ -1,0 +1,110 @@
+"""Seat: one replica's place at a moment: what it had folded, and what it alone knew, as the log tells it.
+
+The view at a decision is, stream by stream, the fold up to the recorded cursor, plus the replica's own earlier events
+that the cursor does not cover (`Ahead`), plus what only it knew of workers (`LocalChanged`), under the settings that
+it had said last (`SettingsChanged`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from core.errors import CallerError
+from core.events import Event, LocalChanged, ReplicaRestated, SettingsChanged, UnknownEvent
+from core.ids import Epoch, ReplicaId, StreamName, WorkerId
+from core.settings import RoutingSettings
+from core.subjects import ROUTING
+from projections.ahead import Ahead
+from projections.requests import Replica
+from projections.state import State
+from projections.view import View
+from replay.recording import Frame
+
+
+class Seat:
+    """See the module's text; the state is this seat's own."""
+
+    def __init__(self, replica: ReplicaId, state: State) -> None:
+        """Its local knowledge and settings are what the fold has of them; `say` what it said since."""
+        self.replica = replica
+        self.state = state
+        self.ahead = Ahead()
+        self.settings = RoutingSettings()
+        self.revision = 0
+        self.doubts: dict[str, str] = {}
+        """Why its decisions cannot be judged by the fold, by kind; empty if they can."""
+        self._local: dict[WorkerId, tuple[str, ...]] = {}
+        self._by_reason: Mapping[str, frozenset[WorkerId]] | None = MappingProxyType({})
+        part = self.part
+        if part is not None:
+            self._local.update(part.local)
+            self._by_reason = None
+            if part.settings:
+                self._set(part.settings, part.settings_revision)
+
+    def __repr__(self) -> str:
+        return f"<Seat of {self.replica} at {self.state!r}>"
+
+    @property
+    def part(self) -> Replica | None:
+        """What the fold has of this replica."""
+        return self.state.routing.replicas.get(self.replica)
+
+    @property
+    def view(self) -> View:
+        """What the replica's next decision sees; true until the seat is moved."""
+        if self._by_reason is None:
+            self._by_reason = _by_reason(self._local)
+        return View(self.state, self.replica, self.ahead, self._by_reason)
+
+    def say(self, seq: int, event: Event | UnknownEvent) -> None:
+        """The replica said this, in its message at `seq` of the routing stream; in its own order."""
+        match event:
+            case SettingsChanged():
+                self._set(event.settings, event.revision)
+            case LocalChanged():
+                self._local.pop(WorkerId(event.worker), None)
+                if event.reasons:
+                    self._local[WorkerId(event.worker)] = event.reasons
+                self._by_reason = None
+            case ReplicaRestated():
+                self._local.clear()
+                self._by_reason = None
+                self.doubts.pop("unknown", None)
+            case UnknownEvent():
+                return
+            case _:
+                pass  # changes nothing that only this replica has
+        at = self.state.cursor.get(ROUTING)
+        if at is None or seq > at.seq:
+            self.ahead.emit(event, self.part)
+
+    def take(self, frame: Frame) -> None:
+        """The next message of a stream is folded."""
+        self.state.fold(frame.stream, frame.seq, frame.owner, frame.message, frame.head)
+        if frame.owner == self.replica and frame.stream == ROUTING and frame.message is not None:
+            for event in frame.message.events:
+                if not isinstance(event, UnknownEvent):
+                    self.ahead.read_back(event)
+
+    def open(self, stream: StreamName, epoch: int) -> int:
+        """The last sequence of the stream that is folded."""
+        return self.state.open(stream, Epoch(epoch))
+
+    def _set(self, settings: Mapping[str, object], revision: int) -> None:
+        self.revision = revision
+        try:
+            self.settings = RoutingSettings.parse(settings)
+        except CallerError as error:
+            self.doubts["settings"] = f"revision {revision} cannot be read by this program: {error}"
+        else:
+            self.doubts.pop("settings", None)
+
+
+def _by_reason(local: Mapping[WorkerId, tuple[str, ...]]) -> dict[str, frozenset[WorkerId]]:
+    found: dict[str, set[WorkerId]] = {}
+    for worker, reasons in local.items():
+        for reason in reasons:
+            found.setdefault(reason, set()).add(worker)
+    return {reason: frozenset(workers) for reason, workers in found.items()}
