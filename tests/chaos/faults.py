@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, NamedTuple
 
@@ -45,7 +45,15 @@ class Kill(NamedTuple):
 class Faults:
     """Runs until cancelled; `kills` tells what was done."""
 
-    def __init__(self, running: Running, seed: int, say: Callable[[str], None], cluster: Cluster | None = None) -> None:
+    def __init__(
+        self,
+        running: Running,
+        seed: int,
+        say: Callable[[str], None],
+        cluster: Cluster | None = None,
+        means: Mapping[str, float] | None = None,
+    ) -> None:
+        """`means` are mean times between kills by kind, in seconds; a kind that is not named is left alone."""
         self.kills: list[Kill] = []
         self.started_s = 0.0
         """By the loop's clock: what the kills' times count from."""
@@ -54,7 +62,7 @@ class Faults:
         self._say = say
         self._cluster = cluster
         self._ready_since: dict[int, float] = {}
-        means = MEAN_S if cluster is None else {**MEAN_S, "nats": NODE_MEAN_S}
+        means = means or (MEAN_S if cluster is None else {**MEAN_S, "nats": NODE_MEAN_S})
         self._due = {kind: self._random.expovariate(1 / mean) for kind, mean in means.items()}
         self._means = means
         self._node_task: asyncio.Task[None] | None = None

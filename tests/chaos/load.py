@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -41,7 +41,15 @@ class Attempt(NamedTuple):
 class Load:
     """`clients` at once, `per_s` requests per second together, until stopped."""
 
-    def __init__(self, host: str, port: int, seed: int, clients: int = 32, per_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        seed: int,
+        clients: int = 32,
+        per_s: float = 20.0,
+        output_tokens: Sequence[int] = OUTPUT_TOKENS,
+    ) -> None:
         self.attempts: list[Attempt] = []
         self.unmended: list[Attempt] = []
         """Requests that failed in the end: without a broken connection, or again at each retry."""
@@ -50,6 +58,7 @@ class Load:
         self._host, self._port = host, port
         self._pause_s = clients / per_s
         self._prefixes = [" ".join(_words(Random(f"{seed}/{n}"), 60)) for n in range(PREFIXES)]
+        self._output_tokens = output_tokens
         self._stopping = asyncio.Event()
         self._tasks = [
             asyncio.create_task(self._client(f"c{seed}-{n}", Random(f"{seed}/client/{n}"))) for n in range(clients)
@@ -95,7 +104,7 @@ class Load:
         text = random.choice(self._prefixes)
         for _ in range(random.randint(1, TURNS_MAX)):
             text += " " + " ".join(_words(random, random.randint(10, 60)))
-            body = {"model": "tiny", "prompt": text, "max_tokens": random.choice(OUTPUT_TOKENS), "temperature": 0}
+            body = {"model": "tiny", "prompt": text, "max_tokens": random.choice(self._output_tokens), "temperature": 0}
             if random.random() < STREAMED_SHARE:
                 body |= {"stream": True, "stream_options": {"include_usage": True}}
             yield body
