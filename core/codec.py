@@ -110,17 +110,23 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What the decoder raises for bytes that cannot be read: broken, not UTF-8, nested without end."""
 
 
-def encode_event(event: Event) -> bytes:
-    """The event's own bytes; a message holds them as they are."""
-    return _encoder.encode(event)
+encode_event: Callable[[Event], bytes] = _encoder.encode
+"""The event's own bytes; a message holds them as they are."""
 
 
 def encode_message(source: SourceId, n: int, prev: bytes, sent_ms: int, events: Sequence[bytes]) -> bytes:
     """The sealed bytes of a message whose events are already encoded."""
     assert n >= 0
     assert len(prev) == DIGEST_BYTES
-    raw = [msgspec.Raw(event) for event in events]
-    return _encoder.encode(_Sealed(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=raw))
+    empty = _encoder.encode(_Sealed(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=[]))
+    return b"".join((empty[:-1], _array_start(len(events)), *events))  # an empty array is one byte
+
+
+def _array_start(length: int) -> bytes:
+    """What msgpack writes before the elements of an array."""
+    if length < 16:
+        return bytes((0x90 | length,))
+    return b"\xdc" + length.to_bytes(2) if length < 2**16 else b"\xdd" + length.to_bytes(4)
 
 
 def digest(payload: bytes, chain_key: bytes) -> bytes:

@@ -126,33 +126,35 @@ def _decision(
 
 def record(decision: Decision, request: RouteRequest, settings: RoutingSettings, revision: int) -> RequestRouted:
     """The event of a decision that chose a worker. Computes all block hashes of the prompt: off the hot path."""
-    assert decision.worker is not None
-    best = decision.ranked[: settings.candidates_recorded_max]
-    rows = [_row(*each) for each in best]
+    # unpacked once: this runs for every request, and each name of a tuple's costs a call
+    worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision
+    request_id, attempt, model, prompt, tenant, priority = request
+    assert worker is not None
+    workers, columns = _columns(ranked[: settings.candidates_recorded_max])
     return RequestRouted(
-        request=request.id,
-        attempt=request.attempt,
-        model=request.model,
-        prompt_tokens=request.prompt.tokens,
-        block_size=request.prompt.block_size,
-        hashes=request.prompt.hashes(),
+        request=request_id,
+        attempt=attempt,
+        model=model,
+        prompt_tokens=prompt.tokens,
+        block_size=prompt.block_size,
+        hashes=prompt.hashes(),
         policy=settings.policy,
         settings_revision=revision,
         decide_version=DECIDE_VERSION,
-        seed=decision.seed,
-        now_ms=decision.now_ms,
-        cursor=decision.cursor,
-        worker=decision.worker,
-        candidates=to_column([each.candidate.worker for each in best]),
-        columns=dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)),
-        candidates_total=len(decision.ranked),
-        excluded=shown(decision.excluded),
-        blocks=request.prompt.blocks_to_hold - pending_beyond(decision.ranked[0].candidate),
-        prefill_tokens=decision.prefill_tokens,
-        predicted_cached_tokens=decision.predicted_cached_tokens,
-        digest=decision.digest,
-        tenant=request.tenant,
-        priority=request.priority,
+        seed=seed,
+        now_ms=now_ms,
+        cursor=cursor,
+        worker=worker,
+        candidates=workers,
+        columns=columns,
+        candidates_total=len(ranked),
+        excluded=shown(excluded) if excluded else {},
+        blocks=prompt.blocks_to_hold - pending_beyond(ranked[0].candidate),
+        prefill_tokens=prefill_tokens,
+        predicted_cached_tokens=predicted,
+        digest=digest,
+        tenant=tenant,
+        priority=priority,
     )
 
 
@@ -161,7 +163,11 @@ def shown(excluded: dict[str, list[WorkerId]]) -> dict[str, tuple[int, bytes]]:
     return {reason: (len(ids), to_column(list(ids[:EXCLUDED_SHOWN_MAX]))) for reason, ids in sorted(excluded.items())}
 
 
-def _row(candidate: Candidate, cost: int, prefill_m: int) -> tuple[int, ...]:
-    """In the order of core.decision.COLUMNS."""
-    _, _, _, _, known, overlap, pending, active_blocks, active_requests, _, waiting, _ = candidate
-    return cost, overlap[0], overlap[-1], pending, prefill_m, active_blocks, active_requests, waiting, int(known)
+def _columns(best: list[Scored]) -> tuple[bytes, dict[str, tuple[int, ...]]]:
+    """The ids of these candidates, and their columns by core.decision.COLUMNS: turned over by zip, not row by row."""
+    candidates, costs, prefills = zip(*best, strict=True)
+    workers, _, _, _, known, overlaps, pending, blocks, requests, _, waiting, _ = zip(*candidates, strict=True)
+    levels = list(zip(*overlaps, strict=True))
+    cached = tuple([+each for each in known])  # 0 and 1
+    columns = (costs, levels[0], levels[-1], pending, prefills, blocks, requests, waiting, cached)
+    return to_column(list(workers)), dict(zip(COLUMNS, columns, strict=True))

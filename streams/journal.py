@@ -19,6 +19,7 @@ from core.errors import Corrupt
 from core.ids import SourceId, StreamName
 from streams.backlog import ENVELOPE_BYTES, Batch, Held, Item, OutboxLimits
 from streams.journal_file import (
+    ALIGN,
     EVENT,
     READABLE_EVENT,
     SEALED,
@@ -27,7 +28,6 @@ from streams.journal_file import (
     Identity,
     JournalFile,
     Standing,
-    StoredRecord,
     next_lap,
     size_of,
 )
@@ -73,11 +73,13 @@ class Journal:
         self._events_max = limits.journal_events_max
         self._reserve = min(file.capacity // RESERVE_SHARE, RESERVE_BYTES_MAX)
         self._tail = self._next = file.standing.events_from
+        self._clear = 0
+        """A record whose data would end here, put at the tail, is within the lap, the room and the disk for sure."""
         self._oldest = _oldest(file.standing)
         self._events = 0
         self._bytes = 0
-        self._recent: deque[StoredRecord] = deque()
-        """The first of the events that wait."""
+        self._recent: deque[tuple[int, bytes, int]] = deque()
+        """The first of the events that wait, each as in a StoredRecord."""
         self._in_flight = False
 
     @staticmethod
@@ -128,26 +130,38 @@ class Journal:
 
     def take(self) -> Batch:
         room = self._limits.message_bytes_max - ENVELOPE_BYTES
+        if 0 < len(self._recent) == self._events <= self._limits.events_max and self._bytes <= room:
+            return self._take_recent()
         encodings: list[bytes] = []
         readable = True
         while self._events and len(encodings) < self._limits.events_max:
-            record = self._event()
-            if encodings and len(record.data) > room:
+            record = kind, data, _ = self._event()
+            if encodings and len(data) > room:
                 break
             self._pass(record)
-            encodings.append(record.data)
-            readable = readable and record.kind == READABLE_EVENT
-            room -= len(record.data)
+            encodings.append(data)
+            readable = readable and kind == READABLE_EVENT
+            room -= len(data)
         return Batch(encodings, readable)
+
+    def _take_recent(self) -> Batch:
+        """All that waits, which is the rule while the log is there: one pass over memory alone."""
+        taken = Batch([data for _, data, _ in self._recent], all(kind == READABLE_EVENT for kind, _, _ in self._recent))
+        _, _, self._next = self._recent[-1]
+        self._recent.clear()
+        self._events = self._bytes = 0
+        return taken
 
     def seal(self, sealed: Sealed) -> None:
         """The message stands in the file; if the disk is full, its events stay there instead."""
         self._in_flight = True
-        at = self._append(SEALED, _SEALED.pack(sealed.n, sealed.events) + sealed.payload, 0)
-        if at is None:
+        data = _SEALED.pack(sealed.n, sealed.events) + sealed.payload
+        if self._tail + len(data) > self._clear and not self._make_room(len(data), 0):
             logger.warning("no room for message %d in %r: if the process dies now it is sealed anew", sealed.n, self)
-        else:
-            self._mark(self.standing._replace(sealed_at=at, events_from=self._next))
+            return
+        at, (_, _, n_acked, last_seq, head) = self._tail, self._file.standing
+        self._tail = self._file.write(at, SEALED, data)
+        self._mark(Standing(at, self._next, n_acked, last_seq, head))
 
     def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
         self._in_flight = False
@@ -158,6 +172,7 @@ class Journal:
         self._mark(Standing(0, self._next, n_acked, last_seq, head))
         if not self._events and self._file.allocated >= RELEASE_BYTES:
             self._file.release()
+            self._clear = 0
 
     def abandon(self) -> int:
         """What waits is left to whoever finds the journal."""
@@ -192,7 +207,7 @@ class Journal:
 
     def peek(self) -> bytes | None:
         """The encoding of the first event that waits."""
-        return self._event().data if self._events else None
+        return self._event()[1] if self._events else None
 
     def skip(self) -> None:
         """The first event waits no more: a message holds it."""
@@ -208,30 +223,35 @@ class Journal:
         event = item() if callable(item) else item
         encoded = encode_event(event)
         kind = READABLE_EVENT if type(event) in _READABLE else EVENT
-        if self._append(kind, encoded, reserve) is None:
+        length = len(encoded)
+        if self._tail + length > self._clear and not self._make_room(length, reserve):
             return False
+        self._tail = self._file.write(self._tail, kind, encoded)
         if len(self._recent) == self._events < RECENT_EVENTS_MAX:
-            self._recent.append(StoredRecord(kind, encoded, self._tail))
+            self._recent.append((kind, encoded, self._tail))
         self._events += 1
-        self._bytes += len(encoded)
+        self._bytes += length
         return True
 
-    def _append(self, kind: int, data: bytes, reserve: int) -> int | None:
-        """The offset at which the record stands now; None, and nothing changed, if there is no room."""
-        size, at = size_of(data), self._tail
+    def _make_room(self, length: int, reserve: int) -> bool:
+        """So much data can be written at the tail; False, and nothing changed, if there is no room."""
+        size, at = size_of(length), self._tail
         wraps = size > self._capacity - at % self._capacity
         if wraps:
             at = next_lap(at, self._capacity)
-        if at + size + reserve - self._oldest > self._capacity:
-            return None
-        if wraps and not self._file.write(self._tail, WRAP, b"", size_of(b"")):
-            return None
-        if not self._file.write(at, kind, data, size):
-            return None
-        self._tail = at + size
-        return at
+        room_end = self._oldest + self._capacity
+        if at + size + reserve > room_end or not self._file.has_disk(at, size):
+            return False
+        if wraps:
+            if not self._file.has_disk(self._tail, size_of(0)):
+                return False
+            self._file.write(self._tail, WRAP, b"")
+            self._tail = at
+        lap = at - at % self._capacity
+        self._clear = min(lap + self._file.allocated, room_end - self._reserve) - 2 * ALIGN
+        return True
 
-    def _event(self) -> StoredRecord:
+    def _event(self) -> tuple[int, bytes, int]:
         """The first event that waits."""
         if self._recent:
             return self._recent[0]
@@ -243,12 +263,12 @@ class Journal:
                 return record
             self._next = record.after  # messages stand between the events
 
-    def _pass(self, record: StoredRecord) -> None:
+    def _pass(self, record: tuple[int, bytes, int]) -> None:
         if self._recent:
             self._recent.popleft()
-        self._next = record.after
+        _, data, self._next = record
         self._events -= 1
-        self._bytes -= len(record.data)
+        self._bytes -= len(data)
 
     def _mark(self, standing: Standing) -> None:
         self._file.mark(standing)

@@ -44,7 +44,7 @@ _SLOT_AT = (1024, 2048)
 _SUM = struct.Struct("<Q")
 _RECORD = struct.Struct("<IB3xQ")
 _MASK64 = 2**64 - 1
-_checksum = xxhash.xxh3_64_intdigest
+_checksum, _pack_record = xxhash.xxh3_64_intdigest, _RECORD.pack_into
 assert _RECORD.size == ALIGN  # so that whatever is left of a lap has room for a WRAP
 
 EVENT, READABLE_EVENT, SEALED, WRAP = 1, 2, 3, 4
@@ -146,17 +146,21 @@ class JournalFile:
         self.path = path
         return self
 
-    def write(self, offset: int, kind: int, data: bytes, size: int) -> bool:
-        """The record stands there; `size` is `size_of(data)`. False, and nothing changed, if the disk is full."""
-        at = offset % self.capacity
-        assert at + size <= self.capacity
-        if at + size > self._allocated and not self._allocate(at + size):
-            return False
+    def has_disk(self, offset: int, size: int) -> bool:
+        """A record of that size may be written there; False, and nothing changed, if the disk is full."""
+        end = offset % self.capacity + size
+        assert end <= self.capacity
+        return end <= self._allocated or self._allocate(end)
+
+    def write(self, offset: int, kind: int, data: bytes) -> int:
+        """The record stands there, where it has disk; returns the offset of the next one."""
+        at, length = offset % self.capacity, len(data)
+        assert at + length + ALIGN <= self._allocated
         start = HEADER_BYTES + at
-        length = len(data)
-        _RECORD.pack_into(self._map, start, length, kind, _checksum(data, offset << 3 & _MASK64 | kind))
-        self._map[start + 16 : start + 16 + length] = data
-        return True
+        _pack_record(self._map, start, length, kind, _checksum(data, offset << 3 & _MASK64 | kind))
+        start += ALIGN
+        self._map[start : start + length] = data
+        return offset + (length + 2 * ALIGN - 1 & -ALIGN)
 
     def read(self, offset: int) -> StoredRecord | None:
         """The record there, or the one to which a WRAP there leads; None if there is no whole one."""
@@ -171,7 +175,7 @@ class JournalFile:
         if kind == WRAP:
             # a WRAP at the very start of a lap would lead round for ever; none is written there
             return self.read(next_lap(offset, self.capacity)) if at else None
-        return StoredRecord(kind, data, offset + size_of(data))
+        return StoredRecord(kind, data, offset + size_of(length))
 
     def mark(self, standing: Standing) -> None:
         """This is how it stands, whatever happens to the process from now on."""
@@ -224,9 +228,9 @@ class JournalFile:
             raise Corrupt(f"{self.path}: neither slot of its header can be read")
 
 
-def size_of(data: bytes) -> int:
-    """What a record of this data takes up."""
-    return len(data) + 2 * ALIGN - 1 & -ALIGN
+def size_of(length: int) -> int:
+    """What a record of so much data takes up."""
+    return length + 2 * ALIGN - 1 & -ALIGN
 
 
 def next_lap(offset: int, capacity: int) -> int:

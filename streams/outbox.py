@@ -99,6 +99,8 @@ class Outbox:
         self._next_start_s = 0.0
         """On the loop's clock: no message is sealed before it."""
         self._wake = asyncio.Event()
+        self._idling = False
+        """Whether the next event has to wake us."""
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -157,7 +159,8 @@ class Outbox:
             return
         if not self._backlog.offer(item):
             self._overflow()
-        self._wake.set()
+        if self._idling:
+            self._wake.set()
 
     async def drain(self, timeout_s: float) -> bool:
         """True once the log has acknowledged all; False if it has not in time, or never will."""
@@ -263,11 +266,14 @@ class Outbox:
 
     async def _idle(self) -> None:
         self._wake.clear()
+        self._idling = True
         try:
             async with asyncio.timeout(self._limits.idle_check_s):
                 await self._wake.wait()
         except TimeoutError:
             await self._settle(None)
+        finally:
+            self._idling = False
 
     async def _settle(self, wrong: WrongSequence | None) -> None:
         """What we know of our subject's end agrees with the log again, or we are superseded."""
