@@ -6,6 +6,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from actors.metrics import FrontendMetrics
 from api.answers import Answers
@@ -18,9 +19,14 @@ from core.errors import ContrailError
 
 
 def create_app(
-    backend: Backend, metrics: FrontendMetrics, settings: ApiSettings, clock: Clock | None = None
+    backend: Backend,
+    metrics: FrontendMetrics,
+    settings: ApiSettings,
+    clock: Clock | None = None,
+    page: ASGIApp | None = None,
 ) -> FastAPI:
-    """The whole API over this backend; every error that leaves it has OpenAI's shape."""
+    """The whole API over this backend; every error that leaves it has OpenAI's shape. `page` answers /debug and what
+    is below it."""
     app = FastAPI(title="Contrail", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_middleware(Answers)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -28,6 +34,8 @@ def create_app(
     for path, route in generation_routes(backend, metrics, settings, clock or SystemClock()).items():
         app.router.routes.append(Route(path, route, methods=["POST"]))
     app.include_router(model_routes(backend))
+    if page is not None:
+        app.router.routes += [Route("/debug", page, methods=None), Route("/debug/{rest:path}", page, methods=None)]
 
     @app.get("/health")
     async def health() -> Response:

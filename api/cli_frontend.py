@@ -18,6 +18,9 @@ from api.addresses import join_address, reachable, split_address
 from api.app import create_app
 from api.connection import DEFAULT_DATA, Connection, connection_options
 from api.data_folder import DataFolder
+from api.debug.access import is_loopback, token_of
+from api.debug.passage import Passage
+from api.debug.site import create_site
 from api.logs import configure_logging, log_as
 from api.openai.settings import ApiSettings
 from api.part import (
@@ -103,7 +106,9 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
             address = join_address(arguments.advertise or host, listener.getsockname()[1])
             router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
             settings = ApiSettings(body_bytes_max=connection.deployment.frontend.body_bytes_max)
-            api = Server(create_app(router, metrics, settings), listener)
+            passage = Passage(connection.words, connection.data)
+            page = create_site(passage, None if is_loopback(host) else token_of(connection.key))
+            api = Server(create_app(router, metrics, settings, page=page), listener)
             ops = operations(host, router.ready, metrics.registry, router.describe)
             await ops.start()
             await router.start({"ops": reachable(ops.address, arguments.advertise)})
@@ -113,6 +118,7 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
             _logger.info("listens on %s, operations on %s", api.address, ops.address)
             reason = await ending
             _logger.info("ending: %s", reason)
+            await passage.close()
             await api.stop(DRAIN_TIMEOUT_S)
             await router.stop(reason)
             await ops.stop(OPERATIONS_GRACE_S)

@@ -7,43 +7,30 @@ way to replay, and the deployment is asked once.
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from api.connection import OPTIONS, Connection, resolve
+from api.connection import DEFAULT_DATA, OPTIONS, Connection, resolve
 from api.data_folder import DataFolder
+from api.recorded_copy import Wanted, copy, copy_of, told
 from core.clock import SystemClock
-from core.errors import CallerError
-from core.ids import StreamName, StreamSeq
+from core.errors import CallerError, ContrailError
 from core.keys import DeploymentKey
-from core.moments import Moment
-from core.subjects import SNAPSHOTS
-from replay.history import position
 from replay.recording import Recording
-from streams.archive_writer import ArchiveWriter
-from streams.archiving import Progress, Range, archive
-from streams.jetstream import JetStreamLog
-from streams.log import EventLog
-from streams.snapshots import SnapshotStore
+from streams.archive import Archive
+from streams.archive_format import Contents, key_check
+from streams.archiving import Archived, Progress
 
-SAY_EVERY_S = 0.5
-
-
-class Wanted(NamedTuple):
-    """The part of the history that a command is about; None is open."""
-
-    start: Moment | None = None
-    end: Moment | None = None
+__all__ = ["Source", "Wanted", "copy", "recording_options", "told"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +41,16 @@ class Source:
     key: DeploymentKey | None
     """For a file; None if nobody gave it."""
     connection: Connection | None
+    spare_keys: tuple[Path, ...] = ()
+    """Files that may hold a file's key, if nobody gave it."""
 
     @contextmanager
     def opened(self, wanted: Wanted = Wanted()) -> Iterator[Recording]:  # noqa: B008 - immutable
         """The recording, which holds at least what is wanted and all that it takes to fold it. CallerError, Corrupt or
         Unavailable if there is none."""
         if self.file is not None:
-            with Recording.open(self.file, self.key) as recording:
-                yield recording
+            with Archive.open(self.file) as archived:
+                yield Recording(archived, self.key_of(archived.contents))
             return
         assert self.connection is not None
         with tempfile.TemporaryDirectory(prefix="contrail-") as folder:
@@ -69,6 +58,38 @@ class Source:
             asyncio.run(copy(self.connection, path, wanted))
             with Recording.open(path, self.connection.key) as recording:
                 yield recording
+
+    @property
+    def now_ms(self) -> int:
+        """What `-15m` goes back from: now, or the end of an export."""
+        if self.file is None:
+            return SystemClock().wall_ms()
+        with Archive.open(self.file) as archived:
+            return archived.contents.end_ms
+
+    def key_of(self, contents: Contents) -> DeploymentKey | None:
+        """The key that was given, or one that lies at hand and is the right one; nothing is said if none is."""
+        if self.key is None and not contents.redacted:
+            for path in self.spare_keys:
+                key = _loaded(path)
+                if key is not None and key_check(key.chain_key) == contents.key_check:
+                    return key
+        return self.key
+
+    def chain_key_of(self, contents: Contents) -> bytes:
+        """What the messages of an archive from this source are sealed with; empty if nobody knows it."""
+        if contents.redacted:
+            return bytes.fromhex(contents.chain_key)
+        key = self.connection.key if self.connection is not None else self.key_of(contents)
+        return b"" if key is None else key.chain_key
+
+    def copied(self, path: Path, wanted: Wanted, progress: Progress) -> Archived:
+        """What is wanted stands in a new file. CallerError if there is nothing."""
+        if self.connection is not None:
+            return asyncio.run(copy(self.connection, path, wanted, progress))
+        assert self.file is not None
+        with Archive.open(self.file) as archived:
+            return asyncio.run(copy_of(archived, self.key_of(archived.contents), path, wanted, progress))
 
 
 LOG_OPTION = click.option(
@@ -90,60 +111,28 @@ def recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_source
 
 
-async def copy(connection: Connection, path: Path, wanted: Wanted, progress: Progress | None = None) -> None:
-    """The wanted part of the deployment's log stands in the file, with the snapshot before it."""
-    log = await JetStreamLog.connect(
-        connection.nats, connection.namespace, connection.topology, connection.nats_credentials
-    )
-    clock = SystemClock()
-    program = f"contrail {version('contrail')}"
-    writer = ArchiveWriter(path, connection.namespace, connection.key.chain_key, program, clock.wall_ms())
-    try:
-        store = SnapshotStore(log, connection.namespace, connection.key.chain_key)
-        within = Range(await _positions(log, wanted.start), await _positions(log, wanted.end))
-        await archive(log, store, writer, within, progress or told())
-        from_ms = await _time_ms(log, within.start)
-        writer.finish(writer.contents(from_ms, clock.wall_ms()))
-    except BaseException:
-        writer.abandon()
-        raise
-    finally:
-        await log.close()
-
-
-def told(what: str = "reading the log") -> Progress:
-    """Says on a terminal's stderr, now and then, how far it is."""
-    last_s = time.monotonic()
-
-    def tell(done: int, of: int) -> None:
-        nonlocal last_s
-        if sys.stderr.isatty() and (time.monotonic() - last_s >= SAY_EVERY_S):
-            last_s = time.monotonic()
-            click.echo(f"\r{what}: {done:,} of {of:,} messages", err=True, nl=done == of)
-
-    return tell
-
-
-async def _positions(log: EventLog, moment: Moment | None) -> dict[StreamName, StreamSeq] | None:
-    if moment is None:
-        return None
-    return {stream: await position(log, stream, moment) for stream in await log.streams() if stream != SNAPSHOTS}
-
-
-async def _time_ms(log: EventLog, start: Mapping[StreamName, StreamSeq] | None) -> int:
-    """When the earliest of these was stored; 0 for all that there is."""
-    times = []
-    for stream, seq in (start or {}).items():
-        record = await log.at(stream, seq)
-        if record is not None:
-            times.append(record.time_ms)
-    return min(times, default=0)
-
-
 def _source(file: Path | None, where: dict[str, Any]) -> Source:
     if file is None:
         return Source(None, None, resolve(**where))
     if any(where[name] for name in ("file", "nats", "etcd", "namespace")):
         raise CallerError("give either --log or the addresses of a deployment, not both")
-    key = where["key_file"] or (DataFolder(where["data"]).key if where["data"] else None)
-    return Source(file, DeploymentKey.load(key) if key else None, None)
+    given, from_environment = where["key_file"], _is_from_environment("key_file")
+    if given is not None and not from_environment:
+        return Source(file, DeploymentKey.load(given), None)
+    if where["data"] is not None:
+        return Source(file, DeploymentKey.load(DataFolder(where["data"]).key), None)
+    at_hand = DataFolder(Path(os.environ.get("CONTRAIL_DATA", DEFAULT_DATA))).key
+    return Source(file, None, None, (given, at_hand) if given is not None else (at_hand,))
+
+
+def _is_from_environment(option: str) -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and context.get_parameter_source(option) is ParameterSource.ENVIRONMENT
+
+
+def _loaded(path: Path) -> DeploymentKey | None:
+    """The key in the file; None if there is none that we can read."""
+    try:
+        return DeploymentKey.load(path)
+    except (ContrailError, OSError):
+        return None

@@ -1,4 +1,4 @@
-"""Moments as people type them: a time, a time of today, so long ago, a stream's sequence, or a request id."""
+"""Moments as people type them: a time, a time of today, so long ago, a stream's sequence, a request id, or a cursor."""
 
 from __future__ import annotations
 
@@ -35,19 +35,33 @@ class AtRequest(NamedTuple):
     request: RequestId
 
 
-Moment = AtTime | AtSequence | AtRequest
+class AtCursor(NamedTuple):
+    """Behind these messages, stream by stream; before the first of a stream that is not named."""
+
+    seqs: tuple[tuple[StreamName, StreamSeq], ...]
+
+    def seq(self, stream: StreamName) -> StreamSeq:
+        """The last of the stream's messages that lie before the moment; 0 for none."""
+        return dict(self.seqs).get(stream, StreamSeq(0))
+
+
+Moment = AtTime | AtSequence | AtRequest | AtCursor
 
 
 def parse_moment(text: str, now_ms: int) -> Moment:
-    """`2026-11-20T14:03:05Z`, `14:03` (UTC, today), `-15m`, `kv:1234`, or a request id. CallerError if empty."""
+    """`2026-11-20T14:03:05Z`, `14:03` (UTC, today), `-15m`, `kv:1234`, a request id, or `kv_0:12,load:3,routing:7`.
+
+    CallerError if empty. Of a sequence, the moment before that message; of a cursor, the one behind all of them.
+    """
     text = text.strip()
     if not text:
         raise CallerError("a moment is a time (2026-11-20T14:03:05Z, 14:03, -15m), kv:1234, or a request id")
     if ago := _AGO.fullmatch(text):
         return AtTime(now_ms - round(float(ago[1]) * _UNIT_MS[ago[2]]))
-    if sequence := _SEQ.fullmatch(text):
-        stream = kv_stream(0) if sequence[1] == "kv" else StreamName(sequence[1])
-        return AtSequence(stream, StreamSeq(int(sequence[2])))
+    sequences = [_SEQ.fullmatch(part.strip()) for part in text.split(",")]
+    if all(sequences):
+        seqs = tuple(_sequence(match) for match in sequences if match)
+        return AtSequence(*seqs[0]) if len(seqs) == 1 else AtCursor(seqs)
     if clock := _CLOCK.fullmatch(text):
         return AtTime(_today(now_ms, int(clock[1]), int(clock[2]), int(clock[3] or 0)))
     try:
@@ -55,6 +69,11 @@ def parse_moment(text: str, now_ms: int) -> Moment:
     except ValueError:
         return AtRequest(RequestId(text))
     return AtTime(round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000))
+
+
+def _sequence(match: re.Match[str]) -> tuple[StreamName, StreamSeq]:
+    stream = kv_stream(0) if match[1] == "kv" else StreamName(match[1])
+    return stream, StreamSeq(int(match[2]))
 
 
 def _today(now_ms: int, hour: int, minute: int, second: int) -> int:

@@ -1,4 +1,4 @@
-"""Explain: why a request went where it went, from the log alone."""
+"""Explain: why a request went where it went, and what came of it, from the log alone."""
 
 from __future__ import annotations
 
@@ -8,292 +8,189 @@ import msgspec
 
 from core.errors import CallerError
 from core.event_json import time_text
-from core.events import (
-    LocalChanged,
-    ReplicaJoined,
-    ReplicaRestated,
-    RequestFinished,
-    RequestMigrated,
-    RequestPrefilled,
-    RequestRejected,
-    RequestRouted,
-    SettingsChanged,
-    WorkerJoined,
-)
-from core.ids import StreamSeq, from_column
+from core.events import RequestFinished, RequestMigrated, RequestRejected, RequestRouted
+from core.ids import WorkerId, from_column
 from core.settings import RoutingSettings
-from core.subjects import ROUTING, is_kv
-from replay.history import Entry, entries
-from streams.log import EventLog
+from core.subjects import ROUTING
+from projections.policies import MILLI, Scored
+from replay.explain_form import Attempt, Explanation, Knowledge, Rejection, Row
+from replay.explain_ground import Excluded, Ground, ground, routed_event
+from replay.explain_knowledge import decided_ms, knowledge
+from replay.explain_reuse import reuse
+from replay.explain_times import phases
+from replay.names import Names
+from replay.reasons import chances, runner_up, why
+from replay.reasons_draw import draw, drawn
+from replay.reasons_needs import terms
+from replay.recording import Recording
+from replay.routing_index import Tried
 
-MILLI = 1000
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorded candidate with its cost taken apart; costs in blocks."""
-
-    worker: str
-    name: str
-    chosen: bool
-    cost: float
-    prefill_cost: float
-    decode_cost: float
-    request_cost: float
-    overlap: int
-    """Blocks of the prompt cached there, in any tier."""
-    pending: int
-    to_prefill: float
-    active_blocks: int
-    active_requests: int
-    waiting: int
-    cache_known: bool
+EXCLUDED_NAMED_MAX = 64
+"""Of the workers left out for one reason, so many are named."""
+REJECTIONS_MAX = 20
+"""The last so many are told: clients try again under the same id."""
 
 
-class Attempt(msgspec.Struct, kw_only=True):
-    """One decision and what came of it."""
+def explain(recording: Recording, request: str, *, whole: bool | None = None) -> Explanation:
+    """All that the log knows of the request; CallerError if it does not know it.
 
-    attempt: int
-    seq: StreamSeq
-    time: str
-    replica: str
-    replica_name: str
-    policy: str
-    settings_revision: int
-    prompt_tokens: int
-    block_size: int
-    prompt_blocks: int
-    worker: str
-    worker_name: str
-    candidates: list[Row]
-    candidates_total: int
-    excluded: dict[str, dict[str, Any]]
-    local: dict[str, list[str]]
-    """What only that replica knew: worker, as name and id, to reasons."""
-    cursor: dict[str, int]
-    digest: str
-    predicted_cached_tokens: int
-    why: str
-    told_tokens: int = 0
-    """Tokens of the answer that the client had already, from an attempt before whose worker broke off."""
-    real_cached_tokens: int | None = None
-    ttft_ms: int | None = None
-    outcome: str | None = None
-    output_tokens: int | None = None
-    duration_ms: int | None = None
-    detail: str = ""
-
-
-class Rejection(msgspec.Struct, kw_only=True):
-    """No worker could take it."""
-
-    attempt: int
-    time: str
-    reason: str
-    status: int
-    excluded: dict[str, dict[str, Any]]
-
-
-class Explanation(msgspec.Struct, kw_only=True):
-    """All that the log knows of one request."""
-
-    request: str
-    model: str
-    attempts: list[Attempt]
-    rejections: list[Rejection]
-
-
-class _Names(msgspec.Struct):
-    workers: dict[str, str] = msgspec.field(default_factory=dict)
-    replicas: dict[str, str] = msgspec.field(default_factory=dict)
-    settings: dict[tuple[str, int], RoutingSettings] = msgspec.field(default_factory=dict)
-
-    def worker(self, worker: str) -> str:
-        return self.workers.get(worker, worker)
-
-    def life(self, worker: str) -> str:
-        """Name and id: a worker has a new id at every start, and several of one name may be meant."""
-        return f"{self.workers[worker]} ({worker})" if worker in self.workers else worker
-
-    def note(self, entry: Entry) -> None:
-        source = entry.message.source
-        for event in entry.message.events:
-            match event:
-                case WorkerJoined():
-                    self.workers[source] = event.name
-                case ReplicaJoined():
-                    self.replicas[source] = event.name
-                case SettingsChanged():
-                    self.settings[source, event.revision] = RoutingSettings.parse(event.settings)
-                case _:
-                    pass  # names nobody
-
-
-async def explain(log: EventLog, request: str) -> Explanation:
-    """CallerError if the log does not know the request. Reads the kv and routing streams once."""
-    names = _Names()
-    for stream in await log.streams():
-        if is_kv(stream) or stream == ROUTING:
-            async for entry in entries(log, stream):
-                names.note(entry)
-    reader = _Reader(request, names)
-    async for entry in entries(log, ROUTING):
-        for event in entry.message.events:
-            reader.note(entry, event)
-    if not reader.attempts and not reader.rejections:
+    A decision is made again from the log if `whole`, or if that takes half a second and `whole` is None; else it is
+    told as it was recorded, with the candidates that the record holds.
+    """
+    uses = recording.index.uses(request)
+    if not uses:
         raise CallerError(f"the log knows no request {request!r}; `contrail events --stream routing` lists them")
+    last = next((tries for tries in reversed(uses) if any(tried.worker for tried in tries)), [])
+    attempts = list[Attempt]()
+    first_now_ms: int | None = None
+    for tried in last:
+        event = routed_event(recording, tried) if tried.worker else None
+        if event is not None:
+            first_now_ms = event.now_ms if first_now_ms is None else first_now_ms
+            attempts.append(_attempt(recording, tried, event, first_now_ms, whole=whole))
+    refused = [tried for tried in recording.index.tried(request) if not tried.worker]
     return Explanation(
         request=request,
-        model=reader.model,
-        attempts=[reader.attempts[number] for number in sorted(reader.attempts)],
-        rejections=reader.rejections,
+        model=uses[-1][0].model,
+        attempts=attempts,
+        rejections=[_rejection(recording, tried) for tried in refused[-REJECTIONS_MAX:]],
+        uses=len(uses),
     )
 
 
-class _Reader:
-    """Picks one request's events out of the routing stream."""
-
-    def __init__(self, request: str, names: _Names) -> None:
-        self.model = ""
-        self.attempts: dict[int, Attempt] = {}
-        self.rejections: list[Rejection] = []
-        self._request = request
-        self._names = names
-        self._local: dict[str, dict[str, tuple[str, ...]]] = {}
-        self._told: dict[int, int] = {}
-        """Tokens told before an attempt that goes on with an answer."""
-
-    def note(self, entry: Entry, event: object) -> None:
-        """Takes in what is about the request."""
-        match event:
-            case RequestRouted(request=self._request):
-                self.model = event.model
-                local = self._local.get(entry.message.source, {})
-                attempt = self.attempts[event.attempt] = _attempt(event, entry, self._names, local)
-                attempt.told_tokens = self._told.get(event.attempt, 0)
-            case RequestMigrated(request=self._request):
-                self._told[event.attempt] = event.told_tokens
-            case RequestPrefilled(request=self._request) if event.attempt in self.attempts:
-                _prefilled(self.attempts[event.attempt], event)
-            case RequestFinished(request=self._request) if event.attempt in self.attempts:
-                _finished(self.attempts[event.attempt], event)
-            case RequestRejected(request=self._request):
-                self.model = event.model
-                self.rejections.append(_rejection(event, entry.time_ms, self._names))
-            case LocalChanged():
-                self._note_local(self._local.setdefault(entry.message.source, {}), event)
-            case ReplicaRestated():
-                self._local.pop(entry.message.source, None)
-            case _:
-                pass  # about other requests
-
-    @staticmethod
-    def _note_local(local: dict[str, tuple[str, ...]], event: LocalChanged) -> None:
-        if event.reasons:
-            local[event.worker] = event.reasons
-        else:
-            local.pop(event.worker, None)
-
-
-def _attempt(event: RequestRouted, entry: Entry, names: _Names, local: dict[str, tuple[str, ...]]) -> Attempt:
-    source = entry.message.source
-    settings = names.settings.get((source, event.settings_revision), RoutingSettings(policy=event.policy))
-    rows = _rows(event, settings, names)
-    return Attempt(
+def _attempt(
+    recording: Recording, tried: Tried, event: RequestRouted, first_now_ms: int, *, whole: bool | None
+) -> Attempt:
+    on, names = ground(recording, tried, event, whole=whole), recording.names
+    made_ms = decided_ms(recording, tried, event)
+    known = knowledge(recording, event, made_ms, [scored.candidate.worker for scored in on.ranked])
+    attempt = Attempt(
         attempt=event.attempt,
-        seq=entry.seq,
-        time=time_text(entry.time_ms),
-        replica=source,
-        replica_name=names.replicas.get(source, source),
+        seq=tried.seq,
+        time=time_text(tried.time_ms),
+        decided=time_text(made_ms),
+        replica=tried.replica,
+        replica_name=names.replica(tried.replica),
         policy=event.policy,
         settings_revision=event.settings_revision,
+        settings=on.settings.to_mapping() if on.settings_known else None,
+        settings_changed=changed(on.settings) if on.settings_known else {},
         prompt_tokens=event.prompt_tokens,
         block_size=event.block_size,
-        prompt_blocks=event.blocks,
+        prompt_blocks=on.request.prompt.blocks_to_hold,
         worker=event.worker,
         worker_name=names.worker(event.worker),
-        candidates=rows,
+        candidates=rows(on, known, names),
         candidates_total=event.candidates_total,
-        excluded=_excluded(event.excluded, names),
-        local={names.life(worker): list(reasons) for worker, reasons in sorted(local.items())},
+        excluded=excluded_named(on.excluded, names),
+        local={names.life(worker): list(reasons) for worker, reasons in on.local.items()},
         cursor={stream: at for stream, (_, at) in event.cursor.items()},
         digest=event.digest,
         predicted_cached_tokens=event.predicted_cached_tokens,
-        why=_why(event, rows),
+        why=why(on, names.worker),
+        runner_up=runner_up(on, names.worker),
+        draw=draw(event.seed) if drawn(on.settings) else None,
+        again=on.again,
+        doubts=on.doubts,
+        told_tokens=_told_tokens(recording, tried),
+        phases=phases(recording, tried, first_now_ms, event.now_ms, made_ms),
+        reuse=reuse(recording, tried, on, made_ms) if tried.prefilled_seq or tried.ended_seq else None,
+    )
+    _ended(recording, tried, attempt)
+    return attempt
+
+
+def rows(on: Ground, known: dict[WorkerId, Knowledge], names: Names) -> list[Row]:
+    """The candidates with their costs taken apart, the chosen one first."""
+    likely = chances(on.ranked, on.settings)
+    return [
+        _row(on, scored, known[scored.candidate.worker], names, likely.get(scored.candidate.worker), chosen=not place)
+        for place, scored in enumerate(on.ranked)
+    ]
+
+
+def _row(on: Ground, scored: Scored, known: Knowledge, names: Names, probability: float | None, *, chosen: bool) -> Row:
+    candidate, settings, per = scored.candidate, on.settings, terms(scored, on.request)
+    kv = settings.policy == "kv"
+    return Row(
+        worker=candidate.worker,
+        name=names.worker(candidate.worker),
+        chosen=chosen,
+        cost=scored.cost / MILLI,
+        prefill_cost=settings.prefill_weight_m * per.prefill / MILLI**2 if kv else 0.0,
+        decode_cost=settings.decode_weight_m * per.decode / MILLI**2 if kv else 0.0,
+        request_cost=settings.request_weight_m * per.request / MILLI**2 if kv else 0.0,
+        overlap=candidate.overlap[-1],
+        pending=candidate.pending,
+        to_prefill=scored.prefill_m / MILLI,
+        active_blocks=candidate.active_blocks,
+        active_requests=candidate.active_requests,
+        waiting=candidate.waiting,
+        cache_known=candidate.cache_known,
+        overlap_device=candidate.overlap[0],
+        probability=probability,
+        in_flight=on.in_flight[candidate.worker],
+        knowledge=known,
     )
 
 
-def _rows(event: RequestRouted, settings: RoutingSettings, names: _Names) -> list[Row]:
-    rows = []
-    for i, worker in enumerate(from_column(event.candidates)):
-        at = {name: column[i] for name, column in event.columns.items()}
-        kv = event.policy == "kv"
-        rows.append(
-            Row(
-                worker=worker,
-                name=names.worker(worker),
-                chosen=worker == event.worker,
-                cost=at["cost"] / MILLI,
-                prefill_cost=settings.prefill_weight_m * at["prefill"] / MILLI**2 if kv else 0.0,
-                decode_cost=settings.decode_weight_m * (at["active_blocks"] + event.blocks) / MILLI if kv else 0.0,
-                request_cost=settings.request_weight_m * at["active_requests"] / MILLI if kv else 0.0,
-                overlap=at["overlap_all"],
-                pending=at["pending"],
-                to_prefill=at["prefill"] / MILLI,
-                active_blocks=at["active_blocks"],
-                active_requests=at["active_requests"],
-                waiting=at["waiting"],
-                cache_known=bool(at["known"]),
-            )
-        )
-    return rows
+def changed(settings: RoutingSettings) -> dict[str, Any]:
+    """The settings that differ from the defaults."""
+    usual = RoutingSettings().to_mapping()
+    return {name: value for name, value in settings.to_mapping().items() if value != usual[name]}
 
 
-def _why(event: RequestRouted, rows: list[Row]) -> str:
-    chosen, others = rows[0], rows[1:]
-    if not others:
-        return f"{chosen.name} was the only candidate"
-    if event.policy in {"round-robin", "random"}:
-        return f"policy {event.policy} looks at no cost: it was {chosen.name}'s turn"
-    best = min(others, key=lambda row: row.cost)
-    if best.cost == chosen.cost:
-        return f"{chosen.name} and {best.name} cost the same; the hash of request and worker decided"
-    if best.cost < chosen.cost:
-        return (
-            f"{best.name} was cheaper by {chosen.cost - best.cost:g}; temperature or the tie margin gave {chosen.name}"
-        )
-    reason = f"{chosen.name} costs {best.cost - chosen.cost:g} less than {best.name}"
-    if event.policy == "kv" and max(chosen.overlap, chosen.pending) > max(best.overlap, best.pending):
-        held = f"{chosen.overlap} of {event.prompt_tokens // event.block_size} full blocks of the prompt cached"
-        reason += f": it has {held}, {best.name} has {best.overlap}"
-    elif chosen.active_blocks < best.active_blocks:
-        reason += f": {chosen.active_blocks} active blocks against {best.active_blocks}"
-    return reason
-
-
-def _excluded(excluded: dict[str, tuple[int, bytes]], names: _Names) -> dict[str, dict[str, Any]]:
+def excluded_named(excluded: Excluded, names: Names) -> dict[str, dict[str, Any]]:
+    """Reason to how many, and the first of them by name and id."""
     return {
-        reason: {"count": count, "first": [names.life(w) for w in from_column(ids)]}
-        for reason, (count, ids) in excluded.items()
+        reason: {"count": count, "first": [names.life(worker) for worker in workers[:EXCLUDED_NAMED_MAX]]}
+        for reason, (count, workers) in excluded.items()
     }
 
 
-def _prefilled(attempt: Attempt, event: RequestPrefilled) -> None:
-    attempt.real_cached_tokens = event.cached_tokens
-    attempt.ttft_ms = event.ttft_ms
+def _told_tokens(recording: Recording, tried: Tried) -> int:
+    """How much of the answer the client had from an attempt before."""
+    told = 0
+    for event in _events(recording, tried.migrated_seq):
+        if isinstance(event, RequestMigrated) and (event.request, event.attempt) == (tried.request, tried.attempt):
+            told = event.told_tokens
+    return told
 
 
-def _finished(attempt: Attempt, event: RequestFinished) -> None:
-    attempt.outcome = event.outcome
-    attempt.output_tokens = event.output_tokens
-    attempt.duration_ms = event.duration_ms
-    attempt.detail = event.detail
+def _ended(recording: Recording, tried: Tried, attempt: Attempt) -> None:
+    """What came of it stands in the attempt."""
+    if tried.prefilled_seq:
+        attempt.real_cached_tokens, attempt.ttft_ms = tried.cached_tokens, tried.ttft_ms
+    if not tried.ended_seq:
+        return
+    attempt.outcome, attempt.output_tokens = tried.outcome, tried.output_tokens
+    attempt.duration_ms = tried.duration_ms
+    for event in _events(recording, tried.ended_seq):
+        if isinstance(event, RequestFinished) and (event.request, event.attempt) == (tried.request, tried.attempt):
+            attempt.detail = event.detail
 
 
-def _rejection(event: RequestRejected, time_ms: int, names: _Names) -> Rejection:
+def _rejection(recording: Recording, tried: Tried) -> Rejection:
+    (event, *_) = (
+        event
+        for event in _events(recording, tried.seq)
+        if isinstance(event, RequestRejected) and (event.request, event.attempt) == (tried.request, tried.attempt)
+    )
+    excluded = {
+        reason: (count, [WorkerId(worker) for worker in from_column(ids)])
+        for reason, (count, ids) in event.excluded.items()
+    }
     return Rejection(
         attempt=event.attempt,
-        time=time_text(time_ms),
+        time=time_text(tried.time_ms),
         reason=event.reason,
         status=event.status,
-        excluded=_excluded(event.excluded, names),
+        excluded=excluded_named(excluded, recording.names),
     )
+
+
+def _events(recording: Recording, seq: int) -> tuple[msgspec.Struct, ...]:
+    """Those of the message there in the routing stream; none for 0."""
+    for _, message in recording.said(ROUTING, seq, seq + 1) if seq else ():
+        return message.events
+    return ()

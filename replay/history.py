@@ -1,46 +1,16 @@
-"""History: the log read for people: messages in order, from one moment to another."""
+"""History: a running log asked for a moment, before anything of it is copied."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import NamedTuple
-
-from core.codec import Message, decode_message
+from core.codec import decode_message
 from core.errors import CallerError, Corrupt
-from core.events import RequestRouted
+from core.events import RequestRejected, RequestRouted
 from core.ids import StreamName, StreamSeq
-from core.moments import AtRequest, AtSequence, AtTime, Moment
+from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from core.subjects import ROUTING
-from streams.log import EventLog
+from streams.log import EventLog, Record
 
 FIRST = StreamSeq(1)
-
-
-class Entry(NamedTuple):
-    """One message where it stands."""
-
-    stream: StreamName
-    seq: StreamSeq
-    time_ms: int
-    subject: str
-    message: Message
-
-
-class Range(NamedTuple):
-    """From a sequence on, up to one (not included); None is open."""
-
-    start: StreamSeq
-    end: StreamSeq | None
-
-
-async def entries(log: EventLog, stream: StreamName, start: StreamSeq = FIRST) -> AsyncIterator[Entry]:
-    """The stream's messages from there to its present end; what is no message of ours is passed over."""
-    async for record in log.read(stream, start):
-        try:
-            message = decode_message(record.payload)
-        except Corrupt:
-            continue
-        yield Entry(stream, record.seq, record.time_ms, record.subject, message)
 
 
 async def position(log: EventLog, stream: StreamName, moment: Moment) -> StreamSeq:
@@ -51,11 +21,36 @@ async def position(log: EventLog, stream: StreamName, moment: Moment) -> StreamS
         case AtSequence(named, seq):
             return seq if named == stream else await log.seek(stream, await _time_of(log, named, seq))
         case AtRequest(request):
-            async for entry in entries(log, ROUTING):
-                for event in entry.message.events:
-                    if isinstance(event, RequestRouted) and event.request == request:
-                        return entry.seq if stream == ROUTING else await log.seek(stream, entry.time_ms)
-    raise CallerError(f"{request!r} is no time, no sequence, and no request that the log knows")
+            found = await routed(log, request)
+            return found.seq if stream == ROUTING else await log.seek(stream, found.time_ms)
+        case AtCursor():
+            return StreamSeq(moment.seq(stream) + 1)
+
+
+async def routed(log: EventLog, request: str) -> Record:
+    """The message that says where the request went at first, or that nobody could take it; of the last request of that
+    id. CallerError if the log knows none. Reads the whole routing stream."""
+    named, found = request.encode(), None
+    async for record in log.read(ROUTING, FIRST):
+        if named in record.payload and _routes(record.payload, request):
+            found = record
+    if found is None:
+        raise CallerError(
+            f"{request!r} is no time, no sequence, and no request that the log knows; "
+            "`contrail events --stream routing` lists them"
+        )
+    return found
+
+
+def _routes(payload: bytes, request: str) -> bool:
+    try:
+        events = decode_message(payload).events
+    except Corrupt:
+        return False
+    return any(
+        isinstance(event, RequestRouted | RequestRejected) and event.request == request and event.attempt == 0
+        for event in events
+    )
 
 
 async def _time_of(log: EventLog, stream: StreamName, seq: StreamSeq) -> int:

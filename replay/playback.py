@@ -1,30 +1,38 @@
 """Playback: every decision of a recording again, in the order of the log, each with the very view that it was made on.
 
-Each replica that decided has a seat of its own: a state folded to the cursor of its decision, which never goes back.
-Messages are decoded once for all seats (`Reel`); a seat costs a fold of everything, which is the price of exactness.
-A new replica's state is a copy of a seat's that stands before it, or a snapshot's, and reads on from there.
+Each replica that decided has a seat of its own, with what it alone knew; the state is a lane's (`replay.lanes`), folded
+to the cursor of the decision. What a replica said between two decisions is said again when the later one is due: then
+the state is where the replica stood.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
-from core.decision import DECIDE_VERSION
-from core.events import ReplicaLeft, RequestRouted
-from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, StreamName, StreamSeq
+from core.events import Event, ReplicaLeft, ReplicaReported, RequestRejected, RequestRouted, UnknownEvent
+from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.snapshot import decode, encode
-from projections.state import State
 from projections.view import RouteRequest, View
+from replay.doubts import doubts_of
+from replay.fold_check import FoldCheck
+from replay.lacks import Lacks
+from replay.lanes import At, Lane, Lanes, OwnLanes, SharedLanes, Track
+from replay.proof import lacks_of
 from replay.recorded_prompt import RecordedPrompt
-from replay.recording import Cursor, Frame, Recording
-from replay.reel import Reel
+from replay.recording import Frame, Recording
 from replay.seat import Seat
 
 FORGET_EVERY = 256
 """Decisions between two looks at which frames nobody needs any more."""
+WINDOW = 1024
+"""Messages whose decisions are taken in the order of their cursors."""
+UNSAID_MAX = 4096
+"""Events of a replica that decides nothing which are kept for it; they can be read again."""
+DECISION = RequestRouted.__name__
 
 Delay = Callable[[Frame, Mapping[str, tuple[int, int]]], Mapping[str, tuple[int, int]]]
 """From a decision's message and recorded cursor to the cursor to decide at; never goes back, never ahead of it."""
@@ -44,7 +52,30 @@ class Situation(NamedTuple):
     settings: RoutingSettings
     doubts: dict[str, str]
     """Why the recording may not show what the replica saw, by kind: `cut`, `gap`, `unknown`, `deleted`, `replaced`,
-    `settings`, `version`. Empty if nothing is known to be wrong."""
+    `end`, `settings`, `version`. Empty if nothing is known to be wrong."""
+    number: int = 0
+    """Of the event in its message."""
+
+
+class Refusal(NamedTuple):
+    """One request that no worker could take, in the same way; its prompt is not in the log."""
+
+    replica: ReplicaId
+    seq: StreamSeq
+    time_ms: int
+    event: RequestRejected
+    view: View
+    settings: RoutingSettings
+    doubts: dict[str, str]
+    number: int
+
+
+class _Step(NamedTuple):
+    """One event of a replica."""
+
+    frame: Frame
+    number: int
+    event: Event | UnknownEvent
 
 
 class Playback:
@@ -56,143 +87,205 @@ class Playback:
         start: int = 1,
         end: int | None = None,
         *,
-        replica: ReplicaId | None = None,
+        replica: ReplicaId | Collection[ReplicaId] | None = None,
         delay: Delay | None = None,
+        lacks: Lacks | None = None,
     ) -> None:
-        """Decisions whose message stands in the routing stream from `start` up to `end` (not included); of one
-        replica only, if it is given."""
+        """Decisions whose message stands in the routing stream from `start` up to `end` (not included); of one or
+        some replicas only, if they are given. `lacks` is what a proof found; without it, holes are looked for."""
         self.seats: dict[ReplicaId, Seat] = {}
-        self._recording = recording
+        self.skipped: Counter[str] = Counter()
+        """Decisions in the range that are given to nobody: `repeat` (the same message once more), `foreign` (signed
+        by somebody else), `ended` (behind the replica's end), `version` (of a form that this program cannot read)."""
+        self.unreadable = 0
+        """Messages of the routing stream that are none of ours, or of a form that this program cannot read."""
+        self.folds = FoldCheck()
+        """What the replicas themselves said of their folds against ours."""
+        self.recording = recording
         self._start, self._end = start, end
-        self._only = replica
+        self._only = {ReplicaId(replica)} if isinstance(replica, str) else replica
         self._delay = delay
-        self._reels: dict[StreamName, Reel] = {}
-        self._epochs = {stream: recording.archive.span(stream).epoch for stream in recording.streams}
+        self._lacks = lacks_of(recording) if lacks is None else lacks
+        self._track = Track(recording)
+        self._unsaid: dict[ReplicaId, deque[_Step]] = {}
+        """What each said since its last decision."""
+        self._stood: dict[ReplicaId, At] = {}
+        """The cursor of its last decision."""
+        self._numbers: dict[ReplicaId, int] = {}
+        """Of each replica's last message."""
+        self._ended: set[ReplicaId] = set()
+        """Whose end was just heard."""
 
     def __iter__(self) -> Iterator[Situation]:
         """The situations, in the order of the log. CallerError or Corrupt if the recording cannot be read."""
-        if ROUTING not in self._epochs:
-            return
-        made = 0
-        for frame in self._recording.frames(ROUTING, self._start, self._end):
-            if frame.message is None:
-                continue
-            replica = ReplicaId(frame.owner)
-            if frame.message.source == SourceId(replica + LOST_SUFFIX):
-                self.seats.pop(replica, None)
-            elif self._only in {None, replica}:
-                for situation in self._told(replica, frame):
-                    yield situation
+        return (each for each in self.everything(refusals=False) if isinstance(each, Situation))
+
+    def everything(self, *, refusals: bool = True) -> Iterator[Situation | Refusal]:
+        """The same with the requests that were refused."""
+        lanes, made = OwnLanes(self._track), 0
+        for frame in self._frames():
+            for step in self._heard(frame):
+                if isinstance(step.event, RequestRouted) or (refusals and isinstance(step.event, RequestRejected)):
+                    yield self._played(step, lanes)
                     made += 1
                     if made % FORGET_EVERY == 0:
-                        self._forget()
+                        self._track.forget(lanes.all())
+            self._tidy(lanes, [ReplicaId(frame.owner)])
 
-    def _told(self, replica: ReplicaId, frame: Frame) -> Iterator[Situation]:
-        """One message of a replica, event by event."""
-        assert frame.message is not None
-        events = frame.message.events
+    def windows(self) -> Iterator[Iterator[Situation | Refusal]]:
+        """The same in windows of the log, within each in the order of the cursors: where several replicas decide, that
+        is a good deal cheaper. Each window is to be gone through to its end."""
+        lanes, frames = SharedLanes(self._track), self._frames()
+        while window := list(islice(frames, WINDOW)):
+            yield self._window(window, lanes)
+            self._tidy(lanes, list(self._unsaid))
+            self._track.forget(lanes.all())
+
+    def _window(self, frames: list[Frame], lanes: SharedLanes) -> Iterator[Situation | Refusal]:
+        steps = [step for frame in frames for step in self._heard(frame)]
+        decisions = [step for step in steps if isinstance(step.event, RequestRouted | RequestRejected)]
+        cursors = [self._cursor(step) for step in decisions]
+        lanes.begin(cursors, len({step.frame.owner for step in decisions}))
+        for at in _in_order(decisions, cursors):
+            yield self._played(decisions[at], lanes)
+
+    # --- what replicas said ------------------------------------------------------------------------------------
+
+    def _frames(self) -> Iterator[Frame]:
+        if ROUTING in self._track.epochs:
+            yield from self._track.frames(ROUTING, self._start, self._end)
+
+    def _heard(self, frame: Frame) -> list[_Step]:
+        """The events of a message that is to be played; they wait to be said."""
+        replica, message = ReplicaId(frame.owner), frame.message
+        if self._only is not None and replica not in self._only:
+            return []
+        if message is None:
+            self.unreadable += 1
+        elif message.source == SourceId(replica + LOST_SUFFIX):
+            self._ended.add(replica)
+        elif message.source != SourceId(replica):
+            self.skipped["foreign"] += _decisions(frame)
+        elif message.n <= self._numbers.get(replica, -1):
+            self.skipped["repeat"] += _decisions(frame)
+        else:
+            self._numbers[replica] = message.n
+            steps = self._steps(replica, frame, message.events)
+            self._unsaid.setdefault(replica, deque()).extend(steps)
+            return steps
+        return []
+
+    def _steps(self, replica: ReplicaId, frame: Frame, events: Sequence[Event | UnknownEvent]) -> list[_Step]:
+        steps, left = [], False
         for number, event in enumerate(events):
-            seat = self.seats.get(replica)
-            if isinstance(event, RequestRouted):
-                cursor = event.cursor if self._delay is None else self._delay(frame, event.cursor)
-                if seat is None:
-                    seat = self.seats[replica] = self._seated(replica, frame, cursor)
-                    for before in events[:number]:
-                        seat.say(frame.seq, before)
-                self._move(seat, cursor)
-                yield _situation(seat, frame, event)
-            elif isinstance(event, ReplicaLeft):
-                self.seats.pop(replica, None)
-                return
-            if seat is not None:
-                seat.say(frame.seq, event)
+            if left:
+                self.skipped["ended"] += isinstance(event, RequestRouted)
+                continue
+            if isinstance(event, UnknownEvent) and event.name == DECISION:
+                self.skipped["version"] += 1
+            steps.append(_Step(frame, number, event))
+            if isinstance(event, ReplicaLeft):
+                left = True
+                self._ended.add(replica)
+        return steps
 
-    def _seated(self, replica: ReplicaId, frame: Frame, cursor: Mapping[str, tuple[int, int]]) -> Seat:
-        """A seat at the cursor, which knows what the replica said in the messages before this one."""
-        state = self._state_before({StreamName(stream): StreamSeq(seq) for stream, (_, seq) in cursor.items()})
-        draft = Seat(replica, state)
-        self._move(draft, cursor)
-        seat = Seat(replica, draft.state)  # with what the fold at the cursor has of it
-        seat.doubts.update(draft.doubts)
-        if ROUTING in cursor:
-            for before in self._recording.frames(ROUTING, cursor[ROUTING][1] + 1, frame.seq):
-                if (
-                    before.owner == replica
-                    and before.message is not None
-                    and before.message.source == SourceId(replica)
-                ):
-                    for event in before.message.events:
-                        seat.say(before.seq, event)
+    def _tidy(self, lanes: Lanes, replicas: list[ReplicaId]) -> None:
+        """Nothing is kept of those who ended; nothing waits for those without a seat, who are seated with it."""
+        for replica in replicas:
+            if replica in self._ended or len(self._unsaid.get(replica, ())) > UNSAID_MAX:
+                self._ended.discard(replica)
+                self.seats.pop(replica, None)
+                lanes.drop(replica)
+            if replica not in self.seats:
+                self._unsaid.pop(replica, None)
+                self._stood.pop(replica, None)
+
+    # --- decisions ---------------------------------------------------------------------------------------------
+
+    def _cursor(self, step: _Step) -> At:
+        assert isinstance(step.event, RequestRouted | RequestRejected)
+        recorded = step.event.cursor
+        return recorded if self._delay is None else self._delay(step.frame, recorded)
+
+    def _played(self, step: _Step, lanes: Lanes) -> Situation | Refusal:
+        """The decision as it was; what was said before it is said."""
+        replica, cursor = ReplicaId(step.frame.owner), self._cursor(step)
+        lane = lanes.at(replica, cursor)
+        unsaid, seat = self._unsaid[replica], self.seats.get(replica)
+        if seat is None or _goes_back(self._stood[replica], cursor):
+            seat = self.seats[replica] = self._seated(replica, step, lane)
+            while unsaid[0] is not step:
+                unsaid.popleft()
+        else:
+            seat.stand(lane.state, lane.cut)
+            while (said := unsaid[0]) is not step:
+                self._say(seat, said)
+                unsaid.popleft()
+        self._stood[replica] = cursor
+        event = step.event
+        if isinstance(event, RequestRouted):
+            return self._situation(seat, step, event)
+        assert isinstance(event, RequestRejected)
+        doubts = doubts_of(seat, event, self._track, self._lacks)
+        frame = step.frame
+        return Refusal(replica, frame.seq, frame.time_ms, event, seat.view, seat.settings, doubts, step.number)
+
+    def _say(self, seat: Seat, step: _Step) -> None:
+        if isinstance(step.event, ReplicaReported) and self._delay is None:
+            self.folds.compare(seat, step.frame, step.event, self._lacks)
+        seat.say(step.frame.seq, step.event)
+
+    def _situation(self, seat: Seat, step: _Step, event: RequestRouted) -> Situation:
+        frame, id_, model, tokens = step.frame, RequestId(event.request), event.model, event.prompt_tokens
+        prompt = RecordedPrompt(tokens, event.block_size, event.hashes)
+        request = RouteRequest(id_, event.attempt, model, prompt, event.tenant, event.priority)
+        doubts = doubts_of(seat, event, self._track, self._lacks)
+        return Situation(
+            seat.replica, frame.seq, frame.time_ms, event, request, seat.view, seat.settings, doubts, step.number
+        )
+
+    def _seated(self, replica: ReplicaId, step: _Step, lane: Lane) -> Seat:
+        """A seat at the lane, which knows what the replica said before this."""
+        assert step.frame.message is not None
+        seat, said = Seat(replica, lane.state), -1
+        seat.stand(lane.state, lane.cut)
+        at = lane.state.cursor.get(ROUTING)
+        for frame in self.recording.frames(ROUTING, at.seq + 1 if at is not None else 1, step.frame.seq):
+            message = frame.message
+            if (
+                frame.owner == replica
+                and message is not None
+                and message.source == SourceId(replica)
+                and message.n > said
+            ):
+                said = message.n
+                for event in message.events:
+                    seat.say(frame.seq, event)
+        for event in step.frame.message.events[: step.number]:
+            seat.say(step.frame.seq, event)
         return seat
 
-    def _state_before(self, cursor: Cursor) -> State:
-        """A copy of the seat's state that is nearest, or the nearest state that the recording has."""
-        nearest = self._recording.state_before(cursor)
-        best, seated = _reach(nearest), None
-        for seat in self.seats.values():
-            at = seat.state.cursor
-            if _reach(seat.state) > best and all(at[stream].seq <= cursor.get(stream, -1) for stream in at):
-                best, seated = _reach(seat.state), seat
-        return nearest if seated is None else decode(self._recording.chain_key, b"".join(encode(seated.state)))
 
-    def _move(self, seat: Seat, cursor: Mapping[str, tuple[int, int]]) -> None:
-        """The seat's state is folded to the cursor, as far as the recording has what it takes."""
-        for name, (epoch, seq) in cursor.items():
-            stream = StreamName(name)
-            if self._epochs.get(stream) != epoch:
-                seat.doubts["replaced"] = f"{stream} was made anew: the history of its epoch {epoch} is not here"
-                continue
-            at = seat.open(stream, epoch)
-            if at >= seq:
-                if at > seq:
-                    seat.doubts["replaced"] = f"the cursor went back from {stream}:{at} to {seq}"
-                continue
-            if at == 0:
-                self._look_for_cut(seat, stream)
-            gaps = seat.state.gaps_found
-            for frame in self._reel(stream, at + 1).between(at + 1, seq):
-                seat.take(frame)
-            if seat.state.gaps_found > gaps:
-                seat.doubts["gap"] = str(seat.state.gaps[-1])
-            if seat.state.cursor[stream].seq < seq:
-                seat.doubts["deleted"] = f"{stream}:{seq} was read by the replica and is not here"
-                seat.state.skip_to(stream, StreamSeq(seq))
-        self._look_at_part(seat)
-
-    def _look_for_cut(self, seat: Seat, stream: StreamName) -> None:
-        span = self._recording.archive.span(stream)
-        if span.first_seq > 1 or span.log_first_seq > 1:
-            seat.doubts["cut"] = f"{stream} begins at {max(span.first_seq, span.log_first_seq)}, without a snapshot"
-
-    @staticmethod
-    def _look_at_part(seat: Seat) -> None:
-        part = seat.part
-        if part is not None and not part.known:
-            seat.doubts["unknown"] = f"a message of {seat.replica} is missing, and it has not restated itself since"
-
-    def _reel(self, stream: StreamName, start: int) -> Reel:
-        if stream not in self._reels:
-            self._reels[stream] = Reel(self._recording, stream, start)
-        return self._reels[stream]
-
-    def _forget(self) -> None:
-        for stream, reel in self._reels.items():
-            cursors = (seat.state.cursor.get(stream) for seat in self.seats.values())
-            reel.forget(min((at.seq for at in cursors if at is not None), default=0) + 1)
+def _in_order(decisions: list[_Step], cursors: list[At]) -> list[int]:
+    """Which one comes when: by their cursors, each replica's own as it made them."""
+    reached: dict[str, int] = {}
+    keys = []
+    for step, cursor in zip(decisions, cursors, strict=True):
+        owner = step.frame.owner
+        reach = reached[owner] = max(reached.get(owner, 0), sum([seq for _, seq in cursor.values()]))
+        keys.append(reach)
+    return sorted(range(len(decisions)), key=keys.__getitem__)
 
 
-def _reach(state: State) -> int:
-    return sum(at.seq for at in state.cursor.values())
+def _goes_back(before: At, cursor: At) -> bool:
+    """Whether somebody who stood there first would have to unread something."""
+    for stream, (epoch, seq) in before.items():
+        at = cursor.get(stream)
+        if at is None or (at[0] == epoch and at[1] < seq):
+            return True
+    return False
 
 
-def _situation(seat: Seat, frame: Frame, event: RequestRouted) -> Situation:
-    doubts = dict(seat.doubts)
-    if event.decide_version != DECIDE_VERSION:
-        doubts["version"] = (
-            f"decided by version {event.decide_version} of the program's rules; this is {DECIDE_VERSION}"
-        )
-    if seat.revision != event.settings_revision:
-        doubts["settings"] = f"revision {event.settings_revision} of the settings is not here"
-    prompt = RecordedPrompt(event.prompt_tokens, event.block_size, event.hashes)
-    request = RouteRequest(RequestId(event.request), event.attempt, event.model, prompt, event.tenant, event.priority)
-    return Situation(seat.replica, frame.seq, frame.time_ms, event, request, seat.view, seat.settings, doubts)
+def _decisions(frame: Frame) -> int:
+    events = frame.message.events if frame.message is not None else ()
+    return sum(isinstance(event, RequestRouted) for event in events)

@@ -7,28 +7,35 @@ digests are those that the messages themselves name: folds come out the same, bu
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
-
-import msgspec
 
 from core.codec import CHAIN_START, Message, decode_message, digest
 from core.errors import CallerError, Corrupt
 from core.ids import Epoch, RequestId, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.manifest import Manifest
-from core.moments import AtRequest, AtSequence, AtTime, Moment
-from core.subjects import ROUTING, owner
+from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
+from core.subjects import ROUTING, is_kv, owner
 from projections.projection import FOLD_VERSION
 from projections.snapshot import decode
 from projections.state import State, is_folded
+from replay.names import Names
+from replay.routing_index import RoutingIndex
+from replay.told_heads import ToldHeads
 from streams.archive import Archive
 from streams.archive_format import key_check
 from streams.log import Record
 
+PROGRESS_EVERY = 10_000
+"""Messages between two words on how far a fold is."""
+
 Cursor = dict[StreamName, StreamSeq]
 """Per stream the last sequence that is folded; 0 for none."""
+Progress = Callable[[int, int], None]
+"""Told messages folded, and how many there are to fold."""
 
 
 class Frame(NamedTuple):
@@ -53,9 +60,10 @@ class Recording:
         self.key = key
         self.chain_key = _chain_key(archive, key)
         """Empty without a key."""
-        self._heads: dict[StreamName, dict[tuple[str, int], bytes]] = {}
+        self._heads: dict[StreamName, ToldHeads] = {}
         self._keyframes: list[tuple[Cursor, bytes]] = []
-        self._requests: dict[RequestId, StreamSeq] | None = None
+        self._index: RoutingIndex | None = None
+        self._names: Names | None = None
 
     def __repr__(self) -> str:
         return f"<Recording {self.archive!r}>"
@@ -69,7 +77,12 @@ class Recording:
     @staticmethod
     def open(path: Path, key: DeploymentKey | None = None) -> Recording:
         """CallerError or Corrupt if the file cannot be used."""
-        return Recording(Archive.open(path), key)
+        archive = Archive.open(path)
+        try:
+            return Recording(archive, key)
+        except BaseException:
+            archive.close()
+            raise
 
     def close(self) -> None:
         """Nothing is read any more."""
@@ -95,6 +108,15 @@ class Recording:
         for record in self.archive.read(stream, start, end):
             yield self.frame(record)
 
+    def said(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[tuple[Record, Message]]:
+        """The same without digests, which take a look at the whole stream where there is no key; what is no message of
+        ours is passed over."""
+        for record in self.archive.read(stream, start, end):
+            try:
+                yield record, decode_message(record.payload)
+            except Corrupt:
+                continue
+
     def frame(self, record: Record) -> Frame:
         """The record, decoded."""
         try:
@@ -117,42 +139,70 @@ class Recording:
             case AtRequest(request):
                 seq = self.routed(request)
                 return seq if stream == ROUTING else self.archive.seek(stream, self._time_of(ROUTING, seq))
+            case AtCursor():
+                return StreamSeq(moment.seq(stream) + 1)
 
     def cursor(self, moment: Moment) -> Cursor:
         """All that stood in the log before the moment."""
         return {stream: StreamSeq(max(0, self.position(stream, moment) - 1)) for stream in self.streams}
 
     def routed(self, request: RequestId) -> StreamSeq:
-        """Where the request's first attempt was routed, or refused. CallerError if the recording does not know it."""
-        if self._requests is None:
-            self._requests = dict(self._routings())
-        try:
-            return self._requests[request]
-        except KeyError:
+        """Where the request's first attempt was routed, or refused; of the last one, if its id was used again.
+        CallerError if the recording does not know it."""
+        uses = self.index.uses(request)
+        if not uses:
             raise CallerError(
                 f"{request!r} is no time, no sequence, and no request that this recording knows; "
                 "`contrail events --stream routing` lists them"
-            ) from None
+            )
+        return StreamSeq(uses[-1][0].seq)
+
+    # --- requests and names ------------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> RoutingIndex:
+        """Every request, where its events stand, and what each replica went by; made when it is first asked for, some
+        3 us per message of the routing stream."""
+        if self._index is None:
+            self._index = RoutingIndex(self.archive.read(ROUTING) if ROUTING in self.archive.streams else ())
+        return self._index
+
+    @property
+    def names(self) -> Names:
+        """What workers and replicas are called; made when it is first asked for, some 2 us per kv message."""
+        if self._names is None:
+            self._names = names = Names(replicas=dict(self.index.names))
+            if any(self.archive.span(stream).first_seq > 1 for stream in self.streams):
+                names.note_state(self.state_before({s: self.archive.span(s).first_seq - 1 for s in self.streams}))
+            for stream in self.streams:
+                if is_kv(stream):
+                    names.note_workers(self.archive.read(stream))
+        return self._names
 
     # --- states ------------------------------------------------------------------------------------------------
 
     def state_before(self, cursor: Mapping[StreamName, int]) -> State:
         """The newest state at hand that lies before the cursor in every stream: a keyframe's, a snapshot's, or the
         one before the first event."""
-        keyframe = self._keyframe_before(cursor)
-        for manifest in reversed(self.archive.snapshots()):
-            seqs = {StreamName(name): at.seq for name, at in manifest.cursor.items()}
-            if manifest.fold_version == FOLD_VERSION and self._fits(manifest) and _is_before(seqs, cursor):
-                if keyframe is None or sum(seqs.values()) > sum(keyframe[0].values()):
-                    return decode(self.chain_key, self.archive.snapshot(manifest))
-                break
-        return State(self.chain_key) if keyframe is None else decode(self.chain_key, keyframe[1])
+        base = self._base(cursor)
+        return State(self.chain_key) if base is None else decode(self.chain_key, base.content())
 
-    def state_at(self, cursor: Mapping[StreamName, int]) -> State:
+    def to_fold(self, cursor: Mapping[StreamName, int]) -> int:
+        """How many messages lie between that state and the cursor."""
+        base = self._base(cursor)
+        done = base.cursor if base is not None else {s: self.archive.span(s).first_seq - 1 for s in self.streams}
+        return sum(max(0, seq - done.get(stream, StreamSeq(0))) for stream, seq in cursor.items())
+
+    def state_at(self, cursor: Mapping[StreamName, int], progress: Progress = lambda _done, _of: None) -> State:
         """The fold up to the cursor, every stream of it open; some 15 us per message behind the state before."""
+        of, done = self.to_fold(cursor), 0
         state = self.state_before(cursor)
         for stream, seq in sorted(cursor.items()):
-            self.advance(state, stream, seq)
+            at = state.open(stream, Epoch(self.archive.span(stream).epoch))
+            for start in range(at, seq, PROGRESS_EVERY):
+                self.advance(state, stream, min(seq, start + PROGRESS_EVERY))
+                done += PROGRESS_EVERY
+                progress(min(done, of), of)
         return state
 
     def advance(self, state: State, stream: StreamName, seq: int) -> None:
@@ -169,11 +219,22 @@ class Recording:
 
     # -----------------------------------------------------------------------------------------------------------
 
-    def _keyframe_before(self, cursor: Mapping[StreamName, int]) -> tuple[Cursor, bytes] | None:
+    def _base(self, cursor: Mapping[StreamName, int]) -> _Base | None:
+        """Where a fold up to the cursor can go on from; None for the start."""
+        keyframe = self._keyframe_before(cursor)
+        for manifest in reversed(self.archive.snapshots()):
+            seqs: Cursor = {StreamName(name): StreamSeq(at.seq) for name, at in manifest.cursor.items()}
+            if manifest.fold_version == FOLD_VERSION and self._fits(manifest) and _is_before(seqs, cursor):
+                if keyframe is None or sum(seqs.values()) > sum(keyframe.cursor.values()):
+                    return _Base(seqs, partial(self.archive.snapshot, manifest))
+                break
+        return keyframe
+
+    def _keyframe_before(self, cursor: Mapping[StreamName, int]) -> _Base | None:
         at = bisect_right(self._keyframes, sum(cursor.values()), key=lambda kept: sum(kept[0].values()))
-        for kept in reversed(self._keyframes[:at]):
-            if _is_before(kept[0], cursor):
-                return kept
+        for kept, encoded in reversed(self._keyframes[:at]):
+            if _is_before(kept, cursor):
+                return _Base(kept, lambda: encoded)  # noqa: B023 - returned at once
         return None
 
     def _fits(self, manifest: Manifest) -> bool:
@@ -186,49 +247,20 @@ class Recording:
         if message is None:
             return CHAIN_START
         if record.stream not in self._heads:
-            self._heads[record.stream] = self._told_heads(record.stream)
-        return self._heads[record.stream].get((message.source, message.n), CHAIN_START)
-
-    def _told_heads(self, stream: StreamName) -> dict[tuple[str, int], bytes]:
-        """Digests as the next message of each source names them; of the last ones, as the archive's writer did."""
-        found = {}
-        for record in self.archive.read(stream):
-            try:
-                message = decode_message(record.payload)
-            except Corrupt:
-                continue
-            found[str(message.source), message.n - 1] = message.prev
-        for source, head in self.archive.contents.heads.get(stream, {}).items():
-            found[source, head.n] = bytes.fromhex(head.digest)
-        return found
+            self._heads[record.stream] = ToldHeads(self.archive, record.stream)
+        return self._heads[record.stream].of(record.seq, message.source, message.n)
 
     def _time_of(self, stream: StreamName, seq: StreamSeq) -> int:
         for record in self.archive.read(stream, seq):
             return record.time_ms
         raise CallerError(f"{stream}:{seq} lies beyond the end of the recording")
 
-    def _routings(self) -> Iterator[tuple[RequestId, StreamSeq]]:
-        for record in self.archive.read(ROUTING) if ROUTING in self.archive.streams else ():
-            try:
-                named = _named.decode(record.payload)
-            except msgspec.DecodeError:
-                continue  # JSON, or no message of ours: neither routes a request
-            for event in named.events:
-                if event.type in {"RequestRouted", "RequestRejected"} and event.attempt == 0:
-                    yield RequestId(event.request), record.seq
 
+class _Base(NamedTuple):
+    """A state that is at hand, not decoded."""
 
-class _NamedEvent(msgspec.Struct):
-    type: str
-    request: str = ""
-    attempt: int = 0
-
-
-class _Named(msgspec.Struct):
-    events: list[_NamedEvent]
-
-
-_named = msgspec.msgpack.Decoder(_Named)
+    cursor: Cursor
+    content: Callable[[], bytes]
 
 
 def _is_before(seqs: Mapping[StreamName, int], cursor: Mapping[StreamName, int]) -> bool:

@@ -7,12 +7,13 @@ it had said last (`SettingsChanged`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from core.errors import CallerError
 from core.events import Event, LocalChanged, ReplicaRestated, SettingsChanged, UnknownEvent
-from core.ids import Epoch, ReplicaId, StreamName, WorkerId
+from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.ahead import Ahead
@@ -34,13 +35,21 @@ class Seat:
         self.revision = 0
         self.doubts: dict[str, str] = {}
         """Why its decisions cannot be judged by the fold, by kind; empty if they can."""
+        self.cut: Mapping[StreamName, str] = MappingProxyType({})
+        """Streams that are folded from behind their start, and nothing tells whether what came before matters: sources
+        that were silent since are not known at all."""
+        self.agreed: dict[StreamName, StreamSeq] = {}
+        """Up to where the replica itself said that its fold was as this one."""
+        self.settings_known = False
+        self._said: deque[tuple[int, Event]] = deque()
+        """What is ahead, and where it stands in the routing stream."""
         self._local: dict[WorkerId, tuple[str, ...]] = {}
         self._by_reason: Mapping[str, frozenset[WorkerId]] | None = MappingProxyType({})
         part = self.part
         if part is not None:
             self._local.update(part.local)
             self._by_reason = None
-            if part.settings:
+            if part.settings or part.settings_revision:
                 self._set(part.settings, part.settings_revision)
 
     def __repr__(self) -> str:
@@ -71,7 +80,6 @@ class Seat:
             case ReplicaRestated():
                 self._local.clear()
                 self._by_reason = None
-                self.doubts.pop("unknown", None)
             case UnknownEvent():
                 return
             case _:
@@ -79,21 +87,42 @@ class Seat:
         at = self.state.cursor.get(ROUTING)
         if at is None or seq > at.seq:
             self.ahead.emit(event, self.part)
+            self._said.append((seq, event))
 
     def take(self, frame: Frame) -> None:
         """The next message of a stream is folded."""
-        self.state.fold(frame.stream, frame.seq, frame.owner, frame.message, frame.head)
-        if frame.owner == self.replica and frame.stream == ROUTING and frame.message is not None:
-            for event in frame.message.events:
-                if not isinstance(event, UnknownEvent):
-                    self.ahead.read_back(event)
+        stream, seq, _, owner, head, message = frame
+        self.state.fold(stream, seq, owner, message, head)
+        if stream == ROUTING and owner == self.replica:
+            self._read_back(seq)
+
+    def stand(self, state: State, cut: Mapping[StreamName, str] = MappingProxyType({})) -> None:
+        """The replica has folded this, which is nowhere behind what it had folded before."""
+        self.state = state
+        self.cut = {stream: how for stream, how in cut.items() if stream not in self.agreed} if cut else cut
+        at = state.cursor.get(ROUTING)
+        if at is not None:
+            self._read_back(at.seq)
 
     def open(self, stream: StreamName, epoch: int) -> int:
         """The last sequence of the stream that is folded."""
         return self.state.open(stream, Epoch(epoch))
 
+    def agree(self, stream: StreamName, seq: StreamSeq) -> None:
+        """The replica said that its fold was as this one there: nothing that one of them lacks made a difference."""
+        self.agreed[stream] = max(seq, self.agreed.get(stream, StreamSeq(0)))
+        if stream in self.cut:
+            self.cut = {other: how for other, how in self.cut.items() if other != stream}
+
+    def _read_back(self, seq: int) -> None:
+        """What stands in the routing stream up to there is folded, and no longer ahead."""
+        said = self._said
+        while said and said[0][0] <= seq:
+            self.ahead.read_back(said.popleft()[1])
+
     def _set(self, settings: Mapping[str, object], revision: int) -> None:
         self.revision = revision
+        self.settings_known = True
         try:
             self.settings = RoutingSettings.parse(settings)
         except CallerError as error:

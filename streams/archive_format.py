@@ -26,6 +26,7 @@ END = b"CTRLEND\x01"
 FOOTER = struct.Struct("<QQ16s8s")
 """Offset, size and checksum of the contents, then END."""
 CHECKSUM_BYTES = 16
+CHAIN_KEY_BYTES = 32
 BLOCK_BYTES = 512 * 1024
 """A block is closed once its payloads are this long."""
 ZSTD_LEVEL = 3
@@ -115,16 +116,52 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
         """The inverse of `parse`."""
         return msgspec.json.encode(self)
 
+    @property
+    def messages(self) -> int:
+        """In all streams."""
+        return sum(block.messages for block in self.blocks)
+
+    @property
+    def end_ms(self) -> int:
+        """The moment up to which it tells: that which was asked for, else its newest message's."""
+        return self.to_ms or max((block.last_ms for block in self.blocks), default=self.made_ms)
+
     @staticmethod
     def parse(value: bytes) -> Contents:
         """Corrupt if it is none, or of a version that this program does not read."""
         try:
-            found = _decoder.decode(value)
+            version = _version.decode(value).v
+            if version != ARCHIVE_VERSION:
+                raise Corrupt(f"it is of version {version} of an export's form; this program reads {ARCHIVE_VERSION}")
+            return _decoder.decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Corrupt(f"the archive's contents cannot be read: {error}") from error
-        if found.v != ARCHIVE_VERSION:
-            raise Corrupt(f"an archive of version {found.v}; this program reads {ARCHIVE_VERSION}")
-        return found
+            raise Corrupt(f"its contents cannot be read: {error}") from error
+
+    def check(self, start: int, end: int) -> None:
+        """Corrupt unless the pieces lie one behind the other from `start` to `end`, and blocks and spans fit: what is
+        read later relies on it. Some microseconds per block."""
+        at = start
+        for piece in sorted(self._pieces(), key=lambda piece: piece.offset):
+            if piece.offset != at or piece.size <= 0 or not _is_hex(piece.checksum, CHECKSUM_BYTES):
+                raise Corrupt(f"its contents name bytes that are not there, or leave some out, at {at}")
+            at += piece.size
+        if at != end:
+            raise Corrupt(f"its contents name {at} bytes of {end}")
+        last = {stream: span.first_seq - 1 for stream, span in self.streams.items()}
+        for block in self.blocks:
+            if not last.get(block.stream, block.last_seq) < block.first_seq <= block.last_seq:
+                raise Corrupt(f"its contents name blocks of {block.stream!r} that are not in order")
+            last[block.stream] = block.last_seq
+        if any(seq > self.streams[stream].last_seq for stream, seq in last.items()):
+            raise Corrupt("its contents name messages beyond the end of a stream")
+        digests = [head.digest for heads in self.heads.values() for head in heads.values()]
+        if not all(_is_hex(digest, CHECKSUM_BYTES) for digest in [*digests, self.key_check]):
+            raise Corrupt("its contents name digests that are none")
+        if self.redacted and not _is_hex(self.chain_key, CHAIN_KEY_BYTES):
+            raise Corrupt("its contents name a key that is none")
+
+    def _pieces(self) -> list[Piece]:
+        return [block.piece for block in self.blocks] + [saved.piece for saved in self.snapshots]
 
 
 def checksum(data: bytes) -> bytes:
@@ -132,9 +169,19 @@ def checksum(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).digest()
 
 
+def _is_hex(text: str, size: int) -> bool:
+    return len(text) == 2 * size and not set(text) - _HEX_DIGITS
+
+
 def key_check(chain_key: bytes) -> str:
     """What tells one chain key from another, and gives nothing of it away."""
     return hashlib.blake2b(b"archive", key=chain_key, digest_size=CHECKSUM_BYTES).hexdigest()
 
 
+class _Version(msgspec.Struct):
+    v: int
+
+
+_HEX_DIGITS = set("0123456789abcdef")
+_version: msgspec.json.Decoder[_Version] = msgspec.json.Decoder(_Version)
 _decoder: msgspec.json.Decoder[Contents] = msgspec.json.Decoder(Contents)

@@ -1,19 +1,24 @@
-"""ArchiveWriter: makes an archive, message by message; what was written so far can be read at any time."""
+"""ArchiveWriter: makes an archive, message by message; what was written so far can be read at any time.
+
+It holds one block per stream, and per block and source some hundred bytes of contents: the log may have any length.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import zstandard
 
-from core.codec import decode_message, digest
-from core.errors import CallerError, Corrupt
+from core.codec import digest
+from core.errors import CallerError
 from core.ids import Epoch, StreamName
 from core.manifest import Manifest
 from core.subjects import owner
 from streams.archive import Archive
+from streams.archive_envelope import envelope
 from streams.archive_format import (
     BLOCK_BYTES,
     END,
@@ -32,6 +37,9 @@ from streams.archive_format import (
 )
 from streams.log import Record
 
+ROW_BYTES = 64
+"""What a row takes beside its payload, about."""
+
 
 class _Open(NamedTuple):
     """A stream that is being written."""
@@ -40,53 +48,84 @@ class _Open(NamedTuple):
     first_seq: int
     log_first_seq: int
     rows: list[Row]
+    numbers: dict[str, int]
+    """Of the last message of each source."""
+    ends: dict[str, bytes]
+    """Payloads of those of them that stand in no block yet."""
 
 
 class ArchiveWriter:
     """See the module's text. Owned by one thread."""
 
-    def __init__(self, path: Path, namespace: str, chain_key: bytes, program: str, made_ms: int) -> None:
-        """CallerError if the file cannot be made. It is made anew."""
+    def __init__(
+        self, path: Path, namespace: str, chain_key: bytes, program: str, made_ms: int, *, check: str | None = None
+    ) -> None:
+        """CallerError if the file cannot be made. It is made anew.
+
+        `check` is what tells the deployment's key, if `chain_key` is another one, or empty because nobody knows it:
+        then nothing is digested, and whoever copies tells the heads.
+        """
         self.path = path
+        self.chain_key = chain_key
         self._namespace = namespace
-        self._chain_key = chain_key
+        self._key_check = key_check(chain_key) if check is None else check
         self._program = program
         self._made_ms = made_ms
         self._streams: dict[StreamName, _Open] = {}
         self._waiting: dict[StreamName, int] = {}
-        """Bytes of payload per stream that stand in no block yet."""
+        """Bytes per stream that stand in no block yet."""
         self._last: dict[StreamName, int] = {}
         self._blocks: list[Block] = []
         self._snapshots: list[Saved] = []
-        self._heads: dict[StreamName, dict[str, tuple[int, bytes]]] = {}
+        self._heads: dict[StreamName, dict[str, Head]] = {}
         self._packer = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
         self._encoder = msgspec.msgpack.Encoder()
         try:
             self._file = path.open("wb")
         except OSError as error:
             raise CallerError(f"{path} cannot be written: {error.strerror}") from error
-        self._file.write(MAGIC)
-        self._offset = len(MAGIC)
+        self._offset = 0
+        self._write(MAGIC)
 
     def __repr__(self) -> str:
         return f"<ArchiveWriter {self.path.name}: {self._offset} bytes>"
 
     def open(self, stream: StreamName, epoch: Epoch, first_seq: int, log_first_seq: int) -> None:
         """The archive has the stream, from `first_seq` on; the log itself retained it from `log_first_seq` on."""
-        self._streams[stream] = _Open(epoch, first_seq, log_first_seq, [])
+        self._streams[stream] = _Open(epoch, first_seq, log_first_seq, [], {}, {})
         self._waiting[stream], self._last[stream] = 0, first_seq - 1
         self._heads[stream] = {}
 
     def add(self, record: Record) -> None:
         """The next message of its stream."""
-        assert record.seq > self._last[record.stream]
-        opened = self._streams[record.stream]
-        opened.rows.append(Row(record.seq, record.time_ms, owner(record.subject), record.payload))
-        self._last[record.stream] = record.seq
-        self._waiting[record.stream] += len(record.payload)
-        self._note_head(record)
-        if self._waiting[record.stream] >= BLOCK_BYTES:
-            self._close_block(record.stream)
+        stream, seq, time_ms, subject, payload = record
+        assert seq > self._last[stream]
+        opened, whose = self._streams[stream], owner(subject)
+        opened.rows.append(Row(seq, time_ms, whose, payload))
+        self._last[stream] = seq
+        said = envelope(payload)
+        if said is not None and said.of(whose) and said.n > opened.numbers.get(said.source, -1):  # else: a repeat
+            opened.numbers[said.source] = said.n
+            opened.ends[said.source] = payload
+        self._waiting[stream] += len(payload) + ROW_BYTES
+        if self._waiting[stream] >= BLOCK_BYTES:
+            self._close_block(stream)
+
+    def retained(self, stream: StreamName, log_first_seq: int) -> None:
+        """The log retains the stream from there on only, by now."""
+        self._streams[stream] = self._streams[stream]._replace(log_first_seq=log_first_seq)
+
+    def last_seq(self, stream: StreamName) -> int:
+        """How far the stream is written."""
+        return self._last[stream]
+
+    def numbers(self, stream: StreamName) -> dict[str, int]:
+        """Every source with messages here, and the number of its last."""
+        return dict(self._streams[stream].numbers)
+
+    def tell_head(self, stream: StreamName, source: str, digest: str) -> None:
+        """The digest of the source's last message here, from who knows it: for a writer without a key."""
+        self._heads[stream][source] = Head(self._streams[stream].numbers[source], digest)
 
     def reached(self, stream: StreamName, seq: int) -> None:
         """The log had nothing more of the stream up to there."""
@@ -106,58 +145,69 @@ class ArchiveWriter:
             made_ms=self._made_ms,
             from_ms=from_ms,
             to_ms=to_ms,
-            key_check=key_check(self._chain_key),
+            key_check=self._key_check,
             redacted=redacted,
-            chain_key=self._chain_key.hex() if redacted else "",
+            chain_key=self.chain_key.hex() if redacted else "",
             streams={
                 stream: Span(opened.epoch, opened.first_seq, self._last[stream], opened.log_first_seq)
                 for stream, opened in sorted(self._streams.items())
             },
             blocks=list(self._blocks),
             snapshots=list(self._snapshots),
-            heads={
-                stream: {source: Head(n, head.hex()) for source, (n, head) in sorted(heads.items())}
-                for stream, heads in sorted(self._heads.items())
-            },
+            heads={stream: dict(sorted(heads.items())) for stream, heads in sorted(self._heads.items())},
         )
 
     def so_far(self) -> Archive:
         """An archive of what was written so far; more may be written, which it will not show."""
         contents = self.contents(0, 0)
-        self._file.flush()
+        self._flush()
         return Archive(self.path, self.path.open("rb"), contents)
 
     def finish(self, contents: Contents) -> None:
-        """The file is whole and closed."""
+        """The file is whole and closed. CallerError if the disk does not take it."""
         data = contents.to_bytes()
         piece = self._put(data)
-        self._file.write(FOOTER.pack(piece.offset, piece.size, checksum(data), END))
+        self._write(FOOTER.pack(piece.offset, piece.size, checksum(data), END))
+        self._flush()
         self._file.close()
 
     def abandon(self) -> None:
         """The file is gone."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what is not written yet need not be
+            self._file.close()
         self.path.unlink(missing_ok=True)
 
-    def _note_head(self, record: Record) -> None:
-        try:
-            message = decode_message(record.payload)
-        except Corrupt:
-            return  # it is kept as it is; it belongs to nobody's chain
-        self._heads[record.stream][message.source] = message.n, digest(record.payload, self._chain_key)
-
     def _close_block(self, stream: StreamName) -> None:
-        rows = self._streams[stream].rows
+        _, _, _, rows, numbers, ends = self._streams[stream]
         if not rows:
             return
+        if self.chain_key:  # one digest per source and block: of every message it would cost as much as all the rest
+            for source, payload in ends.items():
+                self._heads[stream][source] = Head(numbers[source], digest(payload, self.chain_key).hex())
         piece = self._put(self._packer.compress(self._encoder.encode(rows)))
-        first, last = rows[0], rows[-1]
-        self._blocks.append(Block(stream, first.seq, last.seq, first.time_ms, last.time_ms, len(rows), piece))
+        first_ms, last_ms = min(row.time_ms for row in rows), max(row.time_ms for row in rows)
+        self._blocks.append(Block(stream, rows[0].seq, rows[-1].seq, first_ms, last_ms, len(rows), piece))
         rows.clear()
+        ends.clear()
         self._waiting[stream] = 0
 
     def _put(self, data: bytes) -> Piece:
         piece = Piece(self._offset, len(data), checksum(data).hex())
-        self._file.write(data)
-        self._offset += len(data)
+        self._write(data)
         return piece
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._offset += len(data)
+
+    def _flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> CallerError:
+        return CallerError(f"{self.path} cannot be written: {error.strerror}; make room, or name another place")

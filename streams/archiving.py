@@ -1,18 +1,25 @@
-"""Archiving: the log, or a range of it, copied into an archive with the snapshot before it."""
+"""Archiving: the log, or a range of it, copied into an archive with the snapshot before it.
+
+1. A range holds what its decisions rest on: it begins with a snapshot behind which every decision in it can be folded,
+   however old the cursor that it was made at, and ends no sooner than the newest of these cursors.
+2. The routing stream's end is looked at first: whatever a decision has read stood in the log before it.
+3. Without a snapshot before it a range begins where the log does; what retention took is told.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from core.errors import Corrupt
+from core.codec import digest
+from core.errors import Corrupt, Unavailable
 from core.ids import StreamName, StreamSeq
-from core.manifest import Manifest
-from core.subjects import SNAPSHOTS
+from core.manifest import At, Manifest
+from core.subjects import LOAD, ROUTING, SNAPSHOTS, is_kv
+from streams.archive_reach import Reach
 from streams.archive_writer import ArchiveWriter
 from streams.log import EventLog, StreamState
-from streams.snapshots import SnapshotStore
 
 
 class Range(NamedTuple):
@@ -22,38 +29,58 @@ class Range(NamedTuple):
     end: Mapping[StreamName, StreamSeq] | None = None
 
 
+class Archived(NamedTuple):
+    """What was copied."""
+
+    base: Manifest | None
+    """The snapshot that the range begins with; None if it begins where the log does."""
+    cut: dict[StreamName, StreamSeq]
+    """Streams whose head retention took with no snapshot in its place, and where they begin: what is decided before
+    the next snapshot can be shown, and not be made again."""
+
+
+class Snapshots(Protocol):
+    """Where snapshots are read: of a log, or of an archive."""
+
+    def newest_first(self) -> AsyncGenerator[Manifest, None]:
+        """All manifests."""
+
+    async def read(self, manifest: Manifest) -> bytes:
+        """The content. Corrupt if it is not whole."""
+
+
 Progress = Callable[[int, int], None]
-"""Told messages copied, and how many there are to copy."""
+"""Told messages copied, and how many there are to copy; the last time that all are."""
+States = Mapping[StreamName, StreamState]
 
 
 async def archive(
     log: EventLog,
-    store: SnapshotStore,
+    store: Snapshots,
     writer: ArchiveWriter,
     wanted: Range = Range(),  # noqa: B008 - immutable
     progress: Progress = lambda _done, _of: None,
-) -> None:
-    """The writer has every message in the range, those between the snapshot before it and its start, that snapshot,
-    and those within the range. Unavailable if the log goes away."""
-    streams = [stream for stream in await log.streams() if stream != SNAPSHOTS]
-    states = {stream: await log.state(stream) for stream in streams}
-    manifests = await _usable(store, states)
-    base = _before(manifests, wanted.start, states)
-    starts = {
-        stream: StreamSeq(base.cursor[stream].seq + 1 if base is not None and stream in base.cursor else 1)
-        for stream in streams
-    }
-    ends = {stream: _end(states[stream], wanted.end, stream) for stream in streams}
-    total, done = sum(max(0, ends[s] - max(starts[s], states[s].first_seq)) for s in streams), 0
-    for manifest in manifests:
-        if all(starts[StreamName(s)] - 1 <= at.seq < ends[StreamName(s)] for s, at in manifest.cursor.items()):
-            await _copy_snapshot(store, writer, manifest)
-    for stream in streams:
-        writer.open(stream, states[stream].epoch, starts[stream], states[stream].first_seq)
-        async for _ in copied(log, writer, stream, starts[stream], ends[stream]):
-            done += 1
-            progress(done, total)
-        writer.reached(stream, ends[stream] - 1)
+    *,
+    fold_version: int | None = None,
+) -> Archived:
+    """The writer has every message in the range, the snapshot before it with the messages between, and the snapshots
+    within. Of `fold_version` only, if it is given. Unavailable if the log goes away or is made anew meanwhile."""
+    states = await _states(log)
+    reach = await _reach(log, states, wanted)
+    usable = await _usable(log, store, states, writer.chain_key, fold_version)
+    base = await _first_whole(store, _before(usable, wanted.start, reach))
+    starts = {stream: _start(base, stream) for stream in states}
+    ends = {stream: _end(state, wanted.end, stream, reach) for stream, state in states.items()}
+    saved = []
+    for manifest in usable:
+        if all(starts[s] - 1 <= at.seq < ends[s] for s, at in _cursor(manifest)):
+            try:
+                writer.add_snapshot(manifest, await store.read(manifest))
+            except Corrupt:
+                continue  # it is of no use to anybody; the one before it is there, or the log's start
+            saved.append(manifest)
+    await _copy_streams(log, writer, states, {s: (starts[s], ends[s]) for s in states}, progress)
+    return Archived(base, _cut(states, starts, saved))
 
 
 async def copied(
@@ -70,41 +97,116 @@ async def copied(
             yield record.seq
 
 
-async def _usable(store: SnapshotStore, states: Mapping[StreamName, StreamState]) -> list[Manifest]:
-    """The snapshots that fit what the log is now, oldest first."""
-    found = []
-    async for manifest in store.newest_first():
-        fits = [
-            stream in states
-            and states[stream].epoch == at.epoch
-            and states[stream].first_seq - 1 <= at.seq <= states[stream].last_seq
-            for stream, at in ((StreamName(name), at) for name, at in manifest.cursor.items())
-        ]
-        if all(fits):
-            found.append(manifest)
-    return found[::-1]
+async def _copy_streams(
+    log: EventLog,
+    writer: ArchiveWriter,
+    states: States,
+    bounds: Mapping[StreamName, tuple[int, int]],
+    progress: Progress,
+) -> None:
+    total = sum(max(0, end - max(start, states[s].first_seq)) for s, (start, end) in bounds.items())
+    done = 0
+    for stream, (start, end) in sorted(bounds.items()):
+        writer.open(stream, states[stream].epoch, start, states[stream].first_seq)
+        first = None
+        async for seq in copied(log, writer, stream, start, end):
+            first = seq if first is None else first
+            done += 1
+            progress(min(done, total - 1), total)
+        if first is not None and first > max(start, states[stream].first_seq):
+            writer.retained(stream, first)  # retention was faster than we
+        writer.reached(stream, end - 1)
+        if (await log.state(stream)).epoch != states[stream].epoch:
+            raise Unavailable(f"stream {stream} was made anew while it was copied: try again")
+    progress(total, total)
 
 
-def _before(
-    manifests: list[Manifest], start: Mapping[StreamName, StreamSeq] | None, states: Mapping[StreamName, StreamState]
-) -> Manifest | None:
-    """The newest that lies before the start in every stream. For an open start none if the log has all of its
-    history, else the oldest, behind which most can be replayed."""
+# --- what to copy ----------------------------------------------------------------------------------------------
+
+
+async def _states(log: EventLog) -> dict[StreamName, StreamState]:
+    streams = [stream for stream in await log.streams() if stream != SNAPSHOTS]
+    streams.sort(key=lambda stream: stream != ROUTING)
+    return {stream: await log.state(stream) for stream in streams}
+
+
+async def _reach(log: EventLog, states: States, wanted: Range) -> Reach:
+    epochs = {stream: state.epoch for stream, state in states.items()}
+    reach = Reach(epochs)
+    if ROUTING in states and (wanted.start is not None or wanted.end is not None):
+        start = _start(None, ROUTING) if wanted.start is None else wanted.start.get(ROUTING, StreamSeq(1))
+        await reach.read(log, StreamSeq(start), _end(states[ROUTING], wanted.end, ROUTING, reach))
+    return reach
+
+
+async def _usable(
+    log: EventLog, store: Snapshots, states: States, chain_key: bytes, fold_version: int | None
+) -> list[Manifest]:
+    """The snapshots that the log bears out, oldest first."""
+    newest_first = [
+        manifest
+        async for manifest in store.newest_first()
+        if fold_version in {None, manifest.fold_version} and await _is_borne_out(log, states, chain_key, manifest)
+    ]
+    return newest_first[::-1]
+
+
+async def _is_borne_out(log: EventLog, states: States, chain_key: bytes, manifest: Manifest) -> bool:
+    """Nothing behind its cursor is gone, and the message there is the one that was folded; without a key that is
+    believed."""
+    for stream, at in _cursor(manifest):
+        state = states.get(stream)
+        if state is None or state.epoch != at.epoch or not state.first_seq - 1 <= at.seq <= state.last_seq:
+            return False
+        if chain_key and at.head and at.seq >= state.first_seq:
+            record = await log.at(stream, StreamSeq(at.seq))
+            if record is None or digest(record.payload, chain_key).hex() != at.head:
+                return False
+    return True
+
+
+def _before(usable: list[Manifest], start: Mapping[StreamName, StreamSeq] | None, reach: Reach) -> list[Manifest]:
+    """Those before the start, and before all that the decisions behind it had read, in every stream; oldest first."""
     if start is None:
-        whole = all(state.first_seq <= 1 for state in states.values())
-        return manifests[0] if manifests and not whole else None
-    fitting = [each for each in manifests if all(at.seq < start.get(StreamName(s), 0) for s, at in each.cursor.items())]
-    return fitting[-1] if fitting else None
+        return []
+
+    def is_before(stream: StreamName, at: At) -> bool:
+        return at.seq <= min(start.get(stream, StreamSeq(1)) - 1, reach.lows.get(stream, at.seq))
+
+    return [manifest for manifest in usable if all(is_before(stream, at) for stream, at in _cursor(manifest))]
 
 
-def _end(state: StreamState, end: Mapping[StreamName, StreamSeq] | None, stream: StreamName) -> int:
+async def _first_whole(store: Snapshots, manifests: list[Manifest]) -> Manifest | None:
+    """The newest of them whose content can be read."""
+    for manifest in reversed(manifests):
+        try:
+            await store.read(manifest)
+        except Corrupt:
+            continue
+        return manifest
+    return None
+
+
+def _start(base: Manifest | None, stream: StreamName) -> int:
+    return 1 if base is None or stream not in base.cursor else base.cursor[stream].seq + 1
+
+
+def _end(state: StreamState, end: Mapping[StreamName, StreamSeq] | None, stream: StreamName, reach: Reach) -> int:
     last = state.last_seq + 1
-    return last if end is None else min(last, end.get(stream, last))
+    return last if end is None else min(last, max(end.get(stream, StreamSeq(last)), reach.highs.get(stream, 0) + 1))
 
 
-async def _copy_snapshot(store: SnapshotStore, writer: ArchiveWriter, manifest: Manifest) -> None:
-    try:
-        content = await store.read(manifest)
-    except Corrupt:
-        return  # it is of no use to anybody; the one before it is there, or the log's start
-    writer.add_snapshot(manifest, content)
+def _cut(states: States, starts: Mapping[StreamName, int], saved: list[Manifest]) -> dict[StreamName, StreamSeq]:
+    cut = {s: state.first_seq for s, state in states.items() if state.first_seq > starts[s] and _is_folded(s)}
+    for manifest in saved:
+        if all(s in manifest.cursor and manifest.cursor[s].seq == first - 1 for s, first in cut.items()):
+            return {}
+    return cut
+
+
+def _is_folded(stream: StreamName) -> bool:
+    return is_kv(stream) or stream in {LOAD, ROUTING}
+
+
+def _cursor(manifest: Manifest) -> list[tuple[StreamName, At]]:
+    return [(StreamName(stream), at) for stream, at in manifest.cursor.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,8 +18,9 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING, kv_stream
 from projections.state import State
 from replay.explain import explain
-from tests.actors.world import FAST, KEY, World, collect, request, world
+from tests.actors.world import FAST, KEY, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
+from tests.replay.recorded import recorded
 
 
 async def events_of(it: World, stream: str) -> list[object]:
@@ -119,7 +121,7 @@ async def connected(router: Router, workers: int) -> None:
     await eventually(lambda: sum(card.workers for card in router.models()) == workers, f"{workers} workers")
 
 
-async def test_an_answer_goes_on_elsewhere_when_its_worker_dies() -> None:
+async def test_an_answer_goes_on_elsewhere_when_its_worker_dies(tmp_path: Path) -> None:
     """The client sees neither a repeated nor a missing token, and the log says where it went on."""
     async with world() as it:
         await it.worker("a")
@@ -141,9 +143,11 @@ async def test_an_answer_goes_on_elsewhere_when_its_worker_dies() -> None:
         routed = [e for e in await it.told(ROUTING, RequestRouted) if e.request == moved.request]
         assert [(e.attempt, e.prompt_tokens) for e in routed] == [(0, 60), (1, 60 + moved.told_tokens)]
         assert (moved.attempt, moved.worker) == (1, routed[0].worker)
-        told = await explain(it.log, moved.request)
-        assert [attempt.told_tokens for attempt in told.attempts] == [0, moved.told_tokens]
-        assert f"goes on  behind {moved.told_tokens} tokens" in explained(told)
+        recording = await recorded(it.log, NAMESPACE, KEY, tmp_path / "log")
+    with recording:
+        told = explain(recording, moved.request)
+    assert [attempt.told_tokens for attempt in told.attempts] == [0, moved.told_tokens]
+    assert f"goes on  behind {moved.told_tokens} tokens" in explained(told)
 
 
 async def test_an_answer_that_carries_more_than_its_tokens_does_not_move() -> None:

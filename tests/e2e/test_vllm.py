@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,7 @@ from core.events import RequestFinished, RequestPrefilled, RequestRouted
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.prompt import tokens_to_bytes
-from replay.explain import explain
-from tests.e2e.deployment import Running, up
+from tests.e2e.deployment import Running, contrail, up
 from tests.fixtures.engines import RecordedEngine
 from tests.fixtures.eventually import eventually
 
@@ -71,11 +72,12 @@ async def _log_agrees(running: Running, cached: dict[str, int]) -> None:
     assert sorted(ended) == sorted(cached)
     by_talk = [[routed[request].worker for request in list(cached)[talk::TALKS]] for talk in range(TALKS)]
     assert all(len(set(workers)) == 1 for workers in by_talk)
-    async with running.log() as log:
-        explanation = await explain(log, list(cached)[-1])
-    attempt = explanation.attempts[0]
-    assert "cached" in attempt.why
-    assert attempt.predicted_cached_tokens == attempt.real_cached_tokens == cached[explanation.request]
+    last = list(cached)[-1]
+    said = await asyncio.to_thread(contrail, "explain", last, "--data", str(running.data), "--json")
+    (attempt,) = json.loads(said.stdout)["attempts"]
+    assert "cached" in attempt["why"]
+    assert attempt["predicted_cached_tokens"] == attempt["real_cached_tokens"] == cached[last]
+    assert attempt["again"] == "same"
 
 
 async def _text_is_vllms_own(running: Running, engine: RecordedEngine, talks: dict[int, list[dict[str, str]]]) -> None:

@@ -1,0 +1,121 @@
+"""`contrail export`: the log, or a range of it, in one file that needs no server to be read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import msgspec
+
+from api.exported import Exported, exported, exported_text
+from api.recorded import Source, Wanted, recording_options, told
+from api.recorded_copy import program
+from core.clock import Clock, SystemClock
+from core.errors import CallerError
+from core.moments import parse_moment
+from replay.redaction import Redacted, redact
+from streams.archive import Archive
+from streams.archiving import Archived
+
+MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request id."
+
+
+@click.command()
+@recording_options
+@click.argument("target", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--from", "start", help=MOMENT)
+@click.option("--to", "end", help="MOMENT up to which, not included.")
+@click.option("--redact", "without_names", is_flag=True, help="Without names, addresses and free texts.")
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
+def export(
+    source: Source,
+    target: Path,
+    start: str | None,
+    end: str | None,
+    *,
+    without_names: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the log, or a range of it, to FILE: compressed, with checksums, and with the snapshot before it.
+
+    Every command that takes `--log FILE` then works without a server. The file holds no prompt and no token; the
+    deployment's key is not in it: who has a copy of that can prove elsewhere that nothing was changed.
+
+    With --redact, names of workers, replicas and tenants are replaced, addresses and free texts are gone. Models and
+    request ids stay, because decisions rest on them.
+
+    \b
+    contrail export incident.contrail --from 14:00 --to 14:30
+    contrail export all.contrail --data data
+    contrail export part.contrail --log all.contrail --from req-0123456789abcdef
+    contrail export to-share.contrail --log incident.contrail --redact
+    """
+    clock = SystemClock()
+    started_ms, now_ms = clock.monotonic_ms(), source.now_ms
+    wanted = Wanted(*(parse_moment(text, now_ms) if text is not None else None for text in (start, end)))
+    with _draft(target, force=force) as draft:
+        archived, done = _redacted(source, draft, wanted, clock) if without_names else _plain(source, draft, wanted)
+        found = exported(target, draft, wanted, archived, done, (clock.monotonic_ms() - started_ms) / 1000)
+    click.echo(_json(found) if as_json else exported_text(found))
+
+
+def _plain(source: Source, draft: Path, wanted: Wanted) -> tuple[Archived, None]:
+    return source.copied(draft, wanted, told()), None
+
+
+def _redacted(source: Source, draft: Path, wanted: Wanted, clock: Clock) -> tuple[Archived, Redacted]:
+    with tempfile.TemporaryDirectory(prefix="contrail-") as folder:  # for nobody else to read
+        path = Path(folder) / "log"
+        archived = source.copied(path, wanted, told())
+        with Archive.open(path) as whole:
+            done = redact(
+                whole,
+                draft,
+                source.chain_key_of(whole.contents),
+                told("taking the names out"),
+                program=program(),
+                made_ms=clock.wall_ms(),
+            )
+    return archived, done
+
+
+@contextmanager
+def _draft(file: Path, *, force: bool) -> Iterator[Path]:
+    """A name beside the file, which gets the file's own when all went well; else nothing is left of it."""
+    _check_free(file, force=force)
+    if not file.absolute().parent.is_dir():
+        raise CallerError(f"{file} cannot be written: there is no folder {file.parent}")
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        yield draft
+        _check_free(file, force=force)  # it may have come meanwhile
+        _put_in_place(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _check_free(file: Path, *, force: bool) -> None:
+    if file.is_dir():
+        raise CallerError(f"{file} is a folder: name a file")
+    if file.exists() and not force:
+        raise CallerError(f"{file} exists: name another file, or overwrite it with --force")
+
+
+def _put_in_place(draft: Path, file: Path) -> None:
+    try:
+        with draft.open("rb") as written:
+            os.fsync(written.fileno())
+        draft.replace(file)
+    except OSError as error:
+        raise CallerError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _json(found: Exported) -> str:
+    return msgspec.json.format(msgspec.json.encode(found)).decode()

@@ -1,0 +1,100 @@
+"""The process behind a front end's page: it follows the log, reads, folds and answers, on a socket that it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.connection import Connection, connection_options
+from api.debug.opened import opened
+from api.logs import configure_logging
+from api.part import told_to_end
+from api.server import Server
+from core.clock import Clock, SystemClock
+from core.errors import CallerError, ContrailError
+
+IDLE_MS = 10 * 60 * 1000
+"""Nobody asked anything for so long: it ends. The next question starts it again."""
+LOOK_S = 5.0
+GRACE_S = 1.0
+NICE = 10
+"""Who serves goes first."""
+COPIES = "copy"
+
+_logger = logging.getLogger(__name__)
+
+
+class Asked:
+    """Around an application: when it was asked last."""
+
+    def __init__(self, app: ASGIApp, clock: Clock) -> None:
+        self._app = app
+        self._clock = clock
+        self._last_ms = clock.monotonic_ms()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._last_ms = self._clock.monotonic_ms()
+        await self._app(scope, receive, send)
+
+    @property
+    def idle_ms(self) -> int:
+        """For how long nobody asked anything."""
+        return self._clock.monotonic_ms() - self._last_ms
+
+
+@click.command()
+@connection_options
+@click.option("--listener", type=int, required=True, help="Number of an open socket that listens.")
+@click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the copy of the log may lie.")
+def child(connection: Connection, listener: int, folder: Path) -> None:
+    """Answer the questions of one front end's page; started by the front end itself."""
+    configure_logging()
+    os.nice(NICE)
+    try:
+        asyncio.run(_serve(connection, socket.socket(fileno=listener), folder / COPIES))
+    except ContrailError as error:
+        _logger.error("the page's process ends: %s", error)  # noqa: TRY400 - a sentence, not a traceback
+        raise SystemExit(1) from error
+
+
+async def _serve(connection: Connection, listener: socket.socket, copies: Path) -> None:
+    _clear(copies)  # of one that was killed; the lock beside it is ours
+    listener.setblocking(False)
+    with told_to_end(copies) as ending:
+        async with opened(None, None, connection, copies) as shown:
+            asked = Asked(shown.questions, SystemClock())
+            server = Server(asked, listener)
+            await server.start()
+            idle = asyncio.create_task(_until_idle(asked))
+            both: list[asyncio.Future[Any]] = [ending, shown.over, idle]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            idle.cancel()
+            await server.stop(GRACE_S)
+            if shown.over.done():
+                shown.over.result()
+
+
+def _clear(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+
+
+async def _until_idle(asked: Asked) -> None:
+    while asked.idle_ms < IDLE_MS:  # noqa: ASYNC110 - what is waited for is that nothing happens
+        await asyncio.sleep(LOOK_S)
+    _logger.info("nobody looked at the page for %d minutes: its process ends", IDLE_MS // 60_000)
+
+
+if __name__ == "__main__":
+    try:
+        child()
+    except CallerError as error:
+        raise SystemExit(f"contrail: {error}") from error

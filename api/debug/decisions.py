@@ -1,0 +1,155 @@
+"""Decisions: what a timeline shows of each one, in columns, in the order of the log.
+
+A decision is named by its number: the sequence of its message in the routing stream, times PLACES, plus its place in
+the message. So whoever reads the same log gives it the same number.
+
+One thread appends; others may read at any time: `read_to` is moved only when a message's decisions are all there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import Any
+
+from api.debug.slim import SlimEvent
+
+PLACES = 10_000
+"""More events than a message can hold."""
+CHUNK_MAX = 20_000
+"""Decisions in one answer."""
+UNDER_WAY = -1
+NAMES = (
+    "n", "ms", "worker", "replica", "attempt", "prompt_tokens", "predicted", "cached", "ttft_ms", "duration_ms",
+    "outcome",
+)  # fmt: skip
+LATER = ("cached", "ttft_ms", "duration_ms", "outcome")
+"""What comes after the decision; -1 until then."""
+
+Key = tuple[str, int]
+"""A request and its attempt."""
+
+
+class Decisions:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self.read_to = 0
+        """Every message of the routing stream up to this sequence is in here."""
+        self.requests: list[str] = []
+        self.outcomes: list[str] = []
+        """What the numbers in the column `outcome` mean."""
+        self._columns = {name: array("q") for name in NAMES}
+        self._cached, self._ttft_ms, self._duration_ms, self._outcome = map(self._columns.__getitem__, LATER)
+        self._append = [column.append for column in self._columns.values()]
+        self._open: dict[Key, int] = {}
+        self._touched_seqs, self._touched = array("q"), array("q")
+        """Which ones changed after they were told, and by which message."""
+        self._told = 0
+        """Those before were told to somebody: set before they are read, and looked at after they are written."""
+
+    def __repr__(self) -> str:
+        return f"<Decisions {len(self)}, {len(self._open)} under way>"
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def column(self, name: str) -> array[int]:
+        """To be read only."""
+        return self._columns[name]
+
+    def at(self, n: int) -> int | None:
+        """Which one in the columns has this number."""
+        numbers = self._columns["n"]
+        index = bisect_left(numbers, n)
+        return index if index < len(self) and numbers[index] == n else None
+
+    def near(self, ms: int) -> int | None:
+        """The last one that was made at or before that time, or the first of all; None if there is none."""
+        index = bisect_right(self._columns["ms"], ms, hi=len(self))
+        return max(0, index - 1) if len(self) else None
+
+    def from_number(self, n: int) -> int | None:
+        """The first one that has this number or a later one."""
+        index = bisect_left(self._columns["n"], n)
+        return index if index < len(self) else None
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def routed(self, seq: int, place: int, ms: int, worker: int, replica: int, event: SlimEvent) -> None:
+        """A decision was made."""
+        row = (
+            seq * PLACES + place, ms, worker, replica, event.attempt, event.prompt_tokens,
+            event.predicted_cached_tokens, -1, -1, -1, UNDER_WAY,
+        )  # fmt: skip
+        for append, value in zip(self._append, row):  # noqa: B905 - a row has all columns, and this is the hot loop
+            append(value)
+        self._open[event.request, event.attempt] = len(self.requests)
+        self.requests.append(event.request)
+
+    def prefilled(self, seq: int, event: SlimEvent) -> None:
+        """Its first token came."""
+        index = self._open.get((event.request, event.attempt))
+        if index is not None:
+            self._cached[index] = event.cached_tokens
+            self._ttft_ms[index] = event.ttft_ms
+            if index < self._told:
+                self._touch(seq, index)
+
+    def finished(self, seq: int, event: SlimEvent) -> None:
+        """It is over."""
+        index = self._open.pop((event.request, event.attempt), None)
+        if index is None:
+            return
+        if event.ttft_ms >= 0:
+            self._cached[index] = event.cached_tokens
+            self._ttft_ms[index] = event.ttft_ms
+        self._end(seq, index, event.outcome, event.duration_ms)
+
+    def abandoned(self, seq: int, replica: int, ms: int) -> None:
+        """The replica is gone, and with it all that it had under way."""
+        replicas, times = self._columns["replica"], self._columns["ms"]
+        for key in [key for key, index in self._open.items() if replicas[index] == replica]:
+            index = self._open.pop(key)
+            self._end(seq, index, "replica_gone", ms - times[index])
+
+    def _end(self, seq: int, index: int, outcome: str, duration_ms: int) -> None:
+        if outcome not in self.outcomes:
+            self.outcomes.append(outcome)
+        self._duration_ms[index] = duration_ms
+        self._outcome[index] = self.outcomes.index(outcome)
+        if index < self._told:
+            self._touch(seq, index)
+
+    def _touch(self, seq: int, index: int) -> None:
+        self._touched.append(index)
+        self._touched_seqs.append(seq)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def after(self, seq: int) -> dict[str, Any]:
+        """What is new since the message at `seq`: at most some CHUNK_MAX decisions, and what became of older ones.
+
+        `after` in the answer is what to ask with next.
+        """
+        read_to, numbers = self.read_to, self._columns["n"]
+        start = bisect_left(numbers, (seq + 1) * PLACES)
+        end = bisect_left(numbers, (read_to + 1) * PLACES, start)
+        if end - start > CHUNK_MAX:
+            read_to = numbers[start + CHUNK_MAX - 1] // PLACES
+            end = bisect_left(numbers, (read_to + 1) * PLACES, start)
+        self._told = max(self._told, end)
+        fresh: dict[str, Any] = {name: column[start:end].tolist() for name, column in self._columns.items()}
+        fresh["request"] = self.requests[start:end]
+        return {
+            "decisions": fresh,
+            "updates": self._updates(seq, max(seq, read_to), start),
+            "outcomes": list(self.outcomes),
+            "after": max(seq, read_to),
+            "more": read_to < self.read_to,
+        }
+
+    def _updates(self, after: int, upto: int, before: int) -> dict[str, list[int]]:
+        low, high = bisect_right(self._touched_seqs, after), bisect_right(self._touched_seqs, upto)
+        changed = sorted({index for index in self._touched[low:high] if index < before})
+        return {name: [self._columns[name][index] for index in changed] for name in ("n", *LATER)}

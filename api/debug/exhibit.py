@@ -1,0 +1,171 @@
+"""Exhibit: one recording on show: its timeline, read on the event loop, and its states, asked of the desk."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from api.debug.decision import decision
+from api.debug.decisions import PLACES
+from api.debug.desk import Desk
+from api.debug.explanation import explanation
+from api.debug.past import Past
+from api.debug.replicas import replicas
+from api.debug.search import search
+from api.debug.state import state
+from api.debug.timeline import Timeline
+from api.debug.what_if import WINDOW_MAX, WhatIf, WhatIfs
+from core.clock import Clock
+from core.errors import CallerError, Unavailable
+from core.ids import new_id
+from core.keys import DeploymentKey
+from core.settings import POLICIES, RoutingSettings
+from streams.archive import Archive
+
+NOTES_CHUNK_MAX = 5000
+"""Notes in one answer."""
+
+
+class Exhibit:
+    """See the module's text. `show` first."""
+
+    def __init__(self, source: str, key: DeploymentKey | None, clock: Clock, *, live_messages_max: int = 0) -> None:
+        """`source` is what the page calls it; a recording that grows says up to how many messages."""
+        self.source = source
+        self.live = live_messages_max > 0
+        self.copied: tuple[int, int] | None = None
+        """Messages of the log that were copied, and how many there are to copy; None when that is over."""
+        self.away = ""
+        """Why a live recording does not grow at the moment."""
+        self.run = new_id()
+        """Another one for every life of this process: whoever asked another life has to ask again from the start."""
+        self.desk = Desk(Past(key, messages_expected=live_messages_max))
+        self._clock = clock
+        self._archive: Archive | None = None
+        self._what_ifs = WhatIfs()
+        self._jump_ms = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Exhibit of {self.source}, {self.desk!r}>"
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of all that was read so far."""
+        return self.desk.past.timeline
+
+    def start(self) -> None:
+        """Questions are answered."""
+        self.desk.start()
+
+    async def show(self, archive: Archive) -> None:
+        """From now on this archive is shown: the one before, grown."""
+        before = self._archive
+        self._archive = Archive(archive.path, archive.path.open("rb"), archive.contents)
+        await self.desk.show(archive)
+        if before is not None:
+            before.close()
+
+    async def close(self) -> None:
+        """Nothing is read any more."""
+        await self.desk.close()
+        if self._archive is not None:
+            self._archive.close()
+
+    # --- answers -------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What is shown, and how far it is read and folded."""
+        past, timeline = self.desk.past, self.timeline
+        contents = self._archive.contents if self._archive is not None else None
+        failure = self.desk.failure
+        return {
+            "run": self.run,
+            "source": self.source,
+            "namespace": contents.namespace if contents else "",
+            "program": contents.program if contents else f"contrail {version('contrail')}",
+            "live": self.live,
+            "copied": self.copied,
+            "away": self.away,
+            "error": str(failure) if failure else "",
+            "from_ms": timeline.from_ms,
+            "to_ms": timeline.to_ms,
+            "now_ms": self._clock.wall_ms(),
+            "decisions": len(timeline.decisions),
+            "scanned": 1.0 if past.scan.done else past.scan.messages / max(1, past.scan.total),
+            "skipped": past.scan.skipped,
+            "folded": past.folding.share,
+            "folded_to_ms": past.folding.to_ms,
+            "keyframes": past.folding.keyframes,
+            "keyframes_bytes": past.folding.keyframes_bytes,
+            "keyframe_distance": past.folding.distance,
+            "jump_ms": round(self._jump_ms, 1),
+            "proved": past.proved,
+            "redacted": contents.redacted if contents else False,
+            "window_max": WINDOW_MAX,
+            "policies": POLICIES,
+            "defaults": RoutingSettings().to_mapping(),
+        }
+
+    def timeline_after(self, after: int, notes_after: int, run: str) -> dict[str, Any]:
+        """Decisions after a message of the routing stream, notes after the first `notes_after` if they were counted
+        in this run, and everybody who is known so far."""
+        timeline = self.timeline
+        first = notes_after if run == self.run else 0
+        notes = timeline.notes[first : first + NOTES_CHUNK_MAX]
+        found = timeline.decisions.after(after)
+        found["more"] = found["more"] or len(timeline.notes) > first + len(notes)
+        return found | {
+            "run": self.run,
+            "workers": msgspec.to_builtins(list(timeline.workers)),
+            "replicas": msgspec.to_builtins(list(timeline.replicas)),
+            "notes": msgspec.to_builtins(notes),
+            "notes_from": first,
+            "notes_dropped": timeline.notes_dropped,
+        }
+
+    def load(self, from_ms: int, to_ms: int, points: int) -> dict[str, Any]:
+        """What workers reported in a window, thinned."""
+        return {"workers": self.timeline.loads.between(from_ms, to_ms, points)}
+
+    def decision(self, n: int) -> dict[str, Any]:
+        """One decision, as it was recorded."""
+        return decision(self._shown(), self.timeline, n)
+
+    def search(self, text: str) -> dict[str, Any]:
+        """Decisions that a person may mean."""
+        return search(self.timeline.decisions, text, self.timeline.to_ms)
+
+    def replicas(self, ms: int) -> dict[str, Any]:
+        """The replicas at a time."""
+        return {"replicas": replicas(self._shown(), self.timeline, ms)}
+
+    async def explanation(self, n: int) -> dict[str, Any]:
+        """Why one decision fell as it did, and what came of it."""
+        index = self.timeline.decisions.at(n)
+        if index is None:
+            raise CallerError("there is no such decision in this recording")
+        request = self.timeline.decisions.requests[index]
+        return await self.desk.ask(lambda past: explanation(past.recording(n // PLACES), request, n))
+
+    async def state(self, n: int | None, ms: int | None, replica: str | None) -> dict[str, Any]:
+        """The state at a moment."""
+        started_us = self._clock.monotonic_us()
+        seq = 0 if n is None else n // PLACES
+        found = await self.desk.ask(lambda past: state(past.recording(seq), n, ms, replica))
+        self._jump_ms = (self._clock.monotonic_us() - started_us) / 1000
+        return found | {"took_ms": round(self._jump_ms, 1)}
+
+    async def what_if(self, asked: WhatIf) -> dict[str, Any]:
+        """The outcome of a scenario over a window."""
+        started_us = self._clock.monotonic_us()
+        decisions = self.timeline.decisions
+        seq = asked.to_n // PLACES
+        found = await self.desk.ask(lambda past: self._what_ifs.answer(past.recording(seq), decisions, asked))
+        return found | {"took_ms": round((self._clock.monotonic_us() - started_us) / 1000, 1)}
+
+    def _shown(self) -> Archive:
+        if self._archive is None:
+            raise Unavailable("the log is still being copied: a moment")
+        return self._archive

@@ -1,0 +1,83 @@
+"""Scan: a recording read once for the timeline, in small steps, and on from there when the recording grows.
+
+Blocks are read in the order of their times over all streams, so that the timeline grows from left to right, with
+names and load, while it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from api.debug.decisions import Decisions
+from api.debug.timeline import Timeline
+from core.ids import StreamName
+from core.subjects import ROUTING
+from projections.state import is_folded
+from streams.archive import Archive
+from streams.archive_format import Block
+
+STEP_MESSAGES = 1000
+"""A step takes some 4 ms."""
+ROUTING_MESSAGES_MAX = 1_500_000
+"""Newer ones are shown, older ones left out: half a million decisions with their first tokens and ends."""
+
+
+class Scan:
+    """Fills one timeline."""
+
+    def __init__(self) -> None:
+        self.timeline = Timeline()
+        self.messages = 0
+        """Read so far."""
+        self.total = 0
+        """To read in the recording as it is now."""
+        self.skipped = 0
+        """Messages of the routing stream that lie before what is shown."""
+        self._read_to: dict[StreamName, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Scan {self.messages} of {self.total} messages>"
+
+    @property
+    def done(self) -> bool:
+        """Whether all of the recording was read."""
+        return self.messages >= self.total
+
+    @property
+    def decisions(self) -> Decisions:
+        """Those of the timeline."""
+        return self.timeline.decisions
+
+    def steps(self, archive: Archive) -> Iterator[None]:
+        """All that is new in the archive is in the timeline at the end; each step takes a few milliseconds."""
+        blocks = sorted((block for block in self._shown(archive) if self._is_new(block)), key=lambda b: b.first_ms)
+        self.total = self.messages + sum(block.messages for block in blocks)
+        for block in blocks:
+            stream = StreamName(block.stream)
+            self.timeline.spans(block.first_ms, block.last_ms)
+            records = archive.read(stream, self._read_to.get(stream, 0) + 1, block.last_seq + 1)
+            while batch := list(islice(records, STEP_MESSAGES)):
+                self.timeline.take(stream, batch)
+                self.messages += len(batch)
+                self._read_to[stream] = batch[-1].seq
+                yield
+            self._read_to[stream] = block.last_seq
+        self.total = self.messages
+        self.decisions.read_to = max(self.decisions.read_to, archive.span(ROUTING).last_seq if blocks else 0)
+
+    def _is_new(self, block: Block) -> bool:
+        return block.last_seq > self._read_to.get(StreamName(block.stream), 0)
+
+    def _shown(self, archive: Archive) -> list[Block]:
+        """The blocks of all streams, of the routing stream only the newest."""
+        blocks = [block for block in archive.contents.blocks if is_folded(StreamName(block.stream))]
+        left, shown = ROUTING_MESSAGES_MAX, []
+        for block in reversed(blocks):
+            if block.stream == ROUTING:
+                left -= block.messages
+                if left < 0 and block.last_seq > self._read_to.get(ROUTING, 0):
+                    self.skipped += block.messages
+                    continue
+            shown.append(block)
+        return shown[::-1]

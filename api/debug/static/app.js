@@ -1,0 +1,177 @@
+// The page: what is read, how it is looked at, and the parts that show it.
+
+import { Decision } from "./decision.js";
+import { byId, el, fill, swatch } from "./dom.js";
+import { Events } from "./events.js";
+import { bytes, clock, count, day, duration, percent } from "./format.js";
+import { hearKeys, listKeys } from "./keys.js";
+import { List } from "./list.js";
+import { Overview } from "./overview.js";
+import { hearPointer } from "./pointer.js";
+import { Replicas } from "./replicas.js";
+import { Search } from "./search.js";
+import { State } from "./state.js";
+import { Store } from "./store.js";
+import { Tabs } from "./tabs.js";
+import { Theme } from "./theme.js";
+import { Timeline } from "./timeline.js";
+import { View } from "./view.js";
+import { WhatIf } from "./whatif.js";
+
+const PLACES = 10_000;
+const HASH_MS = 250;
+
+const store = new Store();
+const view = new View(store);
+const theme = new Theme();
+const say = (text) => (byId("said").textContent = text);
+const timeline = new Timeline(byId("lanes"), store, view, theme);
+new Overview(byId("overview"), store, view, theme);
+const list = new List(byId("list"), byId("list-count"), byId("filter"), store, view);
+const decision = new Decision(byId("decision"), store, view);
+new State(byId("state"), byId("state-when"), byId("state-of"), store, view);
+const whatIf = new WhatIf(byId("whatif"), store, view);
+const replicas = new Replicas(byId("replicas"), store, view);
+const events = new Events(byId("events"), store, view);
+const tabs = new Tabs(document.querySelector("[role=tablist]"));
+new Search(byId("search"), byId("found"), store, view, say);
+
+// --- the parts know of each other only here ------------------------------------------------------------------------
+
+tabs.addEventListener("opened", ({ detail }) => {
+  if (detail === "replicas") replicas.open();
+  if (detail === "events") events.open();
+});
+
+whatIf.addEventListener("outcome", () => {
+  const { marks, changes } = whatIf;
+  timeline.setMarks(marks, whatIf.window);
+  list.marks = marks;
+  list.refilter(false);
+  decision.setChanges(changes, whatIf.sliders.label);
+});
+
+decision.addEventListener("shown", ({ detail }) => whatIf.sliders.setRecorded(detail.settings));
+
+hearPointer(byId("lanes"), byId("tip"), timeline, store, view, (note) => {
+  tabs.openById("events");
+  events.go(note);
+});
+
+hearKeys(view, {
+  search: () => byId("search").focus(),
+  help: () => byId("help").showModal(),
+  follow: () => !byId("follow").hidden && view.follow(!view.following),
+  tab: (number) => tabs.open(number),
+  event: (by) => {
+    const note = events.step(by);
+    say(note ? `${clock(note.ms)} ${note.text}` : "no further event");
+  },
+});
+
+// --- buttons -------------------------------------------------------------------------------------------------------
+
+listKeys();
+byId("help-button").addEventListener("click", () => byId("help").showModal());
+byId("zoom-in").addEventListener("click", () => view.zoom(0.5));
+byId("zoom-out").addEventListener("click", () => view.zoom(2));
+byId("zoom-fit").addEventListener("click", () => view.fit());
+byId("follow").addEventListener("click", () => view.follow(!view.following));
+fill(byId("legend"), swatch("cached", "cached tokens"), swatch("computed", "computed, or waiting for the first"), swatch("decode", "running"),
+  swatch("wait", "waiting"), swatch("occupied", "cache in use"), swatch("bad", "not ended well"));
+
+// --- where we are --------------------------------------------------------------------------------------------------
+
+function showStatus() {
+  const now = store.status;
+  byId("where").textContent = now.namespace ? `${now.namespace} · ${now.source}` : now.source;
+  document.title = `${now.namespace || now.source} · Contrail`;
+  const badge = (kind, text, title) => el("span", { class: `badge ${kind}`, title }, text);
+  fill(byId("badges"),
+    now.live ? badge(now.away ? "bad" : "live", now.away ? "log away" : "live", now.away || "the log is followed, second by second") : badge("", "export", "a file; it does not change"),
+    now.proved ? badge("good", "proved", "every message was checked with the deployment's key") : badge("", "not proved", "without the deployment's key chains are taken as they are told"),
+    now.redacted ? badge("", "redacted", "names were removed") : null);
+  fill(byId("totals"), el("b", {}, count(now.decisions)), " decisions, ", el("b", {}, count(store.lanes.length)), " workers, ",
+    el("b", {}, count(new Set(store.replicas.map((each) => each.name || each.id)).size)), " replicas",
+    now.from_ms >= 0 ? `, ${day(now.from_ms)} ${clock(now.from_ms, 0)} to ${clock(now.to_ms, 0)} UTC` : "");
+  byId("follow").hidden = !now.live;
+  showProgress(now);
+  showEmpty(now);
+}
+
+function showProgress(now) {
+  const share = now.scanned < 1 ? now.scanned : now.folded;
+  byId("progress").hidden = share >= 1 && !now.copied;
+  byId("progress-bar").style.setProperty("width", percent(now.copied ? now.copied[0] / Math.max(1, now.copied[1]) : share));
+  const parts = [
+    now.copied ? `copying the log: ${count(now.copied[0])} of ${count(now.copied[1])} messages` : null,
+    !now.copied && now.scanned < 1 ? `reading: ${percent(now.scanned)}` : null,
+    now.scanned >= 1 && now.folded < 1 ? `folding states: ${percent(now.folded)}` : null,
+    now.scanned >= 1 && now.folded >= 1 ? "all states folded" : null,
+    now.keyframes ? `${count(now.keyframes)} keyframes, ${bytes(now.keyframes_bytes)}` : null,
+    now.jump_ms ? `last jump ${duration(now.jump_ms)}` : null,
+    now.skipped ? `${count(now.skipped)} older messages are not shown` : null,
+    now.program,
+  ];
+  byId("footing").textContent = parts.filter(Boolean).join(" · ");
+  if (now.error) say(now.error);
+}
+
+// What to do where there is nothing to see.
+function showEmpty(now) {
+  const empty = byId("empty");
+  empty.hidden = store.count > 0;
+  empty.textContent = now.error || (now.copied ? "The log is being copied …" : now.scanned < 1 || !store.complete ? "Reading the recording …"
+    : now.live ? "No request yet: send one to /v1/chat/completions, and its decision is drawn here." : "This recording holds no decision: export a longer range of the log.");
+}
+
+function showCursor() {
+  const lanes = byId("lanes");
+  lanes.setAttribute("aria-valuemax", String(Math.max(0, store.count - 1)));
+  if (view.index < 0) return;
+  const at = view.index;
+  lanes.setAttribute("aria-valuenow", String(at));
+  lanes.setAttribute("aria-valuetext", `${clock(store.ms[at])}, ${store.request[at]} to ${store.workerName(store.worker[at])}`);
+  fill(byId("readout"), el("b", {}, clock(store.ms[at])), ` UTC · decision ${count(at + 1)} of ${count(store.count)} · ${duration(view.span)} shown`);
+}
+
+// The address names the decision, so that it can be passed on.
+let hashTimer = 0;
+function keepHash() {
+  clearTimeout(hashTimer);
+  hashTimer = setTimeout(() => {
+    if (view.n === null) return;
+    const [seq, at] = [Math.floor(view.n / PLACES), view.n % PLACES];
+    history.replaceState(null, "", `${location.pathname}#routing:${seq}${at ? `+${at}` : ""}`);
+  }, HASH_MS);
+}
+
+let wanted = /^#routing:(\d+)(?:\+(\d+))?$/.exec(location.hash);
+function goToHash() {
+  if (!wanted || !store.count) return;
+  const at = store.from === undefined ? -1 : store.indexOf(Number(wanted[1]) * PLACES + Number(wanted[2] ?? 0));
+  if (at >= 0) {
+    view.select(at);
+    wanted = null;
+  }
+}
+
+store.addEventListener("status", showStatus);
+store.addEventListener("data", () => {
+  goToHash();
+  view.grown();
+  showStatus();
+  showCursor();
+});
+store.addEventListener("reset", () => view.reset());
+store.addEventListener("trouble", ({ detail }) => {
+  say(detail.message);
+  byId("empty").hidden = store.count > 0;
+  byId("empty").textContent = detail.message;
+});
+view.addEventListener("cursor", () => (showCursor(), keepHash()));
+view.addEventListener("window", showCursor);
+view.addEventListener("following", () => byId("follow").setAttribute("aria-pressed", String(view.following)));
+if (location.search) history.replaceState(null, "", location.pathname + location.hash); // a token stays in nobody's history
+
+store.follow();

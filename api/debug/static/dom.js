@@ -1,0 +1,52 @@
+// Elements. Whatever comes from the log goes in as text, never as markup.
+
+export const byId = (id) => document.getElementById(id);
+
+export function el(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "class") made.className = value;
+    else if (name === "on") for (const [event, heard] of Object.entries(value)) made.addEventListener(event, heard);
+    else if (name === "vars") for (const [key, given] of Object.entries(value)) made.style.setProperty(key, given);
+    else if (name === "data") Object.assign(made.dataset, value);
+    else if (name in made && name !== "role" && !name.startsWith("aria")) made[name] = value;
+    else made.setAttribute(name, value === true ? "" : String(value));
+  }
+  made.append(...there(children));
+  return made;
+}
+
+const there = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+
+export const fill = (parent, ...children) => parent.replaceChildren(...there(children));
+
+// A table: heads are [text, class, title], rows are lists of cells or {cells, ...properties of the row}.
+export function table(heads, rows, properties = {}) {
+  const head = el("tr", {}, heads.map(([text, kind, title]) => el("th", { class: kind, scope: "col", title }, text)));
+  const body = rows.map((row) => {
+    const { cells, ...rest } = Array.isArray(row) ? { cells: row } : row;
+    return el("tr", rest, cells.map((cell, at) => el("td", { class: heads[at]?.[1] }, cell)));
+  });
+  return el("table", properties, el("thead", {}, head), el("tbody", {}, body));
+}
+
+export function pairs(entries) {
+  return el("dl", { class: "facts" }, entries.filter(Boolean).map(([term, ...texts]) =>
+    el("div", {}, el("dt", {}, term), el("dd", {}, texts))));
+}
+
+export const swatch = (kind, text) => el("span", { class: "swatch" }, el("i", { class: kind }), text);
+
+// Called at most once per frame, however often it is asked for.
+export function perFrame(work) {
+  let asked = false;
+  return () => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      work();
+    });
+  };
+}

@@ -1,0 +1,48 @@
+// Numbers and times as people read them. All times are UTC.
+
+const grouped = new Intl.NumberFormat("en-US");
+const pad = (value, width = 2) => String(value).padStart(width, "0");
+
+export const count = (value) => grouped.format(value);
+
+export function clock(ms, digits = 3) {
+  if (!(ms >= 0)) return "–";
+  const at = new Date(ms);
+  const text = `${pad(at.getUTCHours())}:${pad(at.getUTCMinutes())}:${pad(at.getUTCSeconds())}`;
+  return digits ? `${text}.${pad(at.getUTCMilliseconds(), 3)}` : text;
+}
+
+export function day(ms) {
+  const at = new Date(ms);
+  return `${at.getUTCFullYear()}-${pad(at.getUTCMonth() + 1)}-${pad(at.getUTCDate())}`;
+}
+
+export function duration(ms) {
+  if (ms === null || ms === undefined || ms < 0) return "–";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 10_000) return `${(ms / 1000).toFixed(2)} s`;
+  if (ms < 120_000) return `${(ms / 1000).toFixed(1)} s`;
+  if (ms < 7_200_000) return `${Math.floor(ms / 60_000)} min ${pad(Math.round((ms % 60_000) / 1000))} s`;
+  return `${Math.floor(ms / 3_600_000)} h ${pad(Math.round((ms % 3_600_000) / 60_000))} min`;
+}
+
+export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
+
+export function bytes(value) {
+  if (value < 1024 * 1024) return `${Math.round(value / 1024)} KiB`;
+  return `${(value / 1024 / 1024).toFixed(value < 100 * 1024 * 1024 ? 1 : 0)} MiB`;
+}
+
+// Blocks and other quantities that may be broken: three digits that count.
+export function amount(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size >= 100 || Number.isInteger(value)) return count(Math.round(value));
+  return value.toFixed(size >= 10 ? 1 : 2).replace(/\.?0+$/, "");
+}
+
+export const signed = (value, text) => (value > 0 ? `+${text}` : value < 0 ? `−${text}` : text);
+
+export const words = (name) => name.replaceAll("_", " ");
+
+export const natural = new Intl.Collator("en", { numeric: true }).compare;

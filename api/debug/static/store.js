@@ -1,0 +1,228 @@
+// Store: the decisions in columns, as the server gives them, and everybody who is named in them.
+
+import { get, Refused } from "./api.js";
+import { natural } from "./format.js";
+
+const LIVE_MS = 1000;
+const READING_MS = 80;
+const STATUS_MS = 500;
+const RETRY_MS = 2000;
+const COLUMNS = {
+  n: Float64Array, ms: Float64Array, worker: Int16Array, replica: Int16Array, attempt: Int16Array,
+  prompt_tokens: Int32Array, predicted: Int32Array, cached: Int32Array, ttft_ms: Int32Array,
+  duration_ms: Int32Array, outcome: Int16Array,
+};
+
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+export class Store extends EventTarget {
+  constructor() {
+    super();
+    this.status = null;
+    this.reset();
+  }
+
+  reset() {
+    this.count = 0;
+    this.after = 0;
+    this.run = "";
+    this.complete = false;
+    this.workers = [];
+    this.replicas = [];
+    this.notes = [];
+    this.notesDropped = 0;
+    this.outcomes = [];
+    this.request = [];
+    this.lanes = [];
+    this.laneOf = new Int16Array(0);
+    this.workerById = new Map();
+    this.replicaById = new Map();
+    for (const [name, kind] of Object.entries(COLUMNS)) this[name] = new kind(4096);
+  }
+
+  // --- reading ------------------------------------------------------------------------------------------------
+
+  get fromMs() {
+    return this.status && this.status.from_ms >= 0 ? this.status.from_ms : this.count ? this.ms[0] : 0;
+  }
+
+  get toMs() {
+    const last = this.count ? this.ms[this.count - 1] : 0;
+    return Math.max(last, this.status ? this.status.to_ms : 0, this.fromMs + 1000);
+  }
+
+  // The first decision made at or after that time; `count` if there is none.
+  from(ms) {
+    return lower(this.ms, this.count, ms);
+  }
+
+  indexOf(n) {
+    const at = lower(this.n, this.count, n);
+    return at < this.count && this.n[at] === n ? at : -1;
+  }
+
+  // The decision that is nearest in time.
+  near(ms) {
+    const at = this.from(ms);
+    if (at >= this.count) return this.count - 1;
+    return at > 0 && ms - this.ms[at - 1] < this.ms[at] - ms ? at - 1 : at;
+  }
+
+  // What was cached of the prompt: as the engine said, or as was expected while it has not.
+  cachedOf(at) {
+    return this.cached[at] >= 0 ? this.cached[at] : this.predicted[at];
+  }
+
+  outcomeOf(at) {
+    return this.outcome[at] < 0 ? "" : this.outcomes[this.outcome[at]];
+  }
+
+  failed(at) {
+    const outcome = this.outcomeOf(at);
+    return outcome !== "" && outcome !== "stop" && outcome !== "length";
+  }
+
+  workerName(number) {
+    const life = this.workers[number];
+    return life ? life.name || life.id : "–";
+  }
+
+  nameOfId(id) {
+    const number = this.workerById.get(id);
+    return number === undefined ? id : this.workerName(number);
+  }
+
+  replicaName(number) {
+    const life = this.replicas[number];
+    return life ? life.name || life.id : "–";
+  }
+
+  nameOfReplicaId(id) {
+    const number = this.replicaById.get(id);
+    return number === undefined ? id : this.replicaName(number);
+  }
+
+  // --- filling ------------------------------------------------------------------------------------------------
+
+  // Reads everything, and then on for as long as there is more to come.
+  async follow() {
+    let statusDue = 0;
+    for (;;) {
+      try {
+        if (performance.now() >= statusDue) {
+          await this.readStatus();
+          statusDue = performance.now() + (this.status.scanned < 1 ? READING_MS : STATUS_MS);
+        }
+        const more = await this.readMore();
+        if (!more && this.settled) return;
+        if (!more) await pause(this.status.scanned < 1 ? READING_MS : this.status.live ? LIVE_MS : STATUS_MS);
+      } catch (error) {
+        if (!(error instanceof Refused)) throw error;
+        this.tell("trouble", error);
+        if (error.status === 401) return;
+        await pause(RETRY_MS);
+        statusDue = 0;
+      }
+    }
+  }
+
+  get settled() {
+    const now = this.status;
+    return !now.live && ((now.scanned >= 1 && now.folded >= 1) || now.error !== "");
+  }
+
+  async readStatus() {
+    const before = this.status;
+    this.status = await get("/status");
+    if (before && before.run !== this.status.run) {
+      this.reset();
+      this.tell("reset");
+    }
+    this.tell("status");
+  }
+
+  async readMore() {
+    const scanned = this.status.scanned >= 1;
+    const found = await get("/timeline", { after: this.after, notes: this.notes.length, run: this.run });
+    if (this.run && found.run !== this.run) {
+      this.reset();
+      this.tell("reset");
+      return true;
+    }
+    const before = [this.count, this.notes.length, this.workers.length, this.replicas.length].join();
+    this.take(found);
+    const changed = before !== [this.count, this.notes.length, this.workers.length, this.replicas.length].join();
+    const complete = scanned && !found.more;
+    if (changed || found.updates.n.length || complete !== this.complete) {
+      this.complete = complete;
+      this.tell("data");
+    }
+    return found.more;
+  }
+
+  take(found) {
+    const fresh = found.decisions.n.length;
+    this.reserve(this.count + fresh);
+    for (const name of Object.keys(COLUMNS)) this[name].set(found.decisions[name], this.count);
+    for (const request of found.decisions.request) this.request.push(request);
+    this.count += fresh;
+    this.update(found.updates);
+    this.outcomes = found.outcomes;
+    this.after = found.after;
+    this.run = found.run;
+    this.notes.length = found.notes_from;
+    this.notes.push(...found.notes);
+    this.notesDropped = found.notes_dropped;
+    this.takeNames(found);
+  }
+
+  update(updates) {
+    updates.n.forEach((n, row) => {
+      const at = this.indexOf(n);
+      if (at < 0) return;
+      for (const name of ["cached", "ttft_ms", "duration_ms", "outcome"]) this[name][at] = updates[name][row];
+    });
+  }
+
+  reserve(size) {
+    if (size <= this.n.length) return;
+    for (const [name, kind] of Object.entries(COLUMNS)) {
+      const larger = new kind(Math.max(size, 2 * this[name].length));
+      larger.set(this[name].subarray(0, this.count));
+      this[name] = larger;
+    }
+  }
+
+  // Lives of one name share a lane.
+  takeNames(found) {
+    this.workers = found.workers;
+    this.replicas = found.replicas;
+    this.workerById = new Map(found.workers.map((life, number) => [life.id, number]));
+    this.replicaById = new Map(found.replicas.map((life, number) => [life.id, number]));
+    const models = new Set(found.workers.map((life) => life.model));
+    const byName = new Map();
+    found.workers.forEach((life, number) => {
+      const key = `${life.model} ${life.name || life.id}`;
+      if (!byName.has(key)) byName.set(key, { name: life.name || life.id, model: models.size > 1 ? life.model : "", workers: [] });
+      byName.get(key).workers.push(number);
+    });
+    this.lanes = [...byName.entries()].sort(([one], [two]) => natural(one, two)).map(([, lane]) => lane);
+    this.laneOf = new Int16Array(found.workers.length).fill(-1);
+    this.lanes.forEach((lane, at) => lane.workers.forEach((number) => (this.laneOf[number] = at)));
+  }
+
+  tell(kind, detail) {
+    this.dispatchEvent(new CustomEvent(kind, { detail }));
+  }
+}
+
+function lower(column, length, value) {
+  let low = 0;
+  let high = length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (column[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}

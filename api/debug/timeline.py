@@ -1,0 +1,266 @@
+"""Timeline: decisions, load, who came and went and what else happened, from recorded events alone, without a fold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from api.debug.decisions import Decisions
+from api.debug.loads import Loads
+from api.debug.reports import Reports
+from api.debug.slim import Slim, SlimEvent, slim
+from core.ids import LOST_SUFFIX, StreamName
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING, is_kv, owner
+from streams.log import Record
+
+NOTES_MAX = 20_000
+"""Later ones are counted only."""
+WORKER_EVENT, CACHE_EVENT = b"Worker", b"CacheCleared"
+"""What a message of a kv stream has in it if it says more than which blocks are cached."""
+
+
+class Life(msgspec.Struct):
+    """A worker or replica from its start to its end; index in the list is its number in the columns."""
+
+    id: str
+    name: str = ""
+    model: str = ""
+    role: str = ""
+    address: str = ""
+    capacity_blocks: int = 0
+    from_ms: int = -1
+    to_ms: int = -1
+    """-1 while it lives."""
+    end: str = ""
+    """How it ended."""
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Something that happened, for people."""
+
+    ms: int
+    kind: str
+    text: str
+    at: str
+    """Where it stands: `routing:1234`."""
+    worker: int = -1
+    replica: int = -1
+    request: str = ""
+
+
+class Timeline:
+    """See the module's text. One thread gives it each stream's messages in order; others may read."""
+
+    def __init__(self) -> None:
+        self.decisions = Decisions()
+        self.loads = Loads()
+        self.reports = Reports()
+        self.workers: list[Life] = []
+        self.replicas: list[Life] = []
+        self.notes: list[Note] = []
+        self.notes_dropped = 0
+        self.settings: dict[tuple[int, int], dict[str, Any]] = {}
+        """By replica and revision."""
+        self.from_ms, self.to_ms = -1, -1
+        """The first and the last message of any stream."""
+        self._worker_numbers: dict[str, int] = {}
+        self._replica_numbers: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Timeline {self.decisions!r}, {len(self.workers)} workers, {len(self.replicas)} replicas>"
+
+    def take(self, stream: StreamName, records: Iterable[Record]) -> None:
+        """The next messages of the stream."""
+        if is_kv(stream):
+            self._take_of_workers(each for each in records if WORKER_EVENT in each[4] or CACHE_EVENT in each[4])
+        elif stream == LOAD:
+            self._take_of_workers(records)
+        else:
+            self._take_routing(records)
+
+    def spans(self, from_ms: int, to_ms: int) -> None:
+        """Messages of this time are in it."""
+        self.from_ms = from_ms if self.from_ms < 0 else min(self.from_ms, from_ms)
+        self.to_ms = max(self.to_ms, to_ms)
+
+    def _take_of_workers(self, records: Iterable[Record]) -> None:
+        for stream, seq, ms, subject, payload in records:
+            found, about = slim(payload), owner(subject)
+            if found is not None and found.source in {about, about + LOST_SUFFIX}:
+                for event in found.events:
+                    self._of_worker(about, stream, seq, ms, event)
+
+    def _take_routing(self, records: Iterable[Record]) -> None:
+        """The loop that a long log spends its time in."""
+        decisions, numbers = self.decisions, self._replica_numbers
+        routed, prefilled, finished = decisions.routed, decisions.prefilled, decisions.finished
+        for _, seq, ms, subject, payload in records:
+            found = slim(payload)
+            if found is None:
+                continue
+            source = found.source
+            if not subject.endswith("." + source):
+                self._found_lost(owner(subject), seq, ms, found)
+                continue
+            number = numbers.get(source)
+            if number is None:
+                number = self.replica(source)
+            for place, event in enumerate(found.events):
+                kind = event.type
+                if kind == "RequestRouted":
+                    routed(seq, place, ms, self.worker(event.worker), number, event)
+                elif kind == "RequestPrefilled":
+                    prefilled(seq, event)
+                elif kind == "RequestFinished":
+                    finished(seq, event)
+                else:
+                    self._of_replica(number, seq, ms, event)
+            decisions.read_to = seq
+
+    def worker(self, id: str) -> int:
+        """Its number; it gets one if it has none."""
+        return _number(id, self._worker_numbers, self.workers)
+
+    def replica(self, id: str) -> int:
+        """The same for a replica."""
+        return _number(id, self._replica_numbers, self.replicas)
+
+    # --- workers -------------------------------------------------------------------------------------------------
+
+    def _of_worker(self, id: str, stream: StreamName, seq: int, ms: int, event: SlimEvent) -> None:
+        kind = event.type
+        if kind == "LoadReported":
+            if stream == LOAD:
+                self.loads.reported(self.worker(id), ms, event)
+        elif kind == "WorkerJoined":
+            self._joined(self.worker(id), f"{stream}:{seq}", ms, event)
+        elif kind in {"WorkerLeft", "WorkerLost"} and stream != LOAD:
+            number = self.worker(id)
+            life, lost = self.workers[number], kind == "WorkerLost"
+            life.to_ms = ms
+            life.end = "lost" if lost else "left"
+            by = f", found by {self._replica_name(event.by)}" if lost else ""
+            self._note(ms, f"worker_{life.end}", f"{_named(life)} {life.end}: {event.reason}{by}", stream, seq, number)
+        elif kind == "CacheCleared":
+            number = self.worker(id)
+            why = f": {event.reason}" if event.reason else ""
+            text = f"{_named(self.workers[number])} cleared its cache{why}"
+            self._note(ms, "cache_cleared", text, stream, seq, number)
+
+    def _joined(self, number: int, at: str, ms: int, event: SlimEvent) -> None:
+        life = self.workers[number]
+        known = bool(life.name)
+        life.name, life.model, life.role = event.name, event.model, event.role
+        life.address, life.capacity_blocks = event.address, event.capacity_blocks
+        if not known:
+            life.from_ms = ms
+            self._add(Note(ms, "worker_joined", f"{_named(life)} joined with {event.model}", at, number))
+
+    # --- replicas ------------------------------------------------------------------------------------------------
+
+    def _found_lost(self, about: str, seq: int, ms: int, found: Slim) -> None:
+        if found.source == about + LOST_SUFFIX:
+            for event in found.events:
+                if event.type == "ReplicaLost":
+                    reason = f"{event.reason}, found by {self._replica_name(event.by)}"
+                    self._ended(self.replica(about), seq, ms, "lost", reason)
+
+    def _of_replica(self, number: int, seq: int, ms: int, event: SlimEvent) -> None:
+        life = self.replicas[number]
+        match event.type:
+            case "ReplicaJoined":
+                life.name, life.address, life.from_ms = event.name, event.address, ms
+                self._note(ms, "replica_joined", f"{_named(life)} joined", ROUTING, seq, replica=number)
+            case "ReplicaLeft":
+                self._ended(number, seq, ms, "left", event.reason)
+            case "SettingsChanged":
+                self._settings(number, seq, ms, event)
+            case "ReplicaReported":
+                self.reports.reported(number, seq, ms, event)
+            case "DivergenceFound":
+                other = self._replica_name(event.other)
+                text = f"{_named(life)} and {other} differed at {event.stream}:{event.seq}; {event.verdict}"
+                self._note(ms, "divergence", text, ROUTING, seq, replica=number)
+            case "RequestRejected":
+                text = f"{event.request} was refused with {event.status}: {event.reason}"
+                self._note(ms, "rejected", text, ROUTING, seq, replica=number, request=event.request)
+            case "RequestMigrated":
+                text = f"{event.request} left {self._worker_name(event.worker)}: {event.reason}"
+                self._note(ms, "migrated", text, ROUTING, seq, replica=number, request=event.request)
+            case "LocalChanged":
+                worker = self.worker(event.worker)
+                what = ", ".join(event.reasons).replace("_", " ") or "well again"
+                text = f"{_named(life)}: {_named(self.workers[worker])} is {what}"
+                self._note(ms, "doubt", text, ROUTING, seq, worker, number)
+            case _:
+                pass  # shows in nothing here
+
+    def _settings(self, number: int, seq: int, ms: int, event: SlimEvent) -> None:
+        before = [value for (replica, _), value in self.settings.items() if replica == number]
+        given = event.settings or {}
+        self.settings[number, event.revision] = given
+        changes = _changes(before[-1] if before else RoutingSettings().to_mapping(), given)
+        text = f"{_named(self.replicas[number])} uses revision {event.revision}: {changes}"
+        self._note(ms, "settings", text, ROUTING, seq, replica=number)
+
+    def _ended(self, number: int, seq: int, ms: int, how: str, reason: str) -> None:
+        life = self.replicas[number]
+        life.to_ms, life.end = ms, how
+        self.decisions.abandoned(seq, number, ms)
+        self._note(ms, f"replica_{how}", f"{_named(life)} {how}: {reason}", ROUTING, seq, replica=number)
+
+    # -------------------------------------------------------------------------------------------------------------
+
+    def _note(
+        self,
+        ms: int,
+        kind: str,
+        text: str,
+        stream: str,
+        seq: int,
+        worker: int = -1,
+        replica: int = -1,
+        request: str = "",
+    ) -> None:
+        self._add(Note(ms, kind, text, f"{stream}:{seq}", worker, replica, request))
+
+    def _add(self, note: Note) -> None:
+        if len(self.notes) < NOTES_MAX:
+            self.notes.append(note)
+        else:
+            self.notes_dropped += 1
+
+    def _worker_name(self, id: str) -> str:
+        return _named(self.workers[self.worker(id)])
+
+    def _replica_name(self, id: str) -> str:
+        known = self._replica_numbers.get(id)
+        return id if known is None else _named(self.replicas[known])
+
+
+def _number(id: str, numbers: dict[str, int], lives: list[Life]) -> int:
+    number = numbers.get(id)
+    if number is None:
+        lives.append(Life(id))
+        number = numbers[id] = len(lives) - 1
+    return number
+
+
+def _named(life: Life) -> str:
+    return life.name or life.id
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What differs, in words."""
+    names = sorted(before.keys() | after.keys())
+    changed = [name for name in names if before.get(name) != after.get(name)]
+    return (
+        ", ".join(f"{name} {_value(before.get(name))} → {_value(after.get(name))}" for name in changed) or "as before"
+    )
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

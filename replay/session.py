@@ -1,0 +1,161 @@
+"""Session: a recording for notebooks and small programs; everything that `contrail explain` and `replay` answer.
+
+    with Session.open("incident.contrail") as log:
+        log.decisions(slowest=10)
+        log.explain("req-0123456789abcdef").attempts[0].why
+        log.verify().holds
+        log.at("14:03", replica="frontend-2").workers
+        log.what_if(policy="round-robin").ttft_new_ms
+
+A moment is what the commands take (`2026-11-20T14:03:05Z`, `14:03`, `-15m` before the recording's end, `routing:1234`,
+a request id), or a `core.moments.Moment`; None is open. `contrail export FILE` makes the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from core.keys import DeploymentKey
+from core.moments import Moment, parse_moment
+from core.subjects import ROUTING
+from replay.at import at
+from replay.explain import explain
+from replay.explain_form import Explanation
+from replay.held import Held
+from replay.listing import Listed, requests
+from replay.lives import Lives
+from replay.outcome import Outcome, ranked
+from replay.recording import Recording
+from replay.scenario import USUAL, Scenario, scenarios
+from replay.verify import Verified, verify
+from replay.what_if import Progress, what_if
+
+When = Moment | str | None
+
+
+def _quiet(_done: int, _of: int) -> None:
+    pass
+
+
+class Session:
+    """See the module's text. Used by one thread at a time."""
+
+    def __init__(self, recording: Recording) -> None:
+        """The recording is the session's from now on."""
+        self.recording = recording
+        self._lives: Lives | None = None
+
+    def __repr__(self) -> str:
+        return f"<Session on {self.recording!r}>"
+
+    @staticmethod
+    def open(path: Path | str, key_file: Path | str | None = None) -> Session:
+        """On an export. With the deployment's key, chains are proved. CallerError or Corrupt if it cannot be used."""
+        key = DeploymentKey.load(Path(key_file)) if key_file is not None else None
+        return Session(Recording.open(Path(path), key))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        self.recording.close()
+
+    @property
+    def workers(self) -> dict[str, str]:
+        """Ids to names, of all lives."""
+        return {str(worker): name for worker, name in self.recording.names.workers.items()}
+
+    @property
+    def replicas(self) -> dict[str, str]:
+        """Ids to names, of all lives."""
+        return {str(replica): name for replica, name in self.recording.names.replicas.items()}
+
+    def decisions(
+        self,
+        start: When = None,
+        end: When = None,
+        *,
+        worker: str | None = None,
+        replica: str | None = None,
+        outcome: str | None = None,
+        slowest: int | None = None,
+        mispredicted: int | None = None,
+    ) -> list[Listed]:
+        """Every attempt at a request from `start` up to `end` (not included) that fits what is given, in the order of
+        the log; or the slowest, or the worst predicted, the worst first. Workers and replicas by name or id."""
+        return requests(
+            self.recording,
+            worker=worker,
+            replica=replica,
+            outcome=outcome,
+            start=self._moment(start),
+            end=self._moment(end),
+            slowest=slowest,
+            mispredicted=mispredicted,
+        )
+
+    def explain(self, request: str) -> Explanation:
+        """Why the request went where it went, and what came of it. CallerError if the recording does not know it."""
+        return explain(self.recording, request)
+
+    def verify(
+        self,
+        start: When = None,
+        end: When = None,
+        replica: str | None = None,
+        *,
+        jobs: int = 1,
+        progress: Progress = _quiet,
+    ) -> Verified:
+        """Every decision made again; `holds` says whether all came out as recorded."""
+        replicas = self.recording.names.replicas_called(replica) if replica is not None else None
+        return verify(self.recording, *self._range(start, end), replicas=replicas, jobs=jobs, progress=progress)
+
+    def at(self, moment: When, replica: str | None = None) -> Held:
+        """The whole state then; with a replica's name or id, what that one believed. None is the recording's end."""
+        known = self._moment(moment)
+        return at(self.recording, known if known is not None else self.recording.end, replica)
+
+    def what_if(self, start: When = None, end: When = None, *, progress: Progress = _quiet, **given: Any) -> Outcome:
+        """What would have been under these settings, and `without`, `delay_ms` and `follow_load` (see Scenario)."""
+        (outcome,) = self._what_if([Scenario.parse(given)], start, end, progress)
+        return outcome
+
+    def compare(
+        self,
+        tries: Sequence[Mapping[str, Any]] = (),
+        start: When = None,
+        end: When = None,
+        *,
+        sweep: Mapping[str, Sequence[Any]] | None = None,
+        progress: Progress = _quiet,
+        **given: Any,
+    ) -> list[Outcome]:
+        """The same for each of `tries` and every combination of `sweep`, all over `given`: the best first. Without
+        either, the usual ones are tried."""
+        asked = scenarios(given, tries or (() if sweep else USUAL), sweep or {})
+        return ranked(self._what_if(asked, start, end, progress))
+
+    def _what_if(self, asked: Sequence[Scenario], start: When, end: When, progress: Progress) -> list[Outcome]:
+        if self._lives is None:
+            self._lives = Lives.of(self.recording)
+        return what_if(self.recording, asked, *self._range(start, end), progress, lives=self._lives)
+
+    def _moment(self, when: When) -> Moment | None:
+        return parse_moment(when, self.recording.archive.contents.end_ms) if isinstance(when, str) else when
+
+    def _range(self, start: When, end: When) -> tuple[int, int | None]:
+        """Positions in the routing stream."""
+        first, last = self._moment(start), self._moment(end)
+        if ROUTING not in self.recording.streams:
+            return 1, None
+        return (
+            1 if first is None else self.recording.position(ROUTING, first),
+            None if last is None else self.recording.position(ROUTING, last),
+        )

@@ -1,0 +1,68 @@
+"""ToldHeads: the digests of a stream's messages as the messages behind them name them, for whoever has no key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from core.codec import CHAIN_START, JSON_START
+from core.ids import StreamName
+from streams.archive import Archive
+from streams.log import Record
+
+
+class ToldHeads:
+    """Reads ahead of whoever asks, no further than to the next word of the source that is asked about."""
+
+    def __init__(self, archive: Archive, stream: StreamName) -> None:
+        self._archive = archive
+        self._stream = stream
+        self._last = archive.contents.heads.get(stream, {})
+        self._known: dict[tuple[str, int], bytes] = {}
+        self._newest: dict[str, int] = {}
+        """Per source the last message of which the digest is known."""
+        self._start = 0
+        """From there to the reader's place all is known."""
+        self._ahead: Iterator[Record] = iter(())
+
+    def __repr__(self) -> str:
+        return f"<ToldHeads of {self._stream}: {len(self._known)} from {self._start} on>"
+
+    def of(self, seq: int, source: str, n: int) -> bytes:
+        """The digest of that message; CHAIN_START if nothing tells it."""
+        last = self._last.get(source)
+        if last is not None and last.n == n:
+            return bytes.fromhex(last.digest)  # as the archive's writer told
+        if not self._start or seq < self._start:
+            self._start, self._ahead = seq, self._archive.read(self._stream, seq)
+            self._newest.clear()
+        while (source, n) not in self._known and self._newest.get(source, -1) < n:
+            if not self._read():
+                break
+        return self._known.get((source, n), CHAIN_START)
+
+    def _read(self) -> bool:
+        record = next(self._ahead, None)
+        if record is None:
+            return False
+        decoder = _json if record.payload[:1] == JSON_START else _msgpack
+        try:
+            link = decoder.decode(record.payload)
+        except msgspec.DecodeError:
+            return True  # no message of ours
+        self._known[link.source, link.n - 1] = link.prev
+        self._newest[link.source] = link.n - 1
+        return True
+
+
+class _Link(msgspec.Struct, gc=False):
+    """What a message says of the one before it."""
+
+    source: str
+    n: int
+    prev: bytes
+
+
+_msgpack = msgspec.msgpack.Decoder(_Link)
+_json = msgspec.json.Decoder(_Link)

@@ -1,0 +1,147 @@
+"""A log made by hand, message by message on a clock of its own, with decisions that are truly made on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from core.clock import ManualClock
+from core.codec import CHAIN_START, Message, decode_message, digest, encode_event, encode_message
+from core.events import Event, ReplicaJoined, RequestRouted, SettingsChanged
+from core.ids import ReplicaId, RequestId, SourceId, StreamName, StreamSeq
+from core.keys import DeploymentKey
+from core.prompt import Prompt
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING, kv_stream, subject
+from projections.decide import decide, record
+from projections.state import State
+from projections.view import RouteRequest
+from replay.recording import Frame, Recording
+from replay.seat import Seat
+from streams.archive_writer import ArchiveWriter
+from streams.log import Record
+from tests.projections.facts import worker_id
+
+KV = kv_stream(0)
+KEY = DeploymentKey(bytes(32))
+START_MS = 1_700_000_000_000
+A, B, C = worker_id(1), worker_id(2), worker_id(3)
+R, S = ReplicaId("ee" * 8), ReplicaId("dd" * 8)
+
+
+class Stage:
+    """What everybody said, and replicas that decide at the cursors that a test gives them."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(START_MS)
+        self.skew_ms = 0
+        """How far the clock of whoever speaks is ahead of the log's."""
+        self.frames: dict[StreamName, list[Frame]] = {KV: [], LOAD: [], ROUTING: []}
+        self._records: list[Record] = []
+        self._chains: dict[tuple[str, str], tuple[int, bytes]] = {}
+        self._seats: dict[ReplicaId, Seat] = {}
+
+    def say(self, stream: StreamName, source: str, *events: Event, about: str = "") -> StreamSeq:
+        """The log has one message more, now."""
+        return self.store(stream, source, self.sealed(stream, source, *events), about=about)
+
+    def sealed(self, stream: StreamName, source: str, *events: Event) -> bytes:
+        """The next message of the source, which the log does not have yet."""
+        n, head = self._chains.get((stream, source), (0, CHAIN_START))
+        encoded = [encode_event(event) for event in events]
+        return encode_message(SourceId(source), n, head, self.clock.now_ms + self.skew_ms, encoded)
+
+    def store(self, stream: StreamName, source: str, payload: bytes, *, about: str = "") -> StreamSeq:
+        """The same for a message that is sealed already."""
+        message, head = decode_message(payload), digest(payload, KEY.chain_key)
+        self._chains[stream, source] = message.n + 1, head
+        return self._stored(stream, about or source, payload, message, head)
+
+    def _stored(self, stream: StreamName, owner: str, payload: bytes, message: Message, head: bytes) -> StreamSeq:
+        seq = StreamSeq(len(self.frames[stream]) + 1)
+        self.frames[stream].append(Frame(stream, seq, self.clock.now_ms, owner, head, message))
+        self._records.append(Record(stream, seq, self.clock.now_ms, subject("test", stream, owner), payload))
+        return seq
+
+    def replica(self, replica: ReplicaId = R, name: str = "r1", settings: RoutingSettings | None = None) -> None:
+        """It is there, and decides under these settings."""
+        self.say(ROUTING, replica, ReplicaJoined(name=name, version="1"))
+        if settings is not None:
+            self.settings(settings, replica)
+
+    def settings(self, settings: RoutingSettings, replica: ReplicaId = R) -> None:
+        """From now on it decides under these."""
+        seat = self._seat(replica)
+        event = SettingsChanged(revision=seat.revision + 1, settings=settings.to_mapping())
+        seat.say(self.say(ROUTING, replica, event), event)
+
+    def seat(self, replica: ReplicaId, lag: Mapping[StreamName, int] | None = None) -> Seat:
+        """The replica's place, which has folded all but so many messages of the streams named."""
+        seat = self._seat(replica)
+        for stream, frames in self.frames.items():
+            at = seat.open(stream, 1)
+            for frame in frames[at : max(at, len(frames) - (lag or {}).get(stream, 0))]:
+                seat.take(frame)
+        return seat
+
+    def decided(
+        self,
+        request: str,
+        prompt: Prompt,
+        *,
+        replica: ReplicaId = R,
+        attempt: int = 0,
+        lag: Mapping[StreamName, int] | None = None,
+        seed: int = 0,
+        model: str = "tiny",
+    ) -> RequestRouted:
+        """What the replica decides, with so many messages of each stream unseen; nobody has heard of it."""
+        seat = self.seat(replica, lag)
+        asked = RouteRequest(RequestId(request), attempt, model, prompt)
+        decision = decide(seat.view, asked, seat.settings, self.clock.now_ms + self.skew_ms, seed)
+        return record(decision, asked, seat.settings, seat.revision)
+
+    def route(
+        self,
+        request: str,
+        prompt: Prompt,
+        *,
+        replica: ReplicaId = R,
+        attempt: int = 0,
+        lag: Mapping[StreamName, int] | None = None,
+        seed: int = 0,
+        after_ms: int = 0,
+    ) -> RequestRouted:
+        """It decides, and the log has it that much later."""
+        event = self.decided(request, prompt, replica=replica, attempt=attempt, lag=lag, seed=seed)
+        self.clock.advance(after_ms)
+        self.tell(event, replica=replica)
+        return event
+
+    def tell(self, *events: Event, replica: ReplicaId = R) -> StreamSeq:
+        """The replica says it, and the log has it."""
+        seq = self.say(ROUTING, replica, *events)
+        for event in events:
+            self._seat(replica).say(seq, event)
+        return seq
+
+    def archived(self, path: Path) -> Path:
+        """All of it stands in the file."""
+        writer = ArchiveWriter(path, "test", KEY.chain_key, "contrail test", self.clock.now_ms)
+        for stream, frames in self.frames.items():
+            writer.open(stream, 1, 1, 1)  # type: ignore[arg-type]
+            for stored in self._records:
+                if stored.stream == stream:
+                    writer.add(stored)
+            writer.reached(stream, len(frames))
+        writer.finish(writer.contents(0, self.clock.now_ms))
+        return path
+
+    def recording(self, path: Path) -> Recording:
+        """The same, opened with the key."""
+        return Recording.open(self.archived(path), KEY)
+
+    def _seat(self, replica: ReplicaId) -> Seat:
+        if replica not in self._seats:
+            self._seats[replica] = Seat(replica, State(KEY.chain_key))
+        return self._seats[replica]
