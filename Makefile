@@ -13,10 +13,10 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check -q -q
 ARGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install serve test bench check format clean
+.PHONY: help setup install serve test test-page bench check format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo '  Arguments go through ARGS: make serve ARGS="--model tiny --workers 3 --port 9000"'
 
 setup: ## the environment in .venv (the other targets do this by themselves)
@@ -44,6 +44,9 @@ serve: setup ## serve the tiny model from one command, until Ctrl-C
 
 test: setup ## all tests, with real NATS, etcd and vLLM
 	@$(PYTHON) -m pytest $(ARGS)
+
+test-page: setup ## the debug page in a real browser: /usr/bin/chromium, or what CHROMIUM names
+	@$(PYTHON) -m pytest tests/page $(ARGS)
 
 bench: setup ## all measurements, rough ones unless ARGS say otherwise; bench/README.md says what each is
 	@for name in index fold recover lag append size; do \

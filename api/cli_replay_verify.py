@@ -66,7 +66,7 @@ def verify(
     now_ms = source.now_ms
     moments = [parse_moment(text, now_ms) if text is not None else None for text in (start, end)]
     with source.opened(Wanted(*moments)) as recording, _written(write) as tell:
-        first, last = _positions(recording, *moments)
+        first, last = positions(recording, *moments)
         replicas = None if replica is None else recording.names.replicas_called(replica)
         share = min(JOBS_MAX, jobs or os.cpu_count() or 1)
         found = verify_all(recording, first, last, replicas=replicas, jobs=share, progress=told(), tell=tell)
@@ -78,7 +78,8 @@ def verify(
         raise SystemExit(SAYS_NO)
 
 
-def _positions(recording: Recording, start: Moment | None, end: Moment | None) -> tuple[int, int | None]:
+def positions(recording: Recording, start: Moment | None, end: Moment | None) -> tuple[int, int | None]:
+    """Of decisions, in the routing stream. CallerError if there is none."""
     if ROUTING not in recording.streams:
         raise CallerError("this recording has no routing stream: no decision is in it")
     first = 1 if start is None else recording.position(ROUTING, start)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from core.event_json import hash_text, time_text
-from replay.differences import TERMS
+from replay.differences import TERMS, Side
 from replay.fold_check import FoldDifference
 from replay.lacks import Lack
 from replay.names import Names
@@ -38,7 +38,7 @@ REASONS = {
 def verified_text(found: Verified, names: Names) -> str:
     """The page."""
     lines = [_answer(found), *_chains(found.proof)]
-    lines += _limited([line for each in found.differences[:SHOWN] for line in _difference(each)], found)
+    lines += _limited([line for each in found.differences[:SHOWN] for line in difference_lines(each)], found)
     lines += [f"  {_fold_difference(each, names)}" for each in found.folds.differences[:SHOWN]]
     lines += ["", *_counts(found), *_gaps(found.gaps)]
     return "\n".join(lines)
@@ -54,7 +54,7 @@ def verified_json(found: Verified, names: Names) -> dict[str, Any]:
         "not_judged": found.not_judged,
         "not_judged_why": found.not_judged_why,
         "unaccounted": found.unaccounted,
-        "differences": [_difference_json(each) for each in found.differences],
+        "differences": [difference_json(each) for each in found.differences],
         "refusals": msgspec.to_builtins(found.refusals),
         "folds": _folds_json(found, names),
         "chains": _chains_json(found.proof),
@@ -74,21 +74,23 @@ def verified_json(found: Verified, names: Names) -> dict[str, Any]:
 
 def _answer(found: Verified) -> str:
     if not found.proof.holds:
-        return f"The record does not hold: {_many(found.proof.broken, 'break')} in its chains."
+        broken = f"The record does not hold: {many(found.proof.broken, 'break')} in its chains"
+        differ = found.different + found.refusals.different
+        return f"{broken}, and {many(differ, 'decision')} do not follow from it." if differ else f"{broken}."
     if found.different or found.refusals.different:
-        refused = f", nor {_many(found.refusals.different, 'refusal')}" if found.refusals.different else ""
-        return f"{found.different:,} of {_many(found.decisions, 'decision')} do not follow from the log{refused}."
+        refused = f", nor {many(found.refusals.different, 'refusal')}" if found.refusals.different else ""
+        return f"{found.different:,} of {many(found.decisions, 'decision')} do not follow from the log{refused}."
     if found.folds.different:
         return "Every decision follows from the log, but a replica's fold was not what the log gives."
     if found.unaccounted:
-        return f"{_many(found.unaccounted, 'decision')} came to no verdict: this is a bug in verify itself."
+        return f"{many(found.unaccounted, 'decision')} came to no verdict: this is a bug in verify itself."
     return _all_well(found)
 
 
 def _all_well(found: Verified) -> str:
     left = sum(found.not_judged.values())
     if left:
-        return f"{found.verified:,} of {_many(found.decisions, 'decision')} follow from the log; {left:,} not judged."
+        return f"{found.verified:,} of {many(found.decisions, 'decision')} follow from the log; {left:,} not judged."
     return (
         f"All {found.decisions:,} decisions follow from the log."
         if found.decisions
@@ -103,22 +105,25 @@ def _chains(proof: Proof) -> Iterator[str]:
         yield f"  … and {proof.broken - SHOWN:,} more"
 
 
-def _difference(it: Difference) -> Iterator[str]:
+def difference_lines(it: Difference) -> Iterator[str]:
+    """A decision that does not follow, with both sides."""
     where = f"routing:{it.seq} ({time_text(it.time_ms)})"
     yield f"  {it.request} attempt {it.attempt}, decided by {it.replica_name} at {where}"
     about = f" of {it.term_worker_name}" if it.term_worker else ""
     yield f"    first term that differs: {TERMS.get(it.term, it.term)}{about} ({it.term})"
-    yield f"      recorded {_value(it.term_recorded)}, recomputed {_value(it.term_recomputed)}"
-    yield f"    recorded   {_side(it.recorded.name, it.recorded.worker, it.recorded.cost, it.recorded.digest)}"
-    yield f"    recomputed {_side(it.recomputed.name, it.recomputed.worker, it.recomputed.cost, it.recomputed.digest)}"
+    yield f"      recorded {value_text(it.term_recorded)}, recomputed {value_text(it.term_recomputed)}"
+    yield f"    recorded   {side_line(it.recorded)}"
+    yield f"    recomputed {side_line(it.recomputed)}"
 
 
-def _side(name: str, worker: str, cost: int, digest: str) -> str:
-    where = f"{name} ({worker}), cost {cost / MILLI:g}" if worker else "nobody"
-    return f"{where}, digest {digest or 'none'}"
+def side_line(it: Side) -> str:
+    """One side of a decision."""
+    where = f"{it.name} ({it.worker}), cost {it.cost / MILLI:g}" if it.worker else "nobody"
+    return f"{where}, digest {it.digest or 'none'}"
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A term's value."""
     return value or "nothing" if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
@@ -159,13 +164,13 @@ def _counts(found: Verified) -> Iterator[str]:
 
 
 def _chains_told(proof: Proof) -> str:
-    what = f"{proof.messages:,} messages of {_many(proof.sources, 'source')}"
+    what = f"{proof.messages:,} messages of {many(proof.sources, 'source')}"
     if not proof.keyed:
         return f"{what} in order; not proved: give the deployment's key (--key-file) to prove what they say"
     if not proof.origin:
         return f"{what} in order; the export is redacted: its chains prove order, not origin"
-    state = "hold" if proof.holds else f"do not hold, {_many(proof.broken, 'break')}"
-    return f"{what} {state}, checked with the deployment's key and against {_many(proof.witnessed, 'witness')}"
+    state = "hold" if proof.holds else f"do not hold, {many(proof.broken, 'break')}"
+    return f"{what} {state}, checked with the deployment's key and against {many(proof.witnessed, 'witness')}"
 
 
 def _gaps(gaps: list[Lack]) -> Iterator[str]:
@@ -179,7 +184,8 @@ def _gaps(gaps: list[Lack]) -> Iterator[str]:
         yield f"    … and {len(gaps) - SHOWN:,} more"
 
 
-def _many(count: int, what: str) -> str:
+def many(count: int, what: str) -> str:
+    """So many of them."""
     plural = f"{what}es" if what.endswith("s") else f"{what}s"
     return f"{count:,} {what if count == 1 else plural}"
 
@@ -187,7 +193,8 @@ def _many(count: int, what: str) -> str:
 # --- JSON --------------------------------------------------------------------------------------------------------
 
 
-def _difference_json(it: Difference) -> dict[str, Any]:
+def difference_json(it: Difference) -> dict[str, Any]:
+    """The same with stable keys."""
     return {
         "request": it.request,
         "attempt": it.attempt,

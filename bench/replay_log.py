@@ -70,6 +70,8 @@ class Scale(NamedTuple):
     """Requests whose own blocks a worker keeps."""
     lag_max: int = 6
     """Messages that a replica may be behind, per stream."""
+    report_every: int = 2000
+    """Requests between two reports of the replicas' folds."""
 
 
 class Source:
@@ -169,6 +171,7 @@ class Replica:
         self._local: tuple[str, ...] = ()
         for stream in log.records:
             self._state.open(stream, EPOCH)
+        self._catch_up(0)
         self.say(ReplicaJoined(name=f"replica-{number}", version="1"))
         self.change_settings(0)
 
@@ -196,7 +199,7 @@ class Replica:
 
     def decide(self, request: RouteRequest, doubted: WorkerId) -> WorkerId:
         """Chosen on what is folded now; now and then it has a doubt of its own."""
-        self._catch_up()
+        self._catch_up(self._lag_max)
         local = ("stale",) if self._dice.random() < 0.05 else ()
         if local != self._local:
             self.say(LocalChanged(worker=doubted, reasons=local))
@@ -208,10 +211,11 @@ class Replica:
         self.say(record(decision, request, self.settings, self._revision))
         return decision.worker
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, lag_max: int) -> None:
+        """All is folded but for at most so many messages of each stream."""
         for stream, frames in self._log.frames.items():
             at = self._state.cursor[stream].seq
-            for frame in frames[at : len(frames) - self._dice.randint(0, self._lag_max)]:
+            for frame in frames[at : len(frames) - self._dice.randint(0, lag_max)]:
                 self._state.fold(stream, frame.seq, frame.owner, frame.message, frame.head)
                 if frame.seq % MILESTONE_EVERY == 0:
                     self._milestones.passed(stream, frame.seq)
@@ -247,7 +251,7 @@ class Site:
             if step % 100 == 99:
                 for worker in self.workers.values():
                     worker.report()
-            if step % 2000 == 1999:
+            if step % scale.report_every == scale.report_every - 1:
                 for replica in self.replicas:
                     replica.report()
             yield step + 1

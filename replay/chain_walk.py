@@ -54,19 +54,13 @@ class _Source:
 class ChainWalk:
     """Takes one stream's records in order."""
 
-    def __init__(
-        self,
-        stream: StreamName,
-        span: Span,
-        chains: Mapping[SourceId, tuple[int, bytes]],
-        name: Callable[[StreamName, str], str],
-    ) -> None:
-        """`chains`: next number and head of every source where the recording begins, if that is known."""
+    def __init__(self, stream: StreamName, span: Span, name: Callable[[StreamName, str], str]) -> None:
         self.stream = stream
         self.messages = 0
-        self.sources = {source: _Source(*at) for source, at in chains.items()}
+        self.sources: dict[SourceId, _Source] = {}
         self._span = span
-        self._cut = max(span.first_seq, span.log_first_seq) > 1 and not chains
+        self._cut = max(span.first_seq, span.log_first_seq) > 1
+        """Whether sources may have spoken before, of whom nothing is known."""
         self._name = name
         self._next = StreamSeq(max(span.first_seq, span.log_first_seq))
         self._holes: list[Hole] = []
@@ -77,6 +71,12 @@ class ChainWalk:
 
     def __repr__(self) -> str:
         return f"<ChainWalk of {self.stream}: {self.messages} messages of {len(self.sources)} sources>"
+
+    def know(self, chains: Mapping[SourceId, tuple[int, bytes]]) -> None:
+        """A snapshot has the next number and the head of every source, where the walk stands."""
+        self._cut = False
+        for source, at in chains.items():
+            self.sources.setdefault(source, _Source(*at))
 
     def take(self, record: Record, head: bytes) -> Iterator[Broken]:
         """What is wrong with the next record; `head` is its digest, empty if there is no key."""
@@ -191,7 +191,7 @@ class ChainWalk:
             kind=kind,
             stream=self.stream,
             source=source,
-            name=self._name(self.stream, source),
+            name="" if (name := self._name(self.stream, source)) == source else name,
             n_from=numbers[0],
             n_to=numbers[1],
             after=between[0],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from core.decision import DECIDE_VERSION
 from core.events import RequestRejected, RequestRouted
@@ -17,8 +18,16 @@ CLOCKS_MS = 5000
 """How far a replica's clock may be from the log's."""
 
 
-def doubts_of(seat: Seat, event: RequestRouted | RequestRejected, track: Track, lacks: Lacks) -> dict[str, str]:
-    """Kind to one sentence, for what the seat's replica says now; empty if nothing is known to be wrong. Some 3 us."""
+def doubts_of(
+    seat: Seat,
+    event: RequestRouted | RequestRejected,
+    track: Track,
+    lacks: Lacks,
+    agreed: Mapping[StreamName, int] = MappingProxyType({}),
+) -> dict[str, str]:
+    """Kind to one sentence, for what the seat's replica says now; empty if nothing is known to be wrong. Some 3 us.
+
+    `agreed`: up to where the replica itself said that its folds were as ours (`replay.agreements`)."""
     doubts = dict(seat.doubts)
     if isinstance(event, RequestRouted) and event.decide_version != DECIDE_VERSION:
         doubts["version"] = (
@@ -33,9 +42,9 @@ def doubts_of(seat: Seat, event: RequestRouted | RequestRejected, track: Track, 
         elif seq > track.ends[stream]:
             doubts["end"] = f"{stream}:{seq} was read by then, and the recording ends at {track.ends[stream]}"
     if seat.cut or seat.state.incomplete:
-        doubts.update(_half_known(seat, event, lacks))
+        doubts.update(_half_known(seat, event, lacks, agreed))
     if lacks.all:
-        doubts.update(lacks.at(event.cursor, seat.agreed))
+        doubts.update(lacks.at(event.cursor, agreed))
     return doubts
 
 
@@ -50,11 +59,14 @@ def rolled_back(recording: Recording, event: RequestRouted | RequestRejected, ti
     return ""
 
 
-def _half_known(seat: Seat, event: RequestRouted | RequestRejected, lacks: Lacks) -> Iterator[tuple[str, str]]:
+def _half_known(
+    seat: Seat, event: RequestRouted | RequestRejected, lacks: Lacks, agreed: Mapping[StreamName, int]
+) -> Iterator[tuple[str, str]]:
     """What the fold itself knows to be missing; but for sources of which the record shows that the replica knew it too:
     then it is what was decided on."""
-    for how in seat.cut.values():
-        yield CUT, how
+    for cut, how in seat.cut.items():
+        if cut not in agreed:
+            yield CUT, how
     if ROUTING in seat.cut and not seat.settings_known:
         yield "settings", f"the settings of {seat.replica} were said before the recording begins"
     admitted = _recorded_as_unknown(event)

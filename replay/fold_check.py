@@ -82,8 +82,8 @@ class FoldCheck:
             return
         self.compared += 1
         if point.digest == digest:
-            seat.agree(stream, seq)
-        elif point.head != head or stream in seat.cut or lacks.at({stream: (point.epoch, seq)}, seat.agreed):
+            return
+        if point.head != head or stream in seat.cut or lacks.at({stream: (point.epoch, seq)}):
             self.not_judged += 1
         else:
             self.different += 1

@@ -7,6 +7,7 @@ is not there, and no fold can know. So the recording is looked through once, ahe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -74,7 +75,9 @@ class Lacks:
         """Why a fold does not know this source."""
         return CUT if (stream, source) in self._cut else GAP
 
-    def at(self, cursor: Mapping[str, tuple[int, int]], agreed: Mapping[StreamName, int]) -> dict[str, str]:
+    def at(
+        self, cursor: Mapping[str, tuple[int, int]], agreed: Mapping[StreamName, int] = MappingProxyType({})
+    ) -> dict[str, str]:
         """Kind to text, of what a replica may have read at the cursor and no fold knows yet. `agreed`: up to where the
         replica itself said that its fold was as ours."""
         return {

@@ -17,6 +17,7 @@ from projections.snapshot import decode, encode
 from projections.state import State
 from replay.recording import Cursor, Frame, Recording
 from replay.reel import Reel
+from streams.archive_format import Span
 
 MISFITS_MAX = 8
 WINDOWS_PER_MISFIT = 4
@@ -48,6 +49,11 @@ class Lane:
         """How far it is, all streams together."""
         return sum([at.seq for at in self.state.cursor.values()])
 
+    def behind(self, cursor: Cursor) -> int:
+        """Messages to the cursor."""
+        at = self.state.cursor
+        return sum([seq - (at[stream].seq if stream in at else 0) for stream, seq in cursor.items()])
+
     def fits(self, cursor: At) -> bool:
         """Whether it is nowhere behind the cursor."""
         at = self.state.cursor
@@ -65,10 +71,13 @@ class Lane:
 class Track:
     """The recording that lanes are folded along; messages are decoded once for all of them."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, *, rebases: bool = False) -> None:
+        """`rebases`: the recording lacks something, so a snapshot that a lane comes past may know more than it does."""
         self.recording = recording
         self.epochs = {stream: recording.archive.span(stream).epoch for stream in recording.streams}
         self.ends = recording.end
+        cut = any(max(self._span(s).first_seq, self._span(s).log_first_seq) > 1 for s in recording.streams)
+        self._rebases = bool(recording.archive.snapshots()) and (rebases or cut)
         self._reels: dict[StreamName, Reel] = {}
 
     def __repr__(self) -> str:
@@ -79,16 +88,17 @@ class Track:
         named = [(StreamName(name), epoch, StreamSeq(seq)) for name, (epoch, seq) in cursor.items()]
         return {stream: seq for stream, epoch, seq in named if self.epochs.get(stream) == epoch}
 
+    def covers(self, cursor: At) -> bool:
+        """Whether the recording is of the history that the cursor is of."""
+        return all(self.epochs.get(StreamName(name)) == epoch for name, (epoch, _) in cursor.items())
+
     def lane(self, cursor: At, near: Iterable[Lane] = ()) -> Lane:
         """A new lane at the cursor, copied from the nearest of those or from what the recording has nearer."""
         here = self.here(cursor)
         best, left = None, self.recording.to_fold(here)
         for lane in near:
-            at = lane.state.cursor
-            if lane.fits(cursor):
-                behind = sum(seq - (at[stream].seq if stream in at else 0) for stream, seq in here.items())
-                if behind < left:
-                    best, left = lane, behind
+            if lane.fits(cursor) and (behind := lane.behind(here)) < left:
+                best, left = lane, behind
         found = Lane(self.recording.state_before(here), {}) if best is None else self.copy(best)
         self.move(found, cursor)
         return found
@@ -99,6 +109,8 @@ class Track:
 
     def move(self, lane: Lane, cursor: At) -> None:
         """The lane, which fits, is at the cursor, as far as the recording goes."""
+        if self._rebases:
+            self._rebase(lane, self.here(cursor))
         at, epochs = lane.state.cursor, self.epochs
         for name, (epoch, seq) in cursor.items():
             stream = StreamName(name)
@@ -108,7 +120,7 @@ class Track:
     def frames(self, stream: StreamName, start: int, end: int | None) -> Iterator[Frame]:
         """The stream's messages from `start` up to `end` (not included), read shortly ahead of the lanes."""
         last = self.ends[stream] if end is None else min(end - 1, self.ends[stream])
-        for at in range(max(start, self.recording.archive.span(stream).first_seq), last + 1, READ_AHEAD):
+        for at in range(max(start, self._span(stream).first_seq), last + 1, READ_AHEAD):
             yield from self._reel(stream, start).between(at, min(at + READ_AHEAD - 1, last))
 
     def forget(self, lanes: Iterable[Lane]) -> None:
@@ -116,6 +128,11 @@ class Track:
         states = [lane.state.cursor for lane in lanes]
         for stream, reel in self._reels.items():
             reel.forget(min((at[stream].seq for at in states if stream in at), default=0) + 1)
+
+    def _rebase(self, lane: Lane, here: Cursor) -> None:
+        """If there is a snapshot between the lane and the cursor, the lane goes on from that."""
+        if self.recording.to_fold(here) < lane.behind(here):
+            lane.state, lane.cut = self.recording.state_before(here), {}
 
     def _fold(self, lane: Lane, stream: StreamName, seq: int) -> None:
         state = lane.state
@@ -129,9 +146,12 @@ class Track:
             state.skip_to(stream, StreamSeq(seq))
 
     def _look_for_cut(self, lane: Lane, stream: StreamName) -> None:
-        span = self.recording.archive.span(stream)
+        span = self._span(stream)
         if span.first_seq > 1 or span.log_first_seq > 1:
             lane.cut[stream] = f"{stream} begins at {max(span.first_seq, span.log_first_seq)}, without a snapshot"
+
+    def _span(self, stream: StreamName) -> Span:
+        return self.recording.archive.span(stream)
 
     def _reel(self, stream: StreamName, start: int) -> Reel:
         if stream not in self._reels:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 from core.events import Event, ReplicaLeft, ReplicaReported, RequestRejected, RequestRouted, UnknownEvent
-from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, StreamSeq
+from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.view import RouteRequest, View
@@ -71,11 +72,11 @@ class Refusal(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One event of a replica."""
+    """One event of a replica, or None for messages of it that are missing before this one."""
 
     frame: Frame
     number: int
-    event: Event | UnknownEvent
+    event: Event | UnknownEvent | None
 
 
 class Playback:
@@ -90,9 +91,11 @@ class Playback:
         replica: ReplicaId | Collection[ReplicaId] | None = None,
         delay: Delay | None = None,
         lacks: Lacks | None = None,
+        numbers: Mapping[ReplicaId, int] = MappingProxyType({}),
     ) -> None:
         """Decisions whose message stands in the routing stream from `start` up to `end` (not included); of one or
-        some replicas only, if they are given. `lacks` is what a proof found; without it, holes are looked for."""
+        some replicas only, if they are given. `lacks` is what a proof found; without it, holes are looked for.
+        `numbers`: of each replica's next message at the start, so that what comes again is known."""
         self.seats: dict[ReplicaId, Seat] = {}
         self.skipped: Counter[str] = Counter()
         """Decisions in the range that are given to nobody: `repeat` (the same message once more), `foreign` (signed
@@ -106,13 +109,13 @@ class Playback:
         self._only = {ReplicaId(replica)} if isinstance(replica, str) else replica
         self._delay = delay
         self._lacks = lacks_of(recording) if lacks is None else lacks
-        self._track = Track(recording)
+        self._track = Track(recording, rebases=bool(self._lacks.all))
         self._unsaid: dict[ReplicaId, deque[_Step]] = {}
         """What each said since its last decision."""
         self._stood: dict[ReplicaId, At] = {}
         """The cursor of its last decision."""
-        self._numbers: dict[ReplicaId, int] = {}
-        """Of each replica's last message."""
+        self._numbers = dict(numbers)
+        """Of each replica's next message."""
         self._ended: set[ReplicaId] = set()
         """Whose end was just heard."""
 
@@ -149,6 +152,11 @@ class Playback:
         for at in _in_order(decisions, cursors):
             yield self._played(decisions[at], lanes)
 
+    def doubts(self, at: Situation | Refusal, agreed: Mapping[StreamName, int]) -> dict[str, str]:
+        """Those that remain of the situation given last, where the replica's folds are known to have been ours up to
+        there."""
+        return doubts_of(self.seats[at.replica], at.event, self._track, self._lacks, agreed)
+
     # --- what replicas said ------------------------------------------------------------------------------------
 
     def _frames(self) -> Iterator[Frame]:
@@ -166,11 +174,13 @@ class Playback:
             self._ended.add(replica)
         elif message.source != SourceId(replica):
             self.skipped["foreign"] += _decisions(frame)
-        elif message.n <= self._numbers.get(replica, -1):
+        elif message.n < self._numbers.get(replica, 0):
             self.skipped["repeat"] += _decisions(frame)
         else:
-            self._numbers[replica] = message.n
             steps = self._steps(replica, frame, message.events)
+            if message.n > self._numbers.get(replica, message.n):
+                steps.insert(0, _Step(frame, -1, None))
+            self._numbers[replica] = message.n + 1
             self._unsaid.setdefault(replica, deque()).extend(steps)
             return steps
         return []
@@ -211,17 +221,20 @@ class Playback:
         """The decision as it was; what was said before it is said."""
         replica, cursor = ReplicaId(step.frame.owner), self._cursor(step)
         lane = lanes.at(replica, cursor)
-        unsaid, seat = self._unsaid[replica], self.seats.get(replica)
-        if seat is None or _goes_back(self._stood[replica], cursor):
+        unsaid, seat, stood = self._unsaid[replica], self.seats.get(replica), self._stood.get(replica)
+        if seat is None or stood is None or _goes_back(stood, cursor):
             seat = self.seats[replica] = self._seated(replica, step, lane)
             while unsaid[0] is not step:
-                unsaid.popleft()
+                self._compare(seat, unsaid.popleft())
         else:
             seat.stand(lane.state, lane.cut)
             while (said := unsaid[0]) is not step:
                 self._say(seat, said)
                 unsaid.popleft()
-        self._stood[replica] = cursor
+        if self._track.covers(cursor):
+            self._stood[replica] = cursor
+        else:
+            self._stood.pop(replica, None)  # it stood in another history: it is seated anew in this one
         event = step.event
         if isinstance(event, RequestRouted):
             return self._situation(seat, step, event)
@@ -231,9 +244,16 @@ class Playback:
         return Refusal(replica, frame.seq, frame.time_ms, event, seat.view, seat.settings, doubts, step.number)
 
     def _say(self, seat: Seat, step: _Step) -> None:
+        if step.event is None:
+            seat.miss(step.frame.seq)
+            return
+        self._compare(seat, step)
+        seat.say(step.frame.seq, step.event)
+
+    def _compare(self, seat: Seat, step: _Step) -> None:
+        """What the replica said of its folds, if it did, is compared with the seat's."""
         if isinstance(step.event, ReplicaReported) and self._delay is None:
             self.folds.compare(seat, step.frame, step.event, self._lacks)
-        seat.say(step.frame.seq, step.event)
 
     def _situation(self, seat: Seat, step: _Step, event: RequestRouted) -> Situation:
         frame, id_, model, tokens = step.frame, RequestId(event.request), event.model, event.prompt_tokens
@@ -246,23 +266,18 @@ class Playback:
 
     def _seated(self, replica: ReplicaId, step: _Step, lane: Lane) -> Seat:
         """A seat at the lane, which knows what the replica said before this."""
-        assert step.frame.message is not None
-        seat, said = Seat(replica, lane.state), -1
+        seat = Seat(replica, lane.state)
         seat.stand(lane.state, lane.cut)
-        at = lane.state.cursor.get(ROUTING)
-        for frame in self.recording.frames(ROUTING, at.seq + 1 if at is not None else 1, step.frame.seq):
+        at, n_next = lane.state.cursor.get(ROUTING), seat.part.chain.n_next if seat.part is not None else 0
+        for frame in self.recording.frames(ROUTING, at.seq + 1 if at is not None else 1, step.frame.seq + 1):
             message = frame.message
-            if (
-                frame.owner == replica
-                and message is not None
-                and message.source == SourceId(replica)
-                and message.n > said
-            ):
-                said = message.n
-                for event in message.events:
-                    seat.say(frame.seq, event)
-        for event in step.frame.message.events[: step.number]:
-            seat.say(step.frame.seq, event)
+            if frame.owner != replica or message is None or message.source != SourceId(replica) or message.n < n_next:
+                continue
+            if message.n > n_next:
+                seat.miss(frame.seq)
+            n_next = message.n + 1
+            for event in message.events if frame.seq < step.frame.seq else message.events[: step.number]:
+                seat.say(frame.seq, event)
         return seat
 
 

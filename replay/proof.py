@@ -108,7 +108,7 @@ class _Prover:
 
     def run(self) -> Proof:
         recording, proof = self._recording, self._proof
-        base = _base(recording)
+        base = _first_snapshot(recording)
         for manifest in recording.archive.snapshots() if recording.proved else ():
             self._check_snapshot(manifest)
         witnesses = _witnesses(recording) if recording.proved else {}
@@ -118,9 +118,13 @@ class _Prover:
         return proof
 
     def _walk(self, stream: StreamName, base: State | None, witnesses: Mapping[int, list[Witness]]) -> None:
-        recording, names = self._recording, self._name
-        walk = ChainWalk(stream, recording.archive.span(stream), _chains(base, stream), names)
+        recording = self._recording
+        walk = ChainWalk(stream, recording.archive.span(stream), self._name)
+        known = base.cursor.get(stream) if base is not None else None
         for record in recording.archive.read(stream):
+            if known is not None and record.seq > known.seq:
+                walk.know(_chains(base, stream))
+                known = None
             head = digest(record.payload, recording.chain_key) if recording.chain_key else b""
             for found in walk.take(record, head):
                 self._break(stream, found)
@@ -145,6 +149,7 @@ class _Prover:
         self._proof.broken += 1
         if len(self._proof.breaks) < BREAKS_KEPT:
             name = self._name(stream, found.source) if found.source else ""
+            name = "" if name == found.source else name
             self._proof.breaks.append(
                 Break(
                     kind=found.kind,
@@ -167,21 +172,24 @@ def _contradicted(stream: StreamName, seq: StreamSeq, source: str, witness: Witn
     return Broken("witness", seq, source, -1, what)
 
 
-def _base(recording: Recording) -> State | None:
-    """The state behind which the recording begins, if it has one."""
-    start = {stream: recording.archive.span(stream).first_seq - 1 for stream in recording.streams}
-    if not any(start.values()):
+def _first_snapshot(recording: Recording) -> State | None:
+    """What the first snapshot in it knows, if the recording does not begin where the log did."""
+    spans = [recording.archive.span(stream) for stream in recording.streams]
+    if all(max(span.first_seq, span.log_first_seq) <= 1 for span in spans):
         return None
-    try:
-        state = recording.state_before(start)
-    except Corrupt:
-        return None  # of an older fold, say: then nothing before the first message can be proved
-    return state if state.cursor else None
+    for manifest in recording.archive.snapshots():
+        try:
+            state = recording.state_before({StreamName(name): at.seq for name, at in manifest.cursor.items()})
+        except Corrupt:
+            continue  # of an older fold, say
+        if state.cursor:
+            return state
+    return None
 
 
 def _chains(base: State | None, stream: StreamName) -> dict[SourceId, tuple[int, bytes]]:
-    """The next number and the head of every source, where the recording begins."""
-    if base is None or stream not in base.cursor:
+    """The next number and the head of every source there."""
+    if base is None:
         return {}
     if stream in base.kv:
         chains = {worker: member.chain for worker, member in base.kv[stream].members.items()}

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from core.errors import CallerError
 from core.events import Event, LocalChanged, ReplicaRestated, SettingsChanged, UnknownEvent
-from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
+from core.ids import Epoch, ReplicaId, StreamName, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.ahead import Ahead
@@ -21,6 +21,8 @@ from projections.requests import Replica
 from projections.state import State
 from projections.view import View
 from replay.recording import Frame
+
+UNKNOWN = "unknown"
 
 
 class Seat:
@@ -36,10 +38,7 @@ class Seat:
         self.doubts: dict[str, str] = {}
         """Why its decisions cannot be judged by the fold, by kind; empty if they can."""
         self.cut: Mapping[StreamName, str] = MappingProxyType({})
-        """Streams that are folded from behind their start, and nothing tells whether what came before matters: sources
-        that were silent since are not known at all."""
-        self.agreed: dict[StreamName, StreamSeq] = {}
-        """Up to where the replica itself said that its fold was as this one."""
+        """Streams that are folded from behind their start: sources that were silent since are not known at all."""
         self.settings_known = False
         self._said: deque[tuple[int, Event]] = deque()
         """What is ahead, and where it stands in the routing stream."""
@@ -80,6 +79,7 @@ class Seat:
             case ReplicaRestated():
                 self._local.clear()
                 self._by_reason = None
+                self.doubts.pop(UNKNOWN, None)
             case UnknownEvent():
                 return
             case _:
@@ -88,6 +88,10 @@ class Seat:
         if at is None or seq > at.seq:
             self.ahead.emit(event, self.part)
             self._said.append((seq, event))
+
+    def miss(self, seq: int) -> None:
+        """The replica had said something before its message at `seq` that is not here: it counted there at once."""
+        self.doubts[UNKNOWN] = f"a message of {self.replica} before {ROUTING}:{seq} is missing"
 
     def take(self, frame: Frame) -> None:
         """The next message of a stream is folded."""
@@ -99,7 +103,7 @@ class Seat:
     def stand(self, state: State, cut: Mapping[StreamName, str] = MappingProxyType({})) -> None:
         """The replica has folded this, which is nowhere behind what it had folded before."""
         self.state = state
-        self.cut = {stream: how for stream, how in cut.items() if stream not in self.agreed} if cut else cut
+        self.cut = cut
         at = state.cursor.get(ROUTING)
         if at is not None:
             self._read_back(at.seq)
@@ -107,12 +111,6 @@ class Seat:
     def open(self, stream: StreamName, epoch: int) -> int:
         """The last sequence of the stream that is folded."""
         return self.state.open(stream, Epoch(epoch))
-
-    def agree(self, stream: StreamName, seq: StreamSeq) -> None:
-        """The replica said that its fold was as this one there: nothing that one of them lacks made a difference."""
-        self.agreed[stream] = max(seq, self.agreed.get(stream, StreamSeq(0)))
-        if stream in self.cut:
-            self.cut = {other: how for other, how in self.cut.items() if other != stream}
 
     def _read_back(self, seq: int) -> None:
         """What stands in the routing stream up to there is folded, and no longer ahead."""

@@ -10,16 +10,19 @@ import msgspec
 from core.events import RequestRouted
 from core.settings import RoutingSettings
 from projections.decide import Decision, decide
+from replay.agreements import Agreements
 from replay.differences import Side, Term, again, counts, equal, first_difference, left_out, side
 from replay.doubts import rolled_back
 from replay.names import Names
 from replay.playback import Playback, Refusal, Situation
-from replay.recording import Recording
 from replay.refused import Again, refused_again
 
 VERIFIED, DIFFERENT, NOT_JUDGED = "verified", "different", "not judged"
-REASONS = ("version", "settings", "replaced", "end", "cut", "deleted", "unknown", "gap")
+REASONS = ("version", "replaced", "end", "cut", "settings", "unknown", "deleted", "gap")
 """Why a decision that comes out otherwise is not judged; the first that holds is the reason."""
+REPLACED = "replaced"
+LIFTED = frozenset({"cut", "deleted", "gap"})
+"""Reasons that hold only until the replica is known to have had our folds."""
 REFUSED = "refused"
 """Stands for the digest of a request that nobody could serve: it has none."""
 
@@ -80,9 +83,9 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def verdicts(playback: Playback) -> Iterator[Verdict]:
     """One per decision and refusal that is played, in the order of the log."""
-    recording = playback.recording
+    judge = _Judge(playback)
     for window in playback.windows():
-        found = [_decided(at, recording) if isinstance(at, Situation) else _refused(at, recording) for at in window]
+        found = [judge.decided(at) if isinstance(at, Situation) else judge.refused(at) for at in window]
         found.sort(key=place)
         yield from found
 
@@ -90,11 +93,6 @@ def verdicts(playback: Playback) -> Iterator[Verdict]:
 def place(verdict: Verdict) -> tuple[int, int]:
     """Where it stands in the log."""
     return verdict.seq, verdict.number
-
-
-def reason_of(doubts: dict[str, str]) -> str:
-    """The gravest of them; empty for none."""
-    return next((reason for reason in REASONS if reason in doubts), next(iter(doubts), ""))
 
 
 def remade(at: Situation, settings: RoutingSettings | None = None) -> Decision | str:
@@ -138,45 +136,55 @@ def difference(at: Situation, term: Term, routed: RequestRouted | None, names: N
     )
 
 
-def _doubts(at: Situation | Refusal, recording: Recording) -> dict[str, str]:
-    """Those of one that comes out otherwise."""
-    if at.doubts:
-        return at.doubts
-    why = rolled_back(recording, at.event, at.time_ms)
-    return {"replaced": why} if why else {}
+class _Judge:
+    """Comes to a verdict on each situation as it is given."""
 
+    def __init__(self, playback: Playback) -> None:
+        self._playback = playback
+        self._recording = playback.recording
+        self._agreements: Agreements | None = None
 
-def _decided(at: Situation, recording: Recording) -> Verdict:
-    event, decision = at.event, remade(at)
-    term, routed = first_term(at, decision)
-    recomputed = decision if isinstance(decision, str) else decision.digest
-    costs = routed.columns["cost"] if routed else ()
-    ours = (
-        at.seq, at.number, event.request, event.attempt, at.replica, event.digest, recomputed, event.worker,
-        routed.worker if routed else "", costs[0] if costs else 0, event.decide_version,
-    )  # fmt: skip
-    if term is None:
-        return Verdict(*ours)
-    doubts = _doubts(at, recording)
-    reason = reason_of(doubts)
-    if reason:
-        return Verdict(*ours, NOT_JUDGED, reason, doubts[reason])
-    return Verdict(*ours, DIFFERENT, "", "", difference(at, term, routed, recording.names))
+    def decided(self, at: Situation) -> Verdict:
+        event = at.event
+        decision = "" if REPLACED in at.doubts else remade(at)  # of another history: nothing to decide on is here
+        term, routed = first_term(at, decision)
+        costs = routed.columns["cost"] if routed else ()
+        recomputed = decision if isinstance(decision, str) else decision.digest
+        ours = (
+            at.seq, at.number, event.request, event.attempt, at.replica, event.digest, recomputed, event.worker,
+            routed.worker if routed else "", costs[0] if costs else 0, event.decide_version,
+        )  # fmt: skip
+        if term is None:
+            return Verdict(*ours)
+        reason, why = self._excuse(at)
+        if reason:
+            return Verdict(*ours, NOT_JUDGED, reason, why)
+        return Verdict(*ours, DIFFERENT, "", "", difference(at, term, routed, self._recording.names))
 
+    def refused(self, at: Refusal) -> Verdict:
+        event, found = at.event, refused_again(at)
+        worker = found.worker or ""
+        recomputed = REFUSED if found.same else worker or "refused for other reasons"
+        ours = (at.seq, at.number, event.request, event.attempt, at.replica, REFUSED, recomputed, "", worker, 0, 0)
+        if found.same:
+            return Verdict(*ours)
+        reason, why = self._excuse(at)
+        if reason:
+            return Verdict(*ours, NOT_JUDGED, reason, why)
+        return Verdict(*ours, DIFFERENT, "", "", _other_refusal(at, found, self._recording.names))
 
-def _refused(at: Refusal, recording: Recording) -> Verdict:
-    event, found = at.event, refused_again(at)
-    recomputed = REFUSED if found.same else found.worker or "refused for other reasons"
-    ours = (
-        at.seq, at.number, event.request, event.attempt, at.replica, REFUSED, recomputed, "", found.worker or "", 0, 0,
-    )  # fmt: skip
-    if found.same:
-        return Verdict(*ours)
-    doubts = _doubts(at, recording)
-    reason = reason_of(doubts)
-    if reason:
-        return Verdict(*ours, NOT_JUDGED, reason, doubts[reason])
-    return Verdict(*ours, DIFFERENT, "", "", _other_refusal(at, found, recording.names))
+    def _excuse(self, at: Situation | Refusal) -> tuple[str, str]:
+        """Why one that comes out otherwise is not judged, as reason and sentence; empty if it is."""
+        doubts = at.doubts
+        if doubts.keys() & LIFTED:
+            if self._agreements is None:
+                self._agreements = Agreements(self._recording)
+            doubts = self._playback.doubts(at, self._agreements.before(at.replica, at.seq))
+        if not doubts:
+            why = rolled_back(self._recording, at.event, at.time_ms)
+            doubts = {REPLACED: why} if why else {}
+        reason = next((reason for reason in REASONS if reason in doubts), "")
+        return reason, doubts.get(reason, "")
 
 
 def _other_refusal(at: Refusal, found: Again, names: Names) -> Difference:

@@ -23,7 +23,8 @@ from replay.lacks import Lack
 from replay.proof import Proof, prove
 from replay.recording import Recording
 from replay.verdict import DIFFERENT, NOT_JUDGED, VERIFIED, Difference, Verdict
-from replay.verify_jobs import Playing, undisturbed, work_on
+from replay.verify_jobs import Playing, undisturbed
+from replay.verify_work import Work
 
 DIFFERENCES_KEPT = 1000
 """The first of them are told, all are counted."""
@@ -111,7 +112,7 @@ def verify(
     began = time.perf_counter()
     proof = prove(recording)
     proven = time.perf_counter()
-    work = work_on(recording, start, end, None if replicas is None else set(replicas), proof.lacks)
+    work = Work(recording, start, end, None if replicas is None else set(replicas), proof.lacks)
     decided = {replica: count for replica, count in sorted(work.owners.items()) if count}
     found = Verified(proof=proof, gaps=[*proof.lacks.all, *proof.untold], decisions=work.total, replicas=decided)
     found.proof_seconds = proven - began

@@ -1,74 +1,33 @@
-"""The work of `verify`, done here or shared by several processes, one part of the replicas each.
+"""The work of `verify`, done here or by several processes, each of which plays a part of the log.
 
-What comes out does not depend on how it was shared: verdicts are merged in the order of the log.
+What comes out does not depend on how it was shared: verdicts come in the order of the log.
 """
 
 from __future__ import annotations
 
 import gc
-import heapq
 import multiprocessing
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import msgspec
 
 from core.errors import PeerError
-from core.events import RequestRejected, RequestRouted
-from core.ids import ReplicaId
 from core.keys import DeploymentKey
-from core.subjects import ROUTING, owner
 from replay.fold_check import FoldCheck
-from replay.lacks import Lacks
 from replay.playback import Playback
 from replay.recording import Recording
-from replay.verdict import Verdict, place, verdicts
-from streams.archive_envelope import envelope
+from replay.verdict import Verdict, verdicts
+from replay.verify_work import Part, Work
 
 CHUNK = 256
 """Verdicts that a process hands over at once."""
-SHARE_MIN = 4000
-"""Fewer decisions than this per process are not worth starting it."""
-
-_ROUTED, _REFUSED = RequestRouted.__name__, RequestRejected.__name__
-
-
-class Work(NamedTuple):
-    """What is to be played."""
-
-    recording: Recording
-    start: int
-    end: int | None
-    owners: dict[ReplicaId, int]
-    """Whose subjects have messages in the range, with how many decisions."""
-    lacks: Lacks
-
-    @property
-    def total(self) -> int:
-        """Decisions that were routed in the range."""
-        return sum(self.owners.values())
-
-    def playback(self, replicas: Collection[ReplicaId]) -> Playback:
-        """Of these replicas alone."""
-        return Playback(self.recording, self.start, self.end, replica=replicas, lacks=self.lacks)
-
-
-def work_on(
-    recording: Recording, start: int, end: int | None, only: Collection[ReplicaId] | None, lacks: Lacks
-) -> Work:
-    """Counts what there is to be done, by a reading of its own; some 3 us per message."""
-    owners: Counter[ReplicaId] = Counter()
-    for record in recording.archive.read(ROUTING, start, end) if ROUTING in recording.streams else ():
-        said, whose = envelope(record.payload), ReplicaId(owner(record.subject))
-        if said is not None and (only is None or whose in only):
-            owners[whose] += sum(event.type == _ROUTED for event in said.events)
-    return Work(recording, start, end, dict(owners), lacks)
 
 
 class Playing:
@@ -80,28 +39,28 @@ class Playing:
         self.unreadable = 0
         """Messages in which there may be decisions that nobody can read."""
         self.folds = FoldCheck()
-        self._work = work
-        self._jobs = max(1, min(jobs, len(work.owners), work.total // SHARE_MIN))
+        self._recording = work.recording
+        self._parts = work.parts(jobs)
 
     def __repr__(self) -> str:
-        return f"<Playing {self._work.total} decisions in {self._jobs} processes>"
+        return f"<Playing in {len(self._parts)} processes>"
 
     def verdicts(self) -> Iterator[Verdict]:
         """All, in the order of the log."""
-        return self._here() if self._jobs == 1 else self._shared()
+        return self._here(self._parts[0]) if len(self._parts) == 1 else self._shared()
 
-    def _here(self) -> Iterator[Verdict]:
-        playback = self._work.playback(self._work.owners.keys())
+    def _here(self, part: Part) -> Iterator[Verdict]:
+        playback = part.playback(self._recording)
         yield from verdicts(playback)
         self._add(_Rest.of(playback))
 
     def _shared(self) -> Iterator[Verdict]:
         with ExitStack() as stack:
-            parts = [stack.enter_context(_Part(self._work, share)) for share in shares(self._work.owners, self._jobs)]
-            yield from heapq.merge(*(part.verdicts() for part in parts), key=place)
-            for part in parts:
-                self._add(part.rest)
-            self.folds.differences.sort(key=lambda it: (it.reported_seq, it.stream, it.seq))
+            waiting = [stack.enter_context(_Process(self._recording, part)) for part in self._parts]
+            for process in waiting:
+                while (chunk := process.next(waiting)) is not None:
+                    yield from _decoder.decode(chunk)
+                self._add(process.rest)
 
     def _add(self, rest: _Rest) -> None:
         self.skipped.update(rest.skipped)
@@ -122,62 +81,57 @@ class _Rest(NamedTuple):
         return _Rest(playback.skipped, playback.unreadable, playback.folds)
 
 
-def shares(owners: dict[ReplicaId, int], jobs: int) -> list[list[ReplicaId]]:
-    """The replicas in as many parts, about equal in decisions: each goes to whoever has fewest."""
-    parts: list[tuple[int, int, list[ReplicaId]]] = [(0, number, []) for number in range(jobs)]
-    for replica in sorted(owners, key=lambda replica: (-owners[replica], replica)):
-        count, number, part = heapq.heappop(parts)
-        heapq.heappush(parts, (count + owners[replica], number, [*part, replica]))
-    return [part for _, _, part in sorted(parts, key=lambda part: part[1])]
+class _Process:
+    """One process and its part."""
 
-
-class _Part:
-    """One process and its share."""
-
-    def __init__(self, work: Work, share: Sequence[ReplicaId]) -> None:
+    def __init__(self, recording: Recording, part: Part) -> None:
         self.rest = _Rest(Counter(), 0, FoldCheck())
         context = multiprocessing.get_context("spawn")
-        self._ours, theirs = context.Pipe(duplex=False)
-        recording = work.recording
-        task = partial(_play, recording.archive.path, recording.key, work.start, work.end, share, work.lacks)
+        self.connection, theirs = context.Pipe(duplex=False)
+        task = partial(_play, recording.archive.path, recording.key, part)
         self._process = context.Process(target=task, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
+        self._chunks: deque[bytes] = deque()
+        self.over = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ours.close()
+        self.connection.close()
         self._process.kill()
         self._process.join()
 
-    def verdicts(self) -> Iterator[Verdict]:
-        """As they come. PeerError if the process ended before its end."""
+    def next(self, all_of_them: list[_Process]) -> bytes | None:
+        """Its next verdicts, None behind the last; what the others have meanwhile is taken from them, so that none
+        waits. PeerError if one ended before its end."""
+        while not self._chunks and not self.over:
+            running = {each.connection: each for each in all_of_them if not each.over}
+            for ready in wait(list(running)):
+                running[ready].take()  # type: ignore[index]
+        return self._chunks.popleft() if self._chunks else None
+
+    def take(self) -> None:
+        """One thing that it said, which is there."""
         try:
-            while isinstance(said := self._ours.recv(), bytes):
-                yield from _decoder.decode(said)
+            said = self.connection.recv()
         except EOFError as error:
             self._process.join()
             raise PeerError(f"a process that verifies ended with status {self._process.exitcode}") from error
         if isinstance(said, BaseException):
             raise said
-        self.rest = said
+        if isinstance(said, bytes):
+            self._chunks.append(said)
+        else:
+            self.rest, self.over = said, True
 
 
-def _play(
-    path: Path,
-    key: DeploymentKey | None,
-    start: int,
-    end: int | None,
-    share: Sequence[ReplicaId],
-    lacks: Lacks,
-    parent: Connection,
-) -> None:
+def _play(path: Path, key: DeploymentKey | None, part: Part, parent: Connection) -> None:
     """What a process does."""
     try:
         with Recording.open(path, key) as recording, undisturbed():
-            playback = Playback(recording, start, end, replica=set(share), lacks=lacks)
+            playback = part.playback(recording)
             coming = verdicts(playback)
             while chunk := list(islice(coming, CHUNK)):
                 parent.send(_encode(chunk))

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import Any
 
-from api.debug.slim import SlimEvent
+from api.debug.slim import Finished, Prefilled, Routed, SlimEvent
 
 PLACES = 10_000
 """More events than a message can hold."""
@@ -43,6 +43,7 @@ class Decisions:
         self._cached, self._ttft_ms, self._duration_ms, self._outcome = map(self._columns.__getitem__, LATER)
         self._append = [column.append for column in self._columns.values()]
         self._open: dict[Key, int] = {}
+        self._last_ms = 0
         self._touched_seqs, self._touched = array("q"), array("q")
         """Which ones changed after they were told, and by which message."""
         self._told = 0
@@ -76,8 +77,9 @@ class Decisions:
 
     # --- writing -------------------------------------------------------------------------------------------------
 
-    def routed(self, seq: int, place: int, ms: int, worker: int, replica: int, event: SlimEvent) -> None:
+    def routed(self, seq: int, place: int, ms: int, worker: int, replica: int, event: Routed | SlimEvent) -> None:
         """A decision was made."""
+        self._last_ms = ms = max(ms, self._last_ms)  # the log's clock may go back
         row = (
             seq * PLACES + place, ms, worker, replica, event.attempt, event.prompt_tokens,
             event.predicted_cached_tokens, -1, -1, -1, UNDER_WAY,
@@ -87,7 +89,7 @@ class Decisions:
         self._open[event.request, event.attempt] = len(self.requests)
         self.requests.append(event.request)
 
-    def prefilled(self, seq: int, event: SlimEvent) -> None:
+    def prefilled(self, seq: int, event: Prefilled | SlimEvent) -> None:
         """Its first token came."""
         index = self._open.get((event.request, event.attempt))
         if index is not None:
@@ -96,7 +98,7 @@ class Decisions:
             if index < self._told:
                 self._touch(seq, index)
 
-    def finished(self, seq: int, event: SlimEvent) -> None:
+    def finished(self, seq: int, event: Finished | SlimEvent) -> None:
         """It is over."""
         index = self._open.pop((event.request, event.attempt), None)
         if index is None:

@@ -31,7 +31,7 @@ class Desk:
 
     def __init__(self, past: Past) -> None:
         self.past = past
-        self.failure: ContrailError | None = None
+        self.failure = ""
         """Why the recording could not be read to its end."""
         self._jobs: queue.Queue[_Job | None] = queue.Queue(WAITING_MAX)
         self._background: Iterator[None] | None = None
@@ -93,8 +93,11 @@ class Desk:
         except StopIteration:
             self._background = None
         except ContrailError as error:
-            self._background, self.failure = None, error
+            self._background, self.failure = None, str(error)
             _logger.warning("the recording could not be read to its end: %s", error)
+        except Exception:
+            self._background, self.failure = None, "reading the recording failed inside; this process's log says how"
+            _logger.exception("reading the recording failed inside")
 
 
 def _finish(job: _Job, past: Past) -> None:

@@ -79,7 +79,6 @@ class Exhibit:
         """What is shown, and how far it is read and folded."""
         past, timeline = self.desk.past, self.timeline
         contents = self._archive.contents if self._archive is not None else None
-        failure = self.desk.failure
         return {
             "run": self.run,
             "source": self.source,
@@ -88,7 +87,7 @@ class Exhibit:
             "live": self.live,
             "copied": self.copied,
             "away": self.away,
-            "error": str(failure) if failure else "",
+            "error": self.desk.failure,
             "from_ms": timeline.from_ms,
             "to_ms": timeline.to_ms,
             "now_ms": self._clock.wall_ms(),
@@ -153,7 +152,9 @@ class Exhibit:
         """The state at a moment."""
         started_us = self._clock.monotonic_us()
         seq = 0 if n is None else n // PLACES
-        found = await self.desk.ask(lambda past: state(past.recording(seq), n, ms, replica))
+        found = await self.desk.ask(
+            lambda past: state(past.newest if replica is None else past.recording(seq), n, ms, replica)
+        )
         self._jump_ms = (self._clock.monotonic_us() - started_us) / 1000
         return found | {"took_ms": round(self._jump_ms, 1)}
 

@@ -18,6 +18,8 @@ from replay.recording import Cursor, Frame, Recording
 
 JUMP_S = 0.09
 """What a jump may take by our reckoning; the user is promised about twice that."""
+READING = 3
+"""A message of a jump costs so many times what folding it costs: it is read and decoded, too."""
 DISTANCE_MIN, DISTANCE_MAX = 500, 50_000
 """Messages from one keyframe to the next."""
 DISTANCE_FIRST = 2000
@@ -57,6 +59,10 @@ class Folding:
         """How much of the recording is folded, from 0 to 1."""
         return min(1.0, self.messages / self.total) if self.total else 0.0
 
+    def begin(self, state: State) -> None:
+        """It goes on from this state, which is its own from now on."""
+        self._state = state
+
     def steps(self, recording: Recording) -> Iterator[None]:
         """All of the recording is folded at the end; each step takes a few milliseconds."""
         state = self._opened(recording)
@@ -78,9 +84,7 @@ class Folding:
 
     def _opened(self, recording: Recording) -> State:
         """The state, every stream of it open."""
-        if self._state is None:
-            before = {stream: recording.archive.span(stream).first_seq - 1 for stream in recording.streams}
-            self._state = recording.state_before(before)
+        assert self._state is not None
         for stream in recording.streams:
             self._state.open(stream, Epoch(recording.archive.span(stream).epoch))
         return self._state
@@ -116,7 +120,7 @@ class Folding:
 
     def _distance(self, size: int, left_bytes: int) -> int:
         """To the next keyframe, in messages."""
-        by_time = int(max(0.0, JUMP_S - self._decode_s) / (2 * self._fold_s))  # reading costs about what folding does
+        by_time = int(max(0.0, JUMP_S - self._decode_s) / (READING * self._fold_s))
         to_come = max(self.total, self._expected) - self.messages
         by_memory = to_come * size // max(1, left_bytes)
         return min(DISTANCE_MAX, max(DISTANCE_MIN, by_time, by_memory))

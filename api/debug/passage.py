@@ -2,8 +2,8 @@
 
 1. The process is started at the first question, ends with the front end that started it, and by itself when nobody
    asked anything for a while. Nothing is ever folded in the front end.
-2. Front ends with one data folder share one: the socket lies in the folder, and whoever holds the lock beside it has
-   started the process. So it does not matter on which of them a question comes in.
+2. Front ends with one data folder share one: the socket lies in the folder, and the process holds the lock beside it
+   for as long as it lives. So it does not matter on which of them a question comes in, nor whose process it is.
 3. The socket listens before the process runs, so the first question waits in its queue, and nobody has to poll.
 """
 
@@ -53,7 +53,6 @@ class Passage:
         self._data = data
         self._folder: Path | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._lock: int | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._started_s = -RESTART_S
         self._starting = asyncio.Lock()
@@ -84,7 +83,8 @@ class Passage:
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
-        self._let_go()
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _body(receive)
@@ -114,9 +114,17 @@ class Passage:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._started_s < RESTART_S:
             raise Unavailable("the page's process has ended; its last words are in this front end's log")
-        if not self._locked(path.parent):
+        lock = _locked(path.parent / LOCK)
+        if lock is None:
             return False
         self._started_s = now_s
+        try:
+            await self._spawn(path, lock)
+        finally:
+            os.close(lock)  # the process has it now, for as long as it lives
+        return True
+
+    async def _spawn(self, path: Path, lock: int) -> None:
         path.unlink(missing_ok=True)  # noqa: ASYNC240 - a moment
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(path))
@@ -126,10 +134,9 @@ class Passage:
                 *("--folder", str(path.parent), *self._words),
                 stdin=asyncio.subprocess.PIPE,  # ends when we do, however we do
                 stdout=asyncio.subprocess.DEVNULL,
-                pass_fds=(listener.fileno(),),
+                pass_fds=(listener.fileno(), lock),
             )
         _logger.info("the page's process is started, pid %d", self._process.pid)
-        return True
 
     def _path(self) -> Path:
         """Of the socket, in a folder that nobody else may enter."""
@@ -152,24 +159,16 @@ class Passage:
         self._temporary = tempfile.TemporaryDirectory(prefix="contrail-debug-", ignore_cleanup_errors=True)
         return Path(self._temporary.name)
 
-    def _locked(self, folder: Path) -> bool:
-        """Whether we hold the lock."""
-        if self._lock is None:
-            file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(file)
-                return False
-            self._lock = file
-        return True
 
-    def _let_go(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-        if self._temporary is not None:
-            self._temporary.cleanup()
+def _locked(path: Path) -> int | None:
+    """The lock's file, held; None if somebody else has it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file
 
 
 async def _body(receive: Receive) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from api.debug.folding import Folding
 from api.debug.scan import Scan
 from api.debug.timeline import Timeline
+from core.errors import Unavailable
 from core.keys import DeploymentKey
 from core.subjects import ROUTING
 from replay.recording import Cursor, Recording
@@ -47,10 +48,18 @@ class Past:
         before = self._newest
         if before is not None and before is not self._settled:
             before.close()
-        self._newest = Recording(archive, self._key)
+        try:
+            self._newest = newest = Recording(archive, self._key)
+        except BaseException:
+            archive.close()
+            raise
         for keyframe in self._keyframes:
-            self._newest.keep(*keyframe)
-        return self._steps(self._newest)
+            newest.keep(*keyframe)
+        if before is None:
+            first = newest.state_before({s: archive.span(s).first_seq - 1 for s in newest.streams})
+            self.timeline.begin(first)
+            self.folding.begin(first)
+        return self._steps(newest)
 
     def _steps(self, recording: Recording) -> Iterator[None]:
         yield from self.scan.steps(recording.archive)
@@ -59,14 +68,21 @@ class Past:
             yield
         yield from self.folding.steps(recording)
 
+    @property
+    def newest(self) -> Recording:
+        """All that there is; its index and names may have to be made first, if they are asked for."""
+        if self._newest is None:
+            raise Unavailable("the log is still being copied: a moment")
+        return self._newest
+
     def recording(self, routing_seq: int = 0) -> Recording:
-        """One that has at least this message of the routing stream, if there is one."""
-        assert self._newest is not None
+        """One that has at least this message of the routing stream, if there is one; with an index, if it can be."""
+        newest = self.newest
         settled = self._settled
-        if settled is None or settled.archive.span(ROUTING).last_seq < routing_seq:
-            if settled is not None and settled is not self._newest:
+        if settled is None or settled.end.get(ROUTING, 0) < routing_seq:
+            if settled is not None and settled is not newest:
                 settled.close()
-            self._settled = settled = self._newest
+            self._settled = settled = newest
         return settled
 
     def close(self) -> None:

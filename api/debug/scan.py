@@ -7,9 +7,9 @@ names and load, while it is read.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 from api.debug.decisions import Decisions
+from api.debug.rows import Rows, pieces
 from api.debug.timeline import Timeline
 from core.ids import StreamName
 from core.subjects import ROUTING
@@ -53,18 +53,21 @@ class Scan:
         """All that is new in the archive is in the timeline at the end; each step takes a few milliseconds."""
         blocks = sorted((block for block in self._shown(archive) if self._is_new(block)), key=lambda b: b.first_ms)
         self.total = self.messages + sum(block.messages for block in blocks)
-        for block in blocks:
-            stream = StreamName(block.stream)
-            self.timeline.spans(block.first_ms, block.last_ms)
-            records = archive.read(stream, self._read_to.get(stream, 0) + 1, block.last_seq + 1)
-            while batch := list(islice(records, STEP_MESSAGES)):
-                self.timeline.take(stream, batch)
-                self.messages += len(batch)
-                self._read_to[stream] = batch[-1].seq
-                yield
-            self._read_to[stream] = block.last_seq
+        with Rows(archive.path) as reader:
+            for block in blocks:
+                stream = StreamName(block.stream)
+                self.timeline.spans(block.first_ms, block.last_ms)
+                done = self._read_to.get(stream, 0)
+                fresh = [row for row in reader.of(block) if row[0] > done]
+                for rows in pieces(fresh, STEP_MESSAGES):
+                    self.timeline.take(stream, rows)
+                    self.messages += len(rows)
+                    self._read_to[stream] = rows[-1][0]
+                    yield
+                self._read_to[stream] = block.last_seq
         self.total = self.messages
-        self.decisions.read_to = max(self.decisions.read_to, archive.span(ROUTING).last_seq if blocks else 0)
+        if ROUTING in archive.streams:
+            self.decisions.read_to = max(self.decisions.read_to, archive.span(ROUTING).last_seq)
 
     def _is_new(self, block: Block) -> bool:
         return block.last_seq > self._read_to.get(StreamName(block.stream), 0)

@@ -51,8 +51,45 @@ class SlimEvent(msgspec.Struct, gc=False):
     verdict: str = ""
 
 
+class Routed(msgspec.Struct, gc=False, tag_field="type", tag="RequestRouted"):
+    """One of the three events that nearly all of the routing stream is, in a shape of its own; fields as there."""
+
+    request: str
+    attempt: int
+    worker: str
+    prompt_tokens: int
+    predicted_cached_tokens: int
+
+
+class Prefilled(msgspec.Struct, gc=False, tag_field="type", tag="RequestPrefilled"):
+    """See `Routed`."""
+
+    request: str
+    attempt: int
+    cached_tokens: int
+    ttft_ms: int
+
+
+class Finished(msgspec.Struct, gc=False, tag_field="type", tag="RequestFinished"):
+    """See `Routed`."""
+
+    request: str
+    attempt: int
+    outcome: str
+    cached_tokens: int
+    ttft_ms: int
+    duration_ms: int
+
+
+class Usual(msgspec.Struct, gc=False):
+    """A message of nothing but these."""
+
+    source: str
+    events: list[Routed | Prefilled | Finished]
+
+
 class Slim(msgspec.Struct, gc=False):
-    """A message."""
+    """Any message."""
 
     source: str
     events: list[SlimEvent]
@@ -63,13 +100,16 @@ class _Raw(msgspec.Struct):
     events: list[msgspec.Raw]
 
 
+usual = msgspec.msgpack.Decoder(Usual).decode
+"""The message, if it is of nothing but usual events; else one of `UNREADABLE` is raised. About 0.6 us."""
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 _packed = msgspec.msgpack.Decoder(Slim)
 _packed_raw = msgspec.msgpack.Decoder(_Raw)
 _packed_event = msgspec.msgpack.Decoder(SlimEvent)
 _json = msgspec.json.Decoder(Slim)
 _json_raw = msgspec.json.Decoder(_Raw)
 _json_event = msgspec.json.Decoder(SlimEvent)
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def slim(payload: bytes) -> Slim | None:
@@ -77,26 +117,19 @@ def slim(payload: bytes) -> Slim | None:
 
     An event that this program does not know keeps its place, as a `SlimEvent` of no type.
     """
-    try:
-        return _packed.decode(payload)
-    except _UNREADABLE:
-        return _looked_at(payload)  # JSON, or something newer than this program
-
-
-def _looked_at(payload: bytes) -> Slim | None:
     is_json = payload[:1] == JSON_START
     try:
         return (_json if is_json else _packed).decode(payload)
     except msgspec.ValidationError:
         return _one_by_one(payload, is_json)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
 
 
 def _one_by_one(payload: bytes, is_json: bool) -> Slim | None:
     try:
         found = (_json_raw if is_json else _packed_raw).decode(payload)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
     return Slim(found.source, list(_known(found.events, _json_event if is_json else _packed_event)))
 
@@ -105,5 +138,5 @@ def _known(events: list[msgspec.Raw], decoder: Any) -> Iterator[SlimEvent]:
     for raw in events:
         try:
             yield decoder.decode(raw)
-        except _UNREADABLE:
+        except UNREADABLE:
             yield SlimEvent(type="")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,11 +10,12 @@ import msgspec
 from api.debug.decisions import Decisions
 from api.debug.loads import Loads
 from api.debug.reports import Reports
-from api.debug.slim import Slim, SlimEvent, slim
+from api.debug.rows import Row
+from api.debug.slim import UNREADABLE, Prefilled, Routed, SlimEvent, slim, usual
 from core.ids import LOST_SUFFIX, StreamName
 from core.settings import RoutingSettings
-from core.subjects import LOAD, ROUTING, is_kv, owner
-from streams.log import Record
+from core.subjects import LOAD, ROUTING, is_kv
+from projections.state import State
 
 NOTES_MAX = 20_000
 """Later ones are counted only."""
@@ -32,6 +33,7 @@ class Life(msgspec.Struct):
     address: str = ""
     capacity_blocks: int = 0
     from_ms: int = -1
+    """-1 if it was there before the recording begins."""
     to_ms: int = -1
     """-1 while it lives."""
     end: str = ""
@@ -64,6 +66,7 @@ class Timeline:
         self.notes_dropped = 0
         self.settings: dict[tuple[int, int], dict[str, Any]] = {}
         """By replica and revision."""
+        self._in_force: dict[int, dict[str, Any]] = {}
         self.from_ms, self.to_ms = -1, -1
         """The first and the last message of any stream."""
         self._worker_numbers: dict[str, int] = {}
@@ -72,53 +75,88 @@ class Timeline:
     def __repr__(self) -> str:
         return f"<Timeline {self.decisions!r}, {len(self.workers)} workers, {len(self.replicas)} replicas>"
 
-    def take(self, stream: StreamName, records: Iterable[Record]) -> None:
+    def begin(self, state: State) -> None:
+        """Those that were there already, and what replicas went by, when the recording begins."""
+        for member in state.alive():
+            joined = member.joined
+            assert joined is not None
+            life = self.workers[self.worker(member.worker)]
+            life.name, life.model, life.role = joined.name, joined.model, joined.role
+            life.address, life.capacity_blocks = joined.address, joined.capacity_blocks
+        for replica, part in state.routing.replicas.items():
+            number = self.replica(replica)
+            if part.joined is not None:
+                self.replicas[number].name, self.replicas[number].address = part.joined.name, part.joined.address
+            if part.settings:
+                self.settings[number, part.settings_revision] = self._in_force[number] = part.settings
+
+    def take(self, stream: StreamName, rows: list[Row]) -> None:
         """The next messages of the stream."""
         if is_kv(stream):
-            self._take_of_workers(each for each in records if WORKER_EVENT in each[4] or CACHE_EVENT in each[4])
-        elif stream == LOAD:
-            self._take_of_workers(records)
+            rows = [row for row in rows if WORKER_EVENT in row[3] or CACHE_EVENT in row[3]]
+        if stream == ROUTING:
+            self._take_routing(rows)
         else:
-            self._take_routing(records)
+            self._take_of_workers(stream, rows)
 
     def spans(self, from_ms: int, to_ms: int) -> None:
         """Messages of this time are in it."""
         self.from_ms = from_ms if self.from_ms < 0 else min(self.from_ms, from_ms)
         self.to_ms = max(self.to_ms, to_ms)
 
-    def _take_of_workers(self, records: Iterable[Record]) -> None:
-        for stream, seq, ms, subject, payload in records:
-            found, about = slim(payload), owner(subject)
+    def _take_of_workers(self, stream: StreamName, rows: list[Row]) -> None:
+        for seq, ms, about, payload in rows:
+            found = slim(payload)
             if found is not None and found.source in {about, about + LOST_SUFFIX}:
                 for event in found.events:
                     self._of_worker(about, stream, seq, ms, event)
 
-    def _take_routing(self, records: Iterable[Record]) -> None:
+    def _take_routing(self, rows: list[Row]) -> None:
         """The loop that a long log spends its time in."""
-        decisions, numbers = self.decisions, self._replica_numbers
+        decisions, numbers, workers = self.decisions, self._replica_numbers, self._worker_numbers
         routed, prefilled, finished = decisions.routed, decisions.prefilled, decisions.finished
-        for _, seq, ms, subject, payload in records:
-            found = slim(payload)
-            if found is None:
-                continue
-            source = found.source
-            if not subject.endswith("." + source):
-                self._found_lost(owner(subject), seq, ms, found)
-                continue
-            number = numbers.get(source)
-            if number is None:
-                number = self.replica(source)
-            for place, event in enumerate(found.events):
-                kind = event.type
-                if kind == "RequestRouted":
-                    routed(seq, place, ms, self.worker(event.worker), number, event)
-                elif kind == "RequestPrefilled":
-                    prefilled(seq, event)
-                elif kind == "RequestFinished":
-                    finished(seq, event)
-                else:
-                    self._of_replica(number, seq, ms, event)
+        for seq, ms, about, payload in rows:
+            try:
+                message = usual(payload)
+            except UNREADABLE:
+                self._take_unusual(seq, ms, about, payload)
+            else:
+                if message.source == about:
+                    replica = numbers[about] if about in numbers else self.replica(about)
+                    for place, event in enumerate(message.events):
+                        if isinstance(event, Routed):
+                            worker = event.worker
+                            number = workers[worker] if worker in workers else self.worker(worker)
+                            routed(seq, place, ms, number, replica, event)
+                        elif isinstance(event, Prefilled):
+                            prefilled(seq, event)
+                        else:
+                            finished(seq, event)
             decisions.read_to = seq
+
+    def _take_unusual(self, seq: int, ms: int, about: str, payload: bytes) -> None:
+        found = slim(payload)
+        if found is None:
+            return
+        if found.source == about:
+            for place, event in enumerate(found.events):
+                self._said(self.replica(about), seq, place, ms, event)
+        elif found.source == about + LOST_SUFFIX:
+            for event in found.events:
+                if event.type == "ReplicaLost":
+                    reason = f"{event.reason}, found by {self._replica_name(event.by)}"
+                    self._ended(self.replica(about), seq, ms, "lost", reason)
+
+    def _said(self, number: int, seq: int, place: int, ms: int, event: SlimEvent) -> None:
+        match event.type:
+            case "RequestRouted":
+                self.decisions.routed(seq, place, ms, self.worker(event.worker), number, event)
+            case "RequestPrefilled":
+                self.decisions.prefilled(seq, event)
+            case "RequestFinished":
+                self.decisions.finished(seq, event)
+            case _:
+                self._of_replica(number, seq, ms, event)
 
     def worker(self, id: str) -> int:
         """Its number; it gets one if it has none."""
@@ -161,19 +199,14 @@ class Timeline:
 
     # --- replicas ------------------------------------------------------------------------------------------------
 
-    def _found_lost(self, about: str, seq: int, ms: int, found: Slim) -> None:
-        if found.source == about + LOST_SUFFIX:
-            for event in found.events:
-                if event.type == "ReplicaLost":
-                    reason = f"{event.reason}, found by {self._replica_name(event.by)}"
-                    self._ended(self.replica(about), seq, ms, "lost", reason)
-
     def _of_replica(self, number: int, seq: int, ms: int, event: SlimEvent) -> None:
         life = self.replicas[number]
         match event.type:
             case "ReplicaJoined":
-                life.name, life.address, life.from_ms = event.name, event.address, ms
-                self._note(ms, "replica_joined", f"{_named(life)} joined", ROUTING, seq, replica=number)
+                known, life.name, life.address = bool(life.name), event.name, event.address
+                if not known:  # else it says again who it is
+                    life.from_ms = ms
+                    self._note(ms, "replica_joined", f"{_named(life)} joined", ROUTING, seq, replica=number)
             case "ReplicaLeft":
                 self._ended(number, seq, ms, "left", event.reason)
             case "SettingsChanged":
@@ -199,10 +232,11 @@ class Timeline:
                 pass  # shows in nothing here
 
     def _settings(self, number: int, seq: int, ms: int, event: SlimEvent) -> None:
-        before = [value for (replica, _), value in self.settings.items() if replica == number]
-        given = event.settings or {}
-        self.settings[number, event.revision] = given
-        changes = _changes(before[-1] if before else RoutingSettings().to_mapping(), given)
+        given, before = event.settings or {}, self._in_force.get(number)
+        self.settings[number, event.revision] = self._in_force[number] = given
+        if before == given:
+            return  # it says again what it goes by
+        changes = _changes(before or RoutingSettings().to_mapping(), given)
         text = f"{_named(self.replicas[number])} uses revision {event.revision}: {changes}"
         self._note(ms, "settings", text, ROUTING, seq, replica=number)
 
@@ -257,9 +291,8 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """What differs, in words."""
     names = sorted(before.keys() | after.keys())
     changed = [name for name in names if before.get(name) != after.get(name)]
-    return (
-        ", ".join(f"{name} {_value(before.get(name))} → {_value(after.get(name))}" for name in changed) or "as before"
-    )
+    texts = [f"{name} {_value(before.get(name))} → {_value(after.get(name))}" for name in changed]
+    return ", ".join(texts) or "the defaults"
 
 
 def _value(value: object) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from api.debug.decisions import PLACES, Decisions
 from api.debug.state import before, check_near
+from core.codec import Message
 from core.errors import CallerError
 from core.ids import StreamName
 from replay.lives import Lives
@@ -18,6 +19,7 @@ from replay.recording import Frame, Recording
 from replay.regret import Change
 from replay.scenario import Scenario
 from replay.what_if import what_if
+from streams.log import Record
 
 WINDOW_MAX = 2000
 """Decisions made again for one question: about two seconds."""
@@ -89,6 +91,9 @@ class _Stretch(Recording):
 
     def frames(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[Frame]:
         return self._whole.frames(stream, max(start, self._start), min(end or self._end, self._end))
+
+    def said(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[tuple[Record, Message]]:
+        return self._whole.said(stream, max(start, self._start), min(end or self._end, self._end))
 
 
 def _shown(outcome: Outcome, decisions: Decisions, window: tuple[int, int]) -> dict[str, Any]:

@@ -66,6 +66,8 @@ class Scale(NamedTuple):
     workers: int = 8
     requests_per_s: float = 55.0
     seed: int = 1
+    prefix: str = ""
+    """Of every name and every request's id."""
 
 
 class Conversation:
@@ -233,16 +235,20 @@ class Fleet:
     def run(self) -> None:
         """Every decision is in the log."""
         for number, replica in enumerate(self.replicas):
-            self.say(ROUTING, replica, ReplicaJoined(name=f"frontend-{number}", version="0.1.0"))
+            self.say(ROUTING, replica, ReplicaJoined(name=f"{self.scale.prefix}frontend-{number}", version="0.1.0"))
             self.say(ROUTING, replica, SettingsChanged(revision=0, settings=self.settings.to_mapping()))
             self.after(1000 + 1250 * number, lambda r=replica: self.report(r))  # type: ignore[misc]
         for number in range(self.scale.workers):
-            worker = Worker(self, f"decode-{number}")
+            worker = Worker(self, f"{self.scale.prefix}decode-{number}")
             self.workers[worker.id] = worker
         length_ms = round(self.scale.decisions / self.scale.requests_per_s * 1000)
         self.after(round(length_ms * 0.4), self.kill)
         self.after(round(length_ms * 0.65), self.change)
         self.after(10, self.arrive)
+        self.resume()
+
+    def resume(self) -> None:
+        """It goes on until there are as many decisions as its scale says."""
         while self._agenda and self.decisions < self.scale.decisions:
             self.now_ms, _, do = heapq.heappop(self._agenda)
             do()
@@ -253,7 +259,7 @@ class Fleet:
         if len(self._conversations[turn].tokens) > 4 * 9000 or self.dice.random() < 0.1:
             self._conversations[turn] = Conversation(self.dice.choice(self._systems), self.dice)
         conversation = self._conversations[turn]
-        request = RequestId(f"req-{self.dice.getrandbits(64):016x}")
+        request = RequestId(f"{self.scale.prefix}req-{self.dice.getrandbits(64):016x}")
         self.route(request, 0, conversation, self.dice.choice(self.replicas), self.now_ms)
         wave = 1.25 if (self.now_ms - START_MS) // 12_000 % 2 else 0.8
         self.after(max(1, round(self.dice.expovariate(self.scale.requests_per_s * wave) * 1000)), self.arrive)

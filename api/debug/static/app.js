@@ -10,6 +10,7 @@ import { Overview } from "./overview.js";
 import { hearPointer } from "./pointer.js";
 import { Replicas } from "./replicas.js";
 import { Search } from "./search.js";
+import { hearSplit } from "./split.js";
 import { State } from "./state.js";
 import { Store } from "./store.js";
 import { Tabs } from "./tabs.js";
@@ -72,6 +73,7 @@ hearKeys(view, {
 // --- buttons -------------------------------------------------------------------------------------------------------
 
 listKeys();
+hearSplit(byId("split"));
 byId("help-button").addEventListener("click", () => byId("help").showModal());
 byId("zoom-in").addEventListener("click", () => view.zoom(0.5));
 byId("zoom-out").addEventListener("click", () => view.zoom(2));

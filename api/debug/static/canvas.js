@@ -6,7 +6,7 @@ export function fit(canvas, width, height) {
   if (canvas.width !== wide || canvas.height !== high) {
     canvas.width = wide;
     canvas.height = high;
-    canvas.style.width = `${width}px`;
+    canvas.style.width = `${width}px`; // by the style's own interface: the page's policy allows no other
     canvas.style.height = `${height}px`;
   }
   const pen = canvas.getContext("2d");

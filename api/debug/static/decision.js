@@ -54,7 +54,7 @@ export class Decision extends EventTarget {
   }
 
   explain(n) {
-    if (n !== this.view.n) return;
+    if (n !== this.view.n || this.view.following) return; // it would have to be worked out anew every second
     const show = (found) => {
       if (n !== this.shown?.n) return;
       this.explained = found.known ? found : null;
@@ -129,7 +129,7 @@ export class Decision extends EventTarget {
       ["prompt", `${count(tokens)} tokens, ${count(Math.floor(tokens / shown.block_size))} full blocks`],
       ["cached, expected", share(predicted)],
       ["cached, in fact", real < 0 ? "–" : el("span", { class: less ? "bad" : "" }, share(real))],
-      ["first token after", duration(store.ttft_ms[at])],
+      ["first token", duration(store.ttft_ms[at])],
       ["ended", el("span", { class: store.failed(at) ? "bad" : "" }, outcome ? `${words(outcome)}, after ${duration(store.duration_ms[at])}` : "not in this recording")],
     ]);
   }
@@ -176,8 +176,7 @@ export class Decision extends EventTarget {
   runnerUp() {
     const next = this.explained?.runner_up;
     if (!next) return null;
-    return el("div", { class: "told" }, el("b", {}, "Runner-up: "), sentence(next.text),
-      next.needs.length ? el("ul", { class: "needs" }, next.needs.map((need) => el("li", {}, sentence(need.text)))) : null);
+    return el("p", { class: "told" }, el("b", {}, "Runner-up: "), sentence(next.text));
   }
 
   // What came of it: where the time to the first token went, and whether the cache was as expected.
@@ -232,11 +231,14 @@ function ageOf(knowledge) {
   return knowledge.unseen ? el("span", { class: "bad" }, `${duration(knowledge.age_ms)} −${count(knowledge.unseen)}`) : duration(knowledge.age_ms);
 }
 
-export function gain(change, timed) {
-  const blocks = Math.abs(change.regret_blocks);
+// What a change would have won or lost: the first token's time, as far as it can be estimated, and the blocks.
+export const sooner = (change) => `${duration(Math.abs(change.regret_ms))} ${change.regret_ms >= 0 ? "sooner" : "later"}`;
+export const fewer = (change) => (change.regret_blocks ? `${count(Math.abs(change.regret_blocks))} ${change.regret_blocks > 0 ? "fewer" : "more"}` : "–");
+
+function gain(change, timed) {
   const texts = [];
-  if (timed) texts.push(change.regret_ms >= 0 ? `about ${duration(change.regret_ms)} sooner` : `about ${duration(-change.regret_ms)} later`);
-  if (blocks) texts.push(`${count(blocks)} blocks ${change.regret_blocks > 0 ? "less" : "more"} to compute`);
+  if (timed) texts.push(`about ${sooner(change)}`);
+  if (change.regret_blocks) texts.push(`${fewer(change)} blocks to compute`);
   return texts.join(", ") || "at the same price";
 }
 

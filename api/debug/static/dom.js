@@ -5,12 +5,17 @@ export const byId = (id) => document.getElementById(id);
 export function el(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (value === null || value === undefined || value === false) continue;
+    if (value === null || value === undefined) continue;
+    if (name.startsWith("aria")) {
+      made.setAttribute(name, String(value));
+      continue;
+    }
+    if (value === false) continue;
     if (name === "class") made.className = value;
     else if (name === "on") for (const [event, heard] of Object.entries(value)) made.addEventListener(event, heard);
     else if (name === "vars") for (const [key, given] of Object.entries(value)) made.style.setProperty(key, given);
     else if (name === "data") Object.assign(made.dataset, value);
-    else if (name in made && name !== "role" && !name.startsWith("aria")) made[name] = value;
+    else if (name in made && name !== "role") made[name] = value;
     else made.setAttribute(name, value === true ? "" : String(value));
   }
   made.append(...there(children));

@@ -16,7 +16,7 @@ const SHOWN = [
   ["?", "this"],
 ];
 const OWN = "input:not([type=range]), select, textarea, [contenteditable]";
-const ARROWS = `${OWN}, input[type=range], [role=tab]`;
+const ARROWS = `${OWN}, input[type=range], [role=tab], [role=separator]`;
 
 export function listKeys() {
   fill(byId("keys"), SHOWN.map(([key, text]) => el("div", {}, el("dt", {}, key.split(" ").map((each) => [el("kbd", {}, each), " "])), el("dd", {}, text))));

@@ -76,6 +76,7 @@ export class List {
     const first = Math.max(0, Math.floor(root.scrollTop / this.rowHeight) - 4);
     const last = Math.min(length, first + Math.ceil(root.clientHeight / ROW_PX) + 8);
     const offset = first * this.rowHeight;
+    Object.assign(this, { first, offset });
     const rows = [];
     for (let row = first; row < last; row++) rows.push(this.row(row, offset + (row - first) * ROW_PX));
     if (!length) rows.push(el("p", { class: "none" }, this.nothing()));
@@ -95,7 +96,7 @@ export class List {
     const known = store.cached[at] >= 0;
     const properties = {
       class: `row${failed ? " failed" : ""}${changed ? " changed" : ""}`,
-      role: "option", id: `decision-${store.n[at]}`, data: { at },
+      role: "option", id: `decision-${store.n[at]}`,
       "aria-selected": at === view.index, "aria-posinset": row + 1, "aria-setsize": this.length,
       vars: { top: `${top}px` },
     };
@@ -116,9 +117,13 @@ export class List {
     return this.store.complete ? "No decision is recorded here." : "Reading …";
   }
 
+  // By place: rows may have been drawn anew between the press and the release.
   click(event) {
-    const row = event.target.closest(".row");
-    if (row) this.view.select(Number(row.dataset.at));
+    const y = event.clientY - this.inner.getBoundingClientRect().top - this.offset;
+    const row = this.first + Math.floor(y / ROW_PX);
+    if (row < 0 || row >= this.length) return;
+    this.view.follow(false);
+    this.view.select(this.at(row));
   }
 }
 

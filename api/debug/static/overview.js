@@ -13,28 +13,27 @@ export class Overview {
     this.root = root;
     this.canvas = root.querySelector("canvas");
     Object.assign(this, { store, view, theme });
+    this.ground = document.createElement("canvas");
+    this.stale = true;
     this.draw = perFrame(() => this.paint());
-    new ResizeObserver(() => this.draw()).observe(root);
+    const anew = () => ((this.stale = true), this.draw());
+    new ResizeObserver(anew).observe(root);
     for (const event of ["window", "cursor"]) view.addEventListener(event, () => this.draw());
-    for (const event of ["data", "status"]) store.addEventListener(event, () => this.draw());
-    theme.addEventListener("changed", () => this.draw());
+    store.addEventListener("status", () => this.draw());
+    store.addEventListener("data", anew);
+    theme.addEventListener("changed", anew);
     root.addEventListener("pointerdown", (event) => this.press(event));
   }
 
+  // What was recorded changes seldom: it is drawn once, and copied.
   paint() {
-    const { root, store, view, theme } = this;
+    const { root, view, theme } = this;
     const [width, height] = [root.clientWidth, root.clientHeight];
-    const pen = fit(this.canvas, width, height);
     const left = gutter();
-    this.axis = new Axis(store.fromMs, store.toMs, left, Math.max(10, width - left - 10));
+    if (this.stale || this.ground.width !== width * (window.devicePixelRatio || 1)) this.paintGround(width, height);
+    const pen = fit(this.canvas, width, height);
+    pen.drawImage(this.ground, 0, 0, width, height);
     const { axis } = this;
-    this.paintLabel(pen);
-    this.paintDecisions(pen, axis, height);
-    for (const note of store.notes) {
-      if (!["bad", "accent"].includes(colourOf(note.kind))) continue;
-      pen.fillStyle = theme[colourOf(note.kind)];
-      pen.fillRect(axis.x(note.ms), 0, 1.5, 5);
-    }
     this.paintFolded(pen, axis, height);
     const [from, to] = [Math.max(left, axis.x(view.from)), Math.min(left + axis.width, axis.x(view.to))];
     pen.globalAlpha = 0.6;
@@ -47,6 +46,21 @@ export class Overview {
     if (view.ms !== null) {
       pen.fillStyle = theme.accent;
       pen.fillRect(axis.x(view.ms) - 0.75, 0, 1.5, height);
+    }
+  }
+
+  paintGround(width, height) {
+    const { store, theme } = this;
+    const left = gutter();
+    this.stale = false;
+    this.axis = new Axis(store.fromMs, store.toMs, left, Math.max(10, width - left - 10));
+    const pen = fit(this.ground, width, height);
+    this.paintLabel(pen);
+    this.paintDecisions(pen, this.axis, height);
+    for (const note of store.notes) {
+      if (!["bad", "accent"].includes(colourOf(note.kind))) continue;
+      pen.fillStyle = theme[colourOf(note.kind)];
+      pen.fillRect(this.axis.x(note.ms), 0, 1.5, 5);
     }
   }
 

@@ -4,7 +4,8 @@ import { get, Refused } from "./api.js";
 import { natural } from "./format.js";
 
 const LIVE_MS = 1000;
-const READING_MS = 80;
+const READING_MS = 200; // while the server still reads: drawing what came so far takes from the same processors
+const NEARLY_MS = 50; // when it is nearly through
 const STATUS_MS = 500;
 const RETRY_MS = 2000;
 const COLUMNS = {
@@ -111,11 +112,11 @@ export class Store extends EventTarget {
       try {
         if (performance.now() >= statusDue) {
           await this.readStatus();
-          statusDue = performance.now() + (this.status.scanned < 1 ? READING_MS : STATUS_MS);
+          statusDue = performance.now() + (this.status.scanned < 1 ? NEARLY_MS : STATUS_MS);
         }
         const more = await this.readMore();
         if (!more && this.settled) return;
-        if (!more) await pause(this.status.scanned < 1 ? READING_MS : this.status.live ? LIVE_MS : STATUS_MS);
+        if (!more) await pause(this.idleMs);
       } catch (error) {
         if (!(error instanceof Refused)) throw error;
         this.tell("trouble", error);
@@ -124,6 +125,12 @@ export class Store extends EventTarget {
         statusDue = 0;
       }
     }
+  }
+
+  get idleMs() {
+    const now = this.status;
+    if (now.scanned < 1) return now.scanned < 0.8 ? READING_MS : NEARLY_MS;
+    return now.live ? LIVE_MS : STATUS_MS;
   }
 
   get settled() {

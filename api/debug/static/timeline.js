@@ -13,6 +13,7 @@ const HEAD_PX = NOTES_PX + AXIS_PX;
 const LANE_MIN_PX = 22;
 const LANE_MAX_PX = 56;
 const LOAD_WAIT_MS = 90;
+const LOAD_READING_MS = 350;
 export const gutter = () => (window.innerWidth < 1180 ? 116 : 150);
 
 export class Timeline {
@@ -242,7 +243,7 @@ export class Timeline {
 
   wantLoad() {
     clearTimeout(this.loadTimer);
-    this.loadTimer = setTimeout(() => this.readLoad(), LOAD_WAIT_MS);
+    this.loadTimer = setTimeout(() => this.readLoad(), this.store.complete ? LOAD_WAIT_MS : LOAD_READING_MS);
   }
 
   async readLoad() {

@@ -1,7 +1,7 @@
 // What if: the window around the cursor decided again by the server under what the sliders say.
 
 import { Latest } from "./api.js";
-import { gain } from "./decision.js";
+import { fewer, sooner } from "./decision.js";
 import { el, fill, pairs, swatch, table } from "./dom.js";
 import { clock, count, duration, natural, percent } from "./format.js";
 import { Sliders } from "./sliders.js";
@@ -9,7 +9,7 @@ import { Sliders } from "./sliders.js";
 const SIZES = [100, 200, 500, 1000, 2000];
 const SIZE = 500;
 const WAIT_MS = 60;
-const ROWS_SHOWN = 50;
+const ROWS_SHOWN = 25; // of those that win most, and of those that lose most
 
 export class WhatIf extends EventTarget {
   constructor(root, store, view) {
@@ -40,7 +40,7 @@ export class WhatIf extends EventTarget {
 
   empty() {
     fill(this.result, el("p", { class: "none" }, "Move a slider: the decisions around the cursor are made again, by the same code and with the same ",
-      "recorded draws, and what changes is marked in the lanes and in the list."));
+      `recorded draws, and what changes is marked in the lanes and in the list. At most ${count(this.store.status?.window_max ?? 2000)} decisions are made again at once.`));
   }
 
   // The cursor has left the window: another one is asked about.
@@ -162,16 +162,17 @@ export class WhatIf extends EventTarget {
 
   worst(found) {
     const { store, view } = this;
-    const rows = [...found.worst, ...found.losses.slice().reverse()].slice(0, ROWS_SHOWN).map((change) => {
+    const rows = [...found.worst.slice(0, ROWS_SHOWN), ...found.losses.slice(0, ROWS_SHOWN).reverse()].map((change) => {
       const at = store.indexOf(change.n);
       if (at < 0) return null;
       return [
         el("button", { type: "button", class: "link", on: { click: () => view.select(at) } }, store.request[at]),
-        clock(store.ms[at]), store.workerName(store.worker[at]), change.worker ? store.nameOfId(change.worker) : "none", gain(change, found.timed),
+        clock(store.ms[at]), store.workerName(store.worker[at]), change.worker ? store.nameOfId(change.worker) : "none",
+        ...(found.timed ? [sooner(change)] : []), fewer(change),
       ];
     }).filter(Boolean);
     if (!rows.length) return null;
-    return [el("h3", {}, "Most changed, best first"), table([["request", "id"], ["time"], ["recorded"], ["then"], ["first token"]], rows, { class: "grid" })];
+    return [el("h3", {}, "Most changed, best first"), table([["request", "id"], ["time"], ["recorded"], ["then"], ...(found.timed ? [["first token, about", "number"]] : []), ["blocks to compute", "number"]], rows, { class: "grid" })];
   }
 
   caveats(found) {

@@ -1,0 +1,280 @@
+"""What a person does on the page, with the mouse and with the keyboard, and what it says to that."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from core.ids import StreamName
+from core.subjects import ROUTING
+from replay.recording import Recording
+from replay.scenario import Scenario
+from replay.what_if import what_if
+from tests.page.conftest import DECISIONS, NARROW, WIDE, Served, looking, ready, serving
+from tests.page.fleet import Scale, made
+
+
+def number(page: Page) -> int:
+    """Which decision stands at the cursor, from 1."""
+    found = re.search(r"decision ([\d,]+) of", page.locator("#readout").inner_text())
+    assert found is not None
+    return int(found[1].replace(",", ""))
+
+
+def chosen_row(page: Page) -> Locator:
+    return page.locator("#list .row[aria-selected=true]")
+
+
+def place(page: Page, across: float, lane: int) -> tuple[float, float]:
+    """A point on the lanes: so far across them, in the middle of that lane."""
+    box = page.locator("#lanes").bounding_box()
+    assert box is not None
+    height = (box["height"] - 38) / 8
+    return box["x"] + 150 + across * (box["width"] - 160), box["y"] + 38 + (lane + 0.4) * height
+
+
+def test_a_recording_is_shown(page: Page) -> None:
+    """How much there is, who was there, and lanes that are drawn."""
+    expect(page.locator("#totals")).to_contain_text(f"{DECISIONS:,} decisions, 8 workers, 4 replicas")
+    assert number(page) > DECISIONS - 200
+    colours = page.locator("#lanes canvas").first.evaluate(
+        """canvas => {
+            const { data } = canvas.getContext("2d").getImageData(150, 38, canvas.width - 170, canvas.height - 60);
+            const seen = new Set();
+            for (let at = 0; at < data.length; at += 4) seen.add(`${data[at]},${data[at + 1]},${data[at + 2]}`);
+            return [...seen];
+        }"""
+    )
+    assert {"43,155,134", "221,159,61"} <= set(colours), "cached and computed tokens"
+
+
+def test_a_click_in_a_lane_chooses_a_request(page: Page) -> None:
+    """The decision under the mouse, in that worker's lane; panel, list and address say the same one."""
+    page.mouse.click(*place(page, 0.25, 4))
+    row = chosen_row(page)
+    expect(row).to_contain_text("decode-4")
+    request = row.locator(".id").inner_text()
+    expect(page.locator("#decision h3 code")).to_have_text(request)
+    expect(page.locator("#decision tr.chosen td").first).to_have_text("● decode-4")
+    assert page.locator("#decision .costs tbody tr").count() == 8
+    expect(page.locator("#why")).to_contain_text("decode-4")
+    expect(page).to_have_url(re.compile(r"#routing:\d+$"))
+    page.reload()
+    expect(page.locator("#decision h3 code")).to_have_text(request)
+
+
+def test_a_click_in_the_list_chooses_a_request(page: Page) -> None:
+    """The row, wherever it is scrolled to."""
+    page.locator("#list").evaluate("list => { list.scrollTop = 500 * 21; }")
+    expect(page.locator("#list .row").first).to_have_attribute("aria-posinset", "497")
+    row = page.locator("#list .row").nth(8)
+    request = row.locator(".id").inner_text()
+    row.click()
+    expect(page.locator("#decision h3 code")).to_have_text(request)
+    assert 480 < number(page) < 530
+
+
+def test_scrubbing_moves_the_state(page: Page, served: Served) -> None:
+    """A drag over the lanes goes through the decisions, and the state is the log's fold at each of them."""
+    page.mouse.move(*place(page, 0.2, 1))
+    page.mouse.down()
+    seen = []
+    for step in range(1, 7):
+        page.mouse.move(*place(page, 0.2 + 0.1 * step, 1))
+        seen.append(number(page))
+    page.mouse.up()
+    assert seen == sorted(seen)
+    assert seen[-1] - seen[0] > DECISIONS * 0.3
+    when = page.locator("#readout b").inner_text()
+    expect(page.locator("#state-when")).to_have_text(f"before {when}")
+    said = page.locator("#state .fine").last.inner_text()
+    cursor = {StreamName(stream): int(seq) for stream, seq in re.findall(r"(kv_0|load|routing):(\d+)", said)}
+    with Recording.open(served.log) as recording:
+        assert f"{recording.state_at(cursor).digest:016x}" == page.locator("#state").get_attribute("data-digest")
+
+
+def test_a_slider_changes_a_choice(page: Page, served: Served) -> None:
+    """The server decides again; the panel reads the changed choice, and it is the one that the library gives."""
+    page.mouse.click(*place(page, 0.5, 2))
+    page.get_by_role("tab", name="What if").click()
+    slider = page.get_by_label("decode weight", exact=True)
+    slider.focus()
+    for _ in range(30):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("#verdict")).to_contain_text("decisions fall otherwise")
+    page.get_by_label("Which decisions to list").select_option("changed")
+    page.locator("#list .row").first.click()
+    page.get_by_role("tab", name="Decision").click()
+    choice = page.locator("#choice")
+    expect(choice).to_contain_text("With decode weight 2.5: decode-")
+    said = re.search(r": (decode-\d) instead of (decode-\d)", choice.inner_text())
+    assert said is not None
+    request = page.locator("#decision h3 code").inner_text()
+    with Recording.open(served.log) as recording:
+        seq = recording.index.tried(request)[-1].seq
+        (outcome,) = what_if(recording, [Scenario.parse({"decode_weight": 2.5})], *window(page, seq))
+        change = next(change for change in outcome.changes if change.request == request)
+        assert recording.names.worker(change.new_worker) == said[1]
+        assert recording.names.worker(change.recorded_worker) == said[2]
+
+
+def window(page: Page, seq: int) -> tuple[int, int]:
+    """The messages that the page asked about: it says so to the server."""
+    with page.expect_request("**/debug/api/what-if") as asked:
+        page.get_by_role("tab", name="What if").click()
+        page.get_by_label("policy").select_option("least-loaded")
+    body = asked.value.post_data_json
+    assert body is not None
+    start, end = body["from_n"] // 10_000, body["to_n"] // 10_000 + 1
+    assert start <= seq < end
+    return start, end
+
+
+def test_everything_can_be_typed(page: Page) -> None:
+    """Arrows step, with Shift ten; Home and End; a slash searches; a question mark helps."""
+    page.keyboard.press("Home")
+    assert number(page) == 1
+    for key, expected in (("ArrowRight", 2), ("Shift+ArrowDown", 12), ("ArrowUp", 11), ("Shift+ArrowLeft", 1)):
+        page.keyboard.press(key)
+        assert number(page) == expected, key
+    page.keyboard.press("End")
+    assert number(page) == DECISIONS
+    request = chosen_row(page).locator(".id").inner_text()
+    page.keyboard.press("Home")
+    page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    page.keyboard.type(request)
+    page.keyboard.press("Enter")
+    expect(page.locator("#decision h3 code")).to_have_text(request)
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    assert number(page) == DECISIONS, "keys of a dialog are its own"
+    page.keyboard.press("Escape")
+    expect(page.locator("#help")).to_be_hidden()
+    page.keyboard.press("p")
+    expect(page.locator("#said")).to_contain_text("uses revision 1: decode_weight 1 → 2.5, temperature 0 → 0.15")
+
+
+def test_tab_goes_through_the_page(page: Page) -> None:
+    """From the head over the timeline and the list to the panels, each place once, and every one can be seen."""
+    seen = []
+    for _ in range(18):
+        page.keyboard.press("Tab")
+        focused = page.locator(":focus")
+        seen.append(focused.get_attribute("id") or focused.get_attribute("class") or "")
+        style = "element => [getComputedStyle(element).outlineStyle, getComputedStyle(element).outlineWidth]"
+        assert focused.evaluate(style) == ["solid", "2px"], seen
+    order = ["skip", "search", "help-button", "zoom-out", "zoom-in", "zoom-fit", "lanes", "split", "filter", "list"]
+    assert seen[: len(order)] == order
+    assert seen[len(order) : len(order) + 2] == ["tab-decision", "decision"]
+    assert "state-of" in seen
+
+
+def test_the_panels_answer(page: Page) -> None:
+    """Replicas agree, events are listed and lead to their moment, the state is told as a replica saw it."""
+    page.keyboard.press("3")
+    expect(page.locator("#replicas .verdict")).to_contain_text("All 4 had equal digests")
+    assert page.locator("#replicas table").count() == 5
+    page.keyboard.press("4")
+    lost = page.locator("#events .event", has_text="lost: silent for 10 s")
+    when = lost.locator(".time").inner_text()
+    lost.click()
+    expect(page.locator("#events [aria-current] .time")).to_have_text(when)
+    assert page.locator("#readout b").inner_text() >= when
+    page.keyboard.press("1")
+    page.get_by_label("Whose view of the state").select_option("as frontend-2 saw it")
+    expect(page.locator("#state > .fine").first).to_contain_text("frontend-2, at its decision routing:")
+    page.get_by_label("Which decisions to list").select_option("failed")
+    expect(page.locator("#list .row").first).to_have_class(re.compile("failed"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_it_fits_and_can_be_read(
+    served: Served, browser: Browser, size: tuple[int, int], scheme: str, tmp_path: Path
+) -> None:
+    """In both sizes and colours: nothing lies outside of the window, and every text stands out from its ground."""
+    with looking(browser, served.url, size, scheme) as page:
+        ready(page)
+        page.screenshot(path=tmp_path / f"page-{scheme}-{size[0]}.png")
+        for text, ground, ratio in contrasts(page):
+            assert ratio >= 4.5, f"{text} on {ground}"
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= size[0]
+        for panel in page.locator(".panel, .timeline, .edge").all():
+            box = panel.bounding_box()
+            if box is not None:
+                assert box["x"] >= 0
+                assert box["x"] + box["width"] <= size[0] + 1
+                assert box["y"] + box["height"] <= size[1] + 1
+        rows = page.locator("#list .row").first.locator("span").all()
+        edges = [box for row in rows if (box := row.bounding_box()) is not None]
+        assert all(one["x"] + one["width"] <= two["x"] + 1 for one, two in pairwise(edges))
+        if size == NARROW:
+            expect(page.locator("#state")).to_be_hidden()
+            page.get_by_role("tab", name="State").click()
+            expect(page.locator("#state")).to_be_visible()
+
+
+def contrasts(page: Page) -> list[tuple[str, str, float]]:
+    """Each colour of text against each ground, as WCAG reckons it."""
+    found: list[tuple[str, str, float]] = page.evaluate(
+        """() => {
+            const style = getComputedStyle(document.documentElement);
+            const light = name => {
+                const hex = style.getPropertyValue(`--${name}`).trim().slice(1).match(/../g);
+                const linear = each => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4;
+                const [red, green, blue] = hex.map(each => linear(parseInt(each, 16) / 255));
+                return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+            };
+            const ratio = (one, two) => (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+            return ["text", "muted", "accent", "bad", "good", "changed"].flatMap(text => ["ground", "raised", "surface"]
+                .map(ground => [text, ground, ratio(light(text), light(ground))]));
+        }"""
+    )
+    return found
+
+
+def test_names_are_text(browser: Browser, tmp_path: Path) -> None:
+    """Whatever a log calls its workers and requests, the page writes it down and runs nothing."""
+    evil = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
+    log = made(tmp_path / "evil.contrail", Scale(decisions=200, prefix=evil))
+    with serving("--log", str(log)) as url, looking(browser, url) as page:
+        ready(page)
+        for key in "1234":
+            page.keyboard.press(key)
+        page.keyboard.press("1")
+        expect(page.locator("#decision h3 code")).to_contain_text(evil)
+        assert page.locator("img").count() == 0
+        assert page.locator("body script").count() == 0
+        assert page.title() == "prod · Contrail"
+
+
+def test_nothing_to_show_says_what_to_do(browser: Browser, tmp_path: Path) -> None:
+    """A recording without decisions."""
+    log = made(tmp_path / "empty.contrail", Scale(decisions=0))
+    with serving("--log", str(log)) as url, looking(browser, url) as page:
+        expect(page.locator("#empty")).to_contain_text("holds no decision: export a longer range")
+
+
+def test_the_token_is_asked_for_once(browser: Browser, served: Served) -> None:
+    """Beyond loopback: refused without it, let in with it, and it leaves the address for a cookie."""
+    with serving("--log", str(served.log), "--host", "0.0.0.0") as printed:
+        url = printed.replace("0.0.0.0", "127.0.0.1")
+        with looking(browser, url) as page:
+            page.get_by_text("all states folded").wait_for()
+            expect(page).to_have_url(re.compile(r"/debug(#.*)?$"))
+            assert ROUTING in page.url or "#" not in page.url
+            page.reload()
+            page.get_by_text("all states folded").wait_for()
+            assert page.evaluate("() => document.cookie") == ""
+        context = browser.new_context()
+        refused = context.new_page().goto(url.partition("?")[0])
+        assert refused is not None
+        assert refused.status == 401
+        assert "contrail" in refused.text()
+        context.close()

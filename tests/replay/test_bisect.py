@@ -1,0 +1,162 @@
+"""`bisect`: the first decision that does not follow, that settings change, that another version makes otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from api.cli_replay_verify import line_of
+from bench.replay_log import KEY, SETTINGS, Scale, made
+from core.errors import CallerError, Corrupt
+from core.events import BlocksStored
+from core.prompt import hashes_to_bytes
+from core.settings import RoutingSettings
+from core.subjects import LOAD
+from projections import decide as rules
+from projections.policies import Scored, score
+from replay.bisect import first_departure
+from replay.bisect_against import against
+from replay.bisect_settings import of_changes, of_revisions, parting
+from replay.playback import Playback
+from replay.recording import Recording
+from replay.verify import verify
+from tests.projections.facts import joined, load, prompt, stored
+from tests.replay.staged import KV, A, B, R, S, Stage
+
+SCALE = Scale(400, replicas=3, workers=4, prefixes=8, kept=15)
+ASKED = prompt(1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("made") / "log", SCALE)
+
+
+def negated(*given: object) -> list[Scored]:
+    return [each._replace(cost=-each.cost) for each in score(*given)]  # type: ignore[arg-type]
+
+
+def test_a_log_that_follows_has_no_departure(path: Path) -> None:
+    """Nor settings that change nothing."""
+    with Recording.open(path, KEY) as recording:
+        assert first_departure(recording) is None
+        assert parting(recording, of_changes({"waiting_max": 100_000})) is None
+
+
+def test_a_bug_in_the_rules_is_found_at_its_first_decision(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And told to be one: all that the decision rests on is the same."""
+    with Recording.open(path, KEY) as recording:
+        first = next(iter(Playback(recording)))
+        monkeypatch.setattr(rules, "score", negated)
+        found = first_departure(recording)
+    assert found is not None
+    assert (found.difference.request, found.difference.seq) == (first.event.request, first.seq)
+    assert (found.followed, found.not_judged, found.before) == (0, 0, None)
+    assert found.inputs_equal
+    assert found.near == []
+
+
+def test_what_touched_the_term_is_told(tmp_path: Path) -> None:
+    """Between the replica's decision before and the one that does not follow: what was said of that cache, of these
+    blocks; not of others, and not what the replica had seen before."""
+    it = Stage()
+    for name, worker in (("left", A), ("right", B)):
+        it.say(KV, worker, joined(name))
+        it.say(LOAD, worker, load())
+    it.replica(R, "r1", RoutingSettings())
+    it.replica(S, "r2", RoutingSettings())
+    blocks = [ASKED.key(depth) for depth in (1, 2, 3)]
+    it.say(KV, B, stored(*blocks))
+    before = it.route("before", ASKED)
+    it.say(KV, A, stored(77))
+    near = it.say(KV, A, stored(*blocks))
+    it.say(KV, B, stored(*blocks))
+    event = it.decided("wrong", ASKED)
+    columns = {**event.columns, "overlap": (0,) * event.candidates_total, "overlap_all": (0,) * event.candidates_total}
+    it.tell(msgspec.structs.replace(event, columns=columns, digest="0" * 16))
+    it.route("after", ASKED, replica=S)
+    assert before.worker == B
+    with it.recording(tmp_path / "log") as recording:
+        found = first_departure(recording)
+    assert found is not None
+    assert (found.difference.request, found.difference.term, found.followed) == ("wrong", "overlap", 1)
+    assert not found.inputs_equal
+    about = {A: near}[found.difference.term_worker] if found.difference.term_worker == A else near + 1
+    assert [(each.seq, each.event) for each in found.near] == [(about, "BlocksStored")]
+    assert "3 blocks of this prompt" in found.near[0].what
+    assert found.before is not None
+
+
+def test_two_revisions_part_at_their_first_other_choice(path: Path) -> None:
+    """Every decision before it has the same choice under both; the term that tips it is named."""
+    with Recording.open(path, KEY) as recording:
+        found = parting(recording, of_revisions(recording, 0, 2))
+        assert found is not None
+        ranked = {}
+        for number, at in enumerate(Playback(recording)):
+            for revision in (0, 2):
+                event = at.event
+                ranked[revision] = rules.decide(at.view, at.request, SETTINGS[revision], event.now_ms, event.seed)
+            if number < found.same:
+                assert ranked[0].worker == ranked[2].worker
+            else:
+                assert at.event.request == found.request
+                assert (ranked[0].worker, ranked[2].worker) == (found.first.worker, found.second.worker)
+                assert found.first.worker != found.second.worker
+                break
+        assert found.term == "cost"
+        with pytest.raises(CallerError, match="no revision 17"):
+            of_revisions(recording, 0, 17)
+        with pytest.raises(CallerError, match="no such setting"):
+            of_changes({"nonsense": 1})
+
+
+def test_another_version_parts_where_it_decides_otherwise(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what `verify --write` left of it."""
+    lines = tmp_path / "before.jsonl"
+    with Recording.open(path, KEY) as recording:
+        with lines.open("wb") as file:
+            verify(recording, tell=lambda it: file.write(msgspec.json.encode(line_of(it)) + b"\n"))
+        same = against(recording, lines)
+        assert (same.compared, same.parting) == (SCALE.decisions, None)
+        half = against(recording, lines, start=40)
+        assert 0 < half.compared < SCALE.decisions
+        monkeypatch.setattr(rules, "score", negated)
+        other = against(recording, lines)
+        assert other.parting is not None
+        assert (other.parting.same, other.parting.what) in {(0, "choice"), (0, "cost")}
+        assert other.parting.their_digest == other.parting.recorded_digest != other.parting.our_digest
+        (tmp_path / "none").write_bytes(b"")
+        with pytest.raises(CallerError, match="none of the decisions"):
+            against(recording, tmp_path / "none")
+        (tmp_path / "other").write_bytes(b"{}\n")
+        with pytest.raises(Corrupt, match="line 1"):
+            against(recording, tmp_path / "other")
+        with pytest.raises(CallerError, match="cannot be read"):
+            against(recording, tmp_path / "gone")
+
+
+def test_a_version_without_equal_digests_is_compared_by_choice_and_cost(path: Path, tmp_path: Path) -> None:
+    """Digests name the version of the rules."""
+    lines = tmp_path / "older.jsonl"
+    with Recording.open(path, KEY) as recording:
+        with lines.open("wb") as file:
+
+            def write(it: object) -> None:
+                line = line_of(it)  # type: ignore[arg-type]
+                line |= {"recomputed": "1" * 16, "recorded": "2" * 16}
+                file.write(msgspec.json.encode(line) + b"\n")
+
+            verify(recording, tell=write)
+        found = against(recording, lines)
+    assert found.parting is not None
+    assert found.parting.what == "digest"
+
+
+def test_blocks_are_told_as_they_stand() -> None:
+    """What the tests here rest on."""
+    assert BlocksStored(hashes=hashes_to_bytes([ASKED.key(1)])).hashes == ASKED.hashes()[:8]

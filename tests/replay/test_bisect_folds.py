@@ -1,0 +1,173 @@
+"""`bisect` between replicas, and between an index and a cache: where they part, and what was missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.milestones import Milestones
+from core.errors import CallerError
+from core.events import CacheCleared, DivergenceFound, Event, ReplicaReported
+from core.ids import ReplicaId, WorkerId
+from core.prompt import hashes_to_bytes
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING
+from replay.bisect_cache import between_index_and_cache
+from replay.bisect_replicas import between_replicas
+from replay.verify import verify
+from tests.projections.facts import joined, load, prompt, removed, restated, stored
+from tests.replay.staged import KV, A, B, R, S, Stage
+
+ASKED = prompt(1, 2, 3)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    it = Stage()
+    for name, worker in (("left", A), ("right", B)):
+        it.say(KV, worker, joined(name))
+        it.say(LOAD, worker, load())
+    it.replica(R, "r1", RoutingSettings())
+    it.replica(S, "r2", RoutingSettings())
+    return it
+
+
+def report(stage: Stage, replica: ReplicaId) -> ReplicaReported:
+    """What the replica's folds are now."""
+    found = Milestones(stage.seat(replica).state).report()
+    assert found is not None
+    return found
+
+
+def both_report(stage: Stage) -> None:
+    reports = [(replica, report(stage, replica)) for replica in (R, S)]
+    for replica, each in reports:
+        stage.tell(each, replica=replica)
+
+
+def test_replicas_that_agree(stage: Stage, tmp_path: Path) -> None:
+    """At every place that both told."""
+    stage.route("one", ASKED)
+    both_report(stage)
+    stage.route("two", ASKED, replica=S)
+    both_report(stage)
+    with stage.recording(tmp_path / "log") as recording:
+        found = between_replicas(recording, "r1", "r2")
+        assert not found.part
+        assert {stream.stream: stream.compared for stream in found.streams} == {KV: 1, LOAD: 1, ROUTING: 2}
+        assert found.replicas == {R: "r1", S: "r2"}
+        with pytest.raises(CallerError, match="one and the same"):
+            between_replicas(recording, "r1", "r1")
+        with pytest.raises(CallerError, match="no replica 'r3'"):
+            between_replicas(recording, "r1", "r3")
+
+
+def test_a_replica_whose_index_was_changed_behind_its_back(stage: Stage, tmp_path: Path) -> None:
+    """The last equal place and the first different one, the messages between, who was wrong, what was found of it, and
+    its first decision that does not follow."""
+    both_report(stage)
+    equal = len(stage.frames[KV])
+    stage.route("fine", ASKED)
+    touched = stage.say(KV, A, stored(77))
+    stage.seat(R)
+    stage.seat(S).state.index.store(WorkerId(A), "device", hashes_to_bytes([ASKED.key(depth) for depth in (1, 2, 3)]))
+    stage.say(KV, A, stored(78))
+    both_report(stage)
+    stage.route("astray", ASKED, replica=S)
+    told = DivergenceFound(
+        stream=KV, epoch=1, seq=touched + 1, digest=1, refolded=2, other=R, verdict="replaced"
+    )  # fmt: skip
+    stage.tell(told, replica=S)
+    with stage.recording(tmp_path / "log") as recording:
+        found = between_replicas(recording, "r1", "r2")
+        assert found.part
+        (kv,) = (stream for stream in found.streams if stream.stream == KV)
+        assert (kv.last_equal, kv.first_different, kv.wrong, kv.history) == (equal, touched + 1, [S], False)
+        assert [message.seq for message in kv.between] == [touched, touched + 1]
+        assert kv.digests["log"] == kv.digests[R] != kv.digests[S]
+        assert [(each.replica, each.other, each.verdict) for each in found.divergences] == [(S, R, "replaced")]
+        assert found.departure is not None
+        assert (found.departure.difference.request, found.departure.difference.term) == ("astray", "overlap")
+        whole = verify(recording)
+        assert (whole.different, whole.folds.different, whole.holds) == (1, 1, False)
+
+
+def test_a_wrong_fold_shows_before_any_decision_rests_on_it(stage: Stage, tmp_path: Path) -> None:
+    """What the replica told of it is not what the log gives."""
+    stage.seat(S).state.index.store(WorkerId(A), "device", hashes_to_bytes([5]))
+    stage.say(KV, A, stored(78))
+    stage.tell(report(stage, S), replica=S)
+    stage.route("elsewhere", ASKED, replica=S)
+    with stage.recording(tmp_path / "log") as recording:
+        found = verify(recording)
+    assert (found.verified, found.different, found.folds.different, found.holds) == (1, 0, 1, False)
+    (difference,) = found.folds.differences
+    assert (difference.replica, difference.stream) == (S, KV)
+
+
+# --- an index and a cache ----------------------------------------------------------------------------------------
+
+
+def cached(stage: Stage, path: Path, *said: Event | Callable[[], None]) -> object:
+    for each in said:
+        if callable(each):
+            each()
+        else:
+            stage.say(KV, A, each)
+    with stage.recording(path / "log") as recording:
+        (found,) = between_index_and_cache(recording, "left")
+    return found
+
+
+def lose(stage: Stage) -> Callable[[], None]:
+    """The worker's next message never reaches the log."""
+
+    def lost() -> None:
+        n, _ = stage._chains[KV, A]
+        stage._chains[KV, A] = n + 1, bytes(16)
+
+    return lost
+
+
+def test_a_cache_that_is_what_was_said(stage: Stage, tmp_path: Path) -> None:
+    """Nothing was missed, whatever was said before."""
+    found = cached(
+        stage, tmp_path, stored(1, 2, 3), removed(3), restated(0, 2, 1), restated(1, 2, 2),
+        stored(9, tier="host"), CacheCleared(), stored(4), restated(0, 1, 4),
+    )  # fmt: skip
+    assert [each.blocks for each in found.restatements] == [2, 1]  # type: ignore[attr-defined]
+    assert found.first is None  # type: ignore[attr-defined]
+
+
+def test_a_removal_that_was_missed(stage: Stage, tmp_path: Path) -> None:
+    """The index kept what the cache had lost; the message that said so is missing in the chain."""
+    found = cached(stage, tmp_path, stored(1, 2), stored(3), lose(stage), joined("left"), restated(0, 1, 1, 2))
+    first = found.first  # type: ignore[attr-defined]
+    assert first is not None
+    assert not first.index_known
+    (stray,) = first.missed_removals
+    assert (stray.tier, stray.blocks, stray.hashes, stray.said.n) == ("device", 1, [f"{3:016x}"], 2)
+    assert first.missed_stores == []
+    assert [gap.partition(" before")[0] for gap in first.gaps] == ["message 3"]
+
+
+def test_a_store_that_was_missed(stage: Stage, tmp_path: Path) -> None:
+    """The cache holds what nobody said: once because it had said that it was gone, once because nothing was said."""
+    found = cached(stage, tmp_path, stored(1, 2), removed(2), restated(0, 1, 1, 2, 8))
+    first = found.first  # type: ignore[attr-defined]
+    assert first is not None
+    assert first.index_known
+    assert first.gaps == []
+    assert first.missed_removals == []
+    assert sorted((stray.hashes[0], stray.said and stray.said.event) for stray in first.missed_stores) == [
+        (f"{2:016x}", "BlocksRemoved"),
+        (f"{8:016x}", None),
+    ]
+
+
+def test_a_worker_that_nobody_knows(stage: Stage, tmp_path: Path) -> None:
+    """Is an error of the caller."""
+    with stage.recording(tmp_path / "log") as recording, pytest.raises(CallerError, match="no worker 'middle'"):
+        between_index_and_cache(recording, "middle")
