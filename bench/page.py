@@ -49,21 +49,23 @@ def looked_at(page: Page, log: Path) -> Iterator[Figure]:
     words = ("replay", "open", "--no-browser", "--port", "0", "--log", str(log))
     command = (sys.executable, "-P", "-m", "api.cli", *words)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        opened_s = time.perf_counter()
-        page.goto(url)
-        page.locator("#list .row").first.wait_for(timeout=WAIT_MS)
-        yield Figure("from opening the page to the first decisions drawn", time.perf_counter() - opened_s, "s")
-        page.locator("#decision .costs").wait_for(timeout=WAIT_MS)  # asked for once all of the timeline is there
-        whole_s = time.perf_counter() - opened_s
-        yield Figure("from opening the page to the whole timeline", whole_s, "s", note=count(page))
-        yield Figure("the same from the start of the command", time.perf_counter() - started_s, "s")
-        page.get_by_text("all states folded").wait_for(timeout=WAIT_MS)
-        yield Figure("until all states are folded", time.perf_counter() - opened_s, "s", note=foot(page))
-        yield from jumps(page)
-        yield from sliders(page)
-        process.terminate()
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            opened_s = time.perf_counter()
+            page.goto(url)
+            page.locator("#list .row").first.wait_for(timeout=WAIT_MS)
+            yield Figure("from opening the page to the first decisions drawn", time.perf_counter() - opened_s, "s")
+            page.locator("#decision .costs").wait_for(timeout=WAIT_MS)  # asked for once all of the timeline is there
+            whole_s = time.perf_counter() - opened_s
+            yield Figure("from opening the page to the whole timeline", whole_s, "s", note=count(page))
+            yield Figure("the same from the start of the command", time.perf_counter() - started_s, "s")
+            page.get_by_text("all states folded").wait_for(timeout=WAIT_MS)
+            yield Figure("until all states are folded", time.perf_counter() - opened_s, "s", note=foot(page))
+            yield from jumps(page)
+            yield from sliders(page)
+        finally:
+            process.terminate()
 
 
 def jumps(page: Page) -> Iterator[Figure]:

@@ -263,8 +263,9 @@ class SharedLanes:
     def _kept_behind(self, cursor: At) -> Lane:
         """The lane that is kept behind, moved on as far as no decision of the window needs it further back."""
         lowest = self._lowest if set(self._lowest) <= set(cursor) else cursor
-        if self._behind is None or not self._behind.fits(lowest):
-            self._behind = self._track.lane(lowest)
+        here, behind = self._track.here(lowest), self._behind
+        if behind is None or not behind.fits(lowest) or self._track.recording.to_fold(here) < behind.behind(here):
+            behind = self._behind = self._track.lane(lowest)  # from a snapshot on, if there is one
         else:
-            self._track.move(self._behind, lowest)
-        return self._behind
+            self._track.move(behind, lowest)
+        return behind

@@ -71,6 +71,11 @@ class Proof(msgspec.Struct, kw_only=True):
         """Whether nothing was found broken."""
         return not self.broken
 
+    @property
+    def foreign(self) -> bool:
+        """Whether hardly any message follows on the one before: all of it was sealed with another key."""
+        return self.keyed and self.broken > self.messages // 2
+
 
 class Witness(NamedTuple):
     """Who told what stood at a place, and what it was."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from core.errors import Refused
 from core.ids import ReplicaId
 from replay.fold_check import FoldDifference
 from replay.lacks import Lack
@@ -107,10 +108,15 @@ def verify(
     of these replicas only, if they are given. `tell` hears of each verdict, in the order of the log.
 
     Some 200 us per decision where four replicas decide; `jobs` processes share the work. Corrupt if the file is
-    damaged.
+    damaged; Refused if its chains were sealed with another key, so that nothing in it is known to have been said.
     """
     began = time.perf_counter()
     proof = prove(recording)
+    if proof.foreign:
+        raise Refused(
+            "hardly any message follows on the one before: the log was sealed again with another key than the "
+            f"deployment's, so nothing in it is proved. The first: {proof.breaks[0].what}"
+        )
     proven = time.perf_counter()
     work = Work(recording, start, end, None if replicas is None else set(replicas), proof.lacks)
     decided = {replica: count for replica, count in sorted(work.owners.items()) if count}

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from bench.replay_log import KEY, KV, Scale, made
 from core.codec import Message, decode_message
+from core.errors import Refused
 from core.events import BlocksStored, ReplicaLost, ReplicaReported
 from core.ids import StreamName, StreamSeq
 from core.keys import DeploymentKey
@@ -17,6 +18,7 @@ from core.prompt import hashes_to_bytes
 from core.subjects import LOAD, ROUTING
 from replay.proof import Proof, lacks_of, prove
 from replay.recording import Recording
+from replay.verify import verify
 from streams.archive import Archive
 from streams.archive_writer import ArchiveWriter
 from streams.archiving import Range
@@ -157,6 +159,10 @@ def test_chains_sealed_with_another_key_are_refused(path: Path, tmp_path: Path) 
     assert proof.broken > 100
     assert {each.kind for each in proof.breaks} <= {"changed", "witness", "last"}
     assert (proof.breaks[0].kind, proof.breaks[0].n) == ("changed", 0)
+    assert proof.foreign
+    assert not proved(path).foreign
+    with Recording.open(changed, KEY) as recording, pytest.raises(Refused, match="sealed again with another key"):
+        verify(recording)
 
 
 def test_chains_sealed_with_the_right_key_hold_but_for_witnesses(path: Path, tmp_path: Path) -> None:
