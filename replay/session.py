@@ -21,6 +21,10 @@ from core.keys import DeploymentKey
 from core.moments import Moment, parse_moment
 from core.subjects import ROUTING
 from replay.at import at
+from replay.bisect import Departure, first_departure
+from replay.bisect_cache import CacheParting, between_index_and_cache
+from replay.bisect_replicas import ReplicaParting, between_replicas
+from replay.bisect_settings import SettingsParting, of_changes, parting
 from replay.explain import explain
 from replay.explain_form import Explanation
 from replay.held import Held
@@ -141,6 +145,24 @@ class Session:
         either, the usual ones are tried."""
         asked = scenarios(given, tries or (() if sweep else USUAL), sweep or {})
         return ranked(self._what_if(asked, start, end, progress))
+
+    def first_departure(self, start: When = None, end: When = None, *, progress: Progress = _quiet) -> Departure | None:
+        """The first decision that does not follow from the log; None if all do, or cannot be judged."""
+        return first_departure(self.recording, *self._range(start, end), progress=progress)
+
+    def part(
+        self, start: When = None, end: When = None, *, progress: Progress = _quiet, **changes: Any
+    ) -> SettingsParting | None:
+        """The first decision that would have been another with these settings; None if none would."""
+        return parting(self.recording, of_changes(changes), *self._range(start, end), progress=progress)
+
+    def compare_replicas(self, first: str, second: str, start: When = None, end: When = None) -> ReplicaParting:
+        """Where the folds of two replicas, by name or id, parted; `part` says whether they did."""
+        return between_replicas(self.recording, first, second, *self._range(start, end))
+
+    def compare_cache(self, worker: str) -> list[CacheParting]:
+        """Where what the log says of a worker's cache parted from what the worker restated; one of each life."""
+        return between_index_and_cache(self.recording, worker)
 
     def _what_if(self, asked: Sequence[Scenario], start: When, end: When, progress: Progress) -> list[Outcome]:
         if self._lives is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import signal
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -129,6 +130,7 @@ class _Process:
 
 def _play(path: Path, key: DeploymentKey | None, part: Part, parent: Connection) -> None:
     """What a process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started it, who ends it
     try:
         with Recording.open(path, key) as recording, undisturbed():
             playback = part.playback(recording)

@@ -86,6 +86,15 @@ def test_every_question_is_answered(path: Path, key_file: Path) -> None:
         assert log.what_if("talk0-1", "talk0-2", policy="kv").decisions == 10
         assert log.compare(sweep={"prefill_weight": [1, 2]}, policy="kv")[0].scenario.settings["policy"] == "kv"
         assert len(log.compare()) > 5
+        assert log.first_departure() is None
+        assert log.part() is None
+        parted = log.part(policy="kv")
+        assert parted is not None
+        assert parted.first.worker != parted.second.worker
+        agreed = log.compare_replicas("frontend-0", "frontend-1")
+        assert set(agreed.replicas.values()) == {"frontend-0", "frontend-1"}
+        assert not agreed.part
+        assert all(cache.first is None for cache in log.compare_cache(next(iter(log.workers.values()))))
 
 
 def test_what_is_not_there_is_said(path: Path, tmp_path: Path) -> None:
