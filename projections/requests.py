@@ -158,6 +158,8 @@ class RoutingProjection:
 
     def _event(self, part: Replica, event: RoutingEvent) -> None:
         match event:
+            case RequestRouted() | RequestPrefilled() | RequestFinished():
+                self._request(part, event)
             case ReplicaJoined():
                 part.joined, part.identity = event, _identity(event)
             case ReplicaRestated():
@@ -172,8 +174,6 @@ class RoutingProjection:
                 part.settings, part.settings_revision = event.settings, event.revision
             case LocalChanged():
                 _local_changed(part, event)
-            case RequestRouted() | RequestPrefilled() | RequestFinished():
-                self._request(part, event)
             case _:
                 assert_never(event)
 

@@ -72,7 +72,7 @@ class Tally:
         busy.blocks += sign * entry.blocks
         busy.requests += sign
         busy.prefill_tokens += sign * entry.prefill_tokens
-        if not busy:
+        if not (busy.requests or busy.blocks or busy.prefill_tokens):  # as __bool__, without the call
             del self.busy[entry.worker]
 
     def pending(self, prompt: Prompt) -> Iterator[tuple[Key, InFlight]]:

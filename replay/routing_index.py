@@ -163,7 +163,7 @@ class RoutingIndex:
         decoder = _json if record.payload[:1] == JSON_START else _msgpack
         try:
             message = decoder.decode(record.payload)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return  # no message of ours
         replica = owner(record.subject)
         if message.source != replica and message.source != replica + LOST_SUFFIX:
