@@ -7,6 +7,7 @@ run.json          who runs where: addresses, process ids, names
 parts/NAME.json   what a part says of itself once it listens
 logs/NAME.log     its output
 journal/          decisions that the log does not have yet
+debug/            the page's process: its socket, its lock, its copy of the log
 nats/, etcd/      the private servers' own folders
 models/tiny       the built-in model
 """

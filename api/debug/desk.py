@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from api.debug.past import Past
 from core.errors import ContrailError, Unavailable
 from streams.archive import Archive
 
+SWITCH_S = 0.001
 WAITING_MAX = 64
 """Questions that wait for their turn."""
 
@@ -41,7 +43,8 @@ class Desk:
         return f"<Desk {self.past!r}, {self._jobs.qsize()} waiting>"
 
     def start(self) -> None:
-        """It answers."""
+        """It answers, and lets go of the interpreter often: whoever talks to the page must not wait for it."""
+        sys.setswitchinterval(SWITCH_S)
         self._thread.start()
 
     async def show(self, archive: Archive) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -98,17 +99,25 @@ def _answered(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
             return _json(200, await answer(request))
         except NotYet as error:
             return _json(202, {"pending": True, "error": str(error)})
-        except CallerError as error:
-            return _json(400, {"error": str(error)})
-        except Unavailable as error:
-            return _json(503, {"error": str(error)})
         except ContrailError as error:
-            return _json(500, {"error": str(error)})
+            return _json(_status(error), {"error": str(error)})
+        except asyncio.CancelledError:
+            return _json(503, {"error": "the page's server is stopping"})
         except Exception:
             _logger.exception("%s failed inside", request.url.path)
             return _json(500, {"error": "this failed inside the server; its log says how"})
 
     return respond
+
+
+def _status(error: ContrailError) -> int:
+    match error:
+        case CallerError():
+            return 400
+        case Unavailable():
+            return 503
+        case _:
+            return 500
 
 
 def _json(status: int, value: dict[str, Any]) -> Response:

@@ -6,6 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,7 @@ async def test_a_running_deployment_is_followed(tmp_path: Path) -> None:
         await asyncio.sleep(5)  # it is not started over and over
         assert (await asking.json("/status"))["run"] != status["run"]
         await asking.until(7)
+        await asyncio.to_thread(_opened_by_hand, data)
         printed = await asyncio.to_thread(CliRunner().invoke, debug, ["--data", str(data), "--no-browser"])
         assert printed.output == f"{running.url}/debug\n"
         assert (data / "debug" / "socket").stat().st_mode & 0o077 == 0 or (data / "debug").stat().st_mode & 0o077 == 0
@@ -113,6 +117,21 @@ async def _can_be_looked_at(asking: Asking) -> None:
         question = {"from_n": columns["n"][0], "to_n": n, "settings": {"policy": "round-robin"}}
         answer = await http.post("/debug/api/what-if", json=question)
         assert answer.json()["decisions"] == 7
+
+
+def _opened_by_hand(data: Path) -> None:
+    """`contrail replay open` follows a deployment, too."""
+    words = [sys.executable, "-P", "-m", "api.cli", "replay", "open", "--no-browser", "--data", str(data)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        ends_s = time.monotonic() + 20
+        while (status := httpx.get(f"{url}/api/status", verify=False).json())["decisions"] != 7:
+            assert time.monotonic() < ends_s, status
+            time.sleep(0.1)
+        assert status["live"]
+        process.terminate()
+        assert process.wait(20) == 0
 
 
 async def test_a_process_that_cannot_start_is_a_sentence(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ export class State {
     store.addEventListener("data", () => this.offer());
     whose.addEventListener("change", () => this.ask());
     this.offer();
-    fill(root, el("p", { class: "none" }, "The state at the cursor stands here once there is one."));
+    fill(root, el("p", { class: "none" }, "Working out the state at the cursor …"));
   }
 
   // Whose view there is: the log's, and that of each replica by its name.
@@ -37,9 +37,11 @@ export class State {
     this.question.ask("/state", { query }, (found) => this.show(found), (error) => this.fail(error));
   }
 
+  // The fold has not come so far: it says how far it is.
   pending(text) {
     const share = this.store.status ? percent(this.store.status.folded) : "";
-    this.when.textContent = `${text} ${share}`;
+    this.when.textContent = share;
+    fill(this.root, el("p", { class: "none" }, `Working it out: ${text} (${share} of the recording so far). The timeline and decisions can be looked at meanwhile.`));
   }
 
   fail(error) {

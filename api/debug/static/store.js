@@ -8,6 +8,7 @@ const READING_MS = 200; // while the server still reads: drawing what came so fa
 const NEARLY_MS = 50; // when it is nearly through
 const STATUS_MS = 500;
 const RETRY_MS = 2000;
+const WELL = new Set(["stop", "length", "abort"]);
 const COLUMNS = {
   n: Float64Array, ms: Float64Array, worker: Int16Array, replica: Int16Array, attempt: Int16Array,
   prompt_tokens: Int32Array, predicted: Int32Array, cached: Int32Array, ttft_ms: Int32Array,
@@ -78,9 +79,9 @@ export class Store extends EventTarget {
     return this.outcome[at] < 0 ? "" : this.outcomes[this.outcome[at]];
   }
 
+  // A client that hung up is no failure.
   failed(at) {
-    const outcome = this.outcomeOf(at);
-    return outcome !== "" && outcome !== "stop" && outcome !== "length";
+    return this.outcome[at] >= 0 && !WELL.has(this.outcomes[this.outcome[at]]);
   }
 
   workerName(number) {
