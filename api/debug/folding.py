@@ -16,8 +16,8 @@ from projections.snapshot import decode, encoding
 from projections.state import State
 from replay.recording import Cursor, Frame, Recording
 
-JUMP_S = 0.09
-"""What a jump may take by our reckoning; the user is promised about twice that."""
+JUMP_S = 0.05
+"""What a jump may take by our reckoning; the way to the screen takes about as long again, and the promise is 200 ms."""
 READING = 3
 """A message of a jump costs so many times what folding it costs: it is read and decoded, too."""
 DISTANCE_MIN, DISTANCE_MAX = 500, 50_000
