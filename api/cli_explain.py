@@ -10,14 +10,15 @@ import click
 import msgspec
 
 from api.contacts import open_log
-from api.explained import explained
-from api.explained_list import listed_text
-from api.recorded import Source, Wanted, recording_options
+from api.recorded.copying import Wanted
+from api.recorded.source import Source, recording_options
+from api.replaying.explained import explained
+from api.replaying.explained_list import listed_text
 from core.errors import CallerError
 from core.moments import AtTime, Moment, parse_moment
-from replay.explain import explain
+from replay.explaining.explain import explain
+from replay.explaining.listing import requests
 from replay.history import routed
-from replay.listing import requests
 
 AFTER_MS = 900_000
 """Of a running deployment's log so much is read behind a request, or behind the end of a range, for what came of it."""

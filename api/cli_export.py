@@ -12,13 +12,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from api.exported import Exported, exported, exported_text
-from api.recorded import Source, Wanted, recording_options, told
-from api.recorded_copy import program
+from api.recorded.copying import Wanted, program
+from api.recorded.exported import Exported, exported, exported_text
+from api.recorded.progress import told
+from api.recorded.source import Source, recording_options
 from core.clock import Clock, SystemClock
 from core.errors import CallerError
 from core.moments import parse_moment
-from replay.redaction import Redacted, redact
+from replay.redacting.redaction import Redacted, redact
 from streams.archive import Archive
 from streams.archiving import Archived
 

@@ -7,13 +7,11 @@ import click
 from api.lazy_group import Command, lazy_group
 
 COMMANDS = {
-    "verify": Command("api.cli_replay_verify:verify", "Make every decision again, and say whether any differs."),
-    "at": Command("api.cli_replay_at:at", "Show the whole state at a moment, or the difference between two."),
-    "what-if": Command(
-        "api.cli_replay_what_if:what_if", "Decide again under other settings, and weigh the difference."
-    ),
-    "bisect": Command("api.cli_replay_bisect:bisect", "Find the first event at which two of anything part."),
-    "open": Command("api.cli_replay_open:open_page", "Open the page: a timeline that can be scrubbed."),
+    "verify": Command("api.replaying.verify:verify", "Make every decision again, and say whether any differs."),
+    "at": Command("api.replaying.at:at", "Show the whole state at a moment, or the difference between two."),
+    "what-if": Command("api.replaying.what_if:what_if", "Decide again under other settings, and weigh the difference."),
+    "bisect": Command("api.replaying.bisect:bisect", "Find the first event at which two of anything part."),
+    "open": Command("api.replaying.open:open_page", "Open the page: a timeline that can be scrubbed."),
 }
 
 

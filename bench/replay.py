@@ -21,9 +21,9 @@ from replay.lacks import Lacks
 from replay.playback import Playback
 from replay.proof import prove
 from replay.recording import Recording
-from replay.verdict import VERIFIED, verdicts
-from replay.verify import verify
-from replay.verify_jobs import undisturbed
+from replay.verifying.jobs import undisturbed
+from replay.verifying.verdict import VERIFIED, verdicts
+from replay.verifying.verify import verify
 
 DECISIONS, DECISIONS_QUICK = 20_000, 3_000
 LARGE = 100_000

@@ -27,7 +27,7 @@ def doubts_of(
 ) -> dict[str, str]:
     """Kind to one sentence, for what the seat's replica says now; empty if nothing is known to be wrong. Some 3 us.
 
-    `agreed`: up to where the replica itself said that its folds were as ours (`replay.agreements`)."""
+    `agreed`: up to where the replica itself said that its folds were as ours (`replay.verifying.agreements`)."""
     doubts = dict(seat.doubts)
     if isinstance(event, RequestRouted) and event.decide_version != DECIDE_VERSION:
         doubts["version"] = (

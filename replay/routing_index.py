@@ -12,12 +12,14 @@ from typing import Any
 
 import msgspec
 
-from core.codec import JSON_START
 from core.errors import CallerError
 from core.ids import LOST_SUFFIX, ReplicaId
 from core.settings import RoutingSettings
 from core.subjects import owner
+from replay.slim import RoutingEvent, slim_reader
 from streams.log import Record
+
+_slim = slim_reader(RoutingEvent)
 
 
 class Tried(msgspec.Struct, gc=False):
@@ -74,10 +76,10 @@ class RoutingIndex:
         """Where a replica's end was said."""
         self._of: dict[str, list[Tried]] = {}
         self._settings: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
-        self._local: dict[str, list[tuple[int, _Event]]] = {}
+        self._local: dict[str, list[tuple[int, RoutingEvent]]] = {}
         self._moved: dict[tuple[str, int, str], int] = {}
         self._at = 0
-        self._handlers: dict[str, Callable[[Record, str, _Event], None]] = {
+        self._handlers: dict[str, Callable[[Record, str, RoutingEvent], None]] = {
             "RequestRouted": self._routed,
             "RequestRejected": self._routed,
             "RequestMigrated": self._migrated,
@@ -160,13 +162,8 @@ class RoutingIndex:
     # -----------------------------------------------------------------------------------------------------------
 
     def _note(self, record: Record) -> None:
-        decoder = _json if record.payload[:1] == JSON_START else _msgpack
-        try:
-            message = decoder.decode(record.payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return  # no message of ours
-        replica = owner(record.subject)
-        if message.source != replica and message.source != replica + LOST_SUFFIX:
+        message, replica = _slim(record.payload), owner(record.subject)
+        if message is None or message.source not in {replica, replica + LOST_SUFFIX}:
             return
         for event in message.events:
             self._at += 1
@@ -174,7 +171,7 @@ class RoutingIndex:
             if handle is not None:
                 handle(record, replica, event)
 
-    def _routed(self, record: Record, replica: str, event: _Event) -> None:
+    def _routed(self, record: Record, replica: str, event: RoutingEvent) -> None:
         tried = Tried(event.request, event.attempt, replica, event.model, record.seq, record.time_ms, self._at)
         tried.worker, tried.status = event.worker, event.status
         tried.prompt_tokens, tried.predicted_tokens = event.prompt_tokens, event.predicted_cached_tokens
@@ -189,35 +186,35 @@ class RoutingIndex:
         else:
             known.append(tried)
 
-    def _migrated(self, record: Record, replica: str, event: _Event) -> None:
+    def _migrated(self, record: Record, replica: str, event: RoutingEvent) -> None:
         self._moved[event.request, event.attempt, replica] = record.seq
 
-    def _prefilled(self, record: Record, replica: str, event: _Event) -> None:
+    def _prefilled(self, record: Record, replica: str, event: RoutingEvent) -> None:
         tried = self._open(replica, event)
         if tried is not None:
             tried.prefilled_at, tried.prefilled_seq, tried.prefilled_ms = self._at, record.seq, record.time_ms
             tried.cached_tokens, tried.ttft_ms = event.cached_tokens, event.ttft_ms
 
-    def _finished(self, record: Record, replica: str, event: _Event) -> None:
+    def _finished(self, record: Record, replica: str, event: RoutingEvent) -> None:
         tried = self._open(replica, event)
         if tried is not None:
             tried.ended_at, tried.ended_seq, tried.outcome = self._at, record.seq, event.outcome
             tried.duration_ms, tried.output_tokens = event.duration_ms, event.output_tokens
 
-    def _open(self, replica: str, event: _Event) -> Tried | None:
+    def _open(self, replica: str, event: RoutingEvent) -> Tried | None:
         """The newest attempt that the event can be about."""
         for tried in reversed(self._of.get(event.request, ())):
             if tried.attempt == event.attempt and tried.replica == replica and not tried.ended_seq:
                 return tried
         return None
 
-    def _set(self, record: Record, replica: str, event: _Event) -> None:
+    def _set(self, record: Record, replica: str, event: RoutingEvent) -> None:
         self._settings.setdefault((replica, event.revision), []).append((record.seq, event.settings or {}))
 
-    def _said_local(self, record: Record, replica: str, event: _Event) -> None:
+    def _said_local(self, record: Record, replica: str, event: RoutingEvent) -> None:
         self._local.setdefault(replica, []).append((record.seq, event))
 
-    def _restated(self, record: Record, replica: str, event: _Event) -> None:
+    def _restated(self, record: Record, replica: str, event: RoutingEvent) -> None:
         """What it does not name is under way no more, whatever was lost of it."""
         self._said_local(record, replica, event)
         named = set(zip(event.requests, event.attempts, strict=False))
@@ -225,45 +222,9 @@ class RoutingIndex:
             if tried.replica == replica and not tried.ended_at and (tried.request, tried.attempt) not in named:
                 tried.ended_at = self._at
 
-    def _joined(self, record: Record, replica: str, event: _Event) -> None:
+    def _joined(self, record: Record, replica: str, event: RoutingEvent) -> None:
         self.joined.setdefault(replica, record.seq)
         self.names[ReplicaId(replica)] = event.name or replica
 
-    def _gone(self, record: Record, replica: str, _event: _Event) -> None:
+    def _gone(self, record: Record, replica: str, _event: RoutingEvent) -> None:
         self.ended.setdefault(replica, record.seq)
-
-
-class _Event(msgspec.Struct, gc=False):
-    """What is read of any event; the rest is passed over."""
-
-    type: str
-    request: str = ""
-    attempt: int = 0
-    model: str = ""
-    worker: str = ""
-    prompt_tokens: int = 0
-    predicted_cached_tokens: int = 0
-    blocks: int | tuple[int, ...] = 0
-    """A column, in a restatement; so is the next."""
-    prefill_tokens: int | tuple[int, ...] = 0
-    cached_tokens: int = -1
-    ttft_ms: int = -1
-    duration_ms: int = -1
-    output_tokens: int = 0
-    outcome: str = ""
-    status: int = 0
-    name: str = ""
-    revision: int = 0
-    reasons: tuple[str, ...] = ()
-    requests: tuple[str, ...] = ()
-    attempts: tuple[int, ...] = ()
-    settings: dict[str, Any] | None = None
-
-
-class _Message(msgspec.Struct, gc=False):
-    source: str
-    events: list[_Event]
-
-
-_msgpack = msgspec.msgpack.Decoder(_Message)
-_json = msgspec.json.Decoder(_Message)

@@ -20,21 +20,21 @@ from typing import Any, Self
 from core.keys import DeploymentKey
 from core.moments import Moment, parse_moment
 from core.subjects import ROUTING
-from replay.at import at
-from replay.bisect import Departure, first_departure
-from replay.bisect_cache import CacheParting, between_index_and_cache
-from replay.bisect_replicas import ReplicaParting, between_replicas
-from replay.bisect_settings import SettingsParting, of_changes, parting
-from replay.explain import explain
-from replay.explain_form import Explanation
-from replay.held import Held
-from replay.listing import Listed, requests
-from replay.lives import Lives
-from replay.outcome import Outcome, ranked
+from replay.bisecting.bisect import Departure, first_departure
+from replay.bisecting.cache import CacheParting, between_index_and_cache
+from replay.bisecting.replicas import ReplicaParting, between_replicas
+from replay.bisecting.settings import SettingsParting, of_changes, parting
+from replay.explaining.explain import explain
+from replay.explaining.form import Explanation
+from replay.explaining.listing import Listed, requests
+from replay.moments.at import at
+from replay.moments.held import Held
 from replay.recording import Recording
-from replay.scenario import USUAL, Scenario, scenarios
-from replay.verify import Verified, verify
-from replay.what_if import Progress, what_if
+from replay.supposing.lives import Lives
+from replay.supposing.outcome import Outcome, ranked
+from replay.supposing.scenario import USUAL, Scenario, scenarios
+from replay.supposing.what_if import Progress, what_if
+from replay.verifying.verify import Verified, verify
 
 When = Moment | str | None
 

@@ -8,6 +8,7 @@ import msgspec
 
 from core.codec import CHAIN_START, JSON_START
 from core.ids import StreamName
+from replay.slim import UNREADABLE
 from streams.archive import Archive
 from streams.log import Record
 
@@ -49,7 +50,7 @@ class ToldHeads:
         decoder = _json if record.payload[:1] == JSON_START else _msgpack
         try:
             link = decoder.decode(record.payload)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return True  # no message of ours
         self._known[link.source, link.n - 1] = link.prev
         self._newest[link.source] = link.n - 1

@@ -1,4 +1,4 @@
-"""Explanation: why a decision fell as it did and what came of it, in full: `replay.explain` of one attempt."""
+"""Explanation: why a decision fell as it did and what came of it, in full: `replay.explaining` of one attempt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from api.debug.decisions import PLACES
-from replay.explain import explain
+from replay.explaining.explain import explain
 from replay.recording import Recording
 
 

@@ -11,7 +11,7 @@ from core.errors import ContrailError
 from core.ids import StreamSeq
 from core.moments import AtSequence, AtTime
 from core.subjects import ROUTING
-from replay.at import at, within
+from replay.moments.at import at, within
 from replay.recording import Cursor, Recording
 
 REQUESTS_MAX = 500

@@ -11,11 +11,12 @@ from api.debug.decisions import Decisions
 from api.debug.loads import Loads
 from api.debug.reports import Reports
 from api.debug.rows import Row
-from api.debug.slim import UNREADABLE, Prefilled, Routed, SlimEvent, slim, usual
+from api.debug.slim import Prefilled, Routed, SlimEvent, slim, usual
 from core.ids import LOST_SUFFIX, StreamName
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, is_kv
 from projections.state import State
+from replay.slim import UNREADABLE
 
 NOTES_MAX = 20_000
 """Later ones are counted only."""

@@ -13,12 +13,12 @@ from api.debug.state import before, check_near
 from core.codec import Message
 from core.errors import CallerError
 from core.ids import StreamName
-from replay.lives import Lives
-from replay.outcome import Outcome
 from replay.recording import Frame, Recording
-from replay.regret import Change
-from replay.scenario import Scenario
-from replay.what_if import what_if
+from replay.supposing.lives import Lives
+from replay.supposing.outcome import Outcome
+from replay.supposing.regret import Change
+from replay.supposing.scenario import Scenario
+from replay.supposing.what_if import what_if
 from streams.log import Record
 
 WINDOW_MAX = 2000

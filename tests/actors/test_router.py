@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from actors.router import Router
-from api.explained import explained
+from api.replaying.explained import explained
 from core.codec import decode_message
 from core.events import RequestFinished, RequestMigrated, RequestPrefilled, RequestRejected, RequestRouted, WorkerLost
 from core.ids import StreamSeq
@@ -17,7 +17,7 @@ from core.models import GenerationFailed, NoWorkers, UnknownModel
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, kv_stream
 from projections.state import State
-from replay.explain import explain
+from replay.explaining.explain import explain
 from tests.actors.world import FAST, KEY, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
 from tests.replay.recorded import recorded

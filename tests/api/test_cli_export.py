@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from api.cli_export import export
-from api.recorded import Source, recording_options
-from api.recorded_copy import told
+from api.recorded.progress import told
+from api.recorded.source import Source, recording_options
 from core.codec import CHAIN_START, digest, encode_event, encode_message
 from core.errors import CallerError, Corrupt
 from core.event_json import time_text
@@ -316,7 +316,7 @@ async def test_the_key_at_hand_is_taken(
 
 def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It is said now and then, and nothing is left of it at the end; into a file nothing is said."""
-    monkeypatch.setattr("api.recorded_copy.SAY_EVERY_S", 0)
+    monkeypatch.setattr("api.recorded.progress.SAY_EVERY_S", 0)
     tell = told("reading")
     for done in range(4):
         tell(done, 3)

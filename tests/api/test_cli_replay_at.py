@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from api.cli_replay_at import at
+from api.replaying.at import at
 from core.errors import CallerError, Corrupt
 from core.event_json import hash_text, time_text
 from core.events import WorkerLost

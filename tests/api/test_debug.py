@@ -23,11 +23,11 @@ from core.events import LoadReported, RequestFinished, RequestPrefilled, Request
 from core.ids import StreamSeq, from_column
 from core.moments import AtSequence
 from core.subjects import LOAD, ROUTING
-from replay.at import at
-from replay.explain import explain
+from replay.explaining.explain import explain
+from replay.moments.at import at
 from replay.recording import Recording
-from replay.scenario import Scenario
-from replay.what_if import what_if
+from replay.supposing.scenario import Scenario
+from replay.supposing.what_if import what_if
 from streams.archive import Archive
 from tests.fixtures.eventually import eventually
 from tests.page.fleet import KEY, Scale, made
@@ -189,7 +189,7 @@ async def test_a_state_that_is_not_folded_yet_is_waited_for(shown: Shown, monkey
 
 
 async def test_what_if_is_the_library(shown: Shown) -> None:
-    """The same outcome as `replay.what_if` over the same decisions, with every change by number."""
+    """The same outcome as `replay.supposing.what_if` over the same decisions, with every change by number."""
     columns = await shown.columns()
     window = {"from_n": columns["n"][300], "to_n": columns["n"][399]}
     asked = {**window, "settings": {"decode_weight": 4, "policy": "kv"}, "without": ["decode-5"], "delay_ms": 20}

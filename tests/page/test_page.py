@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from core.ids import StreamName
 from core.subjects import ROUTING
 from replay.recording import Recording
-from replay.scenario import Scenario
-from replay.what_if import what_if
+from replay.supposing.scenario import Scenario
+from replay.supposing.what_if import what_if
 from tests.page.conftest import DECISIONS, NARROW, WIDE, Served, looking, ready, serving
 from tests.page.fleet import Scale, made
 

@@ -10,7 +10,7 @@ from core.codec import CHAIN_START, Message, decode_message, digest, encode_even
 from core.events import Event, ReplicaJoined, RequestRouted, SettingsChanged
 from core.ids import ReplicaId, RequestId, SourceId, StreamName, StreamSeq
 from core.keys import DeploymentKey
-from core.prompt import Prompt
+from core.prompt import Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream, subject
 from projections.decide import decide, record
@@ -20,13 +20,16 @@ from replay.recording import Frame, Recording
 from replay.seat import Seat
 from streams.archive_writer import ArchiveWriter
 from streams.log import Record
-from tests.projections.facts import worker_id
+from tests.projections.facts import prompt, worker_id
 
 KV = kv_stream(0)
 KEY = DeploymentKey(bytes(32))
 START_MS = 1_700_000_000_000
 A, B, C = worker_id(1), worker_id(2), worker_id(3)
 R, S = ReplicaId("ee" * 8), ReplicaId("dd" * 8)
+ASKED = prompt(1, 2, 3, 4, 5, 6)
+HASHES = hashes_from_bytes(ASKED.hashes())
+"""Of its six full blocks; behind them is one token more."""
 
 
 class Stage:

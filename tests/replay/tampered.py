@@ -10,8 +10,8 @@ import msgspec
 from core.codec import JSON_START, Message, decode_message, encode_event, encode_message
 from core.ids import Epoch
 from projections.snapshot import decode
-from replay.redacted_chain import Resealing
-from replay.redacted_snapshot import rechained
+from replay.redacting.chain import Resealing
+from replay.redacting.snapshot import rechained
 from streams.archive import Archive
 from streams.archive_writer import ArchiveWriter
 from streams.log import Record

@@ -17,18 +17,15 @@ from core.moments import AtCursor, AtRequest, AtSequence, AtTime, parse_moment
 from core.prompt import hashes_from_bytes, tokens_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from replay.at import at, stand
-from replay.held_ask import Asking, ask, models
-from replay.held_difference import difference
+from replay.moments.ask import Asking, ask, models
+from replay.moments.at import at, stand
+from replay.moments.difference import difference
 from replay.recording import Recording
 from tests.actors.world import KEY as WORLD_KEY
-from tests.actors.world import NAMESPACE, collect, request, world
+from tests.actors.world import NAMESPACE
 from tests.projections.facts import SEED, finished, joined, load, prefilled, prompt, removed, stored
-from tests.replay.recorded import recorded
-from tests.replay.staged import KV, START_MS, A, B, R, S, Stage
-
-ASKED = prompt(1, 2, 3, 4, 5, 6)
-HASHES = hashes_from_bytes(ASKED.hashes())
+from tests.replay.recorded import conversations, pair, recorded
+from tests.replay.staged import ASKED, HASHES, KV, START_MS, A, B, R, S, Stage
 
 
 @pytest.fixture
@@ -52,18 +49,7 @@ def stage() -> Stage:
 async def test_at_any_cursor_it_is_what_a_replica_there_holds(tmp_path: Path) -> None:
     """Every digest that two live replicas said of a cursor is that of the state there, and so is the one that they hold
     when all is quiet; and what each believed at its last decision adds up."""
-    async with world() as it:
-        for name in "ab":
-            await it.worker(name)
-        routers = [await it.router(f"frontend-{number}") for number in range(2)]
-        for router in routers:
-            await it.ready(router, 2)
-
-        async def client(number: int) -> None:
-            for turn in range(6):
-                start = number % 3 * 1000
-                await collect(routers[number % 2], request(range(start, start + 60 + 16 * turn), max_tokens=3))
-
+    async with pair() as (it, routers):
         milestones = [Milestones(router.state) for router in routers]
 
         async def reports() -> None:
@@ -74,7 +60,7 @@ async def test_at_any_cursor_it_is_what_a_replica_there_holds(tmp_path: Path) ->
                     if (report := passed.report()) is not None:
                         router.voice.say(report)
 
-        await asyncio.gather(*map(client, range(6)), reports())
+        await asyncio.gather(conversations(routers, 6, 6), reports())
         for router in routers:
             await it.settled(router)
         recording = await recorded(it.log, NAMESPACE, WORLD_KEY, tmp_path / "log")

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from api.cli_replay_verify import line_of
+from api.replaying.verify import line_of
 from bench.replay_log import KEY, SETTINGS, Scale, made
 from core.errors import CallerError, Corrupt
 from core.events import BlocksStored
@@ -16,12 +16,12 @@ from core.settings import RoutingSettings
 from core.subjects import LOAD
 from projections import decide as rules
 from projections.policies import Scored, score
-from replay.bisect import first_departure
-from replay.bisect_against import against
-from replay.bisect_settings import of_changes, of_revisions, parting
+from replay.bisecting.against import against
+from replay.bisecting.bisect import first_departure
+from replay.bisecting.settings import of_changes, of_revisions, parting
 from replay.playback import Playback
 from replay.recording import Recording
-from replay.verify import verify
+from replay.verifying.verify import verify
 from tests.projections.facts import joined, load, prompt, stored
 from tests.replay.staged import KV, A, B, R, S, Stage
 

@@ -14,9 +14,9 @@ from core.ids import ReplicaId, WorkerId
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from replay.bisect_cache import between_index_and_cache
-from replay.bisect_replicas import between_replicas
-from replay.verify import verify
+from replay.bisecting.cache import between_index_and_cache
+from replay.bisecting.replicas import between_replicas
+from replay.verifying.verify import verify
 from tests.projections.facts import joined, load, prompt, removed, restated, stored
 from tests.replay.staged import KV, A, B, R, S, Stage
 

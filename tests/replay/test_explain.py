@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import msgspec
@@ -11,20 +10,16 @@ import pytest
 from core.errors import CallerError
 from core.events import LocalChanged, RequestFinished, RequestMigrated, RequestPrefilled, RequestRejected
 from core.ids import RequestId, to_column
-from core.prompt import hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from replay.explain import explain
-from replay.explain_form import Attempt
+from replay.explaining.explain import explain
+from replay.explaining.form import Attempt
 from replay.recording import Recording
 from tests.actors.world import KEY as WORLD_KEY
-from tests.actors.world import NAMESPACE, collect, request, world
+from tests.actors.world import NAMESPACE
 from tests.projections.facts import finished, joined, load, prefilled, prompt, stored
-from tests.replay.recorded import recorded
-from tests.replay.staged import KV, A, B, C, R, S, Stage
-
-ASKED = prompt(1, 2, 3, 4, 5, 6)
-HASHES = hashes_from_bytes(ASKED.hashes())
+from tests.replay.recorded import conversations, pair, recorded
+from tests.replay.staged import ASKED, HASHES, KV, A, B, C, R, S, Stage
 
 
 @pytest.fixture
@@ -244,19 +239,8 @@ def test_a_record_that_cannot_be_made_again_is_told_as_it_is(stage: Stage, tmp_p
 async def test_of_a_live_run(tmp_path: Path) -> None:
     """Two real replicas under load: each request is made again with the same result, told as the engines counted, and
     every difference of reuse has a reason in the log; without the key, the same is told."""
-    async with world() as it:
-        for name in "ab":
-            await it.worker(name)
-        routers = [await it.router(f"frontend-{number}") for number in range(2)]
-        for router in routers:
-            await it.ready(router, 2)
-
-        async def client(number: int) -> None:
-            for turn in range(5):
-                start = number % 3 * 1000
-                await collect(routers[number % 2], request(range(start, start + 60 + 16 * turn), max_tokens=3))
-
-        await asyncio.gather(*map(client, range(8)))
+    async with pair() as (it, routers):
+        await conversations(routers, 8, 5)
         for router in routers:
             await it.settled(router)
         cached = {event.request: event.cached_tokens for event in await it.told(ROUTING, RequestPrefilled)}

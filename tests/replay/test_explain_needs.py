@@ -16,11 +16,11 @@ from core.subjects import LOAD
 from projections.decide import decide
 from projections.policies import MILLI, rank, score
 from projections.view import Candidate, RouteRequest
-from replay.explain_form import Need
-from replay.explain_ground import ground, recorded, routed_event
+from replay.explaining.form import Need
+from replay.explaining.ground import ground, recorded, routed_event
+from replay.explaining.needs import Case, needs
+from replay.explaining.reasons import case, chances, runner_up
 from replay.playback import Playback
-from replay.reasons import case, chances, runner_up
-from replay.reasons_needs import Case, needs
 from tests.projections.facts import joined, load, prompt, stored, worker_id
 from tests.replay.staged import KV, A, B, C, Stage
 

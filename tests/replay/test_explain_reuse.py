@@ -8,14 +8,11 @@ import pytest
 
 from core.events import BlocksStored, CacheCleared, RequestFinished, WorkerLost
 from core.ids import LOST_SUFFIX, ReplicaId
-from core.prompt import hashes_from_bytes
-from replay.explain import explain
-from replay.explain_form import Attempt, Reuse
-from tests.projections.facts import finished, joined, prefilled, prompt, removed, restated, stored
-from tests.replay.staged import KV, A, B, R, S, Stage
+from replay.explaining.explain import explain
+from replay.explaining.form import Attempt, Reuse
+from tests.projections.facts import finished, joined, prefilled, removed, restated, stored
+from tests.replay.staged import ASKED, HASHES, KV, A, B, R, S, Stage
 
-ASKED = prompt(1, 2, 3, 4, 5, 6)
-HASHES = hashes_from_bytes(ASKED.hashes())
 SIZE = ASKED.block_size
 
 

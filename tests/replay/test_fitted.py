@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from replay.fitted import SAMPLES_MIN, Fitted, Sample, fitted
+from replay.supposing.fitted import SAMPLES_MIN, Fitted, Sample, fitted
 
 
 def samples(count: int, per_token: float, per_queued: float, seed: int = 1) -> list[Sample]:

@@ -18,20 +18,20 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING, SNAPSHOTS, kv_stream
 from projections.decide import decide
 from projections.rebuild import take_snapshot
-from replay import verify_work
 from replay.playback import Playback, Situation
 from replay.recording import Recording
-from replay.verdict import Verdict
-from replay.verdict import verdicts as of_playback
-from replay.verify import Verified, verify
-from replay.verify_work import Work
+from replay.verifying import work as verify_work
+from replay.verifying.verdict import Verdict
+from replay.verifying.verdict import verdicts as of_playback
+from replay.verifying.verify import Verified, verify
+from replay.verifying.work import Work
 from streams.archive_writer import ArchiveWriter
 from streams.memory import MemoryLog
 from streams.memory_registry import MemoryRegistry
 from streams.snapshots import SnapshotStore
 from tests.actors.world import KEY, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
-from tests.replay.recorded import archived, recorded
+from tests.replay.recorded import archived, conversations, pair, recorded
 from tests.simulation import run as simulation
 from tests.simulation.engine import KEY as SIMULATED_KEY
 from tests.simulation.world import World as Simulated
@@ -60,24 +60,13 @@ async def verified(it: World, path: Path) -> Verified:
 
 async def test_decisions_come_out_of_the_log_again(tmp_path: Path) -> None:
     """Two replicas under load, workers that come and go, the log away for a while: no decision differs."""
-    async with world() as it:
-        await it.worker("a")
-        await it.worker("b")
-        routers = [await it.router(f"frontend-{number}") for number in range(2)]
-        for router in routers:
-            await eventually(lambda router=router: router.ready()[0], "ready")  # type: ignore[misc]
-
-        async def client(number: int) -> None:
-            for turn in range(8):
-                start = number % 3 * 1000
-                await collect(routers[number % 2], request(range(start, start + 60 + 16 * turn), max_tokens=4))
-
-        await asyncio.gather(*map(client, range(12)))
+    async with pair() as (it, routers):
+        await conversations(routers, 12, 8, 4)
         await it.worker("c")
         it.log.away = True  # type: ignore[attr-defined]
-        await asyncio.gather(*map(client, range(6)))
+        await conversations(routers, 6, 8, 4)
         it.log.away = False  # type: ignore[attr-defined]
-        await asyncio.gather(*map(client, range(12)))
+        await conversations(routers, 12, 8, 4)
         for router in routers:
             await it.settled(router)
         ids = {router.voice.id for router in routers}

@@ -18,7 +18,7 @@ from core.prompt import hashes_to_bytes
 from core.subjects import LOAD, ROUTING
 from replay.proof import Proof, lacks_of, prove
 from replay.recording import Recording
-from replay.verify import verify
+from replay.verifying.verify import verify
 from streams.archive import Archive
 from streams.archive_writer import ArchiveWriter
 from streams.archiving import Range

@@ -9,13 +9,15 @@ import pytest
 
 from core.errors import CallerError
 from core.events import RequestFinished, RequestPrefilled, RequestRouted
-from core.ids import RequestId
+from core.ids import RequestId, StreamSeq
 from core.moments import AtCursor, AtRequest, AtSequence, AtTime
 from core.settings import RoutingSettings
-from core.subjects import LOAD, ROUTING
+from core.subjects import LOAD, ROUTING, subject
 from projections.snapshot import encode
 from replay.last_words import LOOK_FIRST, last_words
 from replay.recording import PROGRESS_EVERY, Recording
+from replay.routing_index import RoutingIndex
+from streams.log import Record
 from tests.projections.facts import finished, joined, load, prefilled, prompt, replica_restated, stored
 from tests.replay.staged import KV, START_MS, A, B, R, S, Stage
 
@@ -146,3 +148,14 @@ def test_the_last_words_of_each(stage: Stage, tmp_path: Path) -> None:
         assert {who: word.seq for who, word in found.items()} == {A: end - 3 * LOOK_FIRST, B: end}
         assert last_words(recording.archive, LOAD, 0, {A}) == {}
         assert last_words(recording.archive, LOAD, 5, {A, B})[A].seq == 5
+
+
+def test_an_event_that_cannot_be_read_hides_no_other(stage: Stage) -> None:
+    """It keeps its place in the count; what is no message at all is passed over."""
+    wrong, good = stage.decided("wrong", prompt(1)), stage.decided("good", prompt(2))
+    payload = stage.sealed(ROUTING, R, wrong, good).replace(b"\xa7attempt\x00", b"\xa7attempt\xa10", 1)
+    payloads = [b"\xc1 nothing", b"{broken", b"\x82\xa6source\xa1\xff\xa6events\x90", payload]
+    place = subject("test", ROUTING, R)
+    records = [Record(ROUTING, StreamSeq(seq), START_MS, place, it) for seq, it in enumerate(payloads, 1)]
+    index = RoutingIndex(records)
+    assert [(tried.request, tried.seq, tried.at) for tried in index.tries] == [("good", 4, 2)]

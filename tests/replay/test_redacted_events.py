@@ -18,9 +18,9 @@ from core.subjects import ROUTING, kv_stream, subject
 from projections.snapshot import cursor_of, encode
 from projections.state import State
 from replay.recording import Recording
-from replay.redacted_events import redacted
-from replay.redacted_names import Names
-from replay.redaction import Redacted, redact
+from replay.redacting.events import redacted
+from replay.redacting.names import Names
+from replay.redacting.redaction import Redacted, redact
 from streams.archive import Archive
 from streams.archive_writer import ArchiveWriter
 from streams.log import Record

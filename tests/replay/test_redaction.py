@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +19,13 @@ from projections.rebuild import take_snapshot
 from projections.snapshot import decode
 from replay.playback import Playback, Situation
 from replay.recording import Recording
-from replay.redaction import Redacted, redact
+from replay.redacting.redaction import Redacted, redact
 from streams.archive import Archive
 from streams.archiving import Range
 from streams.snapshots import SnapshotStore
-from tests.actors.world import KEY, NAMESPACE, World, collect, request, world
+from tests.actors.world import KEY, NAMESPACE, World, world
 from tests.fixtures.eventually import eventually
-from tests.replay.recorded import archived
+from tests.replay.recorded import archived, conversations
 
 TENANT = "acme-corp"
 
@@ -68,15 +67,7 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Recorde
 
 
 async def load(it: World) -> None:
-    routers = list(it.routers.values())
-
-    async def client(number: int) -> None:
-        for turn in range(4):
-            start = number % 3 * 1000
-            asked = request(range(start, start + 60 + 16 * turn), max_tokens=4, tenant=TENANT)
-            await collect(routers[number % 2], asked)
-
-    await asyncio.gather(*map(client, range(6)))
+    await conversations(list(it.routers.values()), 6, 4, 4, TENANT)
 
 
 async def snapshot(it: World, fence: int) -> None:

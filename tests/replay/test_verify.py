@@ -21,14 +21,14 @@ from core.subjects import ROUTING, is_kv
 from projections import decide as rules
 from projections.policies import Scored, rank, score
 from projections.view import Candidate, RouteRequest
-from replay import verify_work
 from replay.lacks import Lacks
 from replay.lanes import SharedLanes
 from replay.playback import Playback
 from replay.recording import Frame, Recording
-from replay.verdict import Verdict, remade
-from replay.verify import Verified, verify
-from replay.verify_jobs import Playing
+from replay.verifying import work as verify_work
+from replay.verifying.jobs import Playing
+from replay.verifying.verdict import Verdict, remade
+from replay.verifying.verify import Verified, verify
 from streams.log import Record
 from tests.replay.tampered import event_changed, tampered
 

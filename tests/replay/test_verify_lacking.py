@@ -16,7 +16,7 @@ from core.subjects import LOAD, ROUTING
 from projections import decide as rules
 from projections.policies import Scored, score
 from replay.recording import Recording
-from replay.verify import Verified, verify
+from replay.verifying.verify import Verified, verify
 from streams.archive import Archive
 from streams.archive_writer import ArchiveWriter
 from tests.projections.facts import joined, load, prompt, restated, stored

@@ -12,10 +12,10 @@ from core.events import BlocksStored, RequestPrefilled
 from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from replay.outcome import Outcome, evenness, ranked
 from replay.recording import Recording
-from replay.scenario import SCENARIOS_MAX, Scenario, scenarios
-from replay.what_if import what_if
+from replay.supposing.outcome import Outcome, evenness, ranked
+from replay.supposing.scenario import SCENARIOS_MAX, Scenario, scenarios
+from replay.supposing.what_if import what_if
 from streams.archive_writer import ArchiveWriter
 from tests.projections.facts import finished, joined, load, prompt
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage

@@ -9,8 +9,8 @@ import pytest
 
 from core.settings import RoutingSettings
 from replay.recording import Recording
-from replay.scenario import USUAL, Scenario
-from replay.what_if import what_if
+from replay.supposing.scenario import USUAL, Scenario
+from replay.supposing.what_if import what_if
 from tests.actors.world import KEY, NAMESPACE, collect, request, world
 from tests.replay.recorded import archived
 

@@ -15,8 +15,8 @@ import pytest
 from core.events import BlocksStored, RequestRouted
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from replay.scenario import Scenario
-from replay.what_if import what_if
+from replay.supposing.scenario import Scenario
+from replay.supposing.what_if import what_if
 from tests.projections.facts import finished, joined, load, prefilled, prompt
 from tests.replay.staged import KV, A, B, C, R, S, Stage
 
@@ -69,7 +69,9 @@ def played(settings: dict[str, Any], seed: int) -> tuple[Stage, list[RequestRout
 def test_choices_are_those_of_a_run_under_the_scenario(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.what_if.FORGET_EVERY", 1)  # what a late view still shows must not be forgotten
+    monkeypatch.setattr(
+        "replay.supposing.what_if.FORGET_EVERY", 1
+    )  # what a late view still shows must not be forgotten
     stage, recorded = played({"policy": "round-robin", "tie_margin": 2}, seed)
     asked = [Scenario.parse({"tie_margin": 0, **each}) for each in UNDER]
     with stage.recording(tmp_path / "log") as recording:

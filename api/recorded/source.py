@@ -1,0 +1,136 @@
+"""How a command gets the recording that it works on: an export in a file, or the log of a deployment that runs.
+
+Of a running deployment the log, or the part that is wanted, is copied into a temporary file first: then there is one
+way to replay, and the deployment is asked once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from api.connection import DEFAULT_DATA, OPTIONS, Connection, resolve
+from api.data_folder import DataFolder
+from api.recorded.copying import Wanted, copy, copy_of
+from core.clock import SystemClock
+from core.errors import CallerError, ContrailError
+from core.keys import DeploymentKey
+from replay.recording import Recording
+from streams.archive import Archive
+from streams.archive_format import Contents, key_check
+from streams.archiving import Archived, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the history comes from: a file, or a deployment."""
+
+    file: Path | None
+    key: DeploymentKey | None
+    """For a file; None if nobody gave it."""
+    connection: Connection | None
+    spare_keys: tuple[Path, ...] = ()
+    """Files that may hold a file's key, if nobody gave it."""
+
+    @contextmanager
+    def opened(self, wanted: Wanted = Wanted()) -> Iterator[Recording]:  # noqa: B008 - immutable
+        """The recording, which holds at least what is wanted and all that it takes to fold it. CallerError, Corrupt or
+        Unavailable if there is none."""
+        if self.file is not None:
+            with Archive.open(self.file) as archived:
+                yield Recording(archived, self.key_of(archived.contents))
+            return
+        assert self.connection is not None
+        with tempfile.TemporaryDirectory(prefix="contrail-") as folder:
+            path = Path(folder) / "log"
+            asyncio.run(copy(self.connection, path, wanted))
+            with Recording.open(path, self.connection.key) as recording:
+                yield recording
+
+    @property
+    def now_ms(self) -> int:
+        """What `-15m` goes back from: now, or the end of an export."""
+        if self.file is None:
+            return SystemClock().wall_ms()
+        with Archive.open(self.file) as archived:
+            return archived.contents.end_ms
+
+    def key_of(self, contents: Contents) -> DeploymentKey | None:
+        """The key that was given, or one that lies at hand and is the right one; nothing is said if none is."""
+        if self.key is None and not contents.redacted:
+            for path in self.spare_keys:
+                key = _loaded(path)
+                if key is not None and key_check(key.chain_key) == contents.key_check:
+                    return key
+        return self.key
+
+    def chain_key_of(self, contents: Contents) -> bytes:
+        """What the messages of an archive from this source are sealed with; empty if nobody knows it."""
+        if contents.redacted:
+            return bytes.fromhex(contents.chain_key)
+        key = self.connection.key if self.connection is not None else self.key_of(contents)
+        return b"" if key is None else key.chain_key
+
+    def copied(self, path: Path, wanted: Wanted, progress: Progress) -> Archived:
+        """What is wanted stands in a new file. CallerError if there is nothing."""
+        if self.connection is not None:
+            return asyncio.run(copy(self.connection, path, wanted, progress))
+        assert self.file is not None
+        with Archive.open(self.file) as archived:
+            return asyncio.run(copy_of(archived, self.key_of(archived.contents), path, wanted, progress))
+
+
+LOG_OPTION = click.option(
+    "--log", "log_file", type=click.Path(path_type=Path), help="An export (`contrail export FILE`): needs no server."
+)
+
+
+def recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command has --log and the options of a connection, and gets a `Source` as its argument `source`."""
+
+    @wraps(command)
+    def with_source(*args: Any, log_file: Path | None, **given: Any) -> Any:
+        names = ("data", "file", "nats", "etcd", "namespace", "key_file")
+        where = {name: given.pop(name) for name in names}
+        return command(*args, source=_source(log_file, where), **given)
+
+    for option in (*reversed(OPTIONS), LOG_OPTION):
+        with_source = option(with_source)
+    return with_source
+
+
+def _source(file: Path | None, where: dict[str, Any]) -> Source:
+    if file is None:
+        return Source(None, None, resolve(**where))
+    if any(where[name] for name in ("file", "nats", "etcd", "namespace")):
+        raise CallerError("give either --log or the addresses of a deployment, not both")
+    given, from_environment = where["key_file"], _is_from_environment("key_file")
+    if given is not None and not from_environment:
+        return Source(file, DeploymentKey.load(given), None)
+    if where["data"] is not None:
+        return Source(file, DeploymentKey.load(DataFolder(where["data"]).key), None)
+    at_hand = DataFolder(Path(os.environ.get("CONTRAIL_DATA", DEFAULT_DATA))).key
+    return Source(file, None, None, (given, at_hand) if given is not None else (at_hand,))
+
+
+def _is_from_environment(option: str) -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and context.get_parameter_source(option) is ParameterSource.ENVIRONMENT
+
+
+def _loaded(path: Path) -> DeploymentKey | None:
+    """The key in the file; None if there is none that we can read."""
+    try:
+        return DeploymentKey.load(path)
+    except (ContrailError, OSError):
+        return None

@@ -1,0 +1,201 @@
+"""An explanation as a page of text: what was known, why that worker, what it would have taken, what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.amounts import number_text
+from api.text_table import text_table
+from replay.explaining.form import Attempt, Explanation, Phases, Row
+from replay.explaining.reasons import LOOKS_AT
+
+_COSTS = (
+    "worker",
+    "cost",
+    "= prefill",
+    "+ decode",
+    "+ requests",
+    "cached",
+    "computing",
+    "to prefill",
+    "active",
+    "waiting",
+)
+_KNOWN = (
+    "worker",
+    "in flight",
+    "of these ours alone",
+    "to prefill",
+    "cache events until",
+    "not seen yet",
+    "load report",
+)
+UNKNOWN = "?"
+
+
+def explained(explanation: Explanation) -> str:
+    """The page; blocks and costs are in blocks."""
+    lines = [f"request {explanation.request}, model {explanation.model}"]
+    if explanation.uses > 1:
+        lines.append(f"{explanation.uses} requests had this id; this is the last one that was routed")
+    for attempt in explanation.attempts:
+        lines += ["", *_attempt(attempt)]
+    for rejection in explanation.rejections:
+        reason = rejection.reason.replace("_", " ")
+        lines += ["", f"{rejection.time}  rejected with {rejection.status}: {reason}", *left_out(rejection.excluded)]
+    return "\n".join(lines)
+
+
+def _attempt(attempt: Attempt) -> list[str]:
+    lines = [f"{attempt.decided}  attempt {attempt.attempt}: {attempt.worker_name} ({attempt.worker})"]
+    if attempt.told_tokens:
+        lines.append(f"  goes on  behind {attempt.told_tokens} tokens that the client has; they are in the prompt")
+    lines.append(f"  why      {attempt.why}")
+    if attempt.runner_up is not None:
+        lines.append(f"  else     {attempt.runner_up.text}")
+    lines += [f"  {title:<8} {text}" for title, text in _then(attempt)]
+    lines += [f"  {title:<8} {text}" for title, text in _setting(attempt)]
+    lines += ["", *candidates_table(attempt.candidates)]
+    more = attempt.candidates_total - len(attempt.candidates)
+    if more > 0:
+        lines.append(f"  … and {more} dearer ones, not recorded; --whole folds the log and shows them")
+    lines += left_out(attempt.excluded)
+    for worker, reasons in attempt.local.items():
+        lines.append(f"  this replica alone knew of {worker}: {', '.join(reasons).replace('_', ' ')}")
+    return [*lines, "", *_known_table(attempt)]
+
+
+def _setting(attempt: Attempt) -> list[tuple[str, str]]:
+    """What it was decided on."""
+    changed = ", ".join(f"{name} {value}" for name, value in attempt.settings_changed.items() if name != "policy")
+    policy = f"{attempt.policy}, which looks at {LOOKS_AT.get(attempt.policy, 'what this program does not know')}"
+    if attempt.settings is None:
+        settings = f"revision {attempt.settings_revision}, which the log does not have: costs are split by the defaults"
+    else:
+        settings = f"revision {attempt.settings_revision}: {changed or 'the defaults'}"
+    known = ", ".join(f"{stream}:{seq}" for stream, seq in attempt.cursor.items())
+    again = {
+        "same": "decided again from the log, with the same result",
+        "differs": "decided again from the log, with another result: "
+        + ("; ".join(attempt.doubts) or "see `replay verify`"),
+        "not_made": "as recorded; --whole folds the log and decides again",
+    }
+    return [
+        ("prompt", f"{attempt.prompt_tokens} tokens, {attempt.prompt_blocks} blocks of {attempt.block_size}"),
+        ("policy", policy),
+        ("settings", settings),
+        ("replica", f"{attempt.replica_name} ({attempt.replica}), which had read the log up to {known}"),
+        ("record", f"routing:{attempt.seq}, {again[attempt.again]}"),
+    ]
+
+
+def candidates_table(rows: list[Row]) -> list[str]:
+    """Each candidate with its cost taken apart, the chosen one marked."""
+    drawn = any(row.probability is not None for row in rows)
+    heads = (*_COSTS, "chance") if drawn else _COSTS
+    names = _names(rows)
+    cells = [
+        (name, *_costs(row), *([f"{row.probability or 0:.1%}"] * drawn)) for name, row in zip(names, rows, strict=True)
+    ]
+    return _marked(rows, text_table(heads, cells, "<" + ">" * (len(heads) - 1)))
+
+
+def _names(rows: list[Row]) -> list[str]:
+    """As people call them; with the id where two are called the same."""
+    names = [row.name for row in rows]
+    return names if len(set(names)) == len(names) else [f"{row.name} ({row.worker})" for row in rows]
+
+
+def _costs(row: Row) -> tuple[str, ...]:
+    cached = str(row.overlap) if row.cache_known else "unknown"
+    costs = (row.cost, row.prefill_cost, row.decode_cost, row.request_cost)
+    return (
+        *(f"{cost:.2f}" for cost in costs),
+        cached,
+        str(row.pending),
+        f"{row.to_prefill:.2f}",
+        f"{row.active_blocks} in {row.active_requests}",
+        str(row.waiting),
+    )
+
+
+def _known_table(attempt: Attempt) -> list[str]:
+    """What was in flight, and how old was what the index knew."""
+    rows = attempt.candidates
+    cells = [(name, *_known(row)) for name, row in zip(_names(rows), rows, strict=True)]
+    return _marked(rows, text_table(_KNOWN, cells, "<" + ">" * (len(_KNOWN) - 1)))
+
+
+def _known(row: Row) -> tuple[str, ...]:
+    flying, known = row.in_flight, row.knowledge
+    unseen = "-" if not known.unseen else f"{known.unseen} of {known.unseen_ms} ms ago"
+    return (
+        f"{flying.requests} with {flying.blocks} blocks",
+        UNKNOWN if flying.ahead is None else str(flying.ahead),
+        UNKNOWN if flying.prefill_tokens is None else f"{number_text(flying.prefill_tokens)} tokens",
+        _ago(known.age_ms),
+        unseen,
+        _ago(known.load_age_ms),
+    )
+
+
+def _ago(age_ms: int | None) -> str:
+    return UNKNOWN if age_ms is None else f"{number_text(age_ms)} ms ago"
+
+
+def _marked(rows: list[Row], lines: list[str]) -> list[str]:
+    marks = ["  ", *("→ " if row.chosen else "  " for row in rows)]
+    return [f"  {mark}{line}" for mark, line in zip(marks, lines, strict=True)]
+
+
+def _then(attempt: Attempt) -> list[tuple[str, str]]:
+    """What came of it."""
+    if attempt.real_cached_tokens is None:
+        lines = [("then", "no first token is in the log")]
+    else:
+        lines = [
+            ("then", f"first token after {attempt.ttft_ms} ms{_phases(attempt.phases)}"),
+            ("cache", _cache(attempt)),
+        ]
+    if attempt.outcome is not None:
+        detail = f" ({attempt.detail})" if attempt.detail else ""
+        ended = f"{attempt.outcome}{detail} after {attempt.output_tokens} tokens and {attempt.duration_ms} ms"
+        lines.append(("ended", ended))
+    return lines
+
+
+def _phases(phases: Phases | None) -> str:
+    if phases is None:
+        return ""
+    parts = [f"{phases.before_ms} ms on attempts before"] if phases.before_ms else []
+    if phases.behind_requests:
+        requests, tokens = _count(phases.behind_requests, "request"), number_text(phases.behind_tokens)
+        there = f"{requests} being prefilled there ({tokens} tokens)"
+        beside = ", some of them beside it" if phases.overlapped else ""
+        parts.append(f"{phases.behind_ms} ms behind {there}{beside}")
+    else:
+        parts.append("nothing was being prefilled there before it")
+    return f": {', '.join(parts)}, {phases.rest_ms} ms its own"
+
+
+def _cache(attempt: Attempt) -> str:
+    real, reuse = attempt.real_cached_tokens, attempt.reuse
+    said = f"{real} of {attempt.prompt_tokens} prompt tokens came from the cache"
+    if reuse is None or reuse.verdict == "as_predicted":
+        return f"{said}, as predicted"
+    where = f" ({reuse.stream}:{reuse.seq})" if reuse.stream is not None else ""
+    return f"{said}, predicted {attempt.predicted_cached_tokens}; {reuse.text}{where}"
+
+
+def left_out(excluded: dict[str, dict[str, Any]]) -> list[str]:
+    """Who was no candidate, and why."""
+    lines = []
+    for reason, why in excluded.items():
+        more = why["count"] - len(why["first"])
+        named = ", ".join(why["first"]) + (f" and {more} more" if more > 0 else "")
+        lines.append(f"  left out: {why['count']} for {reason.replace('_', ' ')} ({named})")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,71 @@
+"""`contrail replay open`: the page in a browser, over an export or a deployment that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import webbrowser
+from typing import Any
+
+import click
+
+from api.addresses import join_address
+from api.debug.access import TOKEN_BYTES, is_loopback
+from api.debug.opened import Opened, opened
+from api.debug.site import create_site
+from api.logs import configure_logging
+from api.part import told_to_end
+from api.recorded.source import Source, recording_options
+from api.server import Server, bind
+
+GRACE_S = 1.0
+
+
+@click.command("open")
+@recording_options
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Where to listen; beyond loopback asks for a token."
+)
+@click.option("--port", type=click.IntRange(0, 65_535), default=0, show_default=True, help="0 for any free one.")
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+def open_page(source: Source, host: str, port: int, *, no_browser: bool) -> None:
+    """Open the page: a timeline of decisions and load that can be scrubbed, with the state at each moment, what each
+    decision weighed, and sliders that decide again.
+
+    Of an export nothing is asked but the file; of a deployment that runs the page follows the log.
+
+    \b
+    contrail replay open --log incident.contrail
+    contrail replay open --log incident.contrail --port 8300 --no-browser
+    contrail replay open --data data
+    """
+    configure_logging()
+    asyncio.run(_serve(source, host, port, browser=not no_browser))
+
+
+async def _serve(source: Source, host: str, port: int, *, browser: bool) -> None:
+    token = None if is_loopback(host) else secrets.token_hex(TOKEN_BYTES)
+    listener = bind(host, port)
+    with told_to_end(None) as ending:
+        async with opened(source.file, source.key, source.connection) as shown:
+            server = Server(create_site(shown.questions, token), listener)
+            address = await server.start()
+            where = f"http://{join_address(address.host, address.port)}/debug"
+            _say(where if token is None else f"{where}?token={token}", browser=browser)
+            await _until_over(shown, ending)
+            await server.stop(GRACE_S)
+
+
+def _say(where: str, *, browser: bool) -> None:
+    click.echo(where)
+    click.echo("Ctrl-C ends it.", err=True)
+    if browser:
+        webbrowser.open(where)
+
+
+async def _until_over(shown: Opened, ending: asyncio.Future[str]) -> None:
+    """We are told to end, or the recording cannot grow any more: then the error is raised."""
+    both: list[asyncio.Future[Any]] = [ending, shown.over]
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    if shown.over.done():
+        shown.over.result()

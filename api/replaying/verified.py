@@ -1,0 +1,263 @@
+"""What `contrail replay verify` found, for people and for scripts: the answer first, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from core.event_json import hash_text, time_text
+from replay.fold_check import FoldDifference
+from replay.lacks import Lack
+from replay.names import Names
+from replay.proof import Proof
+from replay.verifying.differences import TERMS, Side
+from replay.verifying.verdict import Difference
+from replay.verifying.verify import Verified
+
+SHOWN = 10
+"""Of each list, in text; JSON has all that is kept."""
+MILLI = 1000
+REASONS = {
+    "version": "decided by another version of the program's rules",
+    "settings": "their settings are not in this recording",
+    "replaced": "the history that they rest on was replaced",
+    "end": "they rest on messages behind the end of this recording",
+    "cut": "they rest on messages that retention took",
+    "deleted": "they rest on messages that are missing here",
+    "unknown": "messages of their own replica are missing",
+    "gap": "they rest on messages that are missing in a chain",
+    "repeat": "the same messages once more",
+    "foreign": "signed by somebody else than the owner of the subject",
+    "ended": "behind the end of their replica",
+    "unreadable": "in messages that this program cannot read",
+}
+
+
+def verified_text(found: Verified, names: Names) -> str:
+    """The page."""
+    lines = [_answer(found), *_chains(found.proof)]
+    lines += _limited([line for each in found.differences[:SHOWN] for line in difference_lines(each)], found)
+    lines += [f"  {_fold_difference(each, names)}" for each in found.folds.differences[:SHOWN]]
+    lines += ["", *_counts(found), *_gaps(found.gaps)]
+    return "\n".join(lines)
+
+
+def verified_json(found: Verified, names: Names) -> dict[str, Any]:
+    """Stable snake_case keys."""
+    return {
+        "holds": found.holds,
+        "decisions": found.decisions,
+        "verified": found.verified,
+        "different": found.different,
+        "not_judged": found.not_judged,
+        "not_judged_why": found.not_judged_why,
+        "unaccounted": found.unaccounted,
+        "differences": [difference_json(each) for each in found.differences],
+        "refusals": msgspec.to_builtins(found.refusals),
+        "folds": _folds_json(found, names),
+        "chains": _chains_json(found.proof),
+        "gaps": [_gap_json(lack) for lack in found.gaps],
+        "replicas": [
+            {"replica": replica, "name": names.replica(replica), "decisions": count}
+            for replica, count in found.replicas.items()
+        ],
+        "seconds": round(found.seconds, 3),
+        "decisions_per_s": round(found.decisions_per_s, 1),
+        "digest": found.digest,
+    }
+
+
+# --- text --------------------------------------------------------------------------------------------------------
+
+
+def _answer(found: Verified) -> str:
+    if not found.proof.holds:
+        broken = f"The record does not hold: {many(found.proof.broken, 'break')} in its chains"
+        differ = found.different + found.refusals.different
+        return f"{broken}, and {many(differ, 'decision')} do not follow from it." if differ else f"{broken}."
+    if found.different or found.refusals.different:
+        refused = f", nor {many(found.refusals.different, 'refusal')}" if found.refusals.different else ""
+        return f"{found.different:,} of {many(found.decisions, 'decision')} do not follow from the log{refused}."
+    if found.folds.different:
+        return "Every decision follows from the log, but a replica's fold was not what the log gives."
+    if found.unaccounted:
+        return f"{many(found.unaccounted, 'decision')} came to no verdict: this is a bug in verify itself."
+    return _all_well(found)
+
+
+def _all_well(found: Verified) -> str:
+    left = sum(found.not_judged.values())
+    if left:
+        return f"{found.verified:,} of {many(found.decisions, 'decision')} follow from the log; {left:,} not judged."
+    return (
+        f"All {found.decisions:,} decisions follow from the log."
+        if found.decisions
+        else "No decision is in this range."
+    )
+
+
+def _chains(proof: Proof) -> Iterator[str]:
+    for each in proof.breaks[:SHOWN]:
+        yield f"  {each.kind}: {each.what}"
+    if proof.broken > SHOWN:
+        yield f"  … and {proof.broken - SHOWN:,} more"
+
+
+def difference_lines(it: Difference) -> Iterator[str]:
+    """A decision that does not follow, with both sides."""
+    where = f"routing:{it.seq} ({time_text(it.time_ms)})"
+    yield f"  {it.request} attempt {it.attempt}, decided by {it.replica_name} at {where}"
+    about = f" of {it.term_worker_name}" if it.term_worker else ""
+    yield f"    first term that differs: {TERMS.get(it.term, it.term)}{about} ({it.term})"
+    yield f"      recorded {value_text(it.term_recorded)}, recomputed {value_text(it.term_recomputed)}"
+    yield f"    recorded   {side_line(it.recorded)}"
+    yield f"    recomputed {side_line(it.recomputed)}"
+
+
+def side_line(it: Side) -> str:
+    """One side of a decision."""
+    where = f"{it.name} ({it.worker}), cost {it.cost / MILLI:g}" if it.worker else "nobody"
+    return f"{where}, digest {it.digest or 'none'}"
+
+
+def value_text(value: Any) -> str:
+    """A term's value."""
+    return value or "nothing" if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _limited(lines: list[str], found: Verified) -> Iterator[str]:
+    yield from lines
+    more = found.different + found.refusals.different - SHOWN
+    if more > 0:
+        yield f"  … and {more:,} more; --write FILE has every decision"
+
+
+def _fold_difference(it: FoldDifference, names: Names) -> str:
+    who, said = f"{names.replica(it.replica)} ({it.replica})", f"routing:{it.reported_seq}"
+    ours, theirs = hash_text(it.refolded), hash_text(it.digest)
+    return f"{who} had {theirs} as its fold of {it.stream} at {it.seq}, said at {said}; the log gives {ours}"
+
+
+def _counts(found: Verified) -> Iterator[str]:
+    yield f"  verified    {found.verified:,}"
+    if found.different:
+        yield f"  different   {found.different:,}"
+    for reason, count in found.not_judged.items():
+        why = found.not_judged_why.get(reason, "")
+        yield f"  not judged  {count:,}: {REASONS.get(reason, reason)}{f'; the first: {why}' if why else ''}"
+    refusals = found.refusals
+    if refusals.verified or refusals.different or refusals.not_judged:
+        told = f"{refusals.verified:,} verified"
+        told += f", {refusals.different:,} different" if refusals.different else ""
+        told += f", {refusals.not_judged:,} not judged" if refusals.not_judged else ""
+        yield f"  refusals    {told}"
+    yield f"  replicas    {len(found.replicas)}"
+    yield f"  chains      {_chains_told(found.proof)}"
+    folds = found.folds
+    not_judged = f", {folds.not_judged:,} not judged" if folds.not_judged else ""
+    compared = f"{folds.compared:,} compared with what replicas said of theirs"
+    yield f"  folds       {compared}, {folds.different:,} differ{not_judged}"
+    yield f"  digest      {found.digest}"
+    yield f"  speed       {found.decisions_per_s:,.0f} decisions/s, {found.seconds:.1f} s"
+
+
+def _chains_told(proof: Proof) -> str:
+    what = f"{proof.messages:,} messages of {many(proof.sources, 'source')}"
+    if not proof.keyed:
+        return f"{what} in order; not proved: give the deployment's key (--key-file) to prove what they say"
+    if not proof.origin:
+        return f"{what} in order; the export is redacted: its chains prove order, not origin"
+    state = "hold" if proof.holds else f"do not hold, {many(proof.broken, 'break')}"
+    return f"{what} {state}, checked with the deployment's key and against {many(proof.witnessed, 'witness')}"
+
+
+def _gaps(gaps: list[Lack]) -> Iterator[str]:
+    if not gaps:
+        yield "  gaps        none"
+        return
+    yield f"  gaps        {len(gaps)}"
+    for lack in gaps[:SHOWN]:
+        yield f"    {lack.text}"
+    if len(gaps) > SHOWN:
+        yield f"    … and {len(gaps) - SHOWN:,} more"
+
+
+def many(count: int, what: str) -> str:
+    """So many of them."""
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{count:,} {what if count == 1 else plural}"
+
+
+# --- JSON --------------------------------------------------------------------------------------------------------
+
+
+def difference_json(it: Difference) -> dict[str, Any]:
+    """The same with stable keys."""
+    return {
+        "request": it.request,
+        "attempt": it.attempt,
+        "replica": it.replica,
+        "replica_name": it.replica_name,
+        "stream": "routing",
+        "seq": it.seq,
+        "time": time_text(it.time_ms),
+        "term": it.term,
+        "term_worker": it.term_worker or None,
+        "term_worker_name": it.term_worker_name or None,
+        "term_recorded": it.term_recorded,
+        "term_recomputed": it.term_recomputed,
+        "recorded": msgspec.to_builtins(it.recorded),
+        "recomputed": msgspec.to_builtins(it.recomputed),
+    }
+
+
+def _folds_json(found: Verified, names: Names) -> dict[str, Any]:
+    folds = found.folds
+    return {
+        "compared": folds.compared,
+        "different": folds.different,
+        "not_judged": folds.not_judged,
+        "differences": [
+            {
+                "replica": it.replica,
+                "replica_name": names.replica(it.replica),
+                "stream": it.stream,
+                "seq": it.seq,
+                "reported_seq": it.reported_seq,
+                "time": time_text(it.time_ms),
+                "digest": hash_text(it.digest),
+                "refolded": hash_text(it.refolded),
+            }
+            for it in folds.differences
+        ],
+    }
+
+
+def _chains_json(proof: Proof) -> dict[str, Any]:
+    return {
+        "holds": proof.holds,
+        "keyed": proof.keyed,
+        "origin": proof.origin,
+        "messages": proof.messages,
+        "sources": proof.sources,
+        "witnessed": proof.witnessed,
+        "broken": proof.broken,
+        "breaks": msgspec.to_builtins(proof.breaks),
+    }
+
+
+def _gap_json(lack: Lack) -> dict[str, Any]:
+    return {
+        "kind": lack.kind,
+        "stream": lack.stream,
+        "source": lack.source,
+        "name": lack.name or None,
+        "messages": lack.messages,
+        "n_from": lack.n_from,
+        "n_to": lack.n_to,
+        "after_seq": lack.after,
+        "noticed_seq": lack.noticed,
+        "text": lack.text,
+    }

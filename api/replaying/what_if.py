@@ -1,0 +1,167 @@
+"""`contrail replay what-if`: the recorded history decided again under other settings, and what that would have won."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from api.cli_settings import pairs_of
+from api.recorded.copying import Wanted
+from api.recorded.progress import deciding
+from api.recorded.source import Source, recording_options
+from api.replaying.what_if_text import one_text, several_text
+from core.errors import CallerError
+from core.moments import Moment, parse_moment
+from core.subjects import ROUTING
+from replay.recording import Recording
+from replay.supposing.outcome import Outcome, ranked
+from replay.supposing.scenario import USUAL, Scenario, scenarios
+from replay.supposing.what_if import what_if as decide_again
+
+WORST = 5
+MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request id."
+
+
+@click.command("what-if")
+@recording_options
+@click.option("--from", "start", help=MOMENT)
+@click.option("--to", "end", help="MOMENT up to which, not included.")
+@click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="Decide under this setting; repeat for more.")
+@click.option("--policy", help="Decide by this policy: kv, round-robin, random or least-loaded.")
+@click.option("--without", multiple=True, metavar="WORKER", help="As if this worker, by name or id, were not there.")
+@click.option("--lag", "lag_ms", type=int, default=0, metavar="MS", help="As if events were known so much later.")
+@click.option("--try", "tries", multiple=True, metavar="KEY=VALUE,…", help="A scenario to compare; repeat for more.")
+@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="A scenario per value, or combination.")
+@click.option("--recorded-load", is_flag=True, help="Loads as recorded; else they follow the new choices.")
+@click.option("--worst", type=click.IntRange(0), default=WORST, show_default=True, help="How many cases to show.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
+@click.option("--changes", is_flag=True, help="In JSON: every decision that changes.")
+def what_if(
+    source: Source,
+    start: str | None,
+    end: str | None,
+    given: tuple[str, ...],
+    policy: str | None,
+    without: tuple[str, ...],
+    lag_ms: int,
+    tries: tuple[str, ...],
+    sweeps: tuple[str, ...],
+    worst: int,
+    *,
+    recorded_load: bool,
+    as_json: bool,
+    changes: bool,
+) -> None:
+    """Decide the recorded requests again under other settings, and say what that would have won or cost.
+
+    Several scenarios (--try, --sweep) make one table, the best first. Without any option, the usual ones are tried.
+    Milliseconds are estimated from the record itself; caches stay as recorded.
+
+    \b
+    contrail replay what-if --log incident.contrail
+    contrail replay what-if --policy round-robin --from -1h
+    contrail replay what-if --set prefill_weight=2 --set decode_weight=0.5 --worst 20
+    contrail replay what-if --sweep prefill_weight=1,2,4 --sweep decode_weight=0.5,1
+    contrail replay what-if --try policy=kv --try policy=kv,prefill_weight=4 --without decode-1 --lag 250
+    """
+    base = _base(given, policy, without, lag_ms, recorded_load=recorded_load)
+    asked = _asked(base, tries, sweeps)
+    outcomes = _outcomes(source, asked, (start, end), worst, keep_changes=changes and as_json)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(_plain(outcomes, changes=changes))))
+    elif len(outcomes) == 1:
+        click.echo(one_text(outcomes[0]))
+    else:
+        click.echo(several_text(outcomes))
+
+
+def _base(
+    given: tuple[str, ...], policy: str | None, without: tuple[str, ...], lag_ms: int, *, recorded_load: bool
+) -> dict[str, Any]:
+    """What all scenarios have in common."""
+    base: dict[str, Any] = {}
+    for text in given:
+        base.update(_pairs(text))
+    if policy is not None:
+        base["policy"] = policy
+    if without:
+        base["without"] = without
+    if lag_ms:
+        base["delay_ms"] = lag_ms
+    if recorded_load:
+        base["follow_load"] = False
+    return base
+
+
+def _asked(base: dict[str, Any], tries: tuple[str, ...], sweeps: tuple[str, ...]) -> list[Scenario]:
+    if not base.keys() - {"follow_load"} and not tries and not sweeps:
+        return scenarios(base, USUAL, {})
+    swept: dict[str, list[Any]] = {}
+    for text in sweeps:
+        key, values = _sweep(text)
+        if key in swept:
+            raise CallerError(f"--sweep: {key} is given twice")
+        swept[key] = values
+    return scenarios(base, [_pairs(text) for text in tries], swept)
+
+
+def _pairs(text: str) -> dict[str, Any]:
+    """`key=value,key=value`, as `contrail settings set` understands it."""
+    words: list[str] = []
+    for part in text.split(","):
+        key, equals, value = part.strip().partition("=")
+        if not (key and equals and value):
+            raise CallerError(f"{text!r} is not KEY=VALUE, or several of them with commas between")
+        words += [key.strip(), value.strip()]
+    return pairs_of(tuple(words))
+
+
+def _sweep(text: str) -> tuple[str, list[Any]]:
+    key, equals, values = text.partition("=")
+    found = [_pairs(f"{key.strip()}={value.strip()}") for value in values.split(",") if value.strip()]
+    if not equals or not found:
+        raise CallerError(f"--sweep: {text!r} is not KEY=VALUE,VALUE,…")
+    (name,) = found[0]
+    return name, [each[name] for each in found]
+
+
+def _outcomes(
+    source: Source,
+    asked: list[Scenario],
+    range_: tuple[str | None, str | None],
+    worst: int,
+    *,
+    keep_changes: bool,
+) -> list[Outcome]:
+    """The best first. CallerError if nothing was decided there."""
+    now_ms = source.now_ms
+    moments = [parse_moment(text, now_ms) if text is not None else None for text in range_]
+    with source.opened(Wanted(*moments)) as recording:
+        start, end = _positions(recording, *moments)
+        found = decide_again(recording, asked, start, end, deciding(), worst=worst, keep_changes=keep_changes)
+    if not found[0].decisions:
+        left_out = sum(found[0].left_out.values())
+        why = f"the {left_out} there cannot be judged: {', '.join(found[0].left_out)}" if left_out else "none is there"
+        raise CallerError(f"no decision can be made again in this part of the record: {why}")
+    return ranked(found)
+
+
+def _positions(recording: Recording, start: Moment | None, end: Moment | None) -> tuple[int, int | None]:
+    if ROUTING not in recording.streams:
+        return 1, None
+    first = 1 if start is None else recording.position(ROUTING, start)
+    return first, None if end is None else recording.position(ROUTING, end)
+
+
+def _plain(outcomes: list[Outcome], *, changes: bool) -> dict[str, Any]:
+    """The best first; `best` is its settings, or null if what was recorded is better."""
+    best = outcomes[0]
+    rows = []
+    for outcome in outcomes:
+        row: dict[str, Any] = {"label": outcome.scenario.label, **msgspec.structs.asdict(outcome)}
+        if not changes:
+            del row["changes"]
+        rows.append(row)
+    return {"best": best.scenario.settings if best.better and not best.refused else None, "outcomes": rows}

@@ -1,0 +1,208 @@
+"""Bisect of two replicas: where what they said of their folds parts, who was wrong there, and what came in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from core.codec import decode_message
+from core.errors import CallerError, Corrupt
+from core.event_json import hash_text
+from core.events import DivergenceFound
+from core.ids import ReplicaId, StreamName, StreamSeq
+from core.subjects import ROUTING, owner
+from replay.bisecting.bisect import Departure, first_departure
+from replay.lacks import Lacks
+from replay.recording import Recording
+from replay.verifying.agreements import LogFolds, Reported, reported
+from replay.verifying.verify import Progress
+
+MESSAGES_MAX = 20
+"""Messages between two points that are told."""
+FOUND = DivergenceFound.__name__.encode()
+
+
+class Between(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that one of the two took otherwise than the other."""
+
+    seq: int
+    time_ms: int
+    source: str
+    n: int
+    events: list[str]
+
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica itself found of it (`DivergenceFound`)."""
+
+    seq: int
+    """Where it said so, in the routing stream."""
+    replica: str
+    other: str
+    stream: str
+    at_seq: int
+    verdict: str
+
+
+class StreamParting(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream, as the two folded it."""
+
+    stream: str
+    compared: int
+    """Places that both reported."""
+    last_equal: int
+    """The last of them at which both were equal before they parted; 0 for none."""
+    first_different: int
+    """The first at which they were not; 0 for none."""
+    digests: dict[str, str]
+    """There: by replica, and `log` for what the log gives; empty if they are equal."""
+    wrong: list[str]
+    """Replicas that had something else than the log gives."""
+    history: bool
+    """Whether they had not even read the same message there."""
+    between: list[Between]
+    """The first MESSAGES_MAX messages behind the last equal place, up to the first different one."""
+    between_total: int
+
+
+class ReplicaParting(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to say of the two."""
+
+    replicas: dict[str, str]
+    """Id to name, of the two lives that are compared."""
+    streams: list[StreamParting]
+    divergences: list[Divergence]
+    departure: Departure | None
+    """The first decision of either that does not follow from the log."""
+
+    @property
+    def part(self) -> bool:
+        """Whether they do, or one of them does from the log."""
+        return self.departure is not None or any(stream.first_different for stream in self.streams)
+
+
+def between_replicas(
+    recording: Recording,
+    first: str,
+    second: str,
+    start: int = 1,
+    end: int | None = None,
+    *,
+    lacks: Lacks | None = None,
+    progress: Progress = lambda _done, _of: None,
+) -> ReplicaParting:
+    """Two replicas by name or id; of several lives, the two that reported most places in common. CallerError if one is
+    not known."""
+    said: dict[ReplicaId, dict[tuple[StreamName, int, StreamSeq], Reported]] = {}
+    for each in reported(recording):
+        if start <= each.at < (end or each.at + 1):
+            said.setdefault(each.replica, {})[each.stream, each.epoch, each.seq] = each
+    one, other = _lives(recording, first, second, said)
+    streams = _streams(recording, said.get(one, {}), said.get(other, {}))
+    return ReplicaParting(
+        replicas={replica: recording.names.replica(replica) for replica in (one, other)},
+        streams=streams,
+        divergences=[each for each in _divergences(recording) if {each.replica, each.other} & {one, other}],
+        departure=first_departure(recording, start, end, replicas={one, other}, lacks=lacks, progress=progress),
+    )
+
+
+def _lives(
+    recording: Recording,
+    first: str,
+    second: str,
+    said: Mapping[ReplicaId, Mapping[tuple[StreamName, int, StreamSeq], Reported]],
+) -> tuple[ReplicaId, ReplicaId]:
+    pairs = [
+        (len(said.get(one, {}).keys() & said.get(other, {}).keys()), one, other)
+        for one in sorted(recording.names.replicas_called(first))
+        for other in sorted(recording.names.replicas_called(second))
+        if one != other
+    ]
+    if not pairs:
+        raise CallerError(f"{first!r} and {second!r} are one and the same replica: name two")
+    _, one, other = max(pairs)
+    return one, other
+
+
+def _streams(
+    recording: Recording,
+    ours: Mapping[tuple[StreamName, int, StreamSeq], Reported],
+    theirs: Mapping[tuple[StreamName, int, StreamSeq], Reported],
+) -> list[StreamParting]:
+    common: dict[StreamName, list[StreamSeq]] = {stream: [] for stream in recording.streams}
+    for stream, epoch, seq in ours.keys() & theirs.keys():
+        if stream in common and recording.archive.span(stream).epoch == epoch:
+            common[stream].append(seq)
+    found = []
+    for stream, seqs in common.items():
+        epoch = recording.archive.span(stream).epoch
+        pairs = [(ours[stream, epoch, seq], theirs[stream, epoch, seq]) for seq in sorted(seqs)]
+        found.append(_stream(recording, stream, pairs))
+    return found
+
+
+def _stream(recording: Recording, stream: StreamName, pairs: list[tuple[Reported, Reported]]) -> StreamParting:
+    equal = [one.seq for one, other in pairs if one.digest == other.digest]
+    apart = next(((one, other) for one, other in pairs if one.digest != other.digest), None)
+    if apart is None:
+        return StreamParting(
+            stream=stream, compared=len(pairs), last_equal=equal[-1] if equal else 0, first_different=0, digests={},
+            wrong=[], history=False, between=[], between_total=0,
+        )  # fmt: skip
+    one, other = apart
+    last_equal = max((seq for seq in equal if seq < one.seq), default=StreamSeq(0))
+    log = LogFolds(recording, {stream: {one.seq}}).at(stream, one.seq)
+    digests = {str(one.replica): hash_text(one.digest), str(other.replica): hash_text(other.digest)}
+    if log is not None:
+        digests["log"] = hash_text(log.digest)
+    messages = list(_between(recording, stream, last_equal, one.seq))
+    return StreamParting(
+        stream=stream,
+        compared=len(pairs),
+        last_equal=last_equal,
+        first_different=one.seq,
+        digests=digests,
+        wrong=[str(each.replica) for each in apart if log is not None and each.digest != log.digest],
+        history=one.head != other.head,
+        between=messages[:MESSAGES_MAX],
+        between_total=len(messages),
+    )
+
+
+def _between(recording: Recording, stream: StreamName, start: int, end: int) -> list[Between]:
+    return [
+        Between(
+            seq=frame.seq,
+            time_ms=frame.time_ms,
+            source=frame.message.source,
+            n=frame.message.n,
+            events=[type(event).__name__ for event in frame.message.events],
+        )
+        for frame in recording.frames(stream, start + 1, end + 1)
+        if frame.message is not None
+    ]
+
+
+def _divergences(recording: Recording) -> list[Divergence]:
+    found = []
+    for record in recording.archive.read(ROUTING) if ROUTING in recording.streams else ():
+        if FOUND in record.payload:
+            try:
+                message = decode_message(record.payload)
+            except Corrupt:
+                continue
+            found += [
+                Divergence(
+                    seq=record.seq,
+                    replica=owner(record.subject),
+                    other=event.other,
+                    stream=event.stream,
+                    at_seq=event.seq,
+                    verdict=event.verdict,
+                )
+                for event in message.events
+                if isinstance(event, DivergenceFound)
+            ]
+    return found

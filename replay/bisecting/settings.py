@@ -1,0 +1,142 @@
+"""Bisect of settings: the first recorded decision that two sets of settings make otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from core.codec import decode_message
+from core.errors import CallerError, Corrupt
+from core.events import SettingsChanged
+from core.ids import ReplicaId
+from core.settings import RoutingSettings
+from core.subjects import ROUTING
+from replay.names import Names
+from replay.playback import Playback, Situation
+from replay.recording import Recording
+from replay.verifying.differences import Side, Term, again, first_difference, left_out, side
+from replay.verifying.verdict import remade
+from replay.verifying.verify import PROGRESS_EVERY, Progress
+
+Choose = Callable[[Situation], tuple[RoutingSettings, RoutingSettings]]
+"""The two settings that a decision is made under."""
+
+
+class SettingsParting(msgspec.Struct, frozen=True, kw_only=True):
+    """The first decision at which they part."""
+
+    request: str
+    attempt: int
+    replica: str
+    replica_name: str
+    seq: int
+    time_ms: int
+    same: int
+    """Decisions before it with the same choice."""
+    recorded: Side
+    first: Side
+    second: Side
+    term: str
+    term_worker: str
+    term_worker_name: str
+    term_first: Any
+    term_second: Any
+
+
+def parting(
+    recording: Recording,
+    choose: Choose,
+    start: int = 1,
+    end: int | None = None,
+    *,
+    replicas: Collection[ReplicaId] | None = None,
+    progress: Progress = lambda _done, _of: None,
+) -> SettingsParting | None:
+    """The first decision of which the choice differs; None if none does."""
+    total = sum(start <= tried.seq < (end or tried.seq + 1) for tried in recording.index.tries)
+    for number, at in enumerate(Playback(recording, start, end, replica=replicas)):
+        if number % PROGRESS_EVERY == 0:
+            progress(number, total)
+        first, second = choose(at)
+        found = _parting(at, first, second, number, recording.names)
+        if found is not None:
+            progress(total, total)
+            return found
+    progress(total, total)
+    return None
+
+
+def of_revisions(recording: Recording, first: int, second: int) -> Choose:
+    """Those of two revisions that the recording tells of. CallerError if it does not."""
+    told = _revisions(recording)
+    for revision in (first, second):
+        if revision not in told:
+            known = ", ".join(map(str, sorted(told))) or "none"
+            raise CallerError(f"this recording tells of no revision {revision} of the settings; it tells of {known}")
+    return lambda _: (told[first], told[second])
+
+
+def of_changes(changes: Mapping[str, Any]) -> Choose:
+    """What was in force, and the same with these changes. CallerError if they cannot be read."""
+    RoutingSettings.parse(changes)
+    made: dict[RoutingSettings, RoutingSettings] = {}
+
+    def choose(at: Situation) -> tuple[RoutingSettings, RoutingSettings]:
+        if at.settings not in made:
+            made[at.settings] = RoutingSettings.parse({**at.settings.to_mapping(), **changes})
+        return at.settings, made[at.settings]
+
+    return choose
+
+
+def _revisions(recording: Recording) -> dict[int, RoutingSettings]:
+    """What each revision meant, when it was said last."""
+    found: dict[int, RoutingSettings] = {0: RoutingSettings()}
+    word = SettingsChanged.__name__.encode()
+    for record in recording.archive.read(ROUTING):
+        if word in record.payload:
+            try:
+                events = decode_message(record.payload).events
+            except Corrupt:
+                continue
+            for event in events:
+                if isinstance(event, SettingsChanged):
+                    found[event.revision] = RoutingSettings.parse(event.settings)
+    return found
+
+
+def _parting(
+    at: Situation, first: RoutingSettings, second: RoutingSettings, same: int, names: Names
+) -> SettingsParting | None:
+    one, other = remade(at, first), remade(at, second)
+    if isinstance(one, str) or isinstance(other, str):
+        raise CallerError(
+            f"{at.event.request} cannot be decided by this program: {one if isinstance(one, str) else other}"
+        )
+    if one.worker == other.worker:
+        return None
+    revision = at.event.settings_revision
+    routed = again(one, at.request, first, revision)
+    others = again(other, at.request, second, revision)
+    term = Term("choice", "", one.worker or "", other.worker or "")
+    if routed is not None:
+        term = first_difference(routed, others, left_out(other)) or term
+    return SettingsParting(
+        request=at.event.request,
+        attempt=at.event.attempt,
+        replica=at.replica,
+        replica_name=names.replica(at.replica),
+        seq=at.seq,
+        time_ms=at.time_ms,
+        same=same,
+        recorded=side(at.event, names.worker(at.event.worker)),
+        first=side(routed, names.worker(one.worker or "")),
+        second=side(others, names.worker(other.worker or "")),
+        term=term.term,
+        term_worker=term.worker,
+        term_worker_name=names.worker(term.worker) if term.worker else "",
+        term_first=term.recorded,
+        term_second=term.recomputed,
+    )

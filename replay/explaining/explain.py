@@ -1,0 +1,196 @@
+"""Explain: why a request went where it went, and what came of it, from the log alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from core.errors import CallerError
+from core.event_json import time_text
+from core.events import RequestFinished, RequestMigrated, RequestRejected, RequestRouted
+from core.ids import WorkerId, from_column
+from core.settings import RoutingSettings
+from core.subjects import ROUTING
+from projections.policies import MILLI, Scored
+from replay.explaining.draw import draw, drawn
+from replay.explaining.form import Attempt, Explanation, Knowledge, Rejection, Row
+from replay.explaining.ground import Excluded, Ground, ground, routed_event
+from replay.explaining.knowledge import decided_ms, knowledge
+from replay.explaining.needs import terms
+from replay.explaining.reasons import chances, runner_up, why
+from replay.explaining.reuse import reuse
+from replay.explaining.times import phases
+from replay.names import Names
+from replay.recording import Recording
+from replay.routing_index import Tried
+
+EXCLUDED_NAMED_MAX = 64
+"""Of the workers left out for one reason, so many are named."""
+REJECTIONS_MAX = 20
+"""The last so many are told: clients try again under the same id."""
+
+
+def explain(recording: Recording, request: str, *, whole: bool | None = None) -> Explanation:
+    """All that the log knows of the request; CallerError if it does not know it.
+
+    A decision is made again from the log if `whole`, or if that takes half a second and `whole` is None; else it is
+    told as it was recorded, with the candidates that the record holds.
+    """
+    uses = recording.index.uses(request)
+    if not uses:
+        raise CallerError(f"the log knows no request {request!r}; `contrail events --stream routing` lists them")
+    last = next((tries for tries in reversed(uses) if any(tried.worker for tried in tries)), [])
+    attempts = list[Attempt]()
+    first_now_ms: int | None = None
+    for tried in last:
+        event = routed_event(recording, tried) if tried.worker else None
+        if event is not None:
+            first_now_ms = event.now_ms if first_now_ms is None else first_now_ms
+            attempts.append(_attempt(recording, tried, event, first_now_ms, whole=whole))
+    refused = [tried for tried in recording.index.tried(request) if not tried.worker]
+    return Explanation(
+        request=request,
+        model=uses[-1][0].model,
+        attempts=attempts,
+        rejections=[_rejection(recording, tried) for tried in refused[-REJECTIONS_MAX:]],
+        uses=len(uses),
+    )
+
+
+def _attempt(
+    recording: Recording, tried: Tried, event: RequestRouted, first_now_ms: int, *, whole: bool | None
+) -> Attempt:
+    on, names = ground(recording, tried, event, whole=whole), recording.names
+    made_ms = decided_ms(recording, tried, event)
+    known = knowledge(recording, event, made_ms, [scored.candidate.worker for scored in on.ranked])
+    attempt = Attempt(
+        attempt=event.attempt,
+        seq=tried.seq,
+        time=time_text(tried.time_ms),
+        decided=time_text(made_ms),
+        replica=tried.replica,
+        replica_name=names.replica(tried.replica),
+        policy=event.policy,
+        settings_revision=event.settings_revision,
+        settings=on.settings.to_mapping() if on.settings_known else None,
+        settings_changed=changed(on.settings) if on.settings_known else {},
+        prompt_tokens=event.prompt_tokens,
+        block_size=event.block_size,
+        prompt_blocks=on.request.prompt.blocks_to_hold,
+        worker=event.worker,
+        worker_name=names.worker(event.worker),
+        candidates=rows(on, known, names),
+        candidates_total=event.candidates_total,
+        excluded=excluded_named(on.excluded, names),
+        local={names.life(worker): list(reasons) for worker, reasons in on.local.items()},
+        cursor={stream: at for stream, (_, at) in event.cursor.items()},
+        digest=event.digest,
+        predicted_cached_tokens=event.predicted_cached_tokens,
+        why=why(on, names.worker),
+        runner_up=runner_up(on, names.worker),
+        draw=draw(event.seed) if drawn(on.settings) else None,
+        again=on.again,
+        doubts=on.doubts,
+        told_tokens=_told_tokens(recording, tried),
+        phases=phases(recording, tried, first_now_ms, event.now_ms, made_ms),
+        reuse=reuse(recording, tried, on, made_ms) if tried.prefilled_seq or tried.ended_seq else None,
+    )
+    _ended(recording, tried, attempt)
+    return attempt
+
+
+def rows(on: Ground, known: dict[WorkerId, Knowledge], names: Names) -> list[Row]:
+    """The candidates with their costs taken apart, the chosen one first."""
+    likely = chances(on.ranked, on.settings)
+    return [
+        _row(on, scored, known[scored.candidate.worker], names, likely.get(scored.candidate.worker), chosen=not place)
+        for place, scored in enumerate(on.ranked)
+    ]
+
+
+def _row(on: Ground, scored: Scored, known: Knowledge, names: Names, probability: float | None, *, chosen: bool) -> Row:
+    candidate, settings, per = scored.candidate, on.settings, terms(scored, on.request)
+    kv = settings.policy == "kv"
+    return Row(
+        worker=candidate.worker,
+        name=names.worker(candidate.worker),
+        chosen=chosen,
+        cost=scored.cost / MILLI,
+        prefill_cost=settings.prefill_weight_m * per.prefill / MILLI**2 if kv else 0.0,
+        decode_cost=settings.decode_weight_m * per.decode / MILLI**2 if kv else 0.0,
+        request_cost=settings.request_weight_m * per.request / MILLI**2 if kv else 0.0,
+        overlap=candidate.overlap[-1],
+        pending=candidate.pending,
+        to_prefill=scored.prefill_m / MILLI,
+        active_blocks=candidate.active_blocks,
+        active_requests=candidate.active_requests,
+        waiting=candidate.waiting,
+        cache_known=candidate.cache_known,
+        overlap_device=candidate.overlap[0],
+        probability=probability,
+        in_flight=on.in_flight[candidate.worker],
+        knowledge=known,
+    )
+
+
+def changed(settings: RoutingSettings) -> dict[str, Any]:
+    """The settings that differ from the defaults."""
+    usual = RoutingSettings().to_mapping()
+    return {name: value for name, value in settings.to_mapping().items() if value != usual[name]}
+
+
+def excluded_named(excluded: Excluded, names: Names) -> dict[str, dict[str, Any]]:
+    """Reason to how many, and the first of them by name and id."""
+    return {
+        reason: {"count": count, "first": [names.life(worker) for worker in workers[:EXCLUDED_NAMED_MAX]]}
+        for reason, (count, workers) in excluded.items()
+    }
+
+
+def _told_tokens(recording: Recording, tried: Tried) -> int:
+    """How much of the answer the client had from an attempt before."""
+    told = 0
+    for event in _events(recording, tried.migrated_seq):
+        if isinstance(event, RequestMigrated) and (event.request, event.attempt) == (tried.request, tried.attempt):
+            told = event.told_tokens
+    return told
+
+
+def _ended(recording: Recording, tried: Tried, attempt: Attempt) -> None:
+    """What came of it stands in the attempt."""
+    if tried.prefilled_seq:
+        attempt.real_cached_tokens, attempt.ttft_ms = tried.cached_tokens, tried.ttft_ms
+    if not tried.ended_seq:
+        return
+    attempt.outcome, attempt.output_tokens = tried.outcome, tried.output_tokens
+    attempt.duration_ms = tried.duration_ms
+    for event in _events(recording, tried.ended_seq):
+        if isinstance(event, RequestFinished) and (event.request, event.attempt) == (tried.request, tried.attempt):
+            attempt.detail = event.detail
+
+
+def _rejection(recording: Recording, tried: Tried) -> Rejection:
+    (event, *_) = (
+        event
+        for event in _events(recording, tried.seq)
+        if isinstance(event, RequestRejected) and (event.request, event.attempt) == (tried.request, tried.attempt)
+    )
+    excluded = {
+        reason: (count, [WorkerId(worker) for worker in from_column(ids)])
+        for reason, (count, ids) in event.excluded.items()
+    }
+    return Rejection(
+        attempt=event.attempt,
+        time=time_text(tried.time_ms),
+        reason=event.reason,
+        status=event.status,
+        excluded=excluded_named(excluded, recording.names),
+    )
+
+
+def _events(recording: Recording, seq: int) -> tuple[msgspec.Struct, ...]:
+    """Those of the message there in the routing stream; none for 0."""
+    for _, message in recording.said(ROUTING, seq, seq + 1) if seq else ():
+        return message.events
+    return ()

@@ -1,0 +1,188 @@
+"""Lives: what the routing stream says came of every attempt, and how long first tokens took; one pass over it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NewType
+
+import msgspec
+
+from core.events import (
+    Event,
+    ReplicaLeft,
+    ReplicaLost,
+    ReplicaRestated,
+    RequestFinished,
+    RequestPrefilled,
+    RequestRejected,
+    RequestRouted,
+    UnknownEvent,
+)
+from core.ids import LOST_SUFFIX, RequestId
+from core.subjects import ROUTING
+from projections.tally import Key
+from replay.recording import Frame, Recording
+from replay.supposing.fitted import Fitted, Sample, fitted
+
+NEVER = 1 << 38
+"""A sequence that no stream reaches."""
+
+
+Place = NewType("Place", int)
+"""An event's place in the routing stream, as a number: places compare as events follow each other."""
+NTH_BITS = 24
+
+
+def place(seq: int, nth: int = -1) -> Place:
+    """Of the message's event of that number, from 0; without one, before all of them."""
+    return Place((seq << NTH_BITS) + nth + 1)
+
+
+def seq_of(at: Place) -> int:
+    """Where its message stands."""
+    return at >> NTH_BITS
+
+
+ENDLESS = place(NEVER)
+
+
+class Life(msgspec.Struct):
+    """One attempt, from its decision on."""
+
+    replica: str
+    at: Place
+    worker: str
+    model: str
+    prompt_tokens: int
+    prefill_tokens: int
+    queued: int
+    """Prefill tokens in flight on the worker when this was routed, by the order of the log."""
+    lowest: int
+    """The lowest position in the routing stream that this decision or a later one was made at."""
+    prefilled: Place = ENDLESS
+    ended: Place = ENDLESS
+    cached_tokens: int = 0
+    """What the engine took from its cache, if a first token came."""
+    ttft_ms: int = -1
+    """-1 if no first token came."""
+
+
+class Lives:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self.rejected: list[int] = []
+        """Where requests were refused, ascending."""
+        self.fitted: dict[str, Fitted] = {}
+        """By model: engines of two models take different times."""
+        self._samples: dict[str, list[Sample]] = {}
+        self._lives: dict[tuple[int, str, int], Life] = {}
+        self._open: dict[str, dict[Key, Life]] = {}
+        self._queued: Counter[str] = Counter()
+        self._next: dict[str, int] = {}
+        self._unknown: set[str] = set()
+        """Replicas of which a message is missing: no fold counts their requests until they restate themselves."""
+
+    def __repr__(self) -> str:
+        return f"<Lives of {len(self._lives)} attempts>"
+
+    @staticmethod
+    def of(recording: Recording) -> Lives:
+        """All that the recording has; some 20 us per message of the routing stream."""
+        lives = Lives()
+        if ROUTING in recording.streams:
+            for frame in recording.frames(ROUTING):
+                lives._take(frame)
+        lowest = NEVER
+        for life in reversed(lives._lives.values()):
+            life.lowest = lowest = min(lowest, life.lowest)
+        lives.fitted = {model: fitted(samples) for model, samples in sorted(lives._samples.items())}
+        return lives
+
+    def of_attempt(self, seq: int, event: RequestRouted) -> Life | None:
+        """What came of the decision in the message there; None if that message repeats an earlier one."""
+        return self._lives.get((seq, event.request, event.attempt))
+
+    def between(self, start: int, end: int | None) -> int:
+        """How many decisions stand from `start` up to `end` (not included)."""
+        return sum(start <= seq and (end is None or seq < end) for seq, _, _ in self._lives)
+
+    def rejected_between(self, start: int, end: int | None) -> int:
+        """How many requests were refused there."""
+        return sum(start <= seq and (end is None or seq < end) for seq in self.rejected)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.message is None:
+            return
+        replica, source, n = frame.owner, frame.message.source, frame.message.n
+        known = self._next.get(replica, n)
+        if source == replica + LOST_SUFFIX:
+            self._end_all(replica, place(frame.seq))
+            return
+        if source != replica or n < known:
+            return  # somebody else's, or the same message once more
+        if n > known:
+            self._end_all(replica, place(frame.seq))
+            self._unknown.add(replica)
+        self._next[replica] = n + 1
+        for nth, event in enumerate(frame.message.events):
+            self._event(replica, place(frame.seq, nth), event)
+
+    def _event(self, replica: str, at: Place, event: Event | UnknownEvent) -> None:
+        match event:
+            case RequestRouted():
+                self._routed(replica, at, event)
+            case RequestPrefilled():
+                self._prefilled(replica, at, event)
+            case RequestFinished():
+                self._end(replica, (RequestId(event.request), event.attempt), at)
+            case RequestRejected():
+                self.rejected.append(seq_of(at))
+            case ReplicaRestated():
+                self._unknown.discard(replica)
+                kept = set(zip(event.requests, event.attempts, strict=True))
+                for key in [key for key in self._open.get(replica, {}) if key not in kept]:
+                    self._end(replica, key, at)
+            case ReplicaLeft() | ReplicaLost():
+                self._end_all(replica, at)
+            case _:
+                pass  # says nothing of requests
+
+    def _routed(self, replica: str, at: Place, event: RequestRouted) -> None:
+        key = (RequestId(event.request), event.attempt)
+        self._end(replica, key, at)
+        life = self._lives[seq_of(at), event.request, event.attempt] = Life(
+            replica=replica,
+            at=at,
+            worker=event.worker,
+            model=event.model,
+            prompt_tokens=event.prompt_tokens,
+            prefill_tokens=event.prefill_tokens,
+            queued=self._queued[event.worker],
+            lowest=event.cursor[ROUTING][1] if ROUTING in event.cursor else 0,
+        )
+        self._queued[event.worker] += event.prefill_tokens
+        self._open.setdefault(replica, {})[key] = life
+        if replica in self._unknown:
+            self._end(replica, key, at)
+
+    def _prefilled(self, replica: str, at: Place, event: RequestPrefilled) -> None:
+        life = self._open.get(replica, {}).get((RequestId(event.request), event.attempt))
+        if life is None or life.prefilled != ENDLESS:
+            return
+        self._queued[life.worker] -= life.prefill_tokens
+        life.prefilled, life.cached_tokens, life.ttft_ms = at, event.cached_tokens, event.ttft_ms
+        if event.attempt == 0:  # a later one's time has in it what came before
+            sample = Sample(life.prompt_tokens - event.cached_tokens, life.queued, event.ttft_ms)
+            self._samples.setdefault(life.model, []).append(sample)
+
+    def _end(self, replica: str, key: Key, at: Place) -> None:
+        life = self._open.get(replica, {}).pop(key, None)
+        if life is not None:
+            life.ended = at
+            if life.prefilled == ENDLESS:
+                self._queued[life.worker] -= life.prefill_tokens
+
+    def _end_all(self, replica: str, at: Place) -> None:
+        for key in list(self._open.get(replica, {})):
+            self._end(replica, key, at)

@@ -1,0 +1,158 @@
+"""Supposed: the loads as they would be if requests had gone where a scenario put them.
+
+A ledger holds every attempt of which the record and the scenario differ. A view shows such an attempt exactly when it
+shows the recorded one: then the recorded weight is taken off one worker, and the supposed one put on another. An
+attempt takes as long as it took; what the log does not tell, how much longer or shorter it would have been elsewhere,
+is not supposed. With nothing in the ledger a supposed view is the recorded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from core.ids import WorkerId
+from core.prompt import Prompt
+from core.subjects import ROUTING
+from projections.tally import InFlight, Key, shared_depth
+from projections.view import Candidate, View
+from replay.supposing.lives import Life, Place, place, seq_of
+
+UNCHANGED = (0, 0, 0)
+
+
+class Supposed(View):
+    """A view with other candidates, and another count of decisions."""
+
+    _rows: list[Candidate]
+    _fewer: int
+
+    @staticmethod
+    def of(view: View, rows: list[Candidate], fewer: int) -> Supposed:
+        """`rows` by id; `fewer` decisions than the view has were made for the model."""
+        supposed = Supposed(*view)
+        supposed._rows, supposed._fewer = rows, fewer
+        return supposed
+
+    def routed(self, model: str) -> int:
+        return super().routed(model) - self._fewer
+
+    def candidates(self, _prompt: Prompt) -> list[Candidate]:
+        return self._rows
+
+
+class Sight(NamedTuple):
+    """Candidates as one view has them, for one request, and what of the routing stream that view shows."""
+
+    view: View
+    rows: list[Candidate]
+    replica: str
+    at: Place
+    """Of the decision: what its replica said before is in its view."""
+
+    @property
+    def limit(self) -> Place:
+        """What others said is in the view if it stands before this."""
+        cursor = self.view.state.cursor.get(ROUTING)
+        return place(cursor.seq + 1 if cursor is not None else 0)
+
+
+class Entry(NamedTuple):
+    """One attempt that the scenario weighs otherwise than the record. Flat, because every decision looks at all that
+    are in flight."""
+
+    key: Key
+    replica: str
+    at: Place
+    prefilled: Place
+    ended: Place
+    worker: WorkerId
+    blocks: int
+    prefill_tokens: int
+    supposed_worker: WorkerId | None
+    """None if nobody would have taken it."""
+    supposed_blocks: int
+    supposed_prefill_tokens: int
+
+    @staticmethod
+    def of(key: Key, life: Life, recorded: InFlight, supposed: InFlight | None) -> Entry:
+        """What the attempt weighs as recorded, and as supposed."""
+        other = (supposed.worker, supposed.blocks, supposed.prefill_tokens) if supposed is not None else (None, 0, 0)
+        own = (recorded.worker, recorded.blocks, recorded.prefill_tokens)
+        return Entry(key, life.replica, life.at, life.prefilled, life.ended, *own, *other)
+
+
+Sums = dict[WorkerId, list[int]]
+"""Per worker: blocks, requests, and prefill tokens more than the view has."""
+
+
+class Ledger:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+
+    def __repr__(self) -> str:
+        return f"<Ledger of {len(self._entries)} attempts>"
+
+    def note(self, entry: Entry) -> None:
+        """The attempt counts as supposed from its place on."""
+        self._entries.append(entry)
+
+    def forget(self, lowest: int) -> None:
+        """No view that comes shows less of the routing stream than this."""
+        self._entries = [entry for entry in self._entries if seq_of(entry.ended) > lowest]
+
+    def rows(self, sight: Sight, prompt: Prompt) -> list[Candidate]:
+        """The candidates of the sight as they are supposed to be; the very ones if nothing differs."""
+        sums: Sums = {}
+        moved: dict[Key, WorkerId | None] = {}
+        mine, own, limit = sight.replica, sight.at, sight.limit
+        for key, replica, at, prefilled, ended, worker, blocks, tokens, to, to_blocks, to_tokens in self._entries:
+            until = own if replica == mine else limit
+            if not at < until <= ended:
+                continue
+            before = sums.get(worker) or sums.setdefault(worker, [0, 0, 0])
+            before[0] -= blocks
+            before[1] -= 1
+            if until <= prefilled:
+                before[2] -= tokens
+                moved[key] = to
+            if to is not None:
+                after = sums.get(to) or sums.setdefault(to, [0, 0, 0])
+                after[0] += to_blocks
+                after[1] += 1
+                if until <= prefilled:
+                    after[2] += to_tokens
+        return _changed(sight, prompt, sums, moved) if sums else sight.rows
+
+
+def _changed(sight: Sight, prompt: Prompt, sums: Sums, moved: Mapping[Key, WorkerId | None]) -> list[Candidate]:
+    pending = _pending(sight.view, prompt, moved) if moved else None
+    rows = []
+    for row in sight.rows:
+        blocks, requests, tokens = sums.get(row.worker, UNCHANGED)
+        computing = row.pending if pending is None else pending.get(row.worker, 0)
+        if blocks or requests or tokens or computing != row.pending:
+            row = row._replace(  # noqa: PLW2901 - the row as it is supposed to be
+                pending=computing,
+                active_blocks=row.active_blocks + blocks,
+                active_requests=row.active_requests + requests,
+                prefill_tokens=row.prefill_tokens + tokens,
+            )
+        rows.append(row)
+    return rows
+
+
+def _pending(view: View, prompt: Prompt, moved: Mapping[Key, WorkerId | None]) -> dict[WorkerId, int] | None:
+    """As the view counts them, with the moved ones where they would be; None if none of them has to do with this."""
+    found: dict[WorkerId, int] = {}
+    touched = False
+    for tally in (view.state.routing.tally, view.ahead.tally):
+        for key, entry in tally.pending(prompt):
+            if tally is view.ahead.tally or key not in view.ahead.computed:
+                touched = touched or key in moved
+                worker = moved.get(key, entry.worker)
+                if worker is not None:
+                    found[worker] = max(found.get(worker, 0), shared_depth(entry.hashes, prompt))
+    return found if touched else None
