@@ -6,8 +6,11 @@ import resource
 from pathlib import Path
 from typing import Any
 
+from actors.prefill_counts import PrefillCounts
 from actors.voice import Voice
 from core.event_json import hash_text
+from projections.jobs import JobsProjection
+from projections.prefill_queue import prefill_queue
 from projections.projection import FOLD_VERSION
 from projections.runner import Runner
 from projections.state import State
@@ -37,6 +40,11 @@ def described_fold(state: State, runner: Runner) -> dict[str, Any]:
         "resets": runner.resets,
         "workers": {member.worker: state.index.blocks(member.worker) for member in state.alive()},
     }
+
+
+def described_prefill(jobs: JobsProjection, now_ms: int, counts: PrefillCounts) -> dict[str, Any]:
+    """What waits for prefill workers, and what came of the prompts of our own requests. O(workers + jobs open)."""
+    return {**prefill_queue(jobs, now_ms)._asdict(), "verdicts": counts.describe()}
 
 
 def described_voice(voice: Voice) -> dict[str, Any]:

@@ -22,9 +22,12 @@ from core.generation import GenerateRequest, Output
 from core.ids import RequestId
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import Prompt, scope_bytes
+from core.roles import PREFILL
 from projections.decide import Decision, decide, record, shown
 from projections.state import State
 from projections.view import RouteRequest, View
+
+ONLY_PREFILL = "has only prefill workers, which answer no requests: start a decode worker (`contrail worker`)"
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +66,10 @@ class Dispatch:
     def check_known(self, model: str) -> None:
         """UnknownModel if there was never a worker for it, NoWorkers if none is connected yet."""
         if model not in self._fleet.catalog:
-            if any(registration.model == model for registration in self._fleet.registered.values()):
+            roles = {each.role for each in self._fleet.registered.values() if each.model == model}
+            if roles == {PREFILL}:
+                raise NoWorkers(f"the model {model!r} {ONLY_PREFILL}")
+            if roles:
                 raise NoWorkers(f"the workers of model {model!r} are not connected yet")
             raise UnknownModel(f"the model {model!r} does not exist")
 
@@ -150,7 +156,7 @@ class Dispatch:
         if decision.worker is None:
             raise self._rejected(asked, decision)
         # the worker gets the request first: the record costs a digest per block
-        stream = self._fleet.links[decision.worker].open(asked.model, request)
+        stream = self._fleet.links[decision.worker].open(asked.model, request, decision.prefer, decision.prefer_tokens)
         try:
             event = record(decision, asked, self._live.current, self._live.revision)
             self._voice().say(event)
@@ -163,6 +169,8 @@ class Dispatch:
         overloaded = "overloaded" in decision.excluded
         reasons = {reason: len(ids) for reason, ids in decision.excluded.items() if reason != "other_model"}
         text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
+        if not text and any(m.joined is not None and m.joined.model == asked.model for m in self._state.prefilling()):
+            text = f"it {ONLY_PREFILL}"
         event = RequestRejected(
             request=asked.id,
             attempt=asked.attempt,

@@ -14,6 +14,7 @@ from actors.wire import Hello
 from core.clock import Clock
 from core.errors import PeerError
 from core.ids import WorkerId
+from core.roles import PREFILL
 from streams.registry import Change, Registry
 
 FAILED_FOR_MS = 2000
@@ -116,7 +117,7 @@ class Fleet:
 
     def _teachers(self, model: str) -> Iterator[Teacher]:
         for worker, registration in self.registered.items():
-            if registration.model == model:
+            if registration.model == model and registration.role != PREFILL:
                 yield Teacher(self.links[worker], registration)
 
     def _on_health(self, healthy: bool) -> None:

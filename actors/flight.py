@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 
 from actors.line import TokenStream, WorkerGone
+from actors.prefill_counts import PrefillCounts
 from core.clock import Clock
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestFinished, RequestPrefilled, RequestRouted
@@ -22,6 +23,7 @@ class Flights:
         self.say = say
         self.clock = clock
         self.open: dict[tuple[str, int], Flight] = {}
+        self.prefills = PrefillCounts()
 
     def __repr__(self) -> str:
         return f"<Flights {len(self.open)} under way>"
@@ -92,12 +94,15 @@ class Flight:
         routed = self.routed
         self.ttft_ms = self._elapsed_ms()
         self._cached_tokens = output.cached_tokens or 0
+        if output.prefill is not None:
+            self._flights.prefills.note(routed.model, output.prefill)
         self._flights.say(
             RequestPrefilled(
                 request=routed.request,
                 attempt=routed.attempt,
                 cached_tokens=self._cached_tokens,
                 ttft_ms=self.ttft_ms,
+                prefill=output.prefill,
             )
         )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable
 from typing import assert_never, cast
 
 from actors.gathered import Gathered
+from actors.prefilling.frames import Confirm, Offer, Prompt, Release, ToPrefill
 from actors.wire import (
     ANSWER_BYTES_MAX,
     FRAME_BYTES_MAX,
@@ -43,7 +45,9 @@ class TokenStream:
     CallerError if the engine cannot take the request; what came before is read first.
     """
 
-    def __init__(self, line: Line | None, model: str, request: GenerateRequest) -> None:
+    def __init__(
+        self, line: Line | None, model: str, request: GenerateRequest, prefer: str = "", prefer_tokens: int = 0
+    ) -> None:
         self._gathered = Gathered()
         self._error: Exception | None = None
         self._news = asyncio.Event()
@@ -53,7 +57,7 @@ class TokenStream:
         if line is None:
             self.fail(WorkerGone("no connection to the worker"))
         else:
-            self._number = line.open(self, model, request)
+            self._number = line.open(self, model, request, prefer, prefer_tokens)
 
     def __aiter__(self) -> TokenStream:
         return self
@@ -97,9 +101,9 @@ class TokenStream:
 
 
 class Line(asyncio.Protocol):
-    """One connection, once: streams and questions over it."""
+    """One connection, once: streams and questions over it; `on_frame` hears of what a prefill worker is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_frame: Callable[[ToPrefill], None] | None = None) -> None:
         self.streams: dict[int, TokenStream] = {}
         self.closed = asyncio.Event()
         """Set when nothing comes any more."""
@@ -109,6 +113,7 @@ class Line(asyncio.Protocol):
         self._splitter = Splitter(ANSWER_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._asked: list[tuple[type[ToReplica], asyncio.Future[ToReplica]]] = []
+        self._on_frame = on_frame
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # a cast: uvloop's transports are no subclass
@@ -135,10 +140,13 @@ class Line(asyncio.Protocol):
             if not answer.done():
                 answer.set_exception(WorkerGone(why))
 
-    def open(self, stream: TokenStream, model: str, request: GenerateRequest) -> int:
+    def open(
+        self, stream: TokenStream, model: str, request: GenerateRequest, prefer: str = "", prefer_tokens: int = 0
+    ) -> int:
         """The request is on its way; returns the number under which its tokens come. CallerError if it is too long."""
         number = next(self._numbers)
-        frame = encode(Generate(stream=number, model=model, request=request))
+        generate = Generate(stream=number, model=model, request=request, prefer=prefer, prefer_tokens=prefer_tokens)
+        frame = encode(generate)
         if len(frame) > FRAME_BYTES_MAX:
             raise CallerError(
                 f"the request takes {len(frame)} bytes; at most {FRAME_BYTES_MAX} can be sent to a worker"
@@ -189,6 +197,10 @@ class Line(asyncio.Protocol):
                 self.close()
             case Welcome() | Pong() | Files() | Cache():
                 self._answer(frame)
+            case Prompt() | Offer() | Confirm() | Release():
+                if self._on_frame is None:
+                    raise PeerError(f"{type(frame).__name__} is for prefill workers")
+                self._on_frame(frame)
             case _:
                 assert_never(frame)
 

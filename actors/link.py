@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from actors.line import Line, TokenStream, WorkerGone
+from actors.prefilling.frames import ToPrefill
 from actors.wire import (
     AskCache,
     AskFiles,
@@ -45,7 +46,9 @@ class Link:
         address: str,
         hello: Callable[[], Hello],
         on_change: Callable[[Link], None],
+        on_frame: Callable[[ToPrefill], None] | None = None,
     ) -> None:
+        """`on_frame` hears of what a prefill worker is told."""
         self.worker = worker
         self.address = address
         self.failures = 0
@@ -54,6 +57,7 @@ class Link:
         """Why the worker will not talk to us, in its words."""
         self._hello = hello
         self._on_change = on_change
+        self._on_frame = on_frame
         self._line: Line | None = None
         self._welcomed = False
         self._task: asyncio.Task[None] | None = None
@@ -88,12 +92,18 @@ class Link:
         if self._line is not None:
             self._line.close()
 
-    def open(self, model: str, request: GenerateRequest) -> TokenStream:
+    def open(self, model: str, request: GenerateRequest, prefer: str = "", prefer_tokens: int = 0) -> TokenStream:
         """The request is on its way when this returns; without a connection the stream says so.
 
-        CallerError if it is longer than a frame may be.
+        `prefer` is the prefill worker that holds most of the prompt, so many tokens of it. CallerError if the request
+        is longer than a frame may be.
         """
-        return TokenStream(self._line if self.up else None, model, request)
+        return TokenStream(self._line if self.up else None, model, request, prefer, prefer_tokens)
+
+    def send(self, frame: ToWorker) -> None:
+        """The frame is on its way, unless the connection is gone: then who waits for an answer waits in vain."""
+        if self._line is not None and self.up:
+            self._line.send(encode(frame))
 
     async def ping(self, timeout_s: float) -> bool:
         """Whether the worker answers within the time."""
@@ -153,7 +163,7 @@ class Link:
 
     async def _connect(self) -> Line:
         host, port = _split(self.address)
-        line = self._line = Line()
+        line = self._line = Line(self._on_frame)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.get_running_loop().create_connection(lambda: line, host, port)

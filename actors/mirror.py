@@ -23,8 +23,10 @@ from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemo
 from actors.mirrored_block import LEVELS, UNREACHABLE, MirroredBlock
 from actors.prefix_states import PrefixStates
 from core.events import CacheCleared, CacheRestated, Event
-from core.prompt import TOKEN_BYTES, scope_bytes, tokens_to_bytes
+from core.prompt import TOKEN_BYTES, Prompt, scope_bytes, tokens_to_bytes
 from core.settings import TIERS
+
+DEVICE = LEVELS["device"]
 
 
 class CacheMirror:
@@ -49,6 +51,8 @@ class CacheMirror:
         self._blocks: dict[int, MirroredBlock] = {}
         self._plain_root = MirroredBlock.root(b"")
         self._states = PrefixStates(seed)
+        self._near: set[int] = set()
+        """Our hashes of what is reported on the device."""
 
     def __repr__(self) -> str:
         return (
@@ -75,6 +79,18 @@ class CacheMirror:
         """Our hashes of the blocks that are reported in this tier: O(blocks)."""
         level = LEVELS[tier]
         return (block.hash for block in self._blocks.values() if block.reach == level and block.hash is not None)
+
+    def overlap(self, prompt: Prompt) -> int:
+        """How many first blocks of the prompt a request can take from the device; at most those reusable.
+        O(log blocks) probes: what is reported is closed under prefixes."""
+        low, high = 0, prompt.blocks_reusable
+        while low < high:
+            middle = (low + high + 1) // 2
+            if prompt.key(middle) in self._near:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def restate(self, part_bytes_max: int) -> list[CacheRestated]:
         """All that is reported, said again in parts with at most that many bytes of hashes each."""
@@ -149,11 +165,15 @@ class CacheMirror:
 
     def _tell(self, moved: dict[MirroredBlock, int]) -> list[Event]:
         for block, old in moved.items():
+            if old == DEVICE and block.hash is not None:
+                self._near.discard(block.hash)
             if block.reach == UNREACHABLE:
                 self.reported -= old != UNREACHABLE
                 continue
             if block.hash is None:
                 block.hash = self._states.hash_of(block)
+            if block.reach == DEVICE:
+                self._near.add(block.hash)
             self.reported += old == UNREACHABLE
         return events_of(moved)
 
@@ -169,6 +189,7 @@ class CacheMirror:
         self._blocks.clear()
         self._plain_root = MirroredBlock.root(b"")
         self._states.clear()
+        self._near.clear()
         self.reported = 0
         return [CacheCleared(reason=reason)]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Protocol, assert_never, cast
 
-from actors.engines.engine import Engine
 from actors.gathered import Gathered
+from actors.prefilling.frames import Answered, Broke, Claim, FromPrefill, Introduce, StillHeld
 from actors.wire import (
     FRAME_BYTES_MAX,
     HELLO_BYTES_MAX,
@@ -54,8 +54,6 @@ _logger = logging.getLogger(__name__)
 class Host(Protocol):
     """What the port needs of its worker."""
 
-    engine: Engine
-
     def welcome(self) -> Welcome:
         """Who the worker is now."""
 
@@ -70,6 +68,15 @@ class Host(Protocol):
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine said how much of a prompt came from its cache."""
+
+    def generate(self, frame: Generate) -> AsyncIterator[Output]:
+        """Tokens as they come; can be closed, as generators can. Errors as of `Engine.generate`."""
+
+    def heard(self, connection: Connection, frame: FromPrefill) -> None:
+        """A prefill worker spoke."""
+
+    def gone(self, connection: Connection) -> None:
+        """A connection broke."""
 
 
 class Port:
@@ -174,6 +181,7 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self.cancel()
+        self._port.host.gone(self)
         self._port.left(self)
 
     def cancel(self) -> None:
@@ -233,7 +241,7 @@ class Connection(asyncio.Protocol):
             self._splitter.bytes_max = FRAME_BYTES_MAX
             if self._timer is not None:
                 self._timer.cancel()
-            self._send(ours.host.welcome())
+            self.send(ours.host.welcome())
 
     def _serve(self, frame: ToWorker) -> None:
         match frame:
@@ -242,13 +250,15 @@ class Connection(asyncio.Protocol):
             case Cancel(stream=stream):
                 self._cancel(stream)
             case Ping(n=n):
-                self._send(Pong(n=n))
+                self.send(Pong(n=n))
             case Restate():
                 self._port.host.restate()
             case AskFiles():
-                self._send(Files(files=self._port.host.files()))
+                self.send(Files(files=self._port.host.files()))
             case AskCache():
-                self._send(Cache(hashes=self._port.host.cached()))
+                self.send(Cache(hashes=self._port.host.cached()))
+            case Introduce() | Claim() | Answered() | Broke() | StillHeld():
+                self._port.host.heard(self, frame)
             case Hello():
                 raise AssertionError("greeted already")
             case _:
@@ -279,8 +289,8 @@ class Connection(asyncio.Protocol):
     async def _stream(self, frame: Generate) -> None:
         request = frame.request
         try:
-            # by the engine's contract its iterator can be closed, as generators can
-            generation = cast(AsyncGenerator[Output, None], self._port.host.engine.generate(request))
+            # by its contract the iterator can be closed
+            generation = cast(AsyncGenerator[Output, None], self._port.host.generate(frame))
             async with aclosing(generation) as outputs:
                 async for output in outputs:
                     if output.cached_tokens is not None:
@@ -329,9 +339,10 @@ class Connection(asyncio.Protocol):
             self._port.changed()
 
     def _refuse(self, reason: str) -> None:
-        self._send(Refusal(reason=reason))
+        self.send(Refusal(reason=reason))
         self.hang_up()
 
-    def _send(self, frame: ToReplica) -> None:
+    def send(self, frame: ToReplica) -> None:
+        """The frame is on its way, unless the connection is gone."""
         if self._open and self._transport is not None:
             self._transport.write(encode(frame))

@@ -14,13 +14,17 @@ from core.clock import Clock
 from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
 from core.ids import SourceId, WorkerId
 from core.keys import DeploymentKey
-from core.subjects import LOAD, kv_stream, subject
+from core.roles import PREFILL
+from core.subjects import JOBS, LOAD, answered_token, asked_token, kv_stream, subject
+from streams.backlog import OutboxLimits
 from streams.log import EventLog, Record
 from streams.outbox import Outbox
 from streams.registry import Registry
 
 LEAVE_TIMEOUT_S = 5.0
 """How long the last events of a leaving worker may take to reach the log."""
+JOB_LIMITS = OutboxLimits(events_max=1, pending_events_max=4096, pace_s=0.0)
+"""The queue hands out messages, so each job is one."""
 
 _logger = logging.getLogger(__name__)
 
@@ -72,6 +76,20 @@ class Presence:
             on_superseded=self._superseded,
         )
 
+        token = answered_token(self.id) if joined.role == PREFILL else asked_token(self.id)
+        self.jobs = Outbox(
+            log,
+            JOBS,
+            subject(namespace, JOBS, token),
+            source,
+            key.chain_key,
+            clock,
+            on_overflow=list,  # each event says how many jobs are open: a fold finds its way back by that
+            on_superseded=self._superseded,
+            limits=JOB_LIMITS,
+        )
+        self._jobs_said = False
+
     def __repr__(self) -> str:
         return f"<Presence {self.joined.name} {self.id}, {self.kv.depth} events waiting>"
 
@@ -81,9 +99,8 @@ class Presence:
         self.kv.put(self.joined)
         if cached:
             self.say(self._restate())
-        self._tasks = [asyncio.create_task(box.run(), name=f"outbox {box!r}") for box in (self.kv, self.load)]
-        for task in self._tasks:
-            task.add_done_callback(_report)
+        for box in (self.kv, self.load):
+            self._run(box)
         await self.register(details)
 
     async def register(self, details: dict[str, object]) -> None:
@@ -109,17 +126,35 @@ class Presence:
         self.load.put(report)
         return True
 
+    def say_job(self, event: Event) -> None:
+        """The event goes to the jobs stream, in order. Workers that never speak there have no part in it."""
+        if not self._jobs_said:
+            self._jobs_said = True
+            self._run(self.jobs)
+        self.jobs.put(event)
+
+    @property
+    def jobs_away_s(self) -> float:
+        """How long the log has acknowledged nothing that it was given: in any stream of ours."""
+        return max(self.jobs.away_s, self.kv.away_s, self.load.away_s)
+
+    def _run(self, box: Outbox) -> None:
+        task = asyncio.create_task(box.run(), name=f"outbox {box!r}")
+        task.add_done_callback(_report)
+        self._tasks.append(task)
+
     def _tell(self) -> None:
         for event in merged(self._untold):
             self.kv.put(event)
         self._untold.clear()
 
     async def leave(self, reason: str) -> None:
-        """WorkerLeft is in both streams if that was possible in time; the registry forgets the worker."""
+        """WorkerLeft is in every stream that it wrote to, if that was possible in time; the registry forgets it."""
         self._tell()
-        for box in (self.kv, self.load):
+        boxes = [self.kv, self.load, *([self.jobs] if self._jobs_said else [])]
+        for box in boxes:
             box.put(WorkerLeft(reason=reason))
-        if not all(await asyncio.gather(self.kv.drain(LEAVE_TIMEOUT_S), self.load.drain(LEAVE_TIMEOUT_S))):
+        if not all(await asyncio.gather(*(box.drain(LEAVE_TIMEOUT_S) for box in boxes))):
             _logger.warning("the log was away when the worker left; replicas will find out by its lease")
         await self.end()
         await self.unregister()

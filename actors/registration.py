@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from core.errors import PeerError
+from core.transfer import KvAddress
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -15,6 +16,9 @@ class Registration(msgspec.Struct, frozen=True):
     engine: str
     block_size: int
     context_max: int
+    role: str = "decode"
+    kv: KvAddress | None = None
+    """Where its blocks can be pulled from; None if they cannot."""
 
     @property
     def kind(self) -> tuple[str, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,6 +15,11 @@ GAUGES: dict[str, tuple[str | int, ...]] = {
     "contrail_journal_events": ("Events in the journal that the log does not have yet", "journal", "events"),
     "contrail_journal_bytes": ("Bytes in the journal that the log does not have yet", "journal", "bytes"),
     "contrail_journal_capacity_bytes": ("How many bytes the journal can hold", "journal", "capacity_bytes"),
+    "contrail_prefill_jobs_waiting": ("Prefill jobs that nobody has taken yet", "prefill", "waiting"),
+    "contrail_prefill_jobs_open": ("Prefill jobs asked for and not over", "prefill", "open"),
+    "contrail_prefill_jobs_taken": ("Prefill jobs that somebody computes", "prefill", "taken"),
+    "contrail_prefill_waiting_tokens": ("Prompt tokens of the jobs that wait", "prefill", "waiting_tokens"),
+    "contrail_prefill_oldest_seconds": ("How long the oldest of them has waited", "prefill", "oldest_ms", 1000),
     "contrail_snapshot_age_seconds": ("Since the newest snapshot; -1 if there is none", "snapshot", "age_s"),
 }
 """Name to what it is and where it stands; a number at the end divides."""
@@ -26,10 +31,19 @@ COUNTERS: dict[str, tuple[str | int, ...]] = {
     "contrail_divergences": ("Differences found between replicas' folds", "agreement", "divergences"),
     "contrail_divergences_rebuilt": ("Of those, settled by replacing our own fold", "agreement", "rebuilt"),
     "contrail_divergences_unexplained": ("Of those, with every fold confirmed", "agreement", "unexplained"),
+    "contrail_prefill_dead_letters": ("Prefill jobs handed out too often and given up", "prefill", "dead_letters"),
     "contrail_index_damages": ("Times that the index did not hold what the log told it", "index_damaged"),
     "contrail_snapshots_taken": ("Snapshots that this replica took", "snapshot", "taken"),
     "contrail_snapshots_failed": ("Snapshots that it tried to take and could not", "snapshot", "failed"),
 }
+VERDICTS: dict[str, tuple[str | int, ...]] = {
+    "contrail_prefill_verdicts": ("Prompts, by why they were computed where, and what came of the job", "requests"),
+    "contrail_prefill_wait_seconds": ("From asking to the answer, or to giving up", "wait_ms", 1000),
+    "contrail_prefill_pull_seconds": ("From the answer to the first token", "pull_ms", 1000),
+    "contrail_prefill_pulled_tokens": ("Prompt tokens that came from prefill workers", "pulled_tokens"),
+}
+"""Counted for each kind of verdict (`actors.prefill_counts`), by these labels."""
+VERDICT_LABELS = ("model", "reason", "outcome")
 
 
 class ReplicaMetrics(Collector):
@@ -47,6 +61,15 @@ class ReplicaMetrics(Collector):
         for name, (text, *path) in COUNTERS.items():
             if (value := _at(about, path)) is not None:
                 yield CounterMetricFamily(name, str(text), value=value)
+        yield from _verdicts(about.get("prefill", {}).get("verdicts", ()))
+
+
+def _verdicts(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    for name, (text, *path) in VERDICTS.items() if rows else ():
+        family = CounterMetricFamily(name, str(text), labels=VERDICT_LABELS)
+        for row in rows:
+            family.add_metric([row[label] for label in VERDICT_LABELS], _at(row, path) or 0.0)
+        yield family
 
 
 def _at(about: Mapping[str, Any], path: list[Any]) -> float | None:

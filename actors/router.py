@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.described import described_fold, described_voice, rss_bytes
+from actors.described import described_fold, described_prefill, described_voice, rss_bytes
 from actors.dispatch import Dispatch
 from actors.fleet import Fleet
 from actors.flight import Flights
@@ -28,6 +28,7 @@ from core.ids import ReplicaId, WorkerId
 from core.keys import DeploymentKey
 from core.models import ModelCard
 from core.readiness import Readiness
+from core.roles import PREFILL
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.runner import Runner
@@ -131,6 +132,7 @@ class Router:
             take_snapshot=options.take_snapshot,
         )
         self._registry = registry
+        self._clock = clock
         self._key = key
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect = ""
@@ -200,7 +202,7 @@ class Router:
             waits["router"] = self._defect
         degraded = {f"model {card.name}": "no worker is connected" for card in self.models() if not card.workers}
         served = len(self.fleet.catalog.models) - len(degraded)
-        due = {f"model {registration.model}" for registration in self.fleet.registered.values()}
+        due = {f"model {each.model}" for each in self.fleet.registered.values() if each.role != PREFILL}
         if not served and not degraded:
             waits["models"] = "no worker has registered yet"
         for model in degraded.keys() & due if served else list(degraded):
@@ -228,6 +230,7 @@ class Router:
             **described_fold(self.state, self.runner),
             **described_voice(self.voice),
             **self.upkeep.describe(),
+            "prefill": described_prefill(self.state.jobs, self._clock.wall_ms(), self.flights.prefills),
             "in_flight": len(self.flights.open),
             "rss_bytes": rss_bytes(),
         }
@@ -239,9 +242,9 @@ class Router:
     def card(self, model: str) -> ModelCard:
         """The model's card. UnknownModel if there was never a worker for it."""
         self.dispatch.check_known(model)
-        members = (member for kv in self.state.kv.values() for member in kv.alive.values())
         workers = sum(
-            m.joined is not None and m.joined.model == model and self.fleet.connected(m.worker) for m in members
+            m.joined is not None and m.joined.model == model and self.fleet.connected(m.worker)
+            for m in self.state.serving()
         )
         return self.fleet.catalog.card(model, workers)
 

@@ -6,9 +6,10 @@
 3. A suspected worker is left out of decisions. If it is silent on TCP too (no connection can be made, or no answer
    comes over the one that stands), its end is written to the log, expecting the last message that its subject has:
    whoever appends first wins, a word of the worker refutes it.
-4. The end of a worker is written on its load subject too. Whoever is not registered, has no end and cannot be asked
-   (a replica; a worker of which the log holds no word of joining; the load reports of a worker that is over or in no
-   kv stream) is over when nothing was heard of it for some lease times.
+4. The end of a worker is written on its load subject too, and on its jobs subject if it ever wrote there. Whoever is
+   not registered, has no end and cannot be asked (a replica; a worker of which the log holds no word of joining; the
+   load reports and jobs of a worker that is over or in no kv stream) is over when nothing was heard of it for some
+   lease times.
 5. A worker that is over keeps its connection for as long as it answers and tokens come over it: an open stream is
    trusted over any lease.
 """
@@ -28,7 +29,7 @@ from core.codec import CHAIN_START, decode_message, encode_event, encode_message
 from core.errors import ContrailError, Corrupt, WrongSequence
 from core.events import ReplicaLost, WorkerLost
 from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamName, StreamSeq, WorkerId
-from core.subjects import LOAD, ROUTING, kv_stream, subject
+from core.subjects import JOBS, LOAD, ROUTING, answered_token, asked_token, kv_stream, subject
 from projections.kv import Member
 from projections.state import State
 from streams.log import EventLog, Record
@@ -39,7 +40,8 @@ PING_TIMEOUT_S = 2.0
 REPLICA_LEASES = 2
 """Who cannot be asked is over after so many lease times without a registration and without a word in the log."""
 LOAD_LEASES = 1
-"""Load reports of a worker that is over, or in no kv stream, end after so many: it may be about to say so itself."""
+"""Load reports and jobs of a worker that is over, or in no kv stream, end after so many: it may be about to say so
+itself."""
 
 _logger = logging.getLogger(__name__)
 
@@ -129,6 +131,8 @@ class Suspicion:
         event = encode_event(WorkerLost(by=me, reason="no lease, no answer"))
         if await self._write_end(kv_stream(member.joined.partition), member.worker, event):
             await self._write_end(LOAD, member.worker, event)
+            if member.worker in self._state.jobs.parts:
+                await self._write_end(JOBS, member.worker, event)
 
     async def _judge_the_silent(self, me: ReplicaLook) -> None:
         now, before = self._clock.monotonic_ms(), self._silent_since
@@ -150,14 +154,16 @@ class Suspicion:
             for worker, member in kv.members.items():
                 if member.joined is None and worker not in registered:
                     yield Silent(stream, worker, member.chain.n_next, REPLICA_LEASES)
-        for worker, chain in self._state.loads.chains.items():
+        chains = [(LOAD, worker, chain) for worker, chain in self._state.loads.chains.items()]
+        chains += [(JOBS, worker, part.chain) for worker, part in self._state.jobs.parts.items()]
+        for stream, worker, chain in chains:
             if worker not in registered and all(worker not in kv.members for kv in self._state.kv.values()):
-                yield Silent(LOAD, worker, chain.n_next, LOAD_LEASES)
+                yield Silent(stream, worker, chain.n_next, LOAD_LEASES)
 
     async def _write_end(self, stream: StreamName, who: str, event: bytes) -> bool:
         """True if the end is in the log, once, whoever wrote it; False if the one concerned spoke up meanwhile, or the
         log is away: then it is judged again."""
-        where = subject(self._namespace, stream, who)
+        where = subject(self._namespace, stream, self._token(stream, who))
         source = SourceId(who + LOST_SUFFIX)
         try:
             last = await self._log.last(stream, where)
@@ -172,10 +178,17 @@ class Suspicion:
         except ContrailError as error:
             _logger.warning("could not write the end of %s now, trying again: %s", who, error)
             return False
-        if stream != LOAD:
+        if stream not in {LOAD, JOBS}:
             kind = "replica" if stream == ROUTING else "worker"
             _logger.warning("%s is lost: no lease, no answer", who, extra={kind: who})
         return True
+
+    def _token(self, stream: StreamName, who: str) -> str:
+        """Under which the one concerned writes there, so that a word of it and its end exclude each other."""
+        if stream != JOBS:
+            return who
+        part = self._state.jobs.parts.get(WorkerId(who))
+        return answered_token(who) if part is not None and part.answers else asked_token(who)
 
 
 class ReplicaLook:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from actors.frame import Frame
+from actors.prefilling.frames import Answered, Broke, Claim, Confirm, Introduce, Offer, Prompt, Release, StillHeld
 from core.errors import PeerError
 from core.generation import GenerateRequest, Output
 
@@ -30,11 +32,7 @@ ANSWER_BYTES_MAX = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 
 
-class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True, omit_defaults=True):
-    pass
-
-
-class Hello(_Frame, frozen=True):
+class Hello(Frame, frozen=True):
     """The replica's first frame."""
 
     protocol: int
@@ -44,39 +42,42 @@ class Hello(_Frame, frozen=True):
     replica: str
 
 
-class Generate(_Frame, frozen=True):
+class Generate(Frame, frozen=True):
     """Asks for tokens."""
 
     stream: int
     model: str
     request: GenerateRequest
+    prefer: str = ""
+    """The prefill worker that holds most of the prompt, as the replica sees it."""
+    prefer_tokens: int = 0
 
 
-class Cancel(_Frame, frozen=True):
+class Cancel(Frame, frozen=True):
     """Nobody waits for this stream any more."""
 
     stream: int
 
 
-class Ping(_Frame, frozen=True):
+class Ping(Frame, frozen=True):
     """Are you there?"""
 
     n: int
 
 
-class Restate(_Frame, frozen=True):
+class Restate(Frame, frozen=True):
     """Your chain has a gap here: say your whole cache again."""
 
 
-class AskFiles(_Frame, frozen=True):
+class AskFiles(Frame, frozen=True):
     """What does a front end need to speak for your model?"""
 
 
-class AskCache(_Frame, frozen=True):
+class AskCache(Frame, frozen=True):
     """Which blocks do you hold on the device?"""
 
 
-class Welcome(_Frame, frozen=True):
+class Welcome(Frame, frozen=True):
     """The worker takes requests from here."""
 
     worker: str
@@ -84,20 +85,20 @@ class Welcome(_Frame, frozen=True):
     model: str
 
 
-class Refusal(_Frame, frozen=True):
+class Refusal(Frame, frozen=True):
     """The worker will not talk; it hangs up."""
 
     reason: str
 
 
-class Tokens(_Frame, frozen=True):
+class Tokens(Frame, frozen=True):
     """New tokens of one stream."""
 
     stream: int
     output: Output
 
 
-class Failed(_Frame, frozen=True):
+class Failed(Frame, frozen=True):
     """One stream ended badly; `fault` says whose it is: `caller` or `worker`."""
 
     stream: int
@@ -105,27 +106,29 @@ class Failed(_Frame, frozen=True):
     text: str
 
 
-class Pong(_Frame, frozen=True):
+class Pong(Frame, frozen=True):
     """Yes."""
 
     n: int
 
 
-class Files(_Frame, frozen=True):
+class Files(Frame, frozen=True):
     """Tokenizer files by name."""
 
     files: dict[str, bytes]
 
 
-class Cache(_Frame, frozen=True):
+class Cache(Frame, frozen=True):
     """The worker's mirror of its engine's cache."""
 
     hashes: bytes
     """uint64, sorted."""
 
 
-ToWorker = Hello | Generate | Cancel | Ping | Restate | AskFiles | AskCache
-ToReplica = Welcome | Refusal | Tokens | Failed | Pong | Files | Cache
+ToWorker = (
+    Hello | Generate | Cancel | Ping | Restate | AskFiles | AskCache | Introduce | Claim | Answered | Broke | StillHeld
+)
+ToReplica = Welcome | Refusal | Tokens | Failed | Pong | Files | Cache | Prompt | Offer | Confirm | Release
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

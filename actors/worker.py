@@ -6,34 +6,38 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from actors.engine_health import until_dead
 from actors.engines.engine import CacheChange, Engine
+from actors.load_reports import LoadReports
 from actors.mirror import CacheMirror
 from actors.port import Port
+from actors.prefilling.decode_side import DecodeSide
+from actors.prefilling.frames import FromPrefill
+from actors.prefilling.peers import Connection
+from actors.prefilling.prefill_side import PrefillSide
+from actors.prefilling.side import Alone, Side
 from actors.presence import Presence
-from actors.wire import Welcome
+from actors.tokenizer_files import tokenizer_files
+from actors.wire import Generate, Welcome
 from core.clock import Clock
-from core.errors import CallerError, EngineDead
-from core.events import Event, LoadReported, WorkerJoined
+from core.errors import CallerError
+from core.events import Event, WorkerJoined
+from core.generation import Output
 from core.ids import WorkerId, new_id
 from core.keys import DeploymentKey
-from core.prompt import hashes_to_bytes
+from core.prompt import Prompt, hashes_to_bytes
+from core.roles import PREFILL
+from core.settings import RoutingSettings
 from streams.log import EventLog
 from streams.registry import Registry
 
-REPORT_EVERY_MS = 250
-"""Load reports come this often at most …"""
-REPORT_IDLE_MS = 2000
-"""… and this often at least."""
-CHECK_EVERY_S = 1.0
-"""Between looks at the engine's health."""
-CHECK_TIMEOUT_S = 30.0
-"""An engine that cannot say for so long whether it lives does not."""
 RESTATE_ASKED_MS = 10_000
 """Replicas that ask for a restatement are heard this often at most."""
 RESTATE_EVERY_S = 7 * 86_400 / 4
@@ -45,7 +49,6 @@ ENGINE_STOP_TIMEOUT_S = 60.0
 """How long the engine may take to end, longer than its own bounds; then we end without it."""
 AWAY_SAID_S = 3.0
 """A log that acknowledges nothing for so long is said to be away."""
-FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 _logger = logging.getLogger(__name__)
 
@@ -65,6 +68,10 @@ class WorkerOptions:
     """How many kv streams there are; the worker takes one by its id when it joins, and keeps it."""
     drain_timeout_s: float = DRAIN_TIMEOUT_S
     restate_every_s: float = RESTATE_EVERY_S
+    routing: RoutingSettings = field(default_factory=RoutingSettings)
+    """What is configured; over it counts what the registry says. Of use where prompts may be computed elsewhere."""
+    prefill_slots: int = 2
+    """Prompts that a prefill worker computes at once."""
 
 
 class Worker:
@@ -80,23 +87,26 @@ class Worker:
         key: DeploymentKey,
     ) -> None:
         self.options = options
+        self.namespace = options.namespace
+        self.routing = options.routing
         self.engine = engine
+        self.side: Side = Alone(lambda: self.engine)
+        """What it does about prompts beside running its engine; settled when that is up."""
         self.mirror: CacheMirror | None = None
         self.presence: Presence | None = None
         self.port = Port(self, options.namespace, key.door_key)
         self.address = ""
         self.on_new_id: Callable[[WorkerId], None] = lambda _: None
         """Called when the worker goes on under another id than before."""
-        self._log = log
-        self._registry = registry
-        self._clock = clock
-        self._key = key
+        self.log = log
+        self.registry = registry
+        self.clock = clock
+        self.key = key
         self._early: list[CacheChange] = []
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._restated_ms = -RESTATE_ASKED_MS
-        self._reported_ms = -REPORT_IDLE_MS
-        self._last_report: LoadReported | None = None
+        self.reports: LoadReports | None = None
         self._totals = Counter[str]()
         self._details: dict[str, object] = {}
         self._files: dict[str, bytes] = {}
@@ -125,16 +135,34 @@ class Worker:
     async def _start(self, details: dict[str, object]) -> None:
         await self.engine.start(self._on_cache)
         info = self.engine.info
-        self.mirror = CacheMirror(info.block_size, self._key.hash_seed)
+        self.mirror = CacheMirror(info.block_size, self.key.hash_seed)
         for change in self._early:
             self.mirror.apply(change)
         self._early.clear()
+        self.side = self._choose_side()
         self._files = await asyncio.to_thread(tokenizer_files, info.model_path)
         self.address = await self._open_port()
-        self._details = {"pid": os.getpid(), **details}
+        transfer = self.engine.transfer
+        kv = {"kv": msgspec.to_builtins(transfer.address)} if transfer is not None else {}
+        self._details = {"pid": os.getpid(), **kv, **details}
         await self._join()
-        for loop in (self._report_loop(), self._check_loop(), self._restate_loop()):
+        self.reports = LoadReports(
+            self.engine,
+            self.clock,
+            presence=self.present,
+            draining=lambda: self.port.draining,
+            totals=lambda: self.totals,
+        )
+        for loop in (self.reports.run(), self._check_loop(), self._restate_loop()):
             self._spawn(loop)
+        await self.side.start()
+
+    def _choose_side(self) -> Side:
+        if self.options.role == PREFILL:
+            if self.engine.transfer is None:
+                raise CallerError("a prefill worker's engine must be made to move blocks")
+            return PrefillSide(self, self.options.prefill_slots)
+        return Alone(lambda: self.engine) if self.engine.transfer is None else DecodeSide(self)
 
     async def _open_port(self) -> str:
         listen_host, listen_port = self.options.listen_host, self.options.listen_port
@@ -164,6 +192,7 @@ class Worker:
             last_first.push_async_callback(self.port.close)
             last_first.push_async_callback(self._leave_log, reason)
             last_first.push_async_callback(self._stop_tasks)
+            last_first.push_async_callback(self.side.stop)
             if self.presence is not None and drain:
                 await self._drain(self.presence)
 
@@ -197,6 +226,8 @@ class Worker:
             "waiting": presence.kv.depth if presence else 0,
             "outbox": {"events": presence.kv.depth, "bytes": presence.kv.bytes} if presence else None,
             "log_away_s": round(presence.kv.away_s, 1) if presence else 0,
+            "role": self.options.role,
+            "prefill": self.side.describe(),
         }
 
     def degraded(self) -> dict[str, str]:
@@ -211,9 +242,31 @@ class Worker:
         assert self.presence is not None
         return Welcome(worker=self.presence.id, name=self.options.name, model=self.engine.info.model)
 
+    def present(self) -> Presence:
+        """Its present life; there is one from the moment when it joined."""
+        assert self.presence is not None
+        return self.presence
+
+    def overlap(self, prompt: Prompt) -> int:
+        """Blocks of the prompt that the engine's cache holds on the device."""
+        assert self.mirror is not None
+        return self.mirror.overlap(prompt)
+
+    def generate(self, frame: Generate) -> AsyncIterator[Output]:
+        """Tokens of a request, as the engine makes them."""
+        return self.side.generate(frame)
+
+    def heard(self, connection: Connection, frame: FromPrefill) -> None:
+        """A prefill worker spoke."""
+        self.side.heard(connection, frame)
+
+    def gone(self, connection: Connection) -> None:
+        """A connection broke."""
+        self.side.gone(connection)
+
     def restate(self) -> None:
         """A replica lost track of us: the whole cache is said again, at most every ten seconds."""
-        now = self._clock.monotonic_ms()
+        now = self.clock.monotonic_ms()
         if self.presence is not None and now - self._restated_ms >= RESTATE_ASKED_MS:
             self._restated_ms = now
             self.presence.restate()
@@ -237,7 +290,7 @@ class Worker:
         counts = dict(self._totals)
         if self.mirror is not None:
             counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}
-        return counts
+        return counts | self.side.totals()
 
     async def _join(self) -> None:
         assert self.mirror is not None
@@ -255,10 +308,10 @@ class Worker:
         )
         self.presence = Presence(
             options.namespace,
-            self._log,
-            self._registry,
-            self._clock,
-            self._key,
+            self.log,
+            self.registry,
+            self.clock,
+            self.key,
             worker,
             joined,
             restate=self._restatement,
@@ -276,8 +329,8 @@ class Worker:
         assert before is not None
         try:
             await self._join()
-            assert self.presence is not None
-            self.on_new_id(self.presence.id)
+            self.side.rejoined()
+            self.on_new_id(self.present().id)
         finally:
             await before.end()
             await before.unregister()
@@ -295,43 +348,10 @@ class Worker:
         if self.presence is not None:
             self.presence.say(events)
 
-    async def _report_loop(self) -> None:
-        while True:
-            self._report_load()
-            await asyncio.sleep(REPORT_EVERY_MS / 1000)
-
-    def _report_load(self) -> None:
-        assert self.presence is not None
-        assert self.mirror is not None
-        load, kv = self.engine.load(), self.presence.kv
-        report = LoadReported(
-            running=load.running,
-            waiting=load.waiting,
-            blocks_used=load.blocks_used,
-            blocks_total=load.blocks_total,
-            draining=self.port.draining,
-            kv_n=kv.n_acked,
-            kv_head=kv.head,
-            prompt_tokens=self._totals["prompt_tokens"],
-            cached_tokens=self._totals["cached_tokens"],
-            blocks_unindexed=self.mirror.blocks_unindexed,
-        )
-        now = self._clock.monotonic_ms()
-        due = report != self._last_report or now - self._reported_ms >= REPORT_IDLE_MS
-        if due and self.presence.report(report):
-            self._last_report, self._reported_ms = report, now
-
     async def _check_loop(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(CHECK_TIMEOUT_S):
-                    await self.engine.check()
-            except (EngineDead, TimeoutError) as error:
-                why = str(error) or f"no answer for {CHECK_TIMEOUT_S:g} s"
-                _logger.error("the engine is dead: %s", why)  # noqa: TRY400  # its text says it all
-                self.leave(f"engine dead: {why}")
-                return
-            await asyncio.sleep(CHECK_EVERY_S)
+        why = await until_dead(self.engine)
+        _logger.error("the engine is dead: %s", why)
+        self.leave(f"engine dead: {why}")
 
     async def _restate_loop(self) -> None:
         """The first one comes at a moment of the id's own, so that a fleet does not speak all at once."""
@@ -347,6 +367,7 @@ class Worker:
         try:
             async with asyncio.timeout(self.options.drain_timeout_s):
                 await presence.register({**self._details, "draining": True})
+                await self.side.quiet()
                 await self.port.quiet()
         except TimeoutError:
             _logger.warning("%d requests did not finish in time", self.port.streams)
@@ -361,16 +382,6 @@ class Worker:
         if not task.cancelled() and task.exception() is not None:
             _logger.error("a part of the worker failed", exc_info=task.exception())
             self.leave(f"defect: {task.exception()}")
-
-
-def tokenizer_files(folder: str) -> dict[str, bytes]:
-    """The files by name, as far as they are there; none without a folder. Reads from disk. CallerError if it cannot."""
-    if not folder:
-        return {}
-    try:
-        return {name: (Path(folder) / name).read_bytes() for name in FILES if (Path(folder) / name).is_file()}
-    except OSError as error:
-        raise CallerError(f"cannot read the tokenizer: {error}") from error
 
 
 def advertised(advertise: str, host: str, port: int) -> str:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 import uvloop
 
-from actors.engines.engine import Engine
 from actors.metrics import WorkerMetrics
 from actors.worker import Worker, WorkerOptions
 from api.addresses import reachable, split_address
+from api.config import ENGINES, PREFILL_SLOTS
 from api.connection import Connection, connection_options
+from api.engine_arguments import EngineArguments, block_host, engine_object, engine_pairs, make_engine
 from api.logs import configure_engine_logging, configure_logging, log_as
 from api.part import OPERATIONS_GRACE_S, name_option, on_stop, operations, planes, tell, watch_outbox
 from api.parts import SUPERVISED
@@ -25,6 +25,7 @@ from core.clock import SystemClock
 from core.errors import CallerError
 from core.ids import WorkerId
 from core.readiness import Readiness
+from core.roles import DECODE
 from core.subjects import LOAD
 
 FAILED = ("engine dead", "defect")
@@ -33,45 +34,59 @@ FAILED = ("engine dead", "defect")
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineArguments:
-    """Which engine, with what, and for whom."""
+OPTIONS = (
+    click.option("--model", required=True, help="What clients call the model."),
+    click.option("--model-path", default="", help="Folder or hub name of the model; --model if not given."),
+    click.option("--engine", default="vllm", show_default=True, type=click.Choice(ENGINES)),
+    click.option("--engine-args", "engine_json", default="{}", help="Arguments for the engine, as a JSON object."),
+    click.option(
+        "--listen", default="127.0.0.1:0", show_default=True, help="HOST:PORT for requests; port 0 is a free one."
+    ),
+    click.option("--advertise", default="", help="HOST or HOST:PORT under which others reach it."),
+    click.option(SUPERVISED, is_flag=True, hidden=True),
+    click.argument("more", nargs=-1, type=click.UNPROCESSED),
+)
 
-    engine: str
-    model: str
-    model_path: str
-    engine_args: dict[str, Any]
-    home: Path | None
-    """Data folder of the `contrail up` that supervises us."""
+
+def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command has the options of any worker; it gives them to `run_worker` as they come."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @connection_options
 @name_option("decode-0")
-@click.option("--role", default="decode", show_default=True, type=click.Choice(["decode"]))
-@click.option("--model", required=True, help="What clients call the model.")
-@click.option("--model-path", default="", help="Folder or hub name of the model; --model if not given.")
-@click.option("--engine", default="vllm", show_default=True, type=click.Choice(["vllm", "simulated"]))
-@click.option("--engine-args", "engine_json", default="{}", help="Arguments for the engine, as a JSON object.")
+@click.option("--role", default=DECODE, show_default=True, type=click.Choice([DECODE]))
 @click.option(
-    "--listen", default="127.0.0.1:0", show_default=True, help="HOST:PORT for requests; port 0 is a free one."
+    "--remote-prefill", is_flag=True, help="Long prompts may be computed by prefill workers, and their blocks fetched."
 )
-@click.option("--advertise", default="", help="HOST or HOST:PORT under which front ends reach it.")
-@click.option(SUPERVISED, is_flag=True, hidden=True)
-@click.argument("more", nargs=-1, type=click.UNPROCESSED)
-def worker(connection: Connection, name: str, role: str, listen: str, advertise: str, **rest: Any) -> None:
+@worker_options
+def worker(connection: Connection, role: str, remote_prefill: bool, **rest: Any) -> None:
     """Start one worker: an engine and its cache. What follows `--` goes to the engine as it stands.
 
     \b
     contrail worker --data data --name decode-2 --model tiny --model-path data/models/tiny
     contrail worker --data data --name decode-3 --model tiny --engine simulated
+    contrail worker --data data --name decode-4 --model tiny --model-path data/models/tiny --remote-prefill
     contrail worker --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
         --name gpu-7 --model Qwen/Qwen3-0.6B --listen 10.0.0.7:9100 -- --max-num-seqs 64
+
+    With --remote-prefill it asks the deployment's prefill workers, if any are there, for prompts of which its own
+    cache lacks much; how much is a live setting: contrail settings. `contrail prefill-worker` starts one of those.
     """
+    run_worker(connection, role, moves_blocks=DECODE if remote_prefill else "", **rest)
+
+
+def run_worker(
+    connection: Connection, role: str, *, name: str, moves_blocks: str, slots: int | None = None, **given: Any
+) -> None:
+    """The worker lived and ended as it should; `given` is what `worker_options` gave. Exit status 1 if it failed."""
     configure_logging()
     configure_engine_logging()
     try:
-        host, port = split_address(listen)
+        host, port = split_address(given["listen"])
     except ValueError as error:
         raise CallerError(f"--listen: {error}") from error
     options = WorkerOptions(
@@ -80,16 +95,20 @@ def worker(connection: Connection, name: str, role: str, listen: str, advertise:
         role=role,
         listen_host=host,
         listen_port=port,
-        advertise=advertise,
+        advertise=given["advertise"],
         partitions=connection.topology.kv_partitions,
         restate_every_s=connection.restate_every_s,
+        routing=connection.deployment.routing_settings,
+        prefill_slots=slots or PREFILL_SLOTS,
     )
     arguments = EngineArguments(
-        engine=rest["engine"],
-        model=rest["model"],
-        model_path=rest["model_path"] or rest["model"],
-        engine_args={**_object(rest["engine_json"]), **_pairs(rest["more"])},
-        home=connection.data if rest["supervised"] else None,
+        engine=given["engine"],
+        model=given["model"],
+        model_path=given["model_path"] or given["model"],
+        engine_args={**engine_object(given["engine_json"]), **engine_pairs(given["more"])},
+        moves_blocks=moves_blocks,
+        block_host=block_host(host, given["advertise"]),
+        home=connection.data if given["supervised"] else None,
     )
     reason = uvloop.run(serve(connection, options, arguments))
     if reason.startswith(FAILED):
@@ -143,18 +162,6 @@ async def _live(it: Worker, home: Path | None, ops: Server) -> str:
     return reason
 
 
-def make_engine(arguments: EngineArguments) -> Engine:
-    """The engine, not started; its own library is imported when it starts."""
-    if arguments.engine == "simulated":
-        from actors.engines.simulated import SimulatedEngine, SimulatedSettings  # noqa: PLC0415 - only if asked for
-
-        given = {"model_path": arguments.model_path} | arguments.engine_args
-        return SimulatedEngine(arguments.model, SimulatedSettings.parse(given))
-    from actors.engines.vllm import VllmEngine  # noqa: PLC0415 - only if asked for
-
-    return VllmEngine(arguments.model, arguments.model_path, arguments.engine_args)
-
-
 def _ready(it: Worker) -> Readiness:
     if it.ready:
         return Readiness(ready=True, waiting_for={}, degraded=it.degraded())
@@ -176,31 +183,3 @@ def _watch(it: Worker, metrics: WorkerMetrics) -> None:
         lambda: it.engine.load().blocks_used,
         lambda: it.engine.load().blocks_total,
     )
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise CallerError(f"--engine-args is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CallerError("--engine-args must be a JSON object")
-    return value
-
-
-def _pairs(words: tuple[str, ...]) -> dict[str, Any]:
-    """`--max-num-seqs 64 --enforce-eager` as the engine's arguments: JSON values where they are JSON, else text."""
-    given: dict[str, Any] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--"):
-            raise CallerError(f"{word!r}: what follows `--` must be the engine's own `--option value`")
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not equals:
-            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        try:
-            given[name.replace("-", "_")] = orjson.loads(value)
-        except orjson.JSONDecodeError:
-            given[name.replace("-", "_")] = value
-    return given

@@ -12,8 +12,10 @@ import msgspec
 from msgspec import Meta
 
 from api.addresses import split_address
+from api.config_roles import with_remote_prefill
 from api.units import duration_s, size_bytes
 from core.ids import NAME
+from core.roles import DECODE, PREFILL, ROLES
 from core.settings import RoutingSettings
 from core.subjects import check_namespace
 
@@ -24,8 +26,13 @@ VERSION = 1
 OFF = "off"
 JOURNAL_BYTES_MIN = 1 << 20
 PAGE_BYTES = 4096
-ROLES = ("decode",)
 ENGINES = ("vllm", "simulated")
+NAMES_TAKEN = ("frontend",)
+"""Names of parts that are no workers: `frontend-0`, …"""
+PREFILL_SLOTS = 2
+"""Prompts that a prefill worker computes at once, unless told. A second one fills the pauses of the first; more would
+only make each take longer."""
+SLOTS_MAX = 64
 
 
 def _check(key: str, parse: Callable[[str], object], text: str) -> None:
@@ -137,31 +144,48 @@ class FrontendSection(Section, frozen=True, kw_only=True):
 class WorkerGroup(Section, frozen=True, kw_only=True):
     """Some workers that are alike."""
 
-    name: str = "decode"
-    """Its workers are called `{name}-0`, `{name}-1`, …"""
+    name: str = ""
+    """Its workers are called `{name}-0`, `{name}-1`, …; the role if not given."""
     model: str = "tiny"
     """`tiny` (built in), a folder, or a name on the Hugging Face hub."""
     served_name: str | None = None
     """What clients call the model; `model` if not given, of a folder its last part."""
     count: Count = 2
-    role: str = "decode"
+    role: str = DECODE
+    """`decode` answers requests; `prefill` computes prompts for those that do."""
+    remote_prefill: bool | None = None
+    """Of a decode group: whether it may have long prompts computed by prefill workers. Not given, it may exactly if a
+    prefill group of its model stands beside it; say true if prefill workers come from elsewhere."""
+    slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] | None = None
+    """Of a prefill group: how many prompts each worker computes at once; PREFILL_SLOTS if not given."""
     engine: str = "vllm"
     engine_args: dict[str, Any] = {}
     """Handed to the engine as it stands, and checked by it."""
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
-    """Host under which the front ends reach these workers; the listening host if not given."""
+    """Host under which front ends and other workers reach these; the listening host if not given."""
 
     def __post_init__(self) -> None:
         _check("listen", split_address, self.listen)
+        self._check_role()
+        if not self.name:
+            msgspec.structs.force_setattr(self, "name", self.role)
+        if self.name in NAMES_TAKEN:
+            raise ValueError(f"name {self.name!r}: other parts are called that; take another")
         if not NAME.fullmatch(self.name):
             raise ValueError(f"name {self.name!r}: use 1 to 63 of a-z, 0-9 and '-'")
-        if self.role not in ROLES:
-            raise ValueError(f"role {self.role!r}: there is {', '.join(ROLES)}")
         if self.engine not in ENGINES:
             raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
         if not self.model:
             raise ValueError("model: give `tiny`, a folder, or a name on the Hugging Face hub")
+
+    def _check_role(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"role {self.role!r}: there are {', '.join(ROLES)}")
+        if self.role == PREFILL and self.remote_prefill is not None:
+            raise ValueError("remote_prefill: it is decode groups that say whether they ask for it; leave it out here")
+        if self.role != PREFILL and self.slots is not None:
+            raise ValueError("slots: only prefill groups have them; a decode engine has its own arguments for that")
 
     @property
     def client_name(self) -> str:
@@ -187,8 +211,10 @@ class Deployment(Section, frozen=True, kw_only=True):
             raise ValueError(f"version {self.version}: this Contrail reads version {VERSION}")
         check_namespace(self.namespace)
         names = [group.name for group in self.workers]
-        if len(set(names)) != len(names):
-            raise ValueError("two worker groups have one name")
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"two worker groups have one name, {twice[0]!r}: give each a `name` of its own")
+        msgspec.structs.force_setattr(self, "workers", with_remote_prefill(self.workers))
         RoutingSettings.parse(self.routing)
 
     @property

@@ -2,8 +2,10 @@
 
 1. Later layers win: defaults, file, environment, flags.
 2. Each layer is checked by itself, so that an error names the file, variable or flag that it stands in.
-3. A value for "the workers" (`--model`, `--workers`, `--engine`) goes to the only group there is; with several it is
-   refused, because the file says more than a flag can.
+3. A value for "the workers" (`--model`, `--workers`, `--engine`) goes to the only decode group there is; with several
+   it is refused, because the file says more than a flag can. What runs which model goes to the prefill groups, too:
+   they are of use to that group only if they are like it.
+4. `--prefill-workers` goes to the only prefill group; without one, a group like the decode group is made.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import yaml
 
 from api.addresses import join_address, split_address
 from api.config import Deployment
+from api.config_groups import assign_to_prefill, assign_to_workers
 from core.errors import CallerError
 
 DEFAULT = "default"
@@ -40,7 +43,7 @@ class Setting(NamedTuple):
     """One value that the environment or a flag can give."""
 
     path: str
-    """Dotted path in the file; `workers.` means the only group."""
+    """Dotted path in the file; `workers.` means the only decode group, `prefill.` the only prefill group."""
     flag: str | None
     variable: str
     parse: Callable[[str], Any] = str
@@ -59,6 +62,7 @@ SETTINGS = (
     Setting("workers.model", "--model", "CONTRAIL_MODEL"),
     Setting("workers.count", "--workers", "CONTRAIL_WORKERS", int),
     Setting("workers.engine", "--engine", "CONTRAIL_ENGINE"),
+    Setting("prefill.count", "--prefill-workers", "CONTRAIL_PREFILL_WORKERS", int),
     Setting("routing.policy", "--policy", "CONTRAIL_POLICY"),
     Setting("log.nats", "--nats", "CONTRAIL_NATS", urls),
     Setting("log.etcd", "--etcd", "CONTRAIL_ETCD", urls),
@@ -200,19 +204,17 @@ def _assign(values: dict[str, Any], origins: dict[str, str], path: str, value: o
     """The value stands at its path, and whole is still a deployment; else CallerError names the layer."""
     if path == "frontend.port":
         path, value = "frontend.listen", _with_port(values, value)
-    if path.startswith("workers."):
-        groups = values.setdefault("workers", [{}])
-        if len(groups) != 1:
-            raise CallerError(f"{layer}: the file has {len(groups)} worker groups; say there which one is meant")
-        path = path.replace("workers.", "workers.0.")
-        groups[0][path.rpartition(".")[2]] = value
+    *sections, key = path.split(".")
+    if sections == ["workers"]:
+        assign_to_workers(values.setdefault("workers", [{}]), origins, key, value, layer)
+    elif sections == ["prefill"]:
+        assign_to_prefill(values.setdefault("workers", [{}]), origins, key, value, layer)
     else:
-        *sections, key = path.split(".")
         section = values
         for name in sections:
             section = section.setdefault(name, {})
         section[key] = value
-    origins[path] = layer
+        origins[path] = layer
     _check(values, layer)
 
 

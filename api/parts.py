@@ -14,8 +14,10 @@ from api.addresses import join_address, split_address
 from api.config import Deployment, WorkerGroup
 from api.data_folder import DataFolder, write_whole
 from api.model_source import ModelSource
+from core.roles import PREFILL
 
-FRONTEND, WORKER = "frontend", "worker"
+FRONTEND, WORKER, PREFILL_WORKER = "frontend", "worker", "prefill-worker"
+"""Commands of the parts; a prefill worker is of the kind `worker`, too."""
 SUPERVISED = "--supervised"
 """Said to a part by `contrail up`: it ends when its standard input does. By hand, that may be anything."""
 
@@ -62,6 +64,8 @@ class PartSpec:
     what: str
     """For people: `tiny on vllm`."""
     command: tuple[str, ...]
+    role: str | None = None
+    """Of a worker: `decode` or `prefill`."""
 
 
 def _command(kind: str, data: DataFolder, name: str) -> tuple[str, ...]:
@@ -92,13 +96,27 @@ def worker_specs(group: WorkerGroup, source: ModelSource, data: DataFolder) -> l
         PartSpec(
             name=(name := f"{group.name}-{number}"),
             kind=WORKER,
-            what=f"{source.name} on {group.engine}",
+            what=what_of(group, source.name),
             command=(
-                *_command(WORKER, data, name),
+                *_command(PREFILL_WORKER if group.role == PREFILL else WORKER, data, name),
                 *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
-                *("--engine-args", json.dumps(group.engine_args), "--role", group.role),
+                *("--engine-args", json.dumps(group.engine_args), *_role_words(group)),
                 *("--listen", join_address(host, port + number if port else 0), *advertise),
             ),
+            role=group.role,
         )
         for number in range(group.count)
     ]
+
+
+def what_of(group: WorkerGroup, model: str) -> str:
+    """What its workers run, for people, and what of it they do where not each does all: `tiny on vllm, prefill`."""
+    does = f", {group.role}" if group.role == PREFILL or group.remote_prefill else ""
+    return f"{model} on {group.engine}{does}"
+
+
+def _role_words(group: WorkerGroup) -> tuple[str, ...]:
+    """What the group's command is told of prefill."""
+    if group.role == PREFILL:
+        return () if group.slots is None else ("--slots", str(group.slots))
+    return ("--role", group.role, *(("--remote-prefill",) if group.remote_prefill else ()))

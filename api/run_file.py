@@ -18,6 +18,8 @@ class PartEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str
     """`nats`, `etcd`, `frontend` or `worker`."""
+    role: str | None = None
+    """Of a worker: `decode` or `prefill`."""
     pid: int
     """The leader of its own process group."""
     started_ticks: int | None = None

@@ -18,6 +18,7 @@ from api.config_load import SETTINGS, Loaded, load
 from api.connection import DEFAULT_DATA
 from api.data_folder import DataFolder, FolderLock
 from api.model_source import TINY
+from api.parts import what_of
 from api.running.interrupts import Interrupts
 from api.running.launch import FRONTEND_DRAIN_MAX_S, Launch
 from api.running.preflight import check_copies, check_workers, fit_log_to_disk, hold_port
@@ -35,6 +36,12 @@ BABBLES = """
 )
 @click.option("--model", "workers_model", help="tiny (built in), a folder, or a name on the Hugging Face hub.")
 @click.option("--workers", "workers_count", type=click.IntRange(1), help="How many workers.  [default: 2]")
+@click.option(
+    "--prefill-workers",
+    "prefill_count",
+    type=click.IntRange(0),
+    help="So many more that compute long prompts for those.  [default: 0]",
+)
 @click.option("--engine", "workers_engine", type=click.Choice(ENGINES), help="What runs the model.  [default: vllm]")
 @click.option("--replicas", "frontend_replicas", type=click.IntRange(1), help="How many front ends, all on one port.")
 @click.option(
@@ -66,6 +73,8 @@ def up(file: Path | None, data: Path, print_config: bool, as_json: bool, **flags
     contrail up
     contrail up --model Qwen/Qwen3-0.6B --workers 2 --port 9000
     contrail up -f deploy/agg-router.yaml --data /var/lib/contrail
+    contrail up -f deploy/disagg-router.yaml        long prompts are computed by a worker of their own
+    contrail up --workers 2 --prefill-workers 1     the same without a file
     contrail up --engine simulated --workers 4      no model is computed
 
     The environment says the same as the flags: CONTRAIL_MODEL, CONTRAIL_PORT, CONTRAIL_NATS and so on.
@@ -128,7 +137,7 @@ async def _started(launch: Launch, interrupts: Interrupts) -> bool:
 
 def describe(deployment: Deployment) -> str:
     """The deployment in a few words."""
-    groups = ", ".join(f"{group.count} of {group.client_name} on {group.engine}" for group in deployment.workers)
+    groups = ", ".join(f"{group.count} of {what_of(group, group.client_name)}" for group in deployment.workers)
     replicas = deployment.frontend.replicas
     fronts = "1 front end" if replicas == 1 else f"{replicas} front ends"
     return f"{groups}, {fronts}, policy {deployment.routing_settings.policy}"

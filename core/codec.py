@@ -32,6 +32,14 @@ from core.events import (
     WorkerLost,
 )
 from core.ids import SourceId
+from core.job_events import (
+    PrefillCancelled,
+    PrefillCompleted,
+    PrefillFailed,
+    PrefillPulled,
+    PrefillRequested,
+    PrefillStarted,
+)
 
 DIGEST_BYTES = 16
 CHAIN_START = bytes(DIGEST_BYTES)
@@ -46,6 +54,12 @@ READABLE = (
     ReplicaLeft,
     ReplicaLost,
     SettingsChanged,
+    PrefillRequested,
+    PrefillPulled,
+    PrefillCancelled,
+    PrefillStarted,
+    PrefillCompleted,
+    PrefillFailed,
 )
 """Events of low rate: a message of nothing else is JSON."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,8 +10,10 @@ import msgspec
 
 from core.codec import DIGEST_BYTES, Message
 from core.events import DivergenceFound, Points, UnknownEvent
+from core.generation import PrefillReport
 from core.ids import StreamName, StreamSeq, from_column
 from core.prompt import hashes_from_bytes
+from core.transfer import KvBlocks
 
 
 def hash_text(block: int) -> str:
@@ -52,8 +54,32 @@ def _points(value: dict[str, Points]) -> dict[str, Any]:
     }
 
 
+def ranges_text(numbers: Iterable[int]) -> str:
+    """`0-43,57`: numbers in their order, those that follow on each other as one."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _blocks(value: Any) -> Any:
+    """A number of blocks, or the blocks inside an engine: thousands of ids as a few ranges per group of layers."""
+    if not isinstance(value, KvBlocks):
+        return value
+    return {"request": value.request, "tokens": value.tokens, "ids": [ranges_text(group) for group in value.ids]}
+
+
+def _prefill(value: PrefillReport | None) -> dict[str, Any] | None:
+    return None if value is None else msgspec.structs.asdict(value)
+
+
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     "hashes": _hashes,
+    "blocks": _blocks,
+    "prefill": _prefill,
     "parent": _parent,
     "candidates": from_column,
     "workers": from_column,

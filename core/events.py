@@ -11,24 +11,23 @@ from typing import Any
 
 import msgspec
 
+from core.event import EventBase, check_width
+from core.generation import PrefillReport
 from core.ids import COLUMN_WIDTH
-
-
-class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    v: int = 1
-    """Version of this event type."""
-
-
-def _check_width(column: bytes) -> None:
-    """ValueError, which a decoder makes a validation error, unless it holds whole numbers of 8 bytes."""
-    if len(column) % COLUMN_WIDTH:
-        raise ValueError(f"a column of {len(column)} bytes holds no whole numbers of {COLUMN_WIDTH}")
-
+from core.job_events import (
+    JobEvent,
+    PrefillCancelled,
+    PrefillCompleted,
+    PrefillFailed,
+    PrefillPulled,
+    PrefillRequested,
+    PrefillStarted,
+)
 
 # --- kv_{p}: what each worker's cache holds; the source is the worker ------------------------------------------
 
 
-class WorkerJoined(_Event, frozen=True):
+class WorkerJoined(EventBase, frozen=True):
     """A worker is there with an empty cache, or says again who it is when it restates itself."""
 
     name: str
@@ -50,7 +49,7 @@ class WorkerJoined(_Event, frozen=True):
     """What ranks of one data-parallel engine share."""
 
 
-class BlocksStored(_Event, frozen=True):
+class BlocksStored(EventBase, frozen=True):
     """These blocks are in the cache now; each one's whole prefix is too."""
 
     hashes: bytes
@@ -60,26 +59,26 @@ class BlocksStored(_Event, frozen=True):
     tier: str = "device"
 
     def __post_init__(self) -> None:
-        _check_width(self.hashes)
+        check_width(self.hashes)
 
 
-class BlocksRemoved(_Event, frozen=True):
+class BlocksRemoved(EventBase, frozen=True):
     """These blocks are gone, or cannot be reached any more because one before them is gone."""
 
     hashes: bytes
     tier: str = "device"
 
     def __post_init__(self) -> None:
-        _check_width(self.hashes)
+        check_width(self.hashes)
 
 
-class CacheCleared(_Event, frozen=True):
+class CacheCleared(EventBase, frozen=True):
     """The cache is empty, in all tiers."""
 
     reason: str = ""
 
 
-class CacheRestated(_Event, frozen=True):
+class CacheRestated(EventBase, frozen=True):
     """The whole cache said again, in `parts` messages; it takes effect with the last one."""
 
     part: int
@@ -89,17 +88,17 @@ class CacheRestated(_Event, frozen=True):
     tier: str = "device"
 
     def __post_init__(self) -> None:
-        _check_width(self.hashes)
+        check_width(self.hashes)
 
 
-class WorkerLeft(_Event, frozen=True):
+class WorkerLeft(EventBase, frozen=True):
     """The worker ended by itself; nothing follows. Said in the load stream too, where it also ends a part."""
 
     reason: str
 
 
-class WorkerLost(_Event, frozen=True):
-    """A replica found the worker gone: no lease, no answer. Final; written on the worker's subjects, kv and load."""
+class WorkerLost(EventBase, frozen=True):
+    """A replica found the worker gone: no lease, no answer. Final; written on each subject of the worker."""
 
     by: str
     """The replica's id."""
@@ -109,7 +108,7 @@ class WorkerLost(_Event, frozen=True):
 # --- load: what each worker is busy with; the source is the worker ---------------------------------------------
 
 
-class LoadReported(_Event, frozen=True):
+class LoadReported(EventBase, frozen=True):
     """The engine's own numbers, on change (4 per second at most) and as a heartbeat (every 2 s at least)."""
 
     running: int
@@ -132,7 +131,7 @@ class LoadReported(_Event, frozen=True):
 # --- routing: what each replica decided; the source is the replica ---------------------------------------------
 
 
-class ReplicaJoined(_Event, frozen=True):
+class ReplicaJoined(EventBase, frozen=True):
     """A router is there, with nothing in flight."""
 
     name: str
@@ -141,7 +140,7 @@ class ReplicaJoined(_Event, frozen=True):
     """Where its API listens."""
 
 
-class ReplicaRestated(_Event, frozen=True):
+class ReplicaRestated(EventBase, frozen=True):
     """All requests in flight on this replica said again, as columns; what was in flight before is void."""
 
     requests: tuple[str, ...]
@@ -155,34 +154,34 @@ class ReplicaRestated(_Event, frozen=True):
     reason: str = ""
 
     def __post_init__(self) -> None:
-        _check_width(self.workers)
+        check_width(self.workers)
         columns = (self.attempts, self.models, self.blocks, self.prefill_tokens)
         lengths = {len(self.workers) // COLUMN_WIDTH, *map(len, columns)}
         if lengths != {len(self.requests)}:
             raise ValueError(f"columns of different lengths for {len(self.requests)} requests")
 
 
-class ReplicaLeft(_Event, frozen=True):
+class ReplicaLeft(EventBase, frozen=True):
     """The router ended by itself; nothing follows."""
 
     reason: str
 
 
-class ReplicaLost(_Event, frozen=True):
+class ReplicaLost(EventBase, frozen=True):
     """Another replica found this one gone. Final; its requests in flight end with it."""
 
     by: str
     reason: str
 
 
-class SettingsChanged(_Event, frozen=True):
+class SettingsChanged(EventBase, frozen=True):
     """From here on this replica decides under these settings."""
 
     revision: int
     settings: dict[str, Any]
 
 
-class LocalChanged(_Event, frozen=True):
+class LocalChanged(EventBase, frozen=True):
     """What only this replica knows of a worker is this from here on; its decisions rest on it."""
 
     worker: str
@@ -190,7 +189,7 @@ class LocalChanged(_Event, frozen=True):
     """Of `core.decision.LOCAL_REASONS`, in their order; none when all is well again."""
 
 
-class RequestRouted(_Event, frozen=True):
+class RequestRouted(EventBase, frozen=True):
     """One decision with everything that it rested on; one per attempt."""
 
     request: str
@@ -227,9 +226,13 @@ class RequestRouted(_Event, frozen=True):
     """Of the whole decision with all candidates: 16 hex digits."""
     tenant: str = ""
     priority: int = 0
+    prefer: str = ""
+    """The prefill worker that holds most of the prompt; empty if none holds any of it."""
+    prefer_tokens: int = 0
+    """How much it holds."""
 
 
-class RequestPrefilled(_Event, frozen=True):
+class RequestPrefilled(EventBase, frozen=True):
     """The first token came."""
 
     request: str
@@ -238,9 +241,11 @@ class RequestPrefilled(_Event, frozen=True):
     """What the engine really took from its cache."""
     ttft_ms: int
     """From the arrival at the front end to the first token there."""
+    prefill: PrefillReport | None = None
+    """Where the prompt was computed, as its worker says; None where nobody else could have done it."""
 
 
-class RequestFinished(_Event, frozen=True):
+class RequestFinished(EventBase, frozen=True):
     """An attempt ended, well or not."""
 
     request: str
@@ -256,7 +261,7 @@ class RequestFinished(_Event, frozen=True):
     detail: str = ""
 
 
-class RequestMigrated(_Event, frozen=True):
+class RequestMigrated(EventBase, frozen=True):
     """Its worker broke off in the middle of the answer; another goes on from the tokens that were told."""
 
     request: str
@@ -269,7 +274,7 @@ class RequestMigrated(_Event, frozen=True):
     reason: str
 
 
-class RequestRejected(_Event, frozen=True):
+class RequestRejected(EventBase, frozen=True):
     """No worker could take the request; the inputs stand as in a decision."""
 
     request: str
@@ -300,7 +305,7 @@ class Points(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError(f"columns of different lengths for {len(self.seqs)} points")
 
 
-class ReplicaReported(_Event, frozen=True):
+class ReplicaReported(EventBase, frozen=True):
     """What this replica's folds were at cursors where others can compare theirs; of complete folds only."""
 
     fold_version: int
@@ -311,7 +316,7 @@ class ReplicaReported(_Event, frozen=True):
     """Streams of which a source is unknown until it restates itself: nothing is said of them."""
 
 
-class DivergenceFound(_Event, frozen=True):
+class DivergenceFound(EventBase, frozen=True):
     """This replica and another had different folds at one cursor; it folded the log again to know who was wrong."""
 
     stream: str
@@ -351,7 +356,7 @@ RoutingEvent = (
     | ReplicaReported
     | DivergenceFound
 )
-Event = KvEvent | LoadEvent | RoutingEvent
+Event = KvEvent | LoadEvent | RoutingEvent | JobEvent
 
 EVENT_TYPES: dict[str, type[Event]] = {
     kind.__name__: kind
@@ -377,6 +382,12 @@ EVENT_TYPES: dict[str, type[Event]] = {
         RequestRejected,
         ReplicaReported,
         DivergenceFound,
+        PrefillRequested,
+        PrefillPulled,
+        PrefillCancelled,
+        PrefillStarted,
+        PrefillCompleted,
+        PrefillFailed,
     )
 }
 """Listed by hand: the only table from a name on the wire to a class."""

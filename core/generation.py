@@ -45,6 +45,37 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """How long the client still waits, a duration: clocks of two machines are never compared."""
 
 
+class PrefillReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A decode worker's verdict on where to compute a prompt, with its inputs, and what came of it."""
+
+    remote: bool
+    reason: str
+    """`projections.decide_prefill.REASONS`."""
+    uncached_tokens: int
+    """Of the prompt, less what this worker's cache held."""
+    queued: int
+    """Jobs that nobody had taken yet."""
+    workers: int
+    """Prefill workers that could have taken it."""
+    min_tokens: int
+    """The settings that it was judged by: `remote_prefill_min_tokens` …"""
+    queue_max: int
+    """… and `prefill_queue_max`."""
+    log_away: bool = False
+    busy: bool = False
+    """The same blocks are being computed or pulled here for another request."""
+    job: str = ""
+    worker: str = ""
+    """Who computed it, if not this worker."""
+    outcome: str = ""
+    """Of a job: `pulled`, or why this worker computed the prompt after all (`core.transfer.RECOMPUTED`)."""
+    detail: str = ""
+    pulled_tokens: int = 0
+    wait_ms: int = 0
+    """From asking to the answer, or to giving up."""
+    pull_ms: int = 0
+
+
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one generation; several that arrive together leave together."""
 
@@ -53,3 +84,5 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`stop`, `length` or `abort` with the last tokens; None while it goes on."""
     cached_tokens: int | None = None
     """Prompt tokens that the engine took from its own cache; set once, with the first tokens."""
+    prefill: PrefillReport | None = None
+    """Set once, with the first tokens, by a worker that can have prompts computed elsewhere."""

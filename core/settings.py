@@ -15,6 +15,7 @@ from core.errors import CallerError
 POLICIES = ("kv", "round-robin", "random", "least-loaded")
 WEIGHT_MAX = 1000.0
 COUNT_MAX = 1_000_000
+MAY_BE_ZERO = ("remote_prefill_min_tokens", "prefill_queue_max")
 TIERS = ("device", "host", "disk", "remote")
 """Where a block can lie, nearest first."""
 
@@ -46,6 +47,12 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A worker with as many waiting requests is overloaded and left out."""
     candidates_recorded_max: int = 8
     """How many of the best candidates a decision records with all their terms."""
+    remote_prefill_min_tokens: int = 512
+    """A prompt of which a decode worker's cache lacks more than this may be computed by a prefill worker …"""
+    prefill_queue_max: int = 8
+    """… if fewer jobs than this wait; 0 keeps all prefill where the decoding is."""
+    prefill_wait_max_ms: int = 10_000
+    """A decode worker computes the prompt itself this long after it asked."""
 
     @property
     def credits_m(self) -> tuple[int, int, int, int]:
@@ -82,6 +89,7 @@ def _parsed(key: str, field: str, value: object) -> str | int:
         if not 0 <= value <= WEIGHT_MAX:
             raise CallerError(f"routing.{key}: {value} is not between 0 and {WEIGHT_MAX:g}")
         return round(value * 1000)
-    if value // 1 != value or not 1 <= value <= COUNT_MAX:  # true for inf and nan, too
-        raise CallerError(f"routing.{key}: {value} is not a whole number between 1 and {COUNT_MAX}")
+    least = 0 if field in MAY_BE_ZERO else 1
+    if value // 1 != value or not least <= value <= COUNT_MAX:  # true for inf and nan, too
+        raise CallerError(f"routing.{key}: {value} is not a whole number between {least} and {COUNT_MAX}")
     return int(value)

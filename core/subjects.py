@@ -1,6 +1,7 @@
 """Names of streams and subjects; no dotted string is built anywhere else.
 
-Stream `contrail_{ns}_{stream}` holds the subjects `contrail.{ns}.{stream}.{token}`.
+Stream `contrail_{ns}_{stream}` holds the subjects `contrail.{ns}.{stream}.{token}`; in the jobs stream the token is
+`{kind}.{worker}`, so that the queue sees what is asked for and nothing else.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from core.errors import CallerError
 from core.ids import NAME, StreamName
 
 LOAD = StreamName("load")
+JOBS = StreamName("jobs")
 ROUTING = StreamName("routing")
 SNAPSHOTS = StreamName("snapshots")
 
@@ -47,9 +49,24 @@ def subject(namespace: str, stream: StreamName, token: str) -> str:
     return f"contrail.{namespace}.{stream}.{token}"
 
 
+def asked_token(worker: str) -> str:
+    """Under which a decode worker asks for prefills."""
+    return f"prefill.{worker}"
+
+
+def answered_token(worker: str) -> str:
+    """Under which a prefill worker says what became of them."""
+    return f"answer.{worker}"
+
+
 def wildcard(namespace: str, stream: StreamName) -> str:
     """All subjects of a stream."""
-    return f"contrail.{namespace}.{stream}.*"
+    return f"contrail.{namespace}.{stream}.{'>' if stream == JOBS else '*'}"
+
+
+def asked_wildcard(namespace: str) -> str:
+    """What the prefill queue holds: every job asked for, and every one withdrawn."""
+    return subject(namespace, JOBS, asked_token("*"))
 
 
 def owner(subject_: str) -> str:

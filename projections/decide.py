@@ -12,13 +12,12 @@ from core.events import RequestRouted
 from core.ids import WorkerId, to_column
 from core.settings import RoutingSettings
 from projections.policies import Scored, pending_beyond, rank, score
-from projections.view import Candidate, RouteRequest, View, recorded
+from projections.prefer import NOBODY, Preferred, preferred
+from projections.view import LEFT_OUT, Candidate, RouteRequest, View, recorded
 
 _canonical = msgspec.msgpack.Encoder()
 
 
-LEFT_OUT = ("not_connected", "suspected", "failed")
-"""What a replica knows of a worker and leaves it out for; the first that holds is the reason."""
 DOUBTS = ("suspected", "failed")
 """Reasons to leave a worker out only for as long as another one is left."""
 
@@ -40,6 +39,10 @@ class Decision(NamedTuple):
     predicted_cached_tokens: int
     digest: str
     """Of all of this with every candidate: 16 hex digits; equal digests mean equal decisions."""
+    prefer: str = ""
+    """The prefill worker that holds more of the prompt than the chosen one; empty if none does."""
+    prefer_tokens: int = 0
+    """How much it holds."""
 
 
 def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, seed: int) -> Decision:
@@ -57,7 +60,10 @@ def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms:
     if left:
         scored = score(left, request, settings, view.local.get("stale", ()))
         ranked = rank(scored, request, settings, view.routed(request.model), seed)
-    return _decision(ranked, excluded, view, request, now_ms, seed)
+    prefer = NOBODY
+    if ranked and view.state.prefilling():
+        prefer = preferred(view, request, ranked[0].candidate.overlap[-1])
+    return _decision(ranked, excluded, view, request, now_ms, seed, prefer)
 
 
 class _SortedOut(NamedTuple):
@@ -101,15 +107,18 @@ def _decision(
     request: RouteRequest,
     now_ms: int,
     seed: int,
+    prefer: Preferred,
 ) -> Decision:
     prompt = request.prompt
     chosen = ranked[0].candidate if ranked else None
     predicted = max(chosen.overlap[-1], chosen.pending) * prompt.block_size if chosen else 0
     cursor, local = view.cursor, recorded(view.local)
-    everything = (
+    everything: tuple[object, ...] = (
         DECIDE_VERSION, request.id, request.attempt, request.model, prompt.tokens, now_ms, seed, cursor, local,
         sorted(excluded.items()), ranked,
     )  # fmt: skip
+    if prefer.worker:  # else the bytes are those of times without prefill workers
+        everything = (*everything, prefer)
     return Decision(
         worker=chosen.worker if chosen else None,
         ranked=ranked,
@@ -121,13 +130,17 @@ def _decision(
         prefill_tokens=prompt.tokens - predicted,
         predicted_cached_tokens=predicted,
         digest=xxhash.xxh3_64_hexdigest(_canonical.encode(everything)),
+        prefer=prefer.worker,
+        prefer_tokens=prefer.tokens,
     )
 
 
 def record(decision: Decision, request: RouteRequest, settings: RoutingSettings, revision: int) -> RequestRouted:
     """The event of a decision that chose a worker. Computes all block hashes of the prompt: off the hot path."""
     # unpacked once: this runs for every request, and each name of a tuple's costs a call
-    worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision
+    worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest, prefer, prefer_tokens = (
+        decision
+    )
     request_id, attempt, model, prompt, tenant, priority = request
     assert worker is not None
     workers, columns = _columns(ranked[: settings.candidates_recorded_max])
@@ -155,6 +168,8 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
         digest=digest,
         tenant=tenant,
         priority=priority,
+        prefer=prefer,
+        prefer_tokens=prefer_tokens,
     )
 
 

@@ -3,7 +3,8 @@
 1. Content is a magic number, the length of a msgpack head, the head, and the index's columns of block hashes one
    behind the other, as the head lists them. Columns are sorted: equal states have equal bytes.
 2. What can be computed from the rest (digests, sums per worker) is not in it; points and gaps are not either.
-3. A head of another form or of another fold version is refused: whoever reads it folds from elsewhere.
+3. Form 2 has the jobs stream; a state without it is written in form 1, byte for byte as ever.
+4. A head of another form or of another fold version is refused: whoever reads it folds from elsewhere.
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ from core.events import LoadReported
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
 from core.manifest import At
 from core.settings import TIERS
+from core.subjects import JOBS
 from projections.chain import Chain
 from projections.holdings import Holding
+from projections.jobs import JobsPart, JobsProjection
 from projections.kv import KvProjection, Member
 from projections.projection import FOLD_VERSION
 from projections.requests import Replica
 from projections.state import Position, State
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 """Changed whenever a reader of the one before could not read this one."""
+SNAPSHOT_VERSION_WITHOUT_JOBS = 1
+"""What programs read that know of no jobs, and this one too."""
 HASH_BYTES = 8
 LOAD_BYTES_MAX = 8192 * HASH_BYTES
 """Hashes taken into the index at once, in bytes."""
@@ -59,7 +64,14 @@ class _Group(msgspec.Struct, array_like=True):
     blocks: int
 
 
-class _Head(msgspec.Struct):
+class _Jobs(msgspec.Struct):
+    parts: list[JobsPart]
+    answered: list[str]
+    """Of jobs that are open, in the order of their ids."""
+    dead_letters: int
+
+
+class _Head(msgspec.Struct, omit_defaults=True):
     v: int
     fold_version: int
     corrupt: int
@@ -68,6 +80,7 @@ class _Head(msgspec.Struct):
     loads: list[_Load]
     replicas: list[Replica]
     groups: list[_Group]
+    jobs: _Jobs | None = None
 
 
 class _Version(msgspec.Struct):
@@ -151,16 +164,16 @@ def _head_at(state: State, stream: StreamName, position: Position) -> bytes:
 
 
 def _check_versions(found: _Version) -> None:
-    if found.v != SNAPSHOT_VERSION:
-        raise Corrupt(f"a snapshot of form {found.v}; this program reads {SNAPSHOT_VERSION}")
+    if found.v not in {SNAPSHOT_VERSION, SNAPSHOT_VERSION_WITHOUT_JOBS}:
+        raise Corrupt(f"a snapshot of form {found.v}; this program reads none beyond {SNAPSHOT_VERSION}")
     if found.fold_version != FOLD_VERSION:
         raise Corrupt(f"a snapshot of fold version {found.fold_version}; this program folds by {FOLD_VERSION}")
 
 
 def _head(state: State, groups: list[_Group]) -> _Head:
-    loads = state.loads
+    loads, with_jobs = state.loads, JOBS in state.cursor
     return _Head(
-        v=SNAPSHOT_VERSION,
+        v=SNAPSHOT_VERSION if with_jobs else SNAPSHOT_VERSION_WITHOUT_JOBS,
         fold_version=FOLD_VERSION,
         corrupt=state.corrupt,
         streams={stream: _stream(state, stream, at) for stream, at in sorted(state.cursor.items())},
@@ -168,6 +181,7 @@ def _head(state: State, groups: list[_Group]) -> _Head:
         loads=[_Load(worker, loads.chains[worker], loads.reports.get(worker)) for worker in sorted(loads.chains)],
         replicas=[_bare_replica(part) for _, part in sorted(state.routing.replicas.items())],
         groups=groups,
+        jobs=_jobs(state.jobs) if with_jobs else None,
     )
 
 
@@ -197,6 +211,14 @@ def _bare_replica(part: Replica) -> Replica:
     )
 
 
+def _jobs(jobs: JobsProjection) -> _Jobs:
+    parts = [msgspec.structs.replace(part, digest=0) for _, part in sorted(jobs.parts.items())]
+    for part in parts:
+        part.asked, part.taken = dict(sorted(part.asked.items())), dict(sorted(part.taken.items()))
+    open_ = {job for part in parts for job in part.asked}
+    return _Jobs(parts, sorted(open_ & jobs.answered.keys()), jobs.dead_letters)
+
+
 def _load(state: State, groups: list[_Group], content: bytes, start: int) -> Generator[None, None, None]:
     """The index holds what the columns from `start` on say."""
     for group in groups:
@@ -217,8 +239,17 @@ def _restore(state: State, head: _Head) -> None:
         state.loads.restore(WorkerId(load.worker), load.chain, load.report)
     for part in head.replicas:
         state.routing.restore(part)
+    if head.jobs is not None:
+        _restore_jobs(state.jobs, head.jobs)
     for name, kept in head.streams.items():
         projection = state.projection(StreamName(name))
         projection.unknown_events = kept.unknown_events
         projection.ended.update(kept.ended)
         state.resume(StreamName(name), Position(Epoch(kept.epoch), StreamSeq(kept.seq)), kept.head)
+
+
+def _restore_jobs(jobs: JobsProjection, kept: _Jobs) -> None:
+    for part in kept.parts:
+        jobs.restore(part)
+    jobs.answered.update(dict.fromkeys(kept.answered))
+    jobs.dead_letters = kept.dead_letters

@@ -8,8 +8,10 @@ from typing import NamedTuple
 from core.codec import CHAIN_START, Message, decode_message, digest
 from core.errors import Corrupt
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
-from core.subjects import LOAD, ROUTING, is_kv, owner
+from core.roles import PREFILL
+from core.subjects import JOBS, LOAD, ROUTING, is_kv, owner
 from projections.chain import Gap
+from projections.jobs import JobsProjection
 from projections.kv import KvProjection, Member
 from projections.loads import LoadProjection
 from projections.points import Point, Points
@@ -17,6 +19,7 @@ from projections.prefixes import PrefixIndex
 from projections.projection import MASK64, Projection, mix
 from projections.requests import RoutingProjection
 
+"""The role of workers that compute prompts for others and never answer a request."""
 GAPS_KEPT = 256
 """The last gaps found, for people; `State.gaps_found` counts all."""
 
@@ -40,7 +43,7 @@ class Applied(NamedTuple):
 
 def is_folded(stream: StreamName) -> bool:
     """Whether this program has a fold for the stream; a newer one may write others too."""
-    return is_kv(stream) or stream in (LOAD, ROUTING)
+    return is_kv(stream) or stream in (LOAD, ROUTING, JOBS)
 
 
 class State:
@@ -50,6 +53,7 @@ class State:
         self.index = PrefixIndex()
         self.loads = LoadProjection()
         self.routing = RoutingProjection()
+        self.jobs = JobsProjection()
         self.kv: dict[StreamName, KvProjection] = {}
         self.cursor: dict[StreamName, Position] = {}
         self.corrupt = 0
@@ -60,6 +64,8 @@ class State:
         self.chain_key = chain_key
         self._points: dict[StreamName, Points] = {}
         self._alive: list[Member] = []
+        self._serving: list[Member] = []
+        self._prefilling: list[Member] = []
         self._alive_at: tuple[tuple[KvProjection, int], ...] = ()
 
     def __repr__(self) -> str:
@@ -97,6 +103,8 @@ class State:
             self.kv[stream] = KvProjection(self.index)
         elif stream == LOAD:
             self.loads = LoadProjection()
+        elif stream == JOBS:
+            self.jobs = JobsProjection()
         else:
             self.routing = RoutingProjection()
         self.resume(stream, Position(epoch, StreamSeq(0)), CHAIN_START)
@@ -141,6 +149,8 @@ class State:
             return self.loads
         if stream == ROUTING:
             return self.routing
+        if stream == JOBS:
+            return self.jobs
         return self.kv[stream]
 
     @property
@@ -180,15 +190,34 @@ class State:
 
     def alive(self) -> list[Member]:
         """Workers that joined and have not ended, by id; O(1) while nobody comes or goes. Not to be changed."""
+        self._sort_out()
+        return self._alive
+
+    def serving(self) -> list[Member]:
+        """Those of them that answer requests: candidates of a decision; as cheap."""
+        self._sort_out()
+        return self._serving
+
+    def prefilling(self) -> list[Member]:
+        """Those of them that compute prompts for others; as cheap."""
+        self._sort_out()
+        return self._prefilling
+
+    def _sort_out(self) -> None:
         at = tuple((projection, projection.turnover) for projection in self.kv.values())
         if at != self._alive_at:
             members = [member for projection in self.kv.values() for member in projection.alive.values()]
             self._alive = sorted(members, key=lambda member: member.worker)
             self._alive_at = at
-        return self._alive
+            self._serving = [member for member in self._alive if not _is_prefill(member)]
+            self._prefilling = [member for member in self._alive if _is_prefill(member)]
 
     def _note_gaps(self, projection: Projection, stream: StreamName, seq: StreamSeq) -> None:
         for found in projection.missing:
             self.gaps.append(Gap(stream, *found, seq))
             self.gaps_found += 1
         projection.missing.clear()
+
+
+def _is_prefill(member: Member) -> bool:
+    return member.joined is not None and member.joined.role == PREFILL

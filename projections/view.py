@@ -51,6 +51,8 @@ class Candidate(NamedTuple):
     draining: bool
 
 
+LEFT_OUT = ("not_connected", "suspected", "failed")
+"""What a replica knows of a worker and leaves it out for; the first that holds is the reason."""
 Local = Mapping[str, frozenset[WorkerId]]
 """What only this replica knows: reason (core.decision.LOCAL_REASONS) to workers."""
 
@@ -74,16 +76,19 @@ class View(NamedTuple):
         return (part.routed.get(model, 0) if part else 0) + self.ahead.routed.get(model, 0)
 
     def candidates(self, prompt: Prompt) -> list[Candidate]:
-        """Every worker that is alive by the log, by id; O(workers + holder groups * log blocks)."""
+        """Every worker that is alive by the log and answers requests, by id.
+
+        O(workers + holder groups * log blocks).
+        """
         overlap = self.state.index.overlaps(prompt).get
         pending = self._pending(prompt).get
         folded, ahead = self.state.routing.tally.busy.get, self.ahead.tally.busy.get
         report = self.state.loads.reports.get
         found = []
         new = tuple.__new__  # a third of the price of Candidate(…), and this runs for every worker
-        for member in self.state.alive():
+        for member in self.state.serving():
             worker, joined = member.worker, member.joined
-            assert joined is not None  # alive() gives only those that joined
+            assert joined is not None  # serving() gives only those that joined
             known, busy, load = folded(worker, IDLE), ahead(worker, IDLE), report(worker, QUIET)
             row = (
                 worker, joined.model, joined.block_size, joined.capacity_blocks, member.cache_known,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from core.decision import DECIDE_VERSION
 from core.events import RequestRejected, RequestRouted
 from core.ids import StreamName, from_column
-from core.subjects import ROUTING
+from core.subjects import JOBS, ROUTING
 from replay.lacks import CUT, Lacks
 from replay.lanes import Track
 from replay.recording import Recording
@@ -35,7 +35,8 @@ def doubts_of(
         )
     if seat.revision != event.settings_revision:
         doubts["settings"] = f"revision {event.settings_revision} of the settings is not here"
-    for name, (epoch, seq) in event.cursor.items():
+    cursor = {name: at for name, at in event.cursor.items() if name != JOBS}  # no decision rests on jobs
+    for name, (epoch, seq) in cursor.items():
         stream = StreamName(name)
         if track.epochs.get(stream) != epoch:
             doubts["replaced"] = f"{stream} was made anew: the history of its epoch {epoch} is not here"
@@ -44,7 +45,7 @@ def doubts_of(
     if seat.cut or seat.state.incomplete:
         doubts.update(_half_known(seat, event, lacks, agreed))
     if lacks.all:
-        doubts.update(lacks.at(event.cursor, agreed))
+        doubts.update(lacks.at(cursor, agreed))
     return doubts
 
 
@@ -65,7 +66,7 @@ def _half_known(
     """What the fold itself knows to be missing; but for sources of which the record shows that the replica knew it too:
     then it is what was decided on."""
     for cut, how in seat.cut.items():
-        if cut not in agreed:
+        if cut not in agreed and cut != JOBS:
             yield CUT, how
     if ROUTING in seat.cut and not seat.settings_known:
         yield "settings", f"the settings of {seat.replica} were said before the recording begins"

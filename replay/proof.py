@@ -19,7 +19,7 @@ from core.errors import Corrupt
 from core.events import ReplicaReported
 from core.ids import SourceId, StreamName, StreamSeq
 from core.manifest import Manifest
-from core.subjects import ROUTING, owner
+from core.subjects import JOBS, ROUTING, owner
 from projections.state import State
 from replay.chain_walk import Broken, ChainWalk
 from replay.lacks import Lack, Lacks
@@ -202,6 +202,9 @@ def _chains(base: State | None, stream: StreamName) -> dict[SourceId, tuple[int,
     if stream == ROUTING:
         parts = base.routing.replicas.items()
         return {SourceId(replica): (part.chain.n_next, part.chain.head) for replica, part in parts}
+    if stream == JOBS:
+        jobs = base.jobs.parts.items()
+        return {SourceId(worker): (part.chain.n_next, part.chain.head) for worker, part in jobs}
     return {SourceId(worker): (chain.n_next, chain.head) for worker, chain in base.loads.chains.items()}
 
 

@@ -10,6 +10,8 @@ from core.ids import Epoch, StreamName, StreamSeq
 from core.manifest import Manifest
 from streams.archive import Archive
 from streams.log import Record, StreamState, Tail
+from streams.queue import Queue
+from streams.queue_limits import QUEUE_LIMITS, QueueLimits
 
 
 class ArchiveLog:
@@ -71,6 +73,9 @@ class ArchiveLog:
         after: Record | None = None,
     ) -> Tail:
         self._refuse(stream, start, on_record, on_reset, after)
+
+    async def queue(self, stream: StreamName, name: str, subjects: str, limits: QueueLimits = QUEUE_LIMITS) -> Queue:
+        self._refuse(stream, name, subjects, limits)
 
     async def streams(self) -> list[StreamName]:
         return self.archive.streams

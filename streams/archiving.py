@@ -16,7 +16,7 @@ from core.codec import digest
 from core.errors import Corrupt, Unavailable
 from core.ids import StreamName, StreamSeq
 from core.manifest import At, Manifest
-from core.subjects import LOAD, ROUTING, SNAPSHOTS, is_kv
+from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, is_kv
 from streams.archive_reach import Reach
 from streams.archive_writer import ArchiveWriter
 from streams.log import EventLog, StreamState
@@ -205,7 +205,7 @@ def _cut(states: States, starts: Mapping[StreamName, int], saved: list[Manifest]
 
 
 def _is_folded(stream: StreamName) -> bool:
-    return is_kv(stream) or stream in {LOAD, ROUTING}
+    return is_kv(stream) or stream in {LOAD, ROUTING, JOBS}
 
 
 def _cursor(manifest: Manifest) -> list[tuple[StreamName, At]]:

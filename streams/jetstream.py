@@ -13,11 +13,14 @@ from core.ids import Epoch, StreamName, StreamSeq
 from core.subjects import broker_stream, check_namespace, short_stream
 from streams.credentials import NatsCredentials
 from streams.jetstream_connection import Connection, decoded
+from streams.jetstream_consumer import Consumer
 from streams.jetstream_errors import NAME_IN_USE, NO_MESSAGE, NO_ROOM, NO_STREAM, err_code
 from streams.jetstream_pull import Pull
+from streams.jetstream_queue import JetStreamQueue
 from streams.jetstream_read import JetStreamPass
 from streams.jetstream_tail import JetStreamTail
 from streams.log import Record, StreamState
+from streams.queue_limits import QUEUE_LIMITS, QueueLimits
 from streams.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -36,6 +39,7 @@ class JetStreamLog:
         self._topology = topology
         self._ensured: set[StreamName] = set()
         self._tails: list[JetStreamTail] = []
+        self._queues: list[JetStreamQueue] = []
 
     @staticmethod
     async def connect(
@@ -156,6 +160,18 @@ class JetStreamLog:
         self._tails = [*(other for other in self._tails if not other.stopped), tail]
         return tail
 
+    async def queue(
+        self, stream: StreamName, name: str, subjects: str, limits: QueueLimits = QUEUE_LIMITS
+    ) -> JetStreamQueue:
+        def state() -> Awaitable[StreamState]:
+            return self.state(stream)
+
+        consumer = Consumer(self._connection, self._broker_name(stream), name, subjects, limits, state)
+        queue = JetStreamQueue(self._connection, stream, consumer)
+        await queue.open()
+        self._queues = [*(other for other in self._queues if not other.closed), queue]
+        return queue
+
     async def streams(self) -> list[StreamName]:
         names: list[str] = []
         while True:
@@ -171,6 +187,8 @@ class JetStreamLog:
     async def close(self) -> None:
         for tail in self._tails:
             await tail.stop()
+        for queue in self._queues:
+            await queue.close()
         await self._connection.close()
 
     def _broker_name(self, stream: StreamName) -> str:

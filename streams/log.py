@@ -6,9 +6,13 @@ Two implementations pass one contract suite: `streams.memory` (tests, simulation
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from core.ids import Epoch, StreamName, StreamSeq
+from streams.queue_limits import QUEUE_LIMITS, QueueLimits
+
+if TYPE_CHECKING:
+    from streams.queue import Queue
 
 
 class Record(NamedTuple):
@@ -93,6 +97,10 @@ class EventLog(Protocol):
         the records follow from the oldest on. What stood further back and was deleted is not told: a message that
         a reader has and others lack is found by the chains. Both run on the event loop and must not raise.
         """
+
+    async def queue(self, stream: StreamName, name: str, subjects: str, limits: QueueLimits = QUEUE_LIMITS) -> Queue:
+        """The durable queue of this name over the stream's messages of these subjects (a wildcard); made if it is not
+        there, with what the stream is given from now on."""
 
     async def streams(self) -> list[StreamName]:
         """The namespace's streams that exist, sorted."""

@@ -17,8 +17,10 @@ from core.errors import Unavailable
 from core.ids import Epoch, StreamName, StreamSeq
 from core.subjects import check_namespace, subject
 from streams.log import Record, StreamState
+from streams.memory_queue import MemoryQueue, SharedQueue
 from streams.memory_stream import MemoryStream
 from streams.memory_tail import DELIVERED_PER_TURN_MAX, MemoryTail
+from streams.queue_limits import QUEUE_LIMITS, QueueLimits
 
 __all__ = ["DELIVERED_PER_TURN_MAX", "MemoryLog", "MemoryTail", "Store"]
 
@@ -40,6 +42,7 @@ class MemoryLog:
         self._clock = clock
         self._streams: Store = {}
         self._tails: list[MemoryTail] = []
+        self._queues: dict[tuple[StreamName, str], SharedQueue] = {}
         self._away = False
 
     def __repr__(self) -> str:
@@ -55,12 +58,12 @@ class MemoryLog:
     @away.setter
     def away(self, away: bool) -> None:
         self._away = away
-        self._kick_tails()
+        self._kick()
 
     def cut(self, stream: StreamName, seq: StreamSeq) -> None:
         """What came after `seq` was never there, as after a roll-back."""
         self._streams[stream].cut(seq)
-        self._kick_tails()
+        self._kick()
 
     def expire(self, stream: StreamName, seq: StreamSeq) -> None:
         """What came before `seq` is no longer retained."""
@@ -70,24 +73,24 @@ class MemoryLog:
         """The stream is deleted and made anew: empty, in a new epoch."""
         later = max(self._clock.wall_ms(), self._streams[stream].epoch + 1)
         self._streams[stream] = MemoryStream(Epoch(later))
-        self._kick_tails()
+        self._kick()
 
     def delete(self, stream: StreamName, seq: StreamSeq) -> None:
         """One message is gone, as by the broker's own API: a hole, unless it was the oldest."""
         self._streams[stream].put(seq, None)
-        self._kick_tails()
+        self._kick()
 
     def rewrite(self, stream: StreamName, seq: StreamSeq, payload: bytes | None) -> None:
         """The message holds another payload; None if the broker finds it damaged and leaves it out."""
         record = self._streams[stream].at(seq)
         assert record is not None, f"{stream} does not hold {seq}"
         self._streams[stream].put(seq, None if payload is None else record._replace(payload=payload))
-        self._kick_tails()
+        self._kick()
 
     def replace(self, stream: StreamName, records: Sequence[Record]) -> None:
         """The stream holds these records, under their own sequences, and no others."""
         self._streams[stream].replace(records)
-        self._kick_tails()
+        self._kick()
 
     def copy(self) -> Store:
         """All streams as they are now, for `restore`."""
@@ -96,7 +99,7 @@ class MemoryLog:
     def restore(self, store: Store) -> None:
         """The store is put back to a copy: the same epochs, and later sequences are used again."""
         self._streams = {name: stream.copy() for name, stream in store.items()}
-        self._kick_tails()
+        self._kick()
 
     # --- EventLog ----------------------------------------------------------------------------------------------
 
@@ -119,7 +122,7 @@ class MemoryLog:
             return known
         new = Record(stream, StreamSeq(0), self._clock.wall_ms(), subject, payload)
         stored = found.store(new, message_id, expected_seq)
-        self._kick_tails()
+        self._kick()
         if self.acks_to_lose:
             self.acks_to_lose -= 1
             raise Unavailable("the acknowledgement was lost")
@@ -157,6 +160,14 @@ class MemoryLog:
         tail.kick()
         return tail
 
+    async def queue(
+        self, stream: StreamName, name: str, subjects: str, limits: QueueLimits = QUEUE_LIMITS
+    ) -> MemoryQueue:
+        self._found(stream)
+        if (stream, name) not in self._queues:
+            self._queues[stream, name] = SharedQueue(lambda: self._found(stream), subjects, limits)
+        return MemoryQueue(self._queues[stream, name])
+
     async def streams(self) -> list[StreamName]:
         self._check_here()
         return sorted(self._streams)
@@ -174,10 +185,12 @@ class MemoryLog:
             raise Unavailable(f"stream {name} is not there")
         return self._streams[name]
 
-    def _kick_tails(self) -> None:
+    def _kick(self) -> None:
         for tail in self._tails:
             if not tail.stopped:
                 tail.kick()
+        for queue in self._queues.values():
+            queue.stir()
 
     def _check_subject(self, stream: StreamName, written: str) -> None:
         assert written.startswith(subject(self.namespace, stream, "")), f"{written} is not a subject of {stream}"

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.ids import StreamName
-from core.subjects import LOAD, ROUTING, SNAPSHOTS, broker_stream, is_kv, kv_stream, wildcard
+from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, broker_stream, is_kv, kv_stream, wildcard
 
 DUPLICATE_WINDOW_S = 600
 """How long the broker remembers message ids; at most the age that a stream keeps."""
-KV_PERCENT = 50
+KV_PERCENT = 45
 """Share of the reserved bytes that all kv streams have together."""
 ROUTING_PERCENT = 30
 SNAPSHOTS_PERCENT = 15
 LOAD_PERCENT = 5
+JOBS_PERCENT = 5
 
 _NS_PER_S = 1_000_000_000
 
@@ -66,7 +67,7 @@ class Topology:
 
     def names(self) -> list[StreamName]:
         """The short names of the streams that a deployment starts with."""
-        return [kv_stream(partition) for partition in range(self.kv_partitions)] + [LOAD, ROUTING, SNAPSHOTS]
+        return [kv_stream(partition) for partition in range(self.kv_partitions)] + [JOBS, LOAD, ROUTING, SNAPSHOTS]
 
     def configs(self) -> list[StreamConfig]:
         """One configuration per stream; their bytes add up to `max_bytes` at most."""
@@ -79,6 +80,6 @@ class Topology:
     def _share(self, name: StreamName) -> int:
         if is_kv(name):
             return self.max_bytes * KV_PERCENT // 100 // self.kv_partitions
-        percent = {ROUTING: ROUTING_PERCENT, LOAD: LOAD_PERCENT, SNAPSHOTS: SNAPSHOTS_PERCENT}
+        percent = {JOBS: JOBS_PERCENT, LOAD: LOAD_PERCENT, ROUTING: ROUTING_PERCENT, SNAPSHOTS: SNAPSHOTS_PERCENT}
         assert name in percent, f"no share of the bytes is set for stream {name}"
         return self.max_bytes * percent[name] // 100

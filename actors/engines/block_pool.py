@@ -5,6 +5,8 @@
    equal tokens at once fill a block each. Each copy is told when it comes and when it goes.
 3. Freed blocks join the end of the line, the tail of a sequence first; new ones are taken from its head. So the
    least recently used content is evicted first, and of one sequence the deepest block.
+4. A block's name says what should be in it, its content what is in it: memory, that changes only when it is written.
+   They part when blocks come from another engine, and nothing here looks whether they fit.
 """
 
 from __future__ import annotations
@@ -14,23 +16,28 @@ from collections.abc import Iterable, Sequence
 
 import xxhash
 
-from actors.engines.engine import CacheChange, CacheRemoved, CacheStored
+from actors.engines.engine import CacheChange, CacheEmptied, CacheRemoved, CacheStored
 from core.prompt import scope_bytes
 
 TIER = "device"
 _NAME_SEED = 0x51
+_CONTENT_SEED = 0x52
+NEVER_WRITTEN = 0
+"""The content of memory that nothing was computed into."""
 
 
 class PoolBlock:
     """Room for block_size tokens."""
 
-    __slots__ = ("id", "name", "users")
+    __slots__ = ("content", "id", "name", "users")
 
     def __init__(self, id: int) -> None:
         self.id = id
         self.name: int | None = None
         """Of its content with all before it; None while it is not full."""
         self.users = 0
+        self.content = NEVER_WRITTEN
+        """Digest of what its memory holds; stays when it is freed and even when it is taken, until it is written."""
 
 
 class BlockPool:
@@ -40,7 +47,8 @@ class BlockPool:
         self.capacity_blocks = capacity_blocks
         self.changes: list[CacheChange] = []
         """What was stored and removed, in order, until somebody takes it."""
-        self._free = OrderedDict((i, PoolBlock(i)) for i in range(capacity_blocks))
+        self._blocks = [PoolBlock(i) for i in range(capacity_blocks)]
+        self._free = OrderedDict((block.id, block) for block in self._blocks)
         self._named: dict[int, dict[int, PoolBlock]] = {}
 
     def __repr__(self) -> str:
@@ -99,6 +107,18 @@ class BlockPool:
             self._named.setdefault(name, {})[block.id] = block
         self.changes.append(chain)
 
+    def contents(self, ids: Iterable[int]) -> list[int]:
+        """What the memory of these blocks holds now, whoever they belong to; where there is no block, nothing."""
+        return [self._blocks[i].content if 0 <= i < self.capacity_blocks else NEVER_WRITTEN for i in ids]
+
+    def forget(self) -> None:
+        """No block is found any more; those with users keep them and their content."""
+        for copies in self._named.values():
+            for block in copies.values():
+                block.name = None
+        self._named.clear()
+        self.changes.append(CacheEmptied())
+
     def _evict(self, block: PoolBlock, name: int) -> None:
         copies = self._named[name]
         del copies[block.id]
@@ -117,3 +137,16 @@ def block_names(raw: bytes, step: int, parent: int | None, adapter: str | None, 
         parent = xxhash.xxh3_64_intdigest(parent.to_bytes(8, "little") + raw[start : start + step], _NAME_SEED)
         names.append(parent)
     return names
+
+
+def content_root(vocab: int, block_size: int, adapter: str | None) -> int:
+    """What a prompt's first block builds on: an engine of another kind reads the same bytes as something else.
+
+    A cache salt keeps names apart, and changes nothing in memory.
+    """
+    return xxhash.xxh3_64_intdigest(f"{vocab}/{block_size}".encode() + scope_bytes(adapter, None), _CONTENT_SEED)
+
+
+def content_behind(parent: int, raw: bytes) -> int:
+    """What a block holds once these tokens, all that are in it, are computed behind that content."""
+    return xxhash.xxh3_64_intdigest(parent.to_bytes(8, "little") + raw, _CONTENT_SEED)

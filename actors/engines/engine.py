@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol
 
+from core.errors import PeerError
 from core.generation import GenerateRequest, Output
+from core.transfer import KvAddress, KvBlocks, KvPull
 
 
 class EngineInfo(NamedTuple):
@@ -23,6 +25,8 @@ class EngineInfo(NamedTuple):
     block_size: int
     capacity_blocks: int
     context_max: int
+    slots: int = 32
+    """Requests that it runs at once; more wait."""
 
 
 class EngineLoad(NamedTuple):
@@ -72,18 +76,68 @@ class CacheGap(NamedTuple):
 CacheChange = CacheStored | CacheRemoved | CacheEmptied | CacheGap
 
 
+class TransferFailed(PeerError):
+    """Blocks could not be pulled; nothing of them is in the cache, and no token was made."""
+
+
+class TransferTotals(NamedTuple):
+    """What the engine's own counters say of blocks moved, since it started."""
+
+    pulls: int = 0
+    """Requests whose blocks were fetched."""
+    blocks: int = 0
+    bytes: int = 0
+    failures: int = 0
+    expired: int = 0
+    """Prefills whose blocks nobody fetched in time."""
+    held: int = 0
+    """Requests whose blocks are held for others right now."""
+
+
+class BlockTransfer(Protocol):
+    """An engine's side that moves KV blocks; what it cannot check is checked by `actors.prefilling`."""
+
+    address: KvAddress
+    """Where its blocks can be pulled from; known once the engine is up."""
+    keep_ms: int
+    """How long blocks are held for others from when their prefill ended."""
+
+    async def prefill(self, request: GenerateRequest) -> tuple[KvBlocks, int]:
+        """The prompt's blocks, held from now on for `keep_ms`, and how many tokens came from the cache. Cancelled,
+        nothing is held. Errors as of `generate`."""
+
+    def still_held(self, blocks: KvBlocks) -> bool:
+        """Whether they were held without a break until now, by this side's own clock and with a margin."""
+
+    async def release(self, blocks: KvBlocks) -> None:
+        """Nobody will pull them: they are free now, or at the latest when `keep_ms` is over."""
+
+    async def decline(self, pull: KvPull) -> None:
+        """The puller's side of the same: their holder is told that we will not fetch them, if it can be reached."""
+
+    async def forget(self) -> None:
+        """Nothing that is in the cache now will be found by requests to come; those that run go on correctly."""
+
+    def totals(self) -> TransferTotals:
+        """No I/O."""
+
+
 class Engine(Protocol):
     """All methods are called on the event loop; none blocks it."""
 
     info: EngineInfo
+    transfer: BlockTransfer | None
+    """None if it was not made to move blocks."""
 
     async def start(self, on_cache: Callable[[CacheChange], None]) -> None:
         """The engine serves; `info` is set. `on_cache` is called for every change of its cache from the first on."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+    def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
         """New tokens as they come, the last Output with `finish`. Closing the iterator aborts within a step.
 
-        CallerError if the engine cannot take this request; EngineDead if the engine is gone.
+        With `pull` the prompt's blocks are fetched from another engine instead of being computed, as far as this one's
+        cache lacks them; what is fetched is taken as it comes.
+        CallerError if the engine cannot take this request; EngineDead if the engine is gone; TransferFailed.
         """
 
     def load(self) -> EngineLoad:

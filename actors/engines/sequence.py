@@ -6,28 +6,40 @@ from array import array
 
 import xxhash
 
-from actors.engines.block_pool import TIER, BlockPool, PoolBlock, block_names
+from actors.engines.block_pool import TIER, BlockPool, PoolBlock, block_names, content_behind, content_root
 from actors.engines.engine import CacheStored
 from actors.engines.simulated_settings import SimulatedSettings
 from core.generation import GenerateRequest
 from core.prompt import TOKEN_BYTES
 
 _TOKEN_SEED = 0x70
+_WRONG_SEED = 0x71
 
 
 class Sequence:
     """Its tokens so far, the blocks that hold them, and what comes next.
 
-    The next token is a function of all tokens before it and of nothing else (only `min_tokens` and `ignore_eos` can
-    turn it away from an end), so who continues with the same tokens gets the same answer, here or elsewhere.
+    The next token is a function of what its blocks hold. As long as each holds what its tokens make, that is a
+    function of all tokens before it and of nothing else (only `min_tokens` and `ignore_eos` can turn it away from an
+    end), so who continues with the same tokens gets the same answer, here or elsewhere. If one does not, all text from
+    there on is another, and so is all that is computed: without an error, because nobody can see it.
     """
 
-    __slots__ = ("_names", "_settings", "_text", "blocks", "blocks_max", "cached_tokens", "computed", "prompt_tokens",
-                 "request", "tokens", "tokens_max")  # fmt: skip
+    __slots__ = ("_names", "_right", "_root", "_settings", "_text", "_wrong", "blocks", "blocks_max", "cached_tokens",
+                 "computed", "contents", "hold", "nameless", "prompt_tokens", "pull", "request", "tokens",
+                 "tokens_max")  # fmt: skip
 
-    def __init__(self, request: GenerateRequest, settings: SimulatedSettings) -> None:
+    def __init__(
+        self, request: GenerateRequest, settings: SimulatedSettings, *, hold: bool = False, pull: bool = False
+    ) -> None:
         self._settings = settings
         self.request = request
+        self.hold = hold
+        """Its prompt is computed for others, and no answer is wanted."""
+        self.pull = pull
+        """Its prompt's blocks come from elsewhere."""
+        self.contents: tuple[int, ...] = ()
+        """What was fetched, on its way into its blocks."""
         self.tokens = array("I", request.tokens)
         """Prompt and answer."""
         self.prompt_tokens = len(self.tokens)
@@ -40,7 +52,14 @@ class Sequence:
         """Prompt tokens that were found in the cache."""
         self.computed = 0
         """Tokens whose cache entries are in its blocks."""
+        self.nameless = False
+        """Whatever it fills is found by nobody else."""
         self._names = block_names(request.tokens, self._step, None, request.adapter, request.cache_salt)
+        self._root = content_root(settings.vocab, settings.block_size, request.adapter)
+        self._right: list[int] = []
+        """What each full block holds if all is well."""
+        self._wrong = b""
+        """Not empty once a block held something else."""
         self._text = xxhash.xxh3_64(request.tokens, seed=_TOKEN_SEED)
 
     def __repr__(self) -> str:
@@ -62,6 +81,11 @@ class Sequence:
         return self.prompt_tokens - self.cached_tokens
 
     @property
+    def blocks_to_fetch(self) -> int:
+        """Blocks of the prompt, the last one partly filled, that were not found in the cache."""
+        return len(self.blocks) - self.cached_tokens // self._settings.block_size
+
+    @property
     def blocks_promised(self) -> int:
         """Blocks that it may still take."""
         return self.blocks_max - len(self.blocks)
@@ -71,15 +95,29 @@ class Sequence:
         pool.share(found)
         self.blocks = found
         self.cached_tokens = self.computed = len(found) * self._settings.block_size
+        self._judge()
         while len(self.blocks) * self._settings.block_size < self.prompt_tokens:
             self.blocks.append(pool.take())
+
+    def fill_in(self, pool: BlockPool) -> None:
+        """What was fetched is in its blocks, taken as it is: all but the prompt's last token counts as computed."""
+        first = self.cached_tokens // self._settings.block_size
+        for block, content in zip(self.blocks[first:], self.contents, strict=True):
+            block.content = content
+        self.computed = self.prompt_tokens - 1
+        self._judge()
+        if len(self.names_reusable) > first:
+            self._store(first, pool)
 
     def compute(self, pool: BlockPool) -> int:
         """All tokens are in the cache, blocks that got full are stored there, and the next token is known: this one."""
         if len(self.tokens) > len(self.blocks) * self._settings.block_size:
             self.blocks.append(pool.take())
         full_before = self.computed // self._settings.block_size
+        prompt = self.computed < self.prompt_tokens
         self.computed = len(self.tokens)
+        if prompt or self.computed % self._settings.block_size <= 1:  # an answer's block: when begun, and when full
+            self._write(full_before)
         if self.computed // self._settings.block_size > full_before:
             self._store(full_before, pool)
         token = self._next()
@@ -96,6 +134,8 @@ class Sequence:
     def _next(self) -> int:
         settings = self._settings
         drawn: int = self._text.intdigest()
+        if self._wrong:
+            drawn = xxhash.xxh3_64_intdigest(self._wrong + drawn.to_bytes(8, "little"), _WRONG_SEED)
         usual = settings.vocab - settings.token_min
         token = settings.token_min + (drawn >> 16) % usual
         if settings.eos_every and drawn % settings.eos_every == 0:
@@ -115,6 +155,33 @@ class Sequence:
         """With so many tokens before it, no token may end the answer."""
         return length - self.prompt_tokens < self.request.sampling.min_tokens
 
+    def _should_hold(self, number: int) -> int:
+        """What this block of it holds if all is well; the last one with all of the tokens that it has now."""
+        size, right = self._settings.block_size, self._right
+        for full in range(len(right), min(number + 1, len(self.tokens) // size)):
+            raw = self.tokens[full * size : (full + 1) * size].tobytes()
+            right.append(content_behind(right[-1] if right else self._root, raw))
+        if number < len(right):
+            return right[number]
+        assert number == len(right)
+        return content_behind(right[-1] if right else self._root, self.tokens[number * size :].tobytes())
+
+    def _judge(self) -> None:
+        """Whether its blocks hold what its computed tokens make.
+
+        A block with nothing of it but the prompt's last token does not count: that is computed here in any case.
+        """
+        blocks = self.blocks[: -(-self.computed // self._settings.block_size)]
+        if any(block.content != self._should_hold(number) for number, block in enumerate(blocks)):
+            contents = b"".join(block.content.to_bytes(8, "little") for block in blocks)
+            self._wrong = xxhash.xxh3_64_digest(contents, _WRONG_SEED)
+
+    def _write(self, first: int) -> None:
+        """Its blocks from this one on hold what was computed, on top of what the others hold."""
+        for number in range(first, len(self.blocks)):
+            right = self._should_hold(number)
+            self.blocks[number].content = content_behind(right, self._wrong) if self._wrong else right
+
     def _store(self, first: int, pool: BlockPool) -> None:
         size = self._settings.block_size
         full = self.computed // size
@@ -125,6 +192,8 @@ class Sequence:
             last = self._names[-1] if self._names else None
             rest = self.tokens[len(self._names) * size : full * size].tobytes()
             self._names += block_names(rest, self._step, last, adapter, cache_salt)
+        if self.nameless:
+            return
         names = self._names[first:full]
         chain = CacheStored(tuple(names), parent, tuple(tokens), size, TIER, adapter, cache_salt, indexable=True)
         pool.store(self.blocks[first:full], names, chain)

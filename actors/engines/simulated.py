@@ -8,13 +8,17 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from actors.engines.engine import CacheChange, EngineInfo, EngineLoad
+from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
+from actors.engines.simulated_channel import SideChannel, TcpSideChannel
+from actors.engines.simulated_inputs import Abort, Input, Submit
 from actors.engines.simulated_settings import SimulatedSettings
-from actors.engines.step import Abort, EngineState, Input, Submit, load_of, refuse, step
+from actors.engines.simulated_transfer import SimulatedTransfer
+from actors.engines.step import EngineState, load_of, refuse, step
 from core.clock import Clock, SystemClock
-from core.errors import EngineDead
+from core.errors import CallerError, EngineDead, PeerError
 from core.generation import GenerateRequest, Output
 from core.ids import RequestId
+from core.transfer import KvPull
 
 __all__ = ["SimulatedEngine", "SimulatedSettings"]
 
@@ -24,7 +28,14 @@ _logger = logging.getLogger(__name__)
 class SimulatedEngine:
     """An engine without a language model: real in everything that a worker sees, but for the sense of its answers."""
 
-    def __init__(self, model: str, settings: SimulatedSettings | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        settings: SimulatedSettings | None = None,
+        clock: Clock | None = None,
+        channel: SideChannel | None = None,
+    ) -> None:
+        """`channel` moves blocks if the settings want that; TCP if there is none."""
         self.settings = settings or SimulatedSettings()
         self.info = EngineInfo(
             engine="simulated",
@@ -33,46 +44,64 @@ class SimulatedEngine:
             block_size=self.settings.block_size,
             capacity_blocks=self.settings.capacity_blocks,
             context_max=self.settings.context_max,
+            slots=self.settings.max_seqs,
         )
+        self.state = EngineState(self.settings)
+        """Changed by steps only."""
+        self.transfer: BlockTransfer | None = None
+        self._moves: SimulatedTransfer | None = None
+        if self.settings.transfer:
+            where = self.settings.side_channel_host, self.settings.side_channel_port
+            self.transfer = self._moves = SimulatedTransfer(self, channel or TcpSideChannel(*where))
         self._clock = clock or SystemClock()
-        self._state = EngineState(self.settings)
         self._accepted = 0
         self._inputs: list[Input] = []
         self._streams: dict[RequestId, _TokenStream] = {}
+        self._taken: list[asyncio.Future[None]] = []
+        """Who waits until the inputs were taken in."""
         self._wake = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
         self._dead: str | None = "it was not started"
         self._on_cache: Callable[[CacheChange], None] = lambda _change: None
 
     def __repr__(self) -> str:
-        return f"<SimulatedEngine {self.info.model} {'dead: ' + self._dead if self._dead else self._state}>"
+        return f"<SimulatedEngine {self.info.model} {'dead: ' + self._dead if self._dead else self.state}>"
 
     async def start(self, on_cache: Callable[[CacheChange], None]) -> None:
-        """The engine serves; `on_cache` is called for every change of its cache."""
+        """The engine serves; `on_cache` is called for every change of its cache. CallerError if its port is taken."""
         assert self._driver is None
+        if self._moves is not None:
+            await self._moves.open()
         self._on_cache = on_cache
         self._dead = None
         self._driver = asyncio.create_task(self._drive(), name=f"simulated engine {self.info.model}")
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
-        """New tokens as they come, all that are ready at once; closing the iterator aborts within a step."""
-        await self.check()
-        refuse(self.settings, request)
-        self._accepted += 1
-        own_id = RequestId(f"{request.id}-{self._accepted}")  # a request that is sent again is another one
-        stream = self._streams[own_id] = _TokenStream()
-        self._tell(Submit(msgspec.structs.replace(request, id=own_id)))
+    async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
+        """New tokens as they come, all that are ready at once; closing the iterator aborts within a step.
+
+        Of a request that was accepted, whoever holds its blocks hears when they need not be held any more: at the end
+        at the latest.
+        """
+        own = await self.accept(request)
+        if pull is not None and self._moves is None:
+            raise CallerError("this engine moves no blocks: start it with engine_args transfer=true")
+        stream = self._streams[own.id] = _TokenStream()
+        if pull is not None and self._moves is not None:
+            self._moves.expect(own.id, pull, stream.fail)
+        self.tell(Submit(own, pull=pull is not None))
         try:
             while not stream.finished:
                 yield await stream.next()
         finally:
-            del self._streams[own_id]
+            del self._streams[own.id]
             if not stream.finished:
-                self._tell(Abort(own_id))
+                self.tell(Abort(own.id))
+            if self._moves is not None:
+                self._moves.dismiss(own.id)
 
     def load(self) -> EngineLoad:
         """The engine's numbers now; what was submitted and not looked at yet is waiting."""
-        load = load_of(self._state)
+        load = load_of(self.state)
         return load._replace(waiting=load.waiting + sum(isinstance(item, Submit) for item in self._inputs))
 
     async def check(self) -> None:
@@ -98,9 +127,29 @@ class SimulatedEngine:
         if self._driver is not None:
             self._driver.cancel()
 
-    def _tell(self, item: Input) -> None:
+    async def accept(self, request: GenerateRequest) -> GenerateRequest:
+        """The request under a name of our own: one that is sent again is another one. Errors as of `generate`."""
+        await self.check()
+        refuse(self.settings, request)
+        self._accepted += 1
+        return msgspec.structs.replace(request, id=RequestId(f"{request.id}-{self._accepted}"))
+
+    def tell(self, item: Input) -> None:
+        """The next step takes it in."""
         self._inputs.append(item)
         self._wake.set()
+
+    async def taken(self) -> None:
+        """All that was told before was taken in. EngineDead if it never will be."""
+        await self.check()
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._taken.append(taken)
+        self._wake.set()
+        await taken
+
+    def now_us(self) -> int:
+        """The engine's time."""
+        return int(self._clock.monotonic_ms() * 1000 * self.settings.time_scale)
 
     async def _drive(self) -> None:
         try:
@@ -114,19 +163,25 @@ class SimulatedEngine:
         """The engine is where it should be now; returns when to look again."""
         inputs, self._inputs = self._inputs, []
         self._wake.clear()
-        result = step(self._state, self._now_us(), inputs)
+        result = step(self.state, self.now_us(), inputs)
         for change in result.changes:
             self._on_cache(change)
         for own_id, output in result.outputs:
             if own_id in self._streams:
                 self._streams[own_id].put(output)
+        if self._moves is not None:
+            self._moves.on_step(result)
+        taken, self._taken = self._taken, []
+        for waiting in taken:
+            if not waiting.done():
+                waiting.set_result(None)
         return result.due_us
 
     async def _pause(self, due_us: int | None) -> None:
         if due_us is None:
             await self._wake.wait()
             return
-        wait_s = (due_us - self._now_us()) / 1e6 / self.settings.time_scale
+        wait_s = (due_us - self.now_us()) / 1e6 / self.settings.time_scale
         try:
             # not wait_for: up to Python 3.11 it may swallow a cancellation
             async with asyncio.timeout(max(0.0, wait_s)):
@@ -134,15 +189,18 @@ class SimulatedEngine:
         except TimeoutError:
             pass  # nothing came before it was due
 
-    def _now_us(self) -> int:
-        return int(self._clock.monotonic_ms() * 1000 * self.settings.time_scale)
-
     def _die(self, reason: str) -> None:
         self._dead = self._dead or reason
         if self._driver is not None:
             self._driver.cancel()
+        error = EngineDead(f"the simulated engine died: {self._dead}")
         for stream in self._streams.values():
-            stream.fail(EngineDead(f"the simulated engine died: {self._dead}"))
+            stream.fail(error)
+        for taken in self._taken:
+            if not taken.done():
+                taken.set_exception(error)
+        if self._moves is not None:
+            self._moves.die(error)
 
 
 class _TokenStream:
@@ -154,7 +212,7 @@ class _TokenStream:
         self._tokens: list[int] = []
         self._finish: str | None = None
         self._cached_tokens: int | None = None
-        self._error: EngineDead | None = None
+        self._error: PeerError | None = None
         self._ready = asyncio.Event()
 
     def put(self, output: Output) -> None:
@@ -164,12 +222,12 @@ class _TokenStream:
             self._cached_tokens = output.cached_tokens
         self._ready.set()
 
-    def fail(self, error: EngineDead) -> None:
+    def fail(self, error: PeerError) -> None:
         self._error = error
         self._ready.set()
 
     async def next(self) -> Output:
-        """All that is ready, at least one token; EngineDead once what came before it has been read."""
+        """All that is ready, at least one token; the error once what came before it has been read."""
         await self._ready.wait()
         if not self._tokens and self._finish is None and self._error is not None:
             raise self._error

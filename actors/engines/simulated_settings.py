@@ -11,6 +11,17 @@ import msgspec
 
 from core.errors import CallerError
 
+PORT_MAX = 65535
+ABOVE_ZERO = (
+    "block_size",
+    "capacity_blocks",
+    "max_seqs",
+    "decode_us_per_step",
+    "time_scale",
+    "keep_ms",
+    "block_bytes",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSettings:
@@ -40,18 +51,39 @@ class SimulatedSettings:
     """Folder with the tokenizer that clients' text goes through; empty if they send token ids."""
     time_scale: float = 1.0
     """Simulated seconds per second."""
+    transfer: bool = False
+    """Whether blocks can be moved to and from other engines."""
+    keep_ms: int = 30_000
+    """How long a prompt's blocks are held for others after it was computed; milliseconds of the clock, not simulated
+    ones, because others count them too."""
+    transfer_us_per_block: int = 100
+    """Simulated microseconds to fetch a block from another engine."""
+    side_channel_host: str = "127.0.0.1"
+    """Where others fetch blocks."""
+    side_channel_port: int = 0
+    """0 is a free one."""
+    block_bytes: int = 131_072
+    """What a block would weigh."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "capacity_blocks", "max_seqs", "decode_us_per_step", "time_scale"):
+        for name in ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise CallerError(f"engine_args: {name} must be above 0, not {getattr(self, name)}")
-        for name in ("prefill_us_per_token", "token_min", "eos_token", "eos_every"):
+        for name in ("prefill_us_per_token", "token_min", "eos_token", "eos_every", "transfer_us_per_block"):
             if getattr(self, name) < 0:
                 raise CallerError(f"engine_args: {name} must not be negative, but is {getattr(self, name)}")
+        if not 0 <= self.side_channel_port <= PORT_MAX:
+            raise CallerError(
+                f"engine_args: side_channel_port must be 0 to {PORT_MAX}, but is {self.side_channel_port}"
+            )
         if self.context_max < 2:
             raise CallerError(f"engine_args: context_max must hold a prompt and an answer, not {self.context_max}")
         if self.vocab <= self.token_min:
             raise CallerError(f"engine_args: vocab ({self.vocab}) must be above token_min ({self.token_min})")
+
+    def layout(self, model: str) -> str:
+        """Blocks of engines of an equal layout and block size mean the same."""
+        return f"simulated/{self.vocab}/{model}"
 
     @classmethod
     def parse(cls, engine_args: Mapping[str, Any]) -> Self:

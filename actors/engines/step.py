@@ -6,7 +6,10 @@
    the head of the line finds blocks. It takes `prefill_us_per_token` per token not in the cache.
 3. A request is admitted when all blocks that it may come to need are free and promised to nobody: what runs is never
    thrown out again. The promise is a number; blocks are taken, and others evicted, only when they are filled.
-4. Work ends at a time of its own, not when somebody looks: after a long pause the same things have happened.
+4. A request whose blocks come from elsewhere takes its place and its blocks as any other, asks for what its cache
+   lacks in `fetches`, and waits for `Arrived`. Then it runs: the prompt's last token is computed in a decode step.
+   A prompt that is computed for others gives no token; its blocks are held until they were fetched, or for `keep_ms`.
+5. Work ends at a time of its own, not when somebody looks: after a long pause the same things have happened.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from typing import NamedTuple, assert_never
 from actors.engines.block_pool import BlockPool
 from actors.engines.engine import CacheChange, EngineLoad
 from actors.engines.sequence import Sequence
+from actors.engines.simulated_holds import SimulatedHolds
+from actors.engines.simulated_inputs import Abort, Arrived, Fetch, Forget, Free, Input, Prefilled, Submit
 from actors.engines.simulated_settings import SimulatedSettings
 from core.errors import CallerError
 from core.generation import GenerateRequest, Output
@@ -26,21 +31,6 @@ from core.prompt import TOKEN_BYTES
 
 WORK_MAX = 256
 """Pieces of work ended in one step; after a long pause the caller steps again at once."""
-
-
-class Submit(NamedTuple):
-    """A request has come; `refuse` had nothing against it."""
-
-    request: GenerateRequest
-
-
-class Abort(NamedTuple):
-    """Nobody wants this request any more; it may have finished already."""
-
-    id: RequestId
-
-
-Input = Submit | Abort
 
 
 class Work(NamedTuple):
@@ -58,6 +48,8 @@ class Step(NamedTuple):
     changes: list[CacheChange]
     due_us: int | None
     """When there is something to do again; None until an input comes."""
+    fetches: list[Fetch]
+    prefilled: list[Prefilled]
 
 
 class EngineState:
@@ -73,6 +65,14 @@ class EngineState:
         """Those whose prefill is done, in the order in which it was."""
         self.work: Work | None = None
         self.arrivals = 0
+        self.moving: dict[RequestId, Sequence] = {}
+        """Those that have their place, and whose blocks are on their way."""
+        self.landing: list[tuple[int, RequestId]] = []
+        """When those will be there that are known."""
+        self.held = SimulatedHolds(int(settings.keep_ms * 1000 * settings.time_scale))
+        self.fetches: list[Fetch] = []
+        """What is wanted from elsewhere, until somebody takes it."""
+        self.prefilled: list[Prefilled] = []
 
     def __repr__(self) -> str:
         load = load_of(self)
@@ -80,8 +80,13 @@ class EngineState:
 
     def holds(self, id: RequestId) -> bool:
         """This request waits or runs."""
+        return any(seq.request.id == id for seq in [*self.admitted, *(seq for _, _, seq in self.waiting)])
+
+    @property
+    def admitted(self) -> list[Sequence]:
+        """All that have blocks, but for those whose blocks are only held for others."""
         prefill = [self.work.prefill] if self.work and self.work.prefill else []
-        return any(seq.request.id == id for seq in [*self.running, *prefill, *(seq for _, _, seq in self.waiting)])
+        return [*self.running, *self.moving.values(), *prefill]
 
 
 def step(state: EngineState, now_us: int, inputs: Iterable[Input] = ()) -> Step:
@@ -89,23 +94,20 @@ def step(state: EngineState, now_us: int, inputs: Iterable[Input] = ()) -> Step:
     assert now_us >= state.now_us
     outputs: list[tuple[RequestId, Output]] = []
     for _ in range(WORK_MAX):
-        if state.work is None or state.work.until_us > now_us:
+        due_us = _due(state)
+        if due_us is None or due_us > now_us:
             break
-        outputs += _end(state, state.work)
-        state.work = _plan(state, state.work.until_us)
+        outputs += _go_on(state, due_us)
     state.now_us = now_us
     for item in inputs:
-        match item:
-            case Submit(request):
-                _submit(state, request)
-            case Abort(id):
-                outputs += _abort(state, id)
-            case _:
-                assert_never(item)
+        outputs += _take_in(state, item)
     if state.work is None:
+        _land(state, now_us)
         state.work = _plan(state, now_us)
     changes, state.pool.changes = state.pool.changes, []
-    return Step(outputs, changes, state.work.until_us if state.work else None)
+    fetches, state.fetches = state.fetches, []
+    prefilled, state.prefilled = state.prefilled, []
+    return Step(outputs, changes, _due(state), fetches, prefilled)
 
 
 def refuse(settings: SimulatedSettings, request: GenerateRequest) -> None:
@@ -131,22 +133,69 @@ def refuse(settings: SimulatedSettings, request: GenerateRequest) -> None:
 
 def load_of(state: EngineState) -> EngineLoad:
     """The engine's numbers now."""
-    running = len(state.running) + (state.work is not None and state.work.prefill is not None)
-    return EngineLoad(running, len(state.waiting), state.pool.used, state.pool.capacity_blocks)
+    return EngineLoad(len(state.admitted), len(state.waiting), state.pool.used, state.pool.capacity_blocks)
 
 
-def _submit(state: EngineState, request: GenerateRequest) -> None:
-    assert not state.holds(request.id)
+def _due(state: EngineState) -> int | None:
+    """When something happens next. What lands while there is work joins when that is done."""
+    times = [state.work.until_us] if state.work else [due_us for due_us, _ in state.landing]
+    if state.held.due_us is not None:
+        times.append(state.held.due_us)
+    return min(times, default=None)
+
+
+def _go_on(state: EngineState, at_us: int) -> list[tuple[RequestId, Output]]:
+    """What is due at this time is done; nothing was due before it."""
+    outputs: list[tuple[RequestId, Output]] = []
+    state.held.expire(at_us, state.pool)
+    if state.work is not None:
+        if state.work.until_us > at_us:
+            return []
+        outputs = _end(state, state.work)
+    _land(state, at_us)
+    state.work = _plan(state, at_us)
+    return outputs
+
+
+def _take_in(state: EngineState, item: Input) -> list[tuple[RequestId, Output]]:
+    match item:
+        case Submit():
+            _submit(state, item)
+        case Abort(id):
+            return _abort(state, id)
+        case Arrived(id, contents):
+            if id in state.moving and not state.moving[id].contents:  # else nobody wants it any more
+                due_us = state.now_us + len(contents) * state.settings.transfer_us_per_block
+                state.moving[id].contents = contents
+                state.landing.append((due_us, id))
+        case Free(id, fetched):
+            state.held.free(id, state.pool, fetched=fetched)
+        case Forget():
+            state.pool.forget()
+            for seq in state.admitted:  # what they fill may build on what is forgotten
+                seq.nameless = True
+        case _:
+            assert_never(item)
+    return []
+
+
+def _submit(state: EngineState, item: Submit) -> None:
+    assert not state.holds(item.request.id)
     state.arrivals += 1
-    insort(state.waiting, (request.priority, state.arrivals, Sequence(request, state.settings)))
+    seq = Sequence(item.request, state.settings, hold=item.hold, pull=item.pull)
+    insort(state.waiting, (item.request.priority, state.arrivals, seq))
 
 
 def _abort(state: EngineState, id: RequestId) -> list[tuple[RequestId, Output]]:
+    state.held.free(id, state.pool, fetched=False)
     if not state.holds(id):
         return []
     state.waiting = [entry for entry in state.waiting if entry[2].request.id != id]
     for seq in [seq for seq in state.running if seq.request.id == id]:
         _release(state, seq)
+    if id in state.moving:
+        state.pool.release(state.moving.pop(id).blocks)
+        state.landing = [entry for entry in state.landing if entry[1] != id]
     prefill = state.work.prefill if state.work else None
     if prefill is not None and prefill.request.id == id:
         state.pool.release(prefill.blocks)
@@ -156,22 +205,34 @@ def _abort(state: EngineState, id: RequestId) -> list[tuple[RequestId, Output]]:
     return [(id, Output(finish="abort"))]
 
 
+def _land(state: EngineState, at_us: int) -> None:
+    """What was fetched and is there by now is in its blocks, and those requests run."""
+    state.landing.sort()
+    while state.landing and state.landing[0][0] <= at_us:
+        _, landed = state.landing.pop(0)
+        seq = state.moving.pop(landed)
+        seq.fill_in(state.pool)
+        state.running.append(seq)
+
+
 def _plan(state: EngineState, start_us: int) -> Work | None:
     """What the engine does from `start_us` on; None if there is nothing to do."""
-    prefill = _admit(state)
-    if prefill is not None:
-        return Work(start_us + prefill.uncached_tokens * state.settings.prefill_us_per_token, prefill)
+    while (seq := _admit(state)) is not None:
+        if not seq.pull:
+            return Work(start_us + seq.uncached_tokens * state.settings.prefill_us_per_token, seq)
+        state.moving[seq.request.id] = seq
+        state.fetches.append(Fetch(seq.request.id, seq.blocks_to_fetch))
     return Work(start_us + state.settings.decode_us_per_step, None) if state.running else None
 
 
 def _admit(state: EngineState) -> Sequence | None:
     """The head of the line, with its blocks, if there is room for it; it waits no more."""
-    if not state.waiting or len(state.running) >= state.settings.max_seqs:
+    if not state.waiting or len(state.running) + len(state.moving) >= state.settings.max_seqs:
         return None
     seq = state.waiting[0][2]
     found = state.pool.find(seq.names_reusable)
     shared = sum(block.users > 0 for block in found)
-    promised = sum(other.blocks_promised for other in state.running)
+    promised = sum(other.blocks_promised for other in (*state.running, *state.moving.values()))
     if state.pool.free - promised < seq.blocks_max - shared:
         return None
     del state.waiting[0]
@@ -180,19 +241,26 @@ def _admit(state: EngineState) -> Sequence | None:
 
 
 def _end(state: EngineState, work: Work) -> list[tuple[RequestId, Output]]:
-    """The work is done: each request that it was for has one token more."""
-    if work.prefill is None:
+    """The work is done: each request that it was for has one token more, unless it was for others."""
+    seq = work.prefill
+    if seq is None:
         return [_one_more(state, seq) for seq in list(state.running)]
-    state.running.append(work.prefill)
-    return [_one_more(state, work.prefill, work.prefill.cached_tokens)]
+    if seq.hold:
+        seq.compute(state.pool)
+        ids = state.held.add(seq.request.id, seq.blocks, work.until_us)
+        state.prefilled.append(Prefilled(seq.request.id, ids, seq.prompt_tokens, seq.cached_tokens))
+        return []
+    state.running.append(seq)
+    return [_one_more(state, seq)]
 
 
-def _one_more(state: EngineState, seq: Sequence, cached_tokens: int | None = None) -> tuple[RequestId, Output]:
+def _one_more(state: EngineState, seq: Sequence) -> tuple[RequestId, Output]:
+    first = seq.computed < seq.prompt_tokens
     token = seq.compute(state.pool)
     finish = seq.finish()
     if finish is not None:
         _release(state, seq)
-    return seq.request.id, Output(tokens=(token,), finish=finish, cached_tokens=cached_tokens)
+    return seq.request.id, Output(tokens=(token,), finish=finish, cached_tokens=seq.cached_tokens if first else None)
 
 
 def _release(state: EngineState, seq: Sequence) -> None:

@@ -4,8 +4,10 @@
 2. KV events come over ipc sockets in a private folder (`vllm_feed`), followed from before the engine is up.
 3. `settle`: vLLM hands the events of a step to their publisher before it sends the step's output; two round trips
    through the scheduler's own queue wait for a step that is under way, and `KvEventFeed.catch_up` for the publisher.
-   Only a cache that was emptied by `reset_prefix_cache`, which nobody here calls, is told with the step after it.
-4. The engine's processes end with us: `stop` shuts down, waits and kills what is left; a guard does so if we are
+   Only a cache that was emptied by `reset_prefix_cache` is told with the step after it; `forget` makes one.
+4. An engine that is to move blocks (`vllm_transfer`) is told where its side channel is by the environment of its
+   processes alone, so ours differs while they start.
+5. The engine's processes end with us: `stop` shuts down, waits and kills what is left; a guard does so if we are
    killed ourselves.
 """
 
@@ -15,18 +17,22 @@ import asyncio
 import gc
 import os
 import warnings
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
-from actors.engines import vllm_args, vllm_calls
-from actors.engines.engine import CacheChange, CacheGap, EngineInfo, EngineLoad
+from actors.engines import vllm_args, vllm_calls, vllm_side_channel, vllm_threads
+from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
 from actors.engines.vllm_events import KvEventReader
+from actors.engines.vllm_side_channel import SideChannel
+from actors.engines.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, connector, pull_params
 from core.errors import CallerError, Corrupt, EngineDead, Unavailable
 from core.generation import GenerateRequest, Output
 from core.models import GenerationFailed
+from core.transfer import KvPull
 
 START_TIMEOUT_S = 600.0
 """How long an engine may take to load its model."""
@@ -44,6 +50,7 @@ VLLM_PARTS = {
     "FlexibleArgumentParser": "vllm.utils.argparse_utils",
     "GracefulHTTPError": "vllm.exceptions",
     "KVEventsConfig": "vllm.config",
+    "KVTransferConfig": "vllm.config",
     "LoRARequest": "vllm.lora.request",
     "RequestOutputKind": "vllm.sampling_params",
     "SamplingParams": "vllm.sampling_params",
@@ -56,9 +63,13 @@ VLLM_PARTS = {
 
 
 class VllmEngine:
-    """One vLLM engine with one cache. `adapters` maps LoRA names to their folders."""
+    """One vLLM engine with one cache. `adapters` maps LoRA names to their folders.
+
+    `moves_blocks` is `prefill` if others are to fetch blocks here, `decode` if it fetches them, empty if neither.
+    """
 
     info: EngineInfo
+    transfer: BlockTransfer | None
 
     def __init__(
         self,
@@ -68,12 +79,19 @@ class VllmEngine:
         *,
         adapters: Mapping[str, str] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
+        moves_blocks: str = "",
+        keep_ms: int = KEEP_MS,
     ) -> None:
+        assert not moves_blocks or moves_blocks in ROLES
         self._model = model
         self._model_path = model_path
         self._engine_args = dict(engine_args)
         self._adapters = dict(adapters or {})
         self._start_timeout_s = start_timeout_s
+        self._moves_blocks = moves_blocks
+        self._transfer = VllmTransfer(self._results, keep_ms) if moves_blocks else None
+        self.transfer = self._transfer
+        self._side_channel: SideChannel | None = None
         self._numbers = EngineLoad(running=0, waiting=0, blocks_used=0, blocks_total=0)
         self._processes: Any = None
         self._feed: Any = None
@@ -91,6 +109,8 @@ class VllmEngine:
         assert self._llm is None
         vllm_args.set_defaults(vllm_args.environment(self._model_path))
         self._vllm = await asyncio.to_thread(_import_vllm)
+        if self._transfer is not None:
+            self._side_channel = _side_channel(self._engine_args)
         self._prepare(on_cache)
         construction = asyncio.ensure_future(asyncio.to_thread(self._construct))
         try:
@@ -99,12 +119,21 @@ class VllmEngine:
                 raise EngineDead(f"the engine did not start within {self._start_timeout_s:.0f} s")  # noqa: TRY301
             self._llm = construction.result()
             self.info = await asyncio.to_thread(self._describe)
+            if self._transfer is not None:
+                assert self._side_channel is not None
+                asked = self._side_channel, self._llm.vllm_config, self._vllm.__version__
+                self._transfer.up(self._llm, *await asyncio.to_thread(vllm_side_channel.address, *asked))
             self._processes.find()
             self._processes.guard()
+            if self._transfer is not None and self._vllm.current_platform.is_cpu():
+                await asyncio.to_thread(vllm_threads.relieve, self._processes.pids)
             await self._feed.catch_up()
         except BaseException:
             await self._abandon(construction)
             raise
+        finally:
+            if self._side_channel is not None:
+                self._side_channel.close()
 
     async def _abandon(self, construction: asyncio.Future[Any]) -> None:
         """Nothing is left of a start that failed, also if its thread is still at it: without processes it fails."""
@@ -143,8 +172,11 @@ class VllmEngine:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's own, which nobody here can heed
             config = self._configure()
+            told = self._side_channel.environment() if self._side_channel is not None else {}
             try:
-                return self._vllm.AsyncLLM.from_vllm_config(config, stat_loggers=[_numbers_to(self._note, self._vllm)])
+                with vllm_args.environment_with(told):
+                    loggers = [_numbers_to(self._note, self._vllm)]
+                    return self._vllm.AsyncLLM.from_vllm_config(config, stat_loggers=loggers)
             except (RuntimeError, ValueError, OSError) as error:
                 failure = EngineDead(f"the engine did not start, its own lines on stderr say why: {error}")
                 failure.__cause__ = error.with_traceback(None)  # its frames hold sockets, which are given back here
@@ -164,6 +196,9 @@ class VllmEngine:
             replay_endpoint=self._feed.replay_endpoint,
             buffer_steps=self._feed.buffer_steps,
         )
+        if self._transfer is not None:
+            moving = connector(self._moves_blocks, self._transfer.keep_ms)
+            arguments["kv_transfer_config"] = self._vllm.KVTransferConfig(**moving)
         try:
             return self._vllm.AsyncEngineArgs(**arguments).create_engine_config()
         except (TypeError, ValueError, NotImplementedError, OSError) as error:
@@ -171,6 +206,8 @@ class VllmEngine:
             raise CallerError(f"vLLM refuses the model {self._model_path} or an argument: {why}") from error
 
     def _note(self, stats: Any) -> None:
+        if self._transfer is not None:
+            self._transfer.note(stats)
         total = self.info.capacity_blocks
         self._numbers = EngineLoad(
             running=stats.num_running_reqs,
@@ -192,20 +229,41 @@ class VllmEngine:
             block_size=config.cache_config.block_size,
             capacity_blocks=blocks,
             context_max=config.model_config.max_model_len,
+            slots=config.scheduler_config.max_num_seqs,
         )
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
-        """New tokens as they come, the last Output with `finish`; closing the iterator aborts within a step."""
-        if self._llm is None:
-            raise EngineDead("the engine is not running")
-        first = True
-        try:
-            call = vllm_calls.arguments(request, self._vllm, self._llm, self._adapters)
-            async with aclosing(self._llm.generate(**call)) as results:
+    async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
+        """New tokens as they come, the last Output with `finish`; closing the iterator aborts within a step.
+
+        With `pull` the first comes when the blocks have; TransferFailed instead if they do not.
+        """
+        first, moving = True, None
+        async with AsyncExitStack() as until_first:
+            if pull is not None:
+                if self._transfer is None:
+                    raise TransferFailed("this engine was not started to fetch blocks")
+                moving = pull_params(pull)
+                await until_first.enter_async_context(self._transfer.pulling(request.id))
+            async with aclosing(self._results(request, moving)) as results:
                 async for result in results:
+                    if first and pull is not None and self._transfer is not None:
+                        result.num_cached_tokens = self._transfer.cached_here(request.id)
+                        await until_first.aclose()
+                        if result.outputs[0].finish_reason == "error":
+                            raise TransferFailed("the engine could not fetch the blocks, its lines on stderr say why")
                     output = vllm_calls.output(result, first=first)
                     first = False
                     yield output
+
+    async def _results(self, request: GenerateRequest, moving: Mapping[str, Any] | None) -> AsyncGenerator[Any]:
+        """vLLM's RequestOutputs; `moving` is what it is to do with the prompt's blocks. Errors are ours."""
+        if self._llm is None:
+            raise EngineDead("the engine is not running")
+        try:
+            call = vllm_calls.arguments(request, self._vllm, self._llm, self._adapters, moving)
+            async with aclosing(self._llm.generate(**call)) as results:
+                async for result in results:
+                    yield result
         except self._vllm.EngineDeadError as error:
             raise EngineDead(f"the engine died: {error}") from error
         except self._vllm.GracefulHTTPError as error:
@@ -216,9 +274,13 @@ class VllmEngine:
             raise GenerationFailed(f"the engine failed on this request: {error.__cause__}") from error
 
     def load(self) -> EngineLoad:
-        """The numbers of the last step; an engine with no request left is idle, though no step said so."""
+        """The numbers of the last step; an engine with no request left is idle, though no step said so.
+
+        One that holds blocks for others goes on stepping and saying so.
+        """
         if self._llm is None or self._llm.get_num_unfinished_requests() == 0:
-            return EngineLoad(running=0, waiting=0, blocks_used=0, blocks_total=self._numbers.blocks_total)
+            held = self._numbers.blocks_used if self._llm is not None and self._moves_blocks == "prefill" else 0
+            return EngineLoad(running=0, waiting=0, blocks_used=held, blocks_total=self._numbers.blocks_total)
         return self._numbers
 
     async def check(self) -> None:
@@ -247,6 +309,8 @@ class VllmEngine:
     async def stop(self) -> None:
         """The engine's processes are gone, requests under way have failed with EngineDead; again: nothing to do."""
         llm, self._llm = self._llm, None
+        if self._transfer is not None:
+            self._transfer.down()
         if llm is not None:
             llm.output_processor.propagate_error(self._vllm.EngineDeadError())
             if llm.output_handler is not None:
@@ -258,6 +322,15 @@ class VllmEngine:
         if self._feed is not None:
             await self._feed.stop()
             self._feed = None
+
+
+def _side_channel(engine_args: Mapping[str, Any]) -> SideChannel:
+    """A port for an engine that is to move blocks; CallerError if it cannot be one."""
+    if "kv_transfer_config" in engine_args:
+        raise CallerError("kv_transfer_config is set by Contrail for an engine that moves blocks: leave it out")
+    if find_spec("nixl") is None:
+        raise CallerError("blocks are moved by NIXL, which is not installed: `pip install nixl`")
+    return SideChannel(os.environ)
 
 
 def _numbers_to(note: Callable[[Any], None], vllm: Any) -> Callable[..., Any]:

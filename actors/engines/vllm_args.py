@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ OURS = frozenset({"model", "served_model_name", "kv_events_config"})
 def environment(model_path: str) -> dict[str, str]:
     """What must stand in the environment before vLLM is imported, where the user set nothing else."""
     wanted = {
+        "NIXL_LOG_LEVEL": "WARN",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -52,6 +54,21 @@ def environment(model_path: str) -> dict[str, str]:
 def environment_cpu(cores: int) -> dict[str, str]:
     """The same for engines on a CPU: threads are not pinned, so that several engines share its cores."""
     return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, cores // 2))}
+
+
+@contextlib.contextmanager
+def environment_with(wanted: Mapping[str, str]) -> Iterator[None]:
+    """These variables stand in our environment, and in that of processes that start meanwhile."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def set_defaults(wanted: Mapping[str, str]) -> None:
@@ -96,6 +113,16 @@ def _own_dtype(model_path: str) -> dict[str, str]:
         return {}
     said = json.loads(config.read_text())
     return {"dtype": "float32"} if "float32" in (said.get("dtype"), said.get("torch_dtype")) else {}
+
+
+def model_digest(model_path: str, config_json: str, revision: str | None) -> str:
+    """Names a model by what can be read of it quickly: its configuration, and names and sizes of its weights' files.
+
+    Of one on the hub: name and revision. Equal names do not prove equal weights.
+    """
+    weights = sorted((file.name, file.stat().st_size) for file in Path(model_path).glob("*.safetensors"))
+    told = json.dumps([config_json, weights or [model_path, revision]])
+    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
 def reason(error: Exception) -> str:

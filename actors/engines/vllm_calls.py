@@ -14,9 +14,12 @@ FINISHES = {"stop": "stop", "length": "length", "abort": "abort", "repetition": 
 """vLLM's reasons to end, and ours."""
 
 
-def arguments(request: GenerateRequest, vllm: Any, llm: Any, adapters: Mapping[str, str]) -> dict[str, Any]:
+def arguments(
+    request: GenerateRequest, vllm: Any, llm: Any, adapters: Mapping[str, str], moving: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The request as arguments of AsyncLLM.generate; what this engine does not use is left out.
 
+    `moving` is what its KV connector is to do with the prompt's blocks.
     CallerError or ValueError if the request is wrong in itself.
     """
     prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": tokens_from_bytes(request.tokens)}
@@ -24,7 +27,7 @@ def arguments(request: GenerateRequest, vllm: Any, llm: Any, adapters: Mapping[s
         prompt["cache_salt"] = request.cache_salt
     call: dict[str, Any] = {
         "prompt": prompt,
-        "sampling_params": _sampling_params(request.sampling, vllm),
+        "sampling_params": _sampling_params(request.sampling, vllm, moving),
         "request_id": request.id,
     }
     if request.adapter:
@@ -49,7 +52,7 @@ def output(result: Any, *, first: bool) -> Output:
     )
 
 
-def _sampling_params(sampling: Sampling, vllm: Any) -> Any:
+def _sampling_params(sampling: Sampling, vllm: Any, moving: Mapping[str, Any] | None) -> Any:
     return vllm.SamplingParams(
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
@@ -65,6 +68,7 @@ def _sampling_params(sampling: Sampling, vllm: Any) -> Any:
         repetition_penalty=sampling.repetition_penalty,
         detokenize=False,
         output_kind=vllm.RequestOutputKind.DELTA,
+        extra_args=None if moving is None else {"kv_transfer_params": dict(moving)},
     )
 
 

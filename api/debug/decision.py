@@ -41,6 +41,8 @@ def decision(archive: Archive, timeline: Timeline, n: int) -> dict[str, Any]:
         "blocks": event.blocks,
         "predicted_cached_tokens": event.predicted_cached_tokens,
         "prefill_tokens": event.prefill_tokens,
+        "prefer": event.prefer,
+        "prefer_tokens": event.prefer_tokens,
         "candidates": _rows(event, settings, terms=given is not None),
         "candidates_total": event.candidates_total,
         "excluded": [

@@ -176,7 +176,7 @@ class Timeline:
                 self.loads.reported(self.worker(id), ms, event)
         elif kind == "WorkerJoined":
             self._joined(self.worker(id), f"{stream}:{seq}", ms, event)
-        elif kind in {"WorkerLeft", "WorkerLost"} and stream != LOAD:
+        elif kind in {"WorkerLeft", "WorkerLost"} and is_kv(stream):
             number = self.worker(id)
             life, lost = self.workers[number], kind == "WorkerLost"
             life.to_ms = ms

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from api.amounts import bytes_text, seconds_text
 from api.doctor.finding import OK, PROBLEM, WARNING, Finding, version_of
+from core.subjects import JOBS
 from streams.jetstream_broker import BrokerConsumer, Server
 
 VERSION_MIN = (2, 11)
@@ -41,8 +42,8 @@ def check_rights(missing: list[str]) -> Finding:
 
 
 def check_consumers(consumers: list[BrokerConsumer]) -> Finding:
-    """No reader left anything behind that the broker must keep: positions are our own."""
-    durable = [it.name for it in consumers if it.durable]
+    """No reader left anything behind that the broker must keep: positions are our own, but for the queues of jobs."""
+    durable = [it.name for it in consumers if it.durable and it.stream != JOBS]
     left = [it.name for it in consumers if not it.durable and not it.waiting and it.age_s > ABANDONED_S]
     facts = {"consumers": len(consumers), "durable": durable, "abandoned": left}
     if durable:

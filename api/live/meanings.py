@@ -19,5 +19,8 @@ MEANINGS = {
     "temperature": "0 takes the cheapest worker; above, dearer ones get their share",
     "waiting_max": "a worker with so many waiting requests is left out",
     "candidates_recorded_max": "how many of the best candidates a decision records",
+    "remote_prefill_min_tokens": "a prompt of which its worker's cache lacks more may be computed elsewhere",
+    "prefill_queue_max": "if fewer jobs than this wait for prefill workers; 0 keeps all prefill where the decoding is",
+    "prefill_wait_max_ms": "after so many milliseconds a decode worker computes the prompt itself",
 }
 """By key; a test demands one for every setting."""

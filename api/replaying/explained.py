@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.amounts import number_text
+from api.replaying.explained_prefill import of_which, prefill_lines
 from api.text_table import text_table
 from replay.explaining.form import Attempt, Explanation, Phases, Row
 from replay.explaining.reasons import LOOKS_AT
@@ -53,7 +54,7 @@ def _attempt(attempt: Attempt) -> list[str]:
     lines.append(f"  why      {attempt.why}")
     if attempt.runner_up is not None:
         lines.append(f"  else     {attempt.runner_up.text}")
-    lines += [f"  {title:<8} {text}" for title, text in _then(attempt)]
+    lines += [f"  {title:<8} {text}" for title, text in (*prefill_lines(attempt), *_then(attempt))]
     lines += [f"  {title:<8} {text}" for title, text in _setting(attempt)]
     lines += ["", *candidates_table(attempt.candidates)]
     more = attempt.candidates_total - len(attempt.candidates)
@@ -154,7 +155,7 @@ def _then(attempt: Attempt) -> list[tuple[str, str]]:
         lines = [("then", "no first token is in the log")]
     else:
         lines = [
-            ("then", f"first token after {attempt.ttft_ms} ms{_phases(attempt.phases)}"),
+            ("then", f"first token after {attempt.ttft_ms} ms{_phases(attempt.phases)}{of_which(attempt)}"),
             ("cache", _cache(attempt)),
         ]
     if attempt.outcome is not None:

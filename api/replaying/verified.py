@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from api.replaying.verified_prefills import prefill_answer, prefill_counts, prefill_differences, prefills_json
 from core.event_json import hash_text, time_text
 from replay.fold_check import FoldDifference
 from replay.lacks import Lack
@@ -40,6 +41,7 @@ def verified_text(found: Verified, names: Names) -> str:
     lines = [_answer(found), *_chains(found.proof)]
     lines += _limited([line for each in found.differences[:SHOWN] for line in difference_lines(each)], found)
     lines += [f"  {_fold_difference(each, names)}" for each in found.folds.differences[:SHOWN]]
+    lines += prefill_differences(found.prefills)
     lines += ["", *_counts(found), *_gaps(found.gaps)]
     return "\n".join(lines)
 
@@ -57,6 +59,7 @@ def verified_json(found: Verified, names: Names) -> dict[str, Any]:
         "differences": [difference_json(each) for each in found.differences],
         "refusals": msgspec.to_builtins(found.refusals),
         "folds": _folds_json(found, names),
+        "prefills": prefills_json(found.prefills),
         "chains": _chains_json(found.proof),
         "gaps": [_gap_json(lack) for lack in found.gaps],
         "replicas": [
@@ -82,6 +85,8 @@ def _answer(found: Verified) -> str:
         return f"{found.different:,} of {many(found.decisions, 'decision')} do not follow from the log{refused}."
     if found.folds.different:
         return "Every decision follows from the log, but a replica's fold was not what the log gives."
+    if prefill_answer(found.prefills):
+        return prefill_answer(found.prefills)
     if found.unaccounted:
         return f"{many(found.unaccounted, 'decision')} came to no verdict: this is a bug in verify itself."
     return _all_well(found)
@@ -159,6 +164,7 @@ def _counts(found: Verified) -> Iterator[str]:
     not_judged = f", {folds.not_judged:,} not judged" if folds.not_judged else ""
     compared = f"{folds.compared:,} compared with what replicas said of theirs"
     yield f"  folds       {compared}, {folds.different:,} differ{not_judged}"
+    yield from prefill_counts(found.prefills)
     yield f"  digest      {found.digest}"
     yield f"  speed       {found.decisions_per_s:,.0f} decisions/s, {found.seconds:.1f} s"
 

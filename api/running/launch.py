@@ -23,6 +23,7 @@ from api.running.readiness import wait_until_ready
 from api.running.server_part import ServerPart
 from api.running.supervisor import Part, Supervisor
 from core.keys import DeploymentKey
+from core.roles import PREFILL
 
 FRONTEND_DRAIN_MAX_S = 45.0
 """How long a front end may take to finish the answers it has begun (its own bound is 30 s) and to say so in the log."""
@@ -85,9 +86,11 @@ class Launch:
             self._supervisor.keep(kept)
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Nothing of it runs any more: front ends first, then workers, then etcd and NATS."""
+        """Nothing of it runs any more: first front ends went, then decode workers, those they ask, etcd and NATS."""
         self._state = DRAINING
-        stages: list[Sequence[Part]] = [self._frontends, self._workers, *([server] for server in self._servers.parts)]
+        asked = [part for part in self._workers if part.spec.role == PREFILL]
+        decode = [part for part in self._workers if part.spec.role != PREFILL]
+        stages: list[Sequence[Part]] = [self._frontends, decode, asked, *([server] for server in self._servers.parts)]
         try:
             await self._supervisor.drain(stages, hurry)
         finally:
@@ -161,6 +164,7 @@ def _entry(part: ServerPart | ProcessPart) -> PartEntry:
     return PartEntry(
         name=part.name,
         kind=part.kind,
+        role=part.spec.role if isinstance(part, ProcessPart) else None,
         pid=part.pid,
         started_ticks=started_ticks(part.pid),
         id=(said.id or None) if said else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import shutil
 import socket
 from pathlib import Path
@@ -10,25 +11,39 @@ from pathlib import Path
 import msgspec
 
 from api.addresses import join_address
-from api.config import Deployment
+from api.config import Deployment, WorkerGroup
 from api.config_load import Loaded
-from api.model_source import check_engine, check_model
+from api.model_source import VLLM, check_engine, check_model
 from api.units import size_bytes
 from core.errors import CallerError
+from core.roles import DECODE, PREFILL
 
 DISK_SHARE = 0.5
 """How much of the free disk the log may reserve unless told."""
+NIXL = "nixl"
+"""The library by which vLLM's engines fetch blocks from each other."""
 LOG_BYTES_MIN = 64 * 2**20
 """A log of less is no history worth the name: a few minutes of a busy deployment."""
 
 
 def check_workers(deployment: Deployment) -> None:
     """Every group's engine is installed and its model exists."""
-    if not any(group.count for group in deployment.workers):
-        raise CallerError("there is no worker to start: give --workers 1 or more")
+    if not any(group.count for group in deployment.workers if group.role == DECODE):
+        raise CallerError("there is no worker to start that answers requests: give --workers 1 or more")
     for group in deployment.workers:
         check_engine(group.engine)
+        _check_transfer(group)
         check_model(group)
+
+
+def _check_transfer(group: WorkerGroup) -> None:
+    """Blocks can be moved here, if the group's workers are to do so."""
+    moves_blocks = group.role == PREFILL or group.remote_prefill
+    if moves_blocks and group.engine == VLLM and importlib.util.find_spec(NIXL) is None:
+        raise CallerError(
+            f"worker group {group.name!r}: vLLM's blocks are moved by NIXL, which is not installed here: "
+            "`pip install nixl`, or do without prefill workers"
+        )
 
 
 def check_copies(deployment: Deployment) -> None:

@@ -18,6 +18,8 @@ from replay.explaining.form import Attempt, Explanation, Knowledge, Rejection, R
 from replay.explaining.ground import Excluded, Ground, ground, routed_event
 from replay.explaining.knowledge import decided_ms, knowledge
 from replay.explaining.needs import terms
+from replay.explaining.prefill_job import job_of
+from replay.explaining.prefilled import hint, prefilled, report_of
 from replay.explaining.reasons import chances, runner_up, why
 from replay.explaining.reuse import reuse
 from replay.explaining.times import phases
@@ -95,7 +97,11 @@ def _attempt(
         told_tokens=_told_tokens(recording, tried),
         phases=phases(recording, tried, first_now_ms, event.now_ms, made_ms),
         reuse=reuse(recording, tried, on, made_ms) if tried.prefilled_seq or tried.ended_seq else None,
+        hint=hint(event, on, names),
     )
+    report = report_of(recording, tried)
+    attempt.prefill = None if report is None else prefilled(report, event.worker, names)
+    attempt.job = job_of(recording, tried, report, made_ms)
     _ended(recording, tried, attempt)
     return attempt
 

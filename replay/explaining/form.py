@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from replay.explaining.prefill_form import Hint, Prefilled, PrefillJob
+
 
 class Knowledge(msgspec.Struct, frozen=True, kw_only=True):
     """What the index knew of one worker at the decision, and how old that was, by the log's clock."""
@@ -171,6 +173,12 @@ class Attempt(msgspec.Struct, kw_only=True):
     ttft_ms: int | None = None
     phases: Phases | None = None
     reuse: Reuse | None = None
+    hint: Hint | None = None
+    """The prefill worker that the decision preferred."""
+    prefill: Prefilled | None = None
+    """Where the prompt was computed; None where nobody else could have done it, or no token came."""
+    job: PrefillJob | None = None
+    """What the worker asked others for."""
     outcome: str | None = None
     output_tokens: int | None = None
     duration_ms: int | None = None

@@ -31,6 +31,15 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
+from core.job_events import (
+    PrefillCancelled,
+    PrefillCompleted,
+    PrefillFailed,
+    PrefillPulled,
+    PrefillRequested,
+    PrefillStarted,
+)
+from replay.redacting.jobs import of_job, verdict
 from replay.redacting.names import OUTCOMES, TEXT, Names
 
 
@@ -48,6 +57,15 @@ def redacted(event: Event | UnknownEvent, names: Names) -> Event | None:
             return _of_request(event, names)
         case CacheCleared() | WorkerLeft() | WorkerLost() | ReplicaLeft() | ReplicaLost() | ReplicaRestated():
             return _with_reason(event, names)
+        case (
+            PrefillRequested()
+            | PrefillPulled()
+            | PrefillCancelled()
+            | PrefillStarted()
+            | PrefillCompleted()
+            | PrefillFailed()
+        ):
+            return of_job(event, names)
         case _:
             assert_never(event)
 
@@ -74,9 +92,9 @@ def _of_request(
     names.note((event.request,))
     match event:
         case RequestRouted():
-            return replace(event, tenant=names.of("tenant", event.tenant))
+            return replace(event, tenant=names.of("tenant", event.tenant), prefer=names.id(event.prefer))
         case RequestPrefilled():
-            return event
+            return event if event.prefill is None else replace(event, prefill=verdict(event.prefill, names))
         case RequestFinished():
             outcome = event.outcome if event.outcome in OUTCOMES else TEXT
             return replace(event, outcome=outcome, detail=names.text(event.detail))

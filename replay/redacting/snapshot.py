@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from core.codec import digest
 from core.ids import ReplicaId, StreamName, WorkerId
 from core.manifest import Manifest
-from core.subjects import LOAD, ROUTING
+from core.subjects import JOBS, LOAD, ROUTING
 from projections.chain import Chain
 from projections.ended import Ended
+from projections.jobs import JobsProjection
 from projections.snapshot import cursor_of, decode, encode
 from projections.state import State
 from replay.redacting.chain import Passed
@@ -57,6 +58,7 @@ def _drop_strangers(state: State) -> None:
     loads.chains = {worker: chain for worker, chain in loads.chains.items() if is_id(worker)}
     loads.reports = {worker: report for worker, report in loads.reports.items() if is_id(worker)}
     state.routing.replicas = {replica: part for replica, part in replicas.items() if is_id(replica)}
+    state.jobs.parts = {worker: part for worker, part in state.jobs.parts.items() if is_id(worker)}
 
 
 def _rename(state: State, names: Names) -> None:
@@ -69,8 +71,16 @@ def _rename(state: State, names: Names) -> None:
         part.joined = None if part.joined is None else seated(part.joined, names)
         part.settings = names.settings(part.settings)
         names.note(request for request, _ in part.in_flight)
+    _rename_jobs(state.jobs, names)
     for stream in state.cursor:
         _bury_anew(state.projection(stream).ended, names)
+
+
+def _rename_jobs(jobs: JobsProjection, names: Names) -> None:
+    for part in jobs.parts.values():
+        part.asked = {names.id(job): asked for job, asked in part.asked.items()}
+        part.taken = {names.id(job): names.id(requester) for job, requester in part.taken.items()}
+    jobs.answered = {names.id(job): None for job in jobs.answered}
 
 
 def _bury_anew(ended: Ended, names: Names) -> None:
@@ -95,5 +105,8 @@ def _chain(state: State, stream: StreamName, owner: str) -> Chain | None:
     if stream == ROUTING:
         part = state.routing.replicas.get(ReplicaId(owner))
         return None if part is None else part.chain
+    if stream == JOBS:
+        jobs = state.jobs.parts.get(WorkerId(owner))
+        return None if jobs is None else jobs.chain
     member = state.kv[stream].members.get(WorkerId(owner))
     return None if member is None else member.chain

@@ -38,6 +38,8 @@ TERMS = {
     "prefill_tokens": "tokens to prefill",
     "blocks": "blocks that it occupies there",
     "policy": "the policy",
+    "prefer": "the prefill worker that holds most of the prompt",
+    "prefer_tokens": "how much of the prompt that one holds",
     "digest": "something that the record does not show: a further candidate, or what only the replica knew",
     "failure": "this program cannot make the decision",
 }
@@ -107,6 +109,8 @@ def equal(recorded: RequestRouted, recomputed: RequestRouted) -> bool:
         and recorded.prefill_tokens == recomputed.prefill_tokens
         and recorded.predicted_cached_tokens == recomputed.predicted_cached_tokens
         and recorded.policy == recomputed.policy
+        and recorded.prefer == recomputed.prefer
+        and recorded.prefer_tokens == recomputed.prefer_tokens
     )
 
 
@@ -138,6 +142,8 @@ def _differences(
         ("prefill_tokens", recorded.prefill_tokens, recomputed.prefill_tokens),
         ("blocks", recorded.blocks, recomputed.blocks),
         ("policy", recorded.policy, recomputed.policy),
+        ("prefer", recorded.prefer, recomputed.prefer),
+        ("prefer_tokens", recorded.prefer_tokens, recomputed.prefer_tokens),
         ("digest", recorded.digest, recomputed.digest),
     ):
         if said != found:

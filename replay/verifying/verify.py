@@ -4,7 +4,9 @@
    difference, unless the recording is known not to have what it rested on: then it is not judged, with the reason.
    Nothing is passed over: what was routed is verified, different or not judged.
 2. Requests that were refused are asked again too, and counted apart.
-3. The digest is of every decision and its verdict, in the order of the log: equal digests mean equal findings.
+3. Verdicts of workers on where to compute a prompt are made again too, and jobs counted (`replay.verifying.prefills`).
+4. The digest is of every decision and its verdict, in the order of the log, and then of every verdict on a prompt:
+   equal digests mean equal findings.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from replay.lacks import Lack
 from replay.proof import Proof, prove
 from replay.recording import Recording
 from replay.verifying.jobs import Playing, undisturbed
+from replay.verifying.prefills import Prefills, prefills
 from replay.verifying.verdict import DIFFERENT, NOT_JUDGED, VERIFIED, Difference, Verdict
 from replay.verifying.work import Work
 
@@ -69,19 +72,26 @@ class Verified(msgspec.Struct, kw_only=True):
     """The first DIFFERENCES_KEPT of them, refusals too, in the order of the log."""
     refusals: Refusals = msgspec.field(default_factory=Refusals)
     folds: Folds = msgspec.field(default_factory=Folds)
+    prefills: Prefills = msgspec.field(default_factory=Prefills)
     replicas: dict[ReplicaId, int] = msgspec.field(default_factory=dict)
     """How many decisions each made, in the range."""
     gaps: list[Lack] = msgspec.field(default_factory=list)
     """All that the whole recording lacks."""
     seconds: float = 0.0
-    """What it took to make them again, the proof not counted."""
+    """What it took to make the decisions again, the proof not counted."""
     proof_seconds: float = 0.0
     digest: str = ""
 
     @property
     def holds(self) -> bool:
         """Whether nothing differs and no chain is broken."""
-        differ = self.different or self.refusals.different or self.folds.different or self.unaccounted
+        differ = (
+            self.different
+            or self.refusals.different
+            or self.folds.different
+            or self.prefills.differ
+            or self.unaccounted
+        )
         return self.proof.holds and not differ
 
     @property
@@ -118,13 +128,17 @@ def verify(
             f"deployment's, so nothing in it is proved. The first: {proof.breaks[0].what}"
         )
     proven = time.perf_counter()
-    work = Work(recording, start, end, None if replicas is None else set(replicas), proof.lacks)
+    only = None if replicas is None else set(replicas)
+    work = Work(recording, start, end, only, proof.lacks)
     decided = {replica: count for replica, count in sorted(work.owners.items()) if count}
     found = Verified(proof=proof, gaps=[*proof.lacks.all, *proof.untold], decisions=work.total, replicas=decided)
     found.proof_seconds = proven - began
+    tally = _Tally(found, progress, tell)
     with undisturbed():
-        _Tally(found, progress, tell).take(Playing(work, jobs))
+        tally.take(Playing(work, jobs))
     found.seconds = time.perf_counter() - proven
+    found.prefills = prefills(recording, start, end, replicas=only, tell=tally.add)
+    found.digest = tally.digest
     return found
 
 
@@ -157,12 +171,20 @@ class _Tally:
             not_judged=folds.not_judged,
             differences=folds.differences,
         )
-        found.digest = self._digest.hexdigest()
+
+    def add(self, line: str) -> None:
+        """A line more under the digest."""
+        self._digest.update(line.encode())
+
+    @property
+    def digest(self) -> str:
+        """Of all that was noted."""
+        return self._digest.hexdigest()
 
     def _note(self, it: Verdict) -> None:
         found = self._found
         said = f"{it.request}\t{it.attempt}\t{it.recorded}\t{it.recomputed}\t{it.verdict} {it.reason}\n"
-        self._digest.update(said.encode())
+        self.add(said)
         if it.difference is not None and len(found.differences) < DIFFERENCES_KEPT:
             found.differences.append(it.difference)
         if it.refusal:

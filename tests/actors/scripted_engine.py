@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from actors.engines.engine import CacheChange, EngineInfo, EngineLoad
-from actors.wire import Welcome
+from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
+from actors.wire import Generate, Welcome
 from core.generation import GenerateRequest, Output
+from core.transfer import KvPull
 
 WORKER = "00000000000000aa"
 
@@ -18,6 +19,7 @@ class ScriptedEngine:
 
     def __init__(self, model: str = "sim") -> None:
         self.info = EngineInfo("scripted", model, "", 16, 100, 4096)
+        self.transfer: BlockTransfer | None = None
         self.scripts: dict[str, asyncio.Queue[Output | Exception]] = {}
         self.ended: list[str] = []
         """Ids of requests that are over, however."""
@@ -32,7 +34,7 @@ class ScriptedEngine:
     async def start(self, on_cache: Callable[[CacheChange], None]) -> None:
         pass
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+    async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
         script = self.script(request.id)
         try:
             while True:
@@ -83,6 +85,16 @@ class ScriptedHost:
 
     def files(self) -> dict[str, bytes]:
         return self.tokenizer
+
+    def generate(self, frame: Generate) -> AsyncIterator[Output]:
+        found: AsyncIterator[Output] = self.engine.generate(frame.request)
+        return found
+
+    def heard(self, connection: object, frame: object) -> None:
+        pass
+
+    def gone(self, connection: object) -> None:
+        pass
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
         self.reused.append((prompt_tokens, cached_tokens))

@@ -39,6 +39,8 @@ class TestSimulatedEngine(EngineContract):
 async def test_says_what_it_is(engine: SimulatedEngine) -> None:
     """It calls itself simulated, and shows its state in a line."""
     assert engine.info[:3] == ("simulated", "sim", "")
+    assert engine.info.slots == FAST.max_seqs
+    assert engine.transfer is None
     assert repr(engine).startswith("<SimulatedEngine sim <EngineState at ")
     await engine.stop()
     assert repr(engine) == "<SimulatedEngine sim dead: it was stopped>"
@@ -49,7 +51,16 @@ def test_settings_from_a_file() -> None:
     assert SimulatedSettings.parse({"block_size": "16", "time_scale": 2}).block_size == 16
     with pytest.raises(CallerError, match=r"does not know blocksize, gpus; it knows block_size, capacity_blocks"):
         SimulatedSettings.parse({"gpus": 8, "blocksize": 1})
-    for bad in ({"block_size": "x"}, {"block_size": 0}, {"vocab": 3}, {"eos_every": -1}, {"context_max": 1}):
+    with pytest.raises(CallerError, match="side_channel_port must be 0 to 65535, but is 65536"):
+        SimulatedSettings.parse({"side_channel_port": 65536})
+    for bad in (
+        {"keep_ms": 0},
+        {"block_size": "x"},
+        {"block_size": 0},
+        {"vocab": 3},
+        {"eos_every": -1},
+        {"context_max": 1},
+    ):
         with pytest.raises(
             CallerError, match=f"engine_args: .*{'Expected' if 'x' in bad.values() else next(iter(bad))}"
         ):

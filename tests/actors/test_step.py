@@ -10,8 +10,9 @@ import pytest
 
 from actors.engines.engine import CacheChange, CacheRemoved, CacheStored
 from actors.engines.sequence import Sequence
+from actors.engines.simulated_inputs import Abort, Input, Submit
 from actors.engines.simulated_settings import SimulatedSettings
-from actors.engines.step import WORK_MAX, Abort, EngineState, Step, Submit, load_of, refuse, step
+from actors.engines.step import WORK_MAX, EngineState, Step, load_of, refuse, step
 from actors.mirror import CacheMirror
 from core.errors import CallerError
 from core.generation import GenerateRequest, Sampling
@@ -46,7 +47,7 @@ class Run:
         self.first_us: dict[str, int] = {}
         self.changes: list[CacheChange] = []
 
-    def step(self, *inputs: Submit | Abort) -> int | None:
+    def step(self, *inputs: Input) -> int | None:
         result = step(self.state, self.now_us, inputs)
         self.log.append((self.now_us, result))
         self.changes += result.changes

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,12 +19,14 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from tokenizers import Tokenizer
 
-from actors.engines.engine import CacheGap, CacheRemoved, CacheStored
+from actors.engines.engine import CacheGap, CacheRemoved, CacheStored, TransferFailed
 from actors.engines.vllm import VllmEngine, parse_flags
+from actors.engines.vllm_side_channel import PORT_VARIABLE
 from actors.mirror import CacheMirror
 from core.errors import CallerError, EngineDead
 from core.ids import new_id
 from core.prompt import Prompt, scope_bytes, tokens_from_bytes, tokens_to_bytes
+from core.transfer import KvAddress, KvBlocks, KvPull
 from tests.contracts.engine import HASH_SEED, EngineContract, Started, answer_to, prompt, request, until_idle
 from tests.fixtures.engines import ADAPTERS, BLOCKS, RecordedEngine
 
@@ -177,6 +180,39 @@ async def test_bad_arguments(tiny_checkpoint: Path, model: str, arguments: dict[
     with pytest.raises(CallerError, match=said):
         await RecordedEngine("tiny", path, arguments).start()
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "port_is_free", "said"),
+    [({"kv_transfer_config": {}}, True, "kv_transfer_config"), ({}, False, PORT_VARIABLE)],
+)
+async def test_cannot_move_blocks(
+    tiny_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, Any],
+    port_is_free: bool,
+    said: str,
+) -> None:
+    """An engine that is to move blocks and cannot says so before anything starts; vLLM would hang on a port in use."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        if not port_is_free:
+            monkeypatch.setenv(PORT_VARIABLE, str(server.getsockname()[1]))
+        before = set(psutil.Process().children(recursive=True))
+        with pytest.raises(CallerError, match=said):
+            await RecordedEngine("tiny", str(tiny_checkpoint), arguments, moves_blocks="prefill").start()
+        assert set(psutil.Process().children(recursive=True)) <= before
+
+
+async def test_moves_no_blocks(vllm_engine: RecordedEngine) -> None:
+    """An engine that was not made for it has no transfer, fails a pull as such, and goes on."""
+    assert vllm_engine.transfer is None
+    assert vllm_engine.info.slots == 32
+    address = KvAddress(engine_id="e", host="127.0.0.1", port=1, layout="", block_bytes=1, transport="tcp")
+    pull = KvPull(address, KvBlocks(request="r", ids=((1,),), tokens=20))
+    asked = request(prompt(20))
+    with pytest.raises(TransferFailed):
+        await anext(vllm_engine.generate(asked, pull))
+    assert (await answer_to(vllm_engine, asked)).finish == "length"
 
 
 def test_flags() -> None:

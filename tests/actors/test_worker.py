@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from actors import engine_health
 from actors import entry as entry_module
 from actors import presence as presence_module
 from actors import worker as worker_module
-from actors.worker import Worker, advertised, tokenizer_files
+from actors.tokenizer_files import tokenizer_files
+from actors.worker import Worker, advertised
 from core.errors import CallerError, EngineDead
 from core.events import CacheRestated, LoadReported, RequestMigrated, WorkerJoined, WorkerLeft, WorkerLost
 from core.ids import WorkerId
@@ -199,7 +201,7 @@ async def test_a_dead_engine_ends_its_worker() -> None:
 
 async def test_an_engine_that_cannot_say_whether_it_lives_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A health check without an answer within CHECK_TIMEOUT_S ends the worker."""
-    monkeypatch.setattr(worker_module, "CHECK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(engine_health, "CHECK_TIMEOUT_S", 0.05)
     async with world() as it:
         engine = ScriptedEngine()
         engine.health = asyncio.Event
@@ -307,13 +309,13 @@ async def test_load_is_reported_on_change_and_as_a_sign_of_life() -> None:
         it.log.away = True  # type: ignore[attr-defined]
         for _ in range(20):
             worker._totals["prompt_tokens"] += 1
-            worker._report_load()
+            worker.reports.report()  # type: ignore[union-attr]
         assert worker.presence is not None
         assert worker.presence.load.depth == 1
         it.log.away = False  # type: ignore[attr-defined]
         worker.port.draining = True
         await eventually(lambda: worker.presence.load.idle, "the log has it")  # type: ignore[union-attr]
-        worker._report_load()
+        worker.reports.report()  # type: ignore[union-attr]
         await eventually(lambda: worker.presence.load.idle, "the log has it")  # type: ignore[union-attr]
         assert (await it.told(LOAD, LoadReported))[-1].draining
         worker.port.draining = False

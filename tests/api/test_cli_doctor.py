@@ -27,7 +27,7 @@ from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import LoadReported
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
 from core.manifest import Manifest
-from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
+from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
 from streams.embedded_etcd import EmbeddedEtcd
 from streams.embedded_nats import EmbeddedNats
 from streams.etcd_inspection import EtcdStatus
@@ -74,7 +74,7 @@ def stream(name: StreamName, **more: Any) -> BrokerStream:
 
 def streams(**more: Any) -> list[BrokerStream]:
     """All of them; what is given is so of the routing stream."""
-    return [stream(kv_stream(0)), stream(LOAD), stream(ROUTING, **more), stream(SNAPSHOTS)]
+    return [stream(kv_stream(0)), stream(JOBS), stream(LOAD), stream(ROUTING, **more), stream(SNAPSHOTS)]
 
 
 def found(name: str, findings: Any) -> tuple[str, str]:
@@ -190,6 +190,11 @@ def test_readers_that_are_gone() -> None:
     lives = BrokerConsumer(LOAD, "a", durable=False, age_s=900.0, waiting=2)
     assert check_consumers([lives, lives._replace(waiting=0, age_s=1.0)]).status == OK
     assert check_consumers([lives, lives._replace(name="b", waiting=0)]).facts["abandoned"] == ["b"]
+    queue = lives._replace(stream=JOBS, name="prefill", durable=True, waiting=0)
+    assert (check_consumers([lives, queue]).status, check_consumers([queue._replace(stream=LOAD)]).status) == (
+        OK,
+        WARNING,
+    )
 
 
 def test_streams_and_their_limits() -> None:

@@ -62,7 +62,9 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> Non
         ("routing: {policy: best}", "routing.policy: 'best' is none of kv"),
         ("routing: {wait: 1}", "routing.wait: no such setting"),
         ("workers: [{engine: vlm}]", "engine 'vlm': there are vllm, simulated"),
-        ("workers: [{name: a}, {name: a}]", "two worker groups have one name"),
+        ("workers: [{name: a}, {name: a}]", "two worker groups have one name, 'a'"),
+        ("workers: [{}, {}]", "two worker groups have one name, 'decode'"),
+        ("workers: [{name: frontend}]", "name 'frontend': other parts are called that"),
         ("log: {max_age: 7 years}", "log: max_age: '7 years' is not a duration"),
         ("log: {max_bytes: 0GiB}", "must be more than nothing"),
         ("frontend: {listen: nowhere}", "frontend: listen: 'nowhere' is not an address"),
@@ -94,7 +96,7 @@ def test_a_flag_for_the_workers_needs_one_group(tmp_path: Path) -> None:
     """With two groups, `--model` could mean either: refused."""
     file = written(tmp_path, "workers: [{name: a}, {name: b, model: m}]")
 
-    with pytest.raises(CallerError, match=r"^--model: the file has 2 worker groups"):
+    with pytest.raises(CallerError, match=r"^--model: the file has 2 decode groups"):
         load(file, flags={"workers.model": "x"}, environment={})
 
 
@@ -115,7 +117,19 @@ def test_the_printed_configuration_is_a_file_that_says_the_same(tmp_path: Path) 
 
 
 def test_the_deployments_that_come_along() -> None:
-    """`deploy/agg.yaml` takes workers in turn, `deploy/agg-router.yaml` by their cache."""
-    policies = {file.stem: load(file, environment={}).deployment.routing_settings.policy for file in DEPLOY.iterdir()}
+    """The four modes: workers in turn or by their cache, with prefill workers or without; each says its command."""
+    modes = {}
+    for file in DEPLOY.iterdir():
+        assert f"# contrail up -f deploy/{file.name}\n" in file.read_text()
+        deployment = load(file, environment={}).deployment
+        assert deployment.namespace == file.stem
+        counts = {group.role: group.count for group in deployment.workers}
+        asks = [group.remote_prefill for group in deployment.workers if group.role == "decode"]
+        modes[file.stem] = (deployment.routing_settings.policy, counts, asks)
 
-    assert policies == {"agg": "round-robin", "agg-router": "kv"}
+    assert modes == {
+        "agg": ("round-robin", {"decode": 2}, [False]),
+        "agg-router": ("kv", {"decode": 2}, [False]),
+        "disagg": ("round-robin", {"decode": 2, "prefill": 1}, [True]),
+        "disagg-router": ("kv", {"decode": 2, "prefill": 1}, [True]),
+    }

@@ -20,6 +20,9 @@ END_S = 60.0
 class Part:
     """Runs from `start` to `stop`."""
 
+    ready_s = READY_S
+    """How long `start` waits."""
+
     def __init__(self, name: str, log: Path, words: list[str], environment: dict[str, str] | None = None) -> None:
         """`environment` is added to ours: a PYTHONPATH there makes it a part of another version."""
         self.name = name
@@ -45,8 +48,13 @@ class Part:
 
     async def start(self) -> None:
         """It is ready."""
+        self._process = process = self._spawn()
+        await eventually(lambda: process.poll() is not None or self._ready(), f"{self.name} ready", self.ready_s)
+        assert process.poll() is None, self._log.read_text()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         with self._log.open("wb") as out:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [*CONTRAIL, *self._words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -54,8 +62,6 @@ class Part:
                 env=self._environment,
                 start_new_session=True,
             )
-        await eventually(lambda: self._process.poll() is not None or self._ready(), f"{self.name} ready", READY_S)  # type: ignore[union-attr]
-        assert self._process.poll() is None, self._log.read_text()
 
     async def stop(self) -> None:
         """It has left in good order."""

@@ -15,6 +15,7 @@ from core.errors import CallerError
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import RequestId, new_id
 from core.prompt import Prompt, scope_bytes, tokens_to_bytes
+from core.transfer import KvPull
 
 IDLE_TIMEOUT_S = 20
 HASH_SEED = 7
@@ -49,9 +50,9 @@ def request(tokens: bytes, max_tokens: int = 4, *, cache_salt: str | None = None
     )
 
 
-async def answer_to(engine: Engine, asked: GenerateRequest) -> Answer:
+async def answer_to(engine: Engine, asked: GenerateRequest, pull: KvPull | None = None) -> Answer:
     """The whole answer; `cached_tokens` must be said once, with the first tokens."""
-    outputs: list[Output] = [output async for output in engine.generate(asked)]
+    outputs: list[Output] = [output async for output in engine.generate(asked, pull)]
     assert [output.finish for output in outputs[:-1]] == [None] * (len(outputs) - 1)
     assert [output.cached_tokens for output in outputs[1:]] == [None] * (len(outputs) - 1)
     tokens = tuple(token for output in outputs for token in output.tokens)
@@ -201,3 +202,4 @@ class EngineContract:
         assert engine.info.engine
         assert 0 < engine.info.block_size <= 64
         assert engine.info.context_max > engine.info.block_size
+        assert engine.info.slots >= 8

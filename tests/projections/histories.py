@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -33,13 +34,12 @@ from tests.projections.facts import (
     stored,
     worker_id,
 )
+from tests.projections.job_facts import Jobber
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
 
 SOURCES_MAX = 4
 MESSAGES_MAX = 8
-LOST = "lost"
-"""Stands for a message that is in nobody's log."""
-STREAMS = ("kv_0", "kv_1", "load", "routing")
+STREAMS = ("kv_0", "kv_1", "load", "routing", "jobs")
 
 blocks = st.lists(st.integers(0, 12), max_size=4)
 tiers = st.sampled_from(("device", "host"))
@@ -52,6 +52,11 @@ kv_events = st.one_of(
     st.just(WorkerLeft(reason="done")),
 )
 load_events = st.one_of(st.builds(load, st.integers(0, 3)), st.just(WorkerLeft(reason="done")))
+job_words = st.lists(
+    st.tuples(st.sampled_from(("open", "open", "open", "end", "give_up", "leave")), st.integers(0, 3)),
+    min_size=1,
+    max_size=3,
+)
 requests = st.integers(0, 3)
 workers = st.integers(0, 2).map(worker_id).map(WorkerId)
 reasons = st.sampled_from(((), ("stale",), ("suspected", "failed")))
@@ -84,7 +89,8 @@ class Source:
     def __init__(self, stream: str, name: str) -> None:
         self.stream = stream
         self.name = name
-        self.speaker = Speaker(stream, name)
+        self.jobber = Jobber(name, answers=int(name, 16) % 2 == 1)
+        self.speaker = self.jobber.speaker if stream == "jobs" else Speaker(stream, name)
         self.said: list[Said] = []
         self.over = False
         """Whether it said that it left, or another that it is lost: then it says nothing any more."""
@@ -93,6 +99,9 @@ class Source:
         """It says who it is and all that counts, as the real ones do."""
         if self.stream == "load":
             self.say(load(len(hashes)))
+        elif self.stream == "jobs":
+            ends = [("end", int(job.rpartition(":")[2])) for job in sorted(self.jobber.open)]
+            self.say(*self.jobber.tell([*ends, ("open", 9), *(("open", number) for number in hashes)]))
         elif self.stream == "routing":
             in_flight = [((f"{self.name}/{n}", 1), InFlight(WorkerId(worker_id(n)), n, 0)) for n in hashes]
             self.say(ReplicaJoined(name="router-0", version="1"), SettingsChanged(revision=9, settings={}))
@@ -107,10 +116,19 @@ class Source:
         """Another says that it is lost."""
         self.over = True
         event = (ReplicaLost if self.stream == "routing" else WorkerLost)(by="ee" * 8, reason="silent")
-        return Speaker(self.stream, f"{self.name}-lost", about=self.name).say(event)
+        about = self.speaker.subject.removeprefix(f"contrail.test.{self.stream}.")
+        return Speaker(self.stream, f"{self.name}-lost", about=about).say(event)
 
     def say(self, *events: Event) -> None:
         self.said.append(self.speaker.say(*events))
+
+
+def spoken_in(stream: str, source: str) -> st.SearchStrategy[tuple[list[Any], bool]]:
+    """What a source says next, and whether it is in the log; of its jobs a message that is lost may say anything."""
+    if stream == "jobs":
+        return st.tuples(job_words, st.sampled_from((True, True, False)))
+    told = st.lists(events_of(stream)(source), min_size=1, max_size=3)
+    return st.one_of(st.just(([], False)), st.tuples(told, st.just(True)))
 
 
 @st.composite
@@ -119,11 +137,11 @@ def sources(draw: st.DrawFn, stream: str) -> list[Source]:
     found = []
     for number in range(draw(st.integers(1, SOURCES_MAX))):
         source = Source(stream, worker_id(number + SOURCES_MAX * (stream == "kv_1")))
-        spoken = st.one_of(st.just(LOST), st.lists(events_of(stream)(source.name), min_size=1, max_size=3))
-        for words in draw(st.lists(spoken, max_size=MESSAGES_MAX)):
-            message = source.speaker.say(*([] if words == LOST else words))
+        for events, in_the_log in draw(st.lists(spoken_in(stream, source.name), max_size=MESSAGES_MAX)):
+            words = source.jobber.tell(events) if stream == "jobs" else events
+            message = source.speaker.say(*words)
             source.over = source.over or any(isinstance(word, WorkerLeft | ReplicaLeft) for word in words)
-            if words != LOST:
+            if in_the_log or source.over:
                 source.said.append(message)
             if source.over:
                 break
@@ -163,10 +181,10 @@ class Log:
             self.records.append((each.stream, StreamSeq(self.last[each.stream]), each))
 
 
-def opened() -> State:
-    """A state that stands at the start of all streams."""
+def opened(*streams: str) -> State:
+    """A state that stands at the start of these streams, or of all."""
     state = State(CHAIN_KEY)
-    for stream in STREAMS:
+    for stream in streams or STREAMS:
         state.open(StreamName(stream), Epoch(1))
     return state
 

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -21,6 +22,9 @@ from core.events import (
     UnknownEvent,
 )
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
+from core.job_events import (
+    JobEvent,
+)
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
@@ -31,7 +35,7 @@ from tests.projections.speaker import CHAIN_KEY
 V1 = Path(__file__).parents[1] / "golden" / "v1.log.jsonl"
 V1_DIGEST = 0x960D255F65E4F292
 """Under FOLD_VERSION 2. A fold of another version may have another digest; what it holds, below, stays."""
-LATER = {RequestMigrated, ReplicaReported, DivergenceFound}
+LATER = {RequestMigrated, ReplicaReported, DivergenceFound, *get_args(JobEvent)}
 """Types that came after version 1."""
 STEADY, SHAKY = WorkerId("a1" * 8), WorkerId("b2" * 8)
 ROUTER, RESTATED = ReplicaId("e5" * 8), ReplicaId("f6" * 8)

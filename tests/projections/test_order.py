@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.ids import StreamName, WorkerId
+from projections.jobs import JobsProjection
 from projections.kv import KvProjection
 from projections.loads import LoadProjection
 from projections.prefixes import PrefixIndex
@@ -64,6 +65,41 @@ def test_routing_folds_agree(data: st.DataObject) -> None:
     assert dict(one.tally.pending(asked)) == dict(other.tally.pending(asked))
 
 
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_jobs_folds_agree(data: st.DataObject) -> None:
+    """Any interleaving of the workers' messages gives the same digest and the same jobs."""
+    history = [source.said for source in data.draw(sources("jobs"))]
+    one, other = JobsProjection(), JobsProjection()
+    fold(one, *one_by_one(history))
+    fold(other, *data.draw(shuffled(history)))
+    assert (one.digest, one.unknown, one.parts, dict(one.ended)) == (
+        other.digest,
+        other.unknown,
+        other.parts,
+        dict(other.ended),
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_whose_jobs_are_known_has_those_and_no_others(data: st.DataObject) -> None:
+    """Whatever was lost on the way: a part that calls itself known has just the jobs that its worker has open, and
+    one that does not has some of them and never another."""
+    world = data.draw(sources("jobs"))
+    folded = JobsProjection()
+    for source in world:
+        for said in source.said:
+            fold(folded, said)
+        part = folded.parts.get(WorkerId(source.name))
+        if part is None or not source.said or source.said[-1].message.n + 1 < part.chain.n_next:
+            continue  # over, silent, or its last message was lost: then nobody can know
+        if part.chain.n_next == source.speaker.n_next:
+            counted = part.asked.keys() | part.taken.keys()
+            assert counted <= source.jobber.open
+            assert not part.known or counted == source.jobber.open
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_a_log_whose_head_was_cut_agrees_once_all_restated(data: st.DataObject) -> None:
@@ -101,7 +137,8 @@ def _contents(state: State) -> object:
         part.replica: (part.joined, part.in_flight, part.routed, part.local, part.settings_revision)
         for part in state.routing.replicas.values()
     }
-    return held, sorted(members, key=str), state.loads.reports, parts, state.routing.tally.busy
+    jobs = {worker: (part.asked, part.taken) for worker, part in state.jobs.parts.items()}
+    return held, sorted(members, key=str), state.loads.reports, parts, state.routing.tally.busy, jobs
 
 
 @settings(deadline=None, max_examples=60)
@@ -116,5 +153,6 @@ def test_who_is_over_leaves_nothing(data: st.DataObject) -> None:
     assert {stream: state.digest_of(StreamName(stream)) for stream in STREAMS} == dict.fromkeys(STREAMS, 0)
     assert all(not kv.members and not kv.alive and not kv.unknown for kv in state.kv.values())
     assert (state.loads.reports, state.loads.chains) == ({}, {})
+    assert (state.jobs.parts, state.jobs.unknown, state.jobs.open) == ({}, set(), 0)
     assert (state.routing.replicas, state.routing.unknown, state.routing.tally.busy) == ({}, set(), {})
     assert not any(state.index.blocks(WorkerId(worker_id(n)), tier) for n in range(4) for tier in ("device", "host"))

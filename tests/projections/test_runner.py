@@ -78,7 +78,7 @@ async def test_what_is_there_and_what_comes_is_folded() -> None:
 
 async def test_streams_without_a_fold_are_left_alone() -> None:
     """A newer program may have made them."""
-    log = await log_with(KV, StreamName("jobs"))
+    log = await log_with(KV, StreamName("later"))
     async with running(log) as (runner, _):
         await eventually(lambda: runner.caught_up, "catch-up")
         assert list(runner.state.cursor) == [KV]

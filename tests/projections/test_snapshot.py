@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import Corrupt
-from core.ids import StreamName, StreamSeq, WorkerId
+from core.events import WorkerLeft
+from core.ids import Epoch, StreamName, StreamSeq, WorkerId
 from core.manifest import At
+from core.subjects import JOBS
 from projections import snapshot as snapshot_module
 from projections.ended import ENDED_KEPT
 from projections.snapshot import LOAD_BYTES_MAX, cursor_of, decode, decoding, encode
 from projections.state import State
 from tests.projections.facts import joined, load, prefilled, prompt, restated, routed, stored, worker_id
 from tests.projections.histories import SOURCES_MAX, STREAMS, Log, feed, opened, shuffled, worlds
+from tests.projections.job_facts import answerer, asked, completed, failed, requester, started
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
 
 A, R = worker_id(1), "ee" * 8
-FORM_1 = "5a6041bfb3082cf0"
-"""Digest of the snapshot below in form 1: another one needs another SNAPSHOT_VERSION, or old snapshots misread."""
+OLD_STREAMS = STREAMS[:-1]
+"""Those of times without jobs."""
+FORM_1, FORM_2 = "2498f6ebba917f36", "23c9ea3a66979763"
+"""Digests of the snapshots below: others need another SNAPSHOT_VERSION, or old snapshots misread."""
 
 
 def written(state: State) -> bytes:
@@ -44,6 +51,19 @@ def history() -> list[Said]:
         a.say(restated(0, 2, 7)),
         routing.say(prefilled("a")),
         late.say(stored(4)),
+    ]
+
+
+def jobs() -> list[Said]:
+    """Two decode workers, one of them half known, two prefill workers, one of them over."""
+    d, half, p, gone = requester(worker_id(5)), requester(worker_id(6)), answerer(worker_id(4)), answerer(worker_id(7))
+    half.say(asked("lost", 1))
+    return [
+        d.say(asked("a", 1), asked("b", 2)),
+        half.say(asked("c", 2)),
+        p.say(started("a", 1), completed("a", 0), started("b", 1)),
+        p.say(failed("x", 1, dead=True)),
+        gone.say(started("c", 1), WorkerLeft(reason="done")),
     ]
 
 
@@ -92,8 +112,34 @@ def test_equal_states_have_equal_bytes() -> None:
 
 def test_the_form_is_what_it_was() -> None:
     """A change of any part that a snapshot holds is a change of form, and its version must say so."""
-    content = written(feed(opened(), Log(history()).records))
-    assert hashlib.blake2b(content, digest_size=8).hexdigest() == FORM_1
+    without_jobs = written(feed(opened(*OLD_STREAMS), Log(history()).records))
+    assert hashlib.blake2b(without_jobs, digest_size=8).hexdigest() == FORM_1
+    content = written(feed(opened(), Log([*history(), *jobs()]).records))
+    assert hashlib.blake2b(content, digest_size=8).hexdigest() == FORM_2
+
+
+def test_a_snapshot_of_times_without_jobs_is_read() -> None:
+    """And the jobs are folded from their stream's start; whoever knows of no jobs can tell that a new one has them."""
+    state = feed(opened(*OLD_STREAMS), Log(history()).records)
+    again = restored(state)
+    assert (again.digest, again.cursor) == (state.digest, state.cursor)
+    assert again.open(JOBS, Epoch(1)) == 0
+    feed(again, Log(jobs()).records)
+    assert again.jobs.open == 3
+    for made, version in ((state, 1), (again, 2)):
+        content = written(made)
+        assert msgspec.msgpack.decode(content[16 : 16 + struct.unpack_from("<Q", content, 8)[0]])["v"] == version
+
+
+def test_jobs_are_what_they_were() -> None:
+    """Who asked for what, who computes what, what waits, what is only half known, dead letters, who is over."""
+    state = feed(opened(), Log(jobs()).records)
+    again = restored(state)
+    assert again.jobs.parts == state.jobs.parts
+    assert (again.jobs.digest, again.jobs.unknown) == (state.jobs.digest, {worker_id(6)})
+    assert list(again.jobs.waiting()) == list(state.jobs.waiting()) == ["c"]
+    assert (again.jobs.dead_letters, again.jobs.open, again.jobs.taken) == (1, 3, 1)
+    assert again.jobs.ended == {worker_id(7): "left: done"}
 
 
 def test_the_cursor_names_heads_and_digests() -> None:
@@ -127,7 +173,7 @@ def test_what_is_no_snapshot_is_refused(damage: str) -> None:
         decode(CHAIN_KEY, DAMAGES[damage](content))
 
 
-@pytest.mark.parametrize(("name", "told"), [("SNAPSHOT_VERSION", "form 1"), ("FOLD_VERSION", "fold version")])
+@pytest.mark.parametrize(("name", "told"), [("SNAPSHOT_VERSION", "form 2"), ("FOLD_VERSION", "fold version")])
 def test_another_version_is_refused(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the form or of the fold, before anything of it is read."""
     content = written(opened())

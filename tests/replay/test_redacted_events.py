@@ -71,6 +71,9 @@ def filled(name: str, hint: Any) -> Any:
         return hint(0)
     if getattr(hint, "__origin__", hint) is dict:
         return {"key": text} if get_args(hint)[1] is Any else {}
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        inner = get_type_hints(hint)
+        return hint(**{name: filled(name, inner[name]) for name in hint.__struct_fields__})
     assert hint.__origin__ is tuple, f"{name}: {hint}"
     return ()
 

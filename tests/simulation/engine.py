@@ -6,10 +6,20 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 
-from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored, EngineInfo, EngineLoad
+from actors.engines.engine import (
+    BlockTransfer,
+    CacheChange,
+    CacheEmptied,
+    CacheGap,
+    CacheRemoved,
+    CacheStored,
+    EngineInfo,
+    EngineLoad,
+)
 from core.generation import GenerateRequest, Output
 from core.keys import DeploymentKey
 from core.prompt import Prompt, tokens_from_bytes, tokens_to_bytes
+from core.transfer import KvPull
 from tests.simulation.options import Options
 
 BLOCK_SIZE = 4
@@ -32,6 +42,7 @@ class CacheEngine:
             capacity_blocks=options.capacity_blocks,
             context_max=4096,
         )
+        self.transfer: BlockTransfer | None = None
         self._random = random_
         self._options = options
         self._held: dict[tuple[int, ...], int] = {}
@@ -46,7 +57,8 @@ class CacheEngine:
     async def start(self, on_cache: Callable[[CacheChange], None]) -> None:
         self._on_cache = on_cache
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+    async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
+        assert pull is None
         tokens = tuple(tokens_from_bytes(request.tokens))
         self._running += 1
         try:

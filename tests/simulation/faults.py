@@ -12,6 +12,7 @@ from core.ids import StreamName, StreamSeq
 from core.settings import POLICIES
 from core.subjects import SNAPSHOTS
 from streams.memory_stream import MemoryStream
+from tests.simulation.scale import PREFILL_WAIT_MAX_MS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -29,6 +30,26 @@ async def kill_replica(world: World) -> None:
     """The same for a replica."""
     if world.replicas:
         await world.killed(world.random.choice(list(world.replicas.values())))
+
+
+async def pause_worker(world: World) -> None:
+    """A worker stands still, engine and all; its lease runs out if that lasts."""
+    parts = [part for part in world.workers.values() if part.started and not part.process.paused]
+    if not parts:
+        return
+    part = world.random.choice(parts)
+    world.witness.paused.add(part.id)
+    part.process.pause()
+    with world.away_from_registry([part]):
+        await world.lasting(6.0, leases=[part])
+    world.loop.go_on(part.process)
+
+
+async def give_blocks_up(world: World) -> None:
+    """A prefill worker's engine needs the blocks that it holds for others, and knows it."""
+    parts = [part for part in world.movers if part.holding]
+    if parts:
+        world.random.choice(parts).give_blocks_up()
 
 
 async def part_tcp(world: World) -> None:
@@ -80,7 +101,16 @@ async def registry_wiped(world: World) -> None:
 
 async def change_settings(world: World) -> None:
     """An operator changes what decisions go by."""
-    settings = {"policy": world.random.choice(POLICIES), "request_weight": world.random.choice((0, 1, 4))}
+    settings: dict[str, Any] = {
+        "policy": world.random.choice(POLICIES),
+        "request_weight": world.random.choice((0, 1, 4)),
+    }
+    if world.options.prefill_workers:
+        settings |= {
+            "remote_prefill_min_tokens": world.random.choice((0, 4, 16, 100)),
+            "prefill_queue_max": world.random.choice((0, 1, 4)),
+            "prefill_wait_max_ms": world.random.choice((300, 1000, PREFILL_WAIT_MAX_MS)),
+        }
     world.store.put(SETTINGS_KEY, orjson.dumps(settings))
 
 
@@ -176,6 +206,8 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         kill_worker,
         kill_replica,
+        pause_worker,
+        give_blocks_up,
         part_tcp,
         part_log,
         part_registry,

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from core.codec import CHAIN_START, decode_message, digest
 from core.events import DivergenceFound, RequestRouted
 from core.ids import StreamName
-from core.subjects import LOAD, ROUTING, owner
+from core.subjects import JOBS, LOAD, ROUTING, owner
 from projections.rebuild import rebuild
 from projections.state import State
 from streams.snapshots import SnapshotStore
 from tests.simulation import faults
 from tests.simulation.engine import KEY
 from tests.simulation.parts import NAMESPACE
+from tests.simulation.prefill_laws import PREFILL_LAWS
 from tests.simulation.replays import decisions_replay
 from tests.simulation.witness import Broken
 
@@ -60,6 +61,8 @@ def _there(state: State, name: StreamName) -> AbstractSet[str]:
     """Sources that have not ended."""
     if name == LOAD:
         return state.loads.chains.keys()
+    if name == JOBS:
+        return state.jobs.parts.keys()
     return state.routing.replicas.keys() if name == ROUTING else state.kv[name].members.keys()
 
 
@@ -67,6 +70,8 @@ def _ended(state: State, name: StreamName) -> AbstractSet[str]:
     """Sources that have."""
     if name == LOAD:
         return state.loads.ended.keys()
+    if name == JOBS:
+        return state.jobs.ended.keys()
     return state.routing.ended.keys() if name == ROUTING else state.kv[name].ended.keys()
 
 
@@ -193,6 +198,7 @@ async def snapshots_are_true(world: World) -> None:
 
 
 LAWS: tuple[Law, ...] = (
+    *PREFILL_LAWS,
     equal_cursor_equal_digest,
     index_claims_what_caches_hold,
     nothing_acknowledged_is_lost,

@@ -33,6 +33,10 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
+        self.paused = False
+        """Stopped by a signal: what it would do, it does when it goes on."""
+        self.pauses = 0
+        """How often it was."""
         self.context: Context = copy_context()
         self.context.run(PROCESS.set, self)
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
@@ -41,10 +45,15 @@ class Process:
         self.files: list[JournalFile] = []
         """Journals that it opened: their locks go with it."""
         self.missed: list[asyncio.Handle] = []
-        """What it did not live to do."""
+        """What it did not live to do, or will do when it goes on."""
 
     def __repr__(self) -> str:
         return f"<Process {self.name}{'' if self.alive else ', dead'}>"
+
+    def pause(self) -> None:
+        """Nothing of it runs until `VirtualLoop.go_on`."""
+        self.paused = True
+        self.pauses += 1
 
     def kill(self) -> None:
         """Nothing of it runs any more."""
@@ -167,14 +176,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if handle._cancelled:
                 continue
             process = handle._context.get(PROCESS)
-            if process is None or process.alive:
+            if process is None or (process.alive and not process.paused):
                 handle._run()
             else:
                 process.missed.append(handle)
 
+    def go_on(self, process: Process) -> None:
+        """A paused process does what it would have done meanwhile, in the same order; nothing if it was killed."""
+        process.paused = False
+        if process.alive:
+            self._ready.extend(process.missed)  # type: ignore[attr-defined]
+            process.missed.clear()
+
     def bury(self, process: Process) -> None:
         """What a killed process did not live to do is done after all, so that its tasks can be taken down."""
-        process.alive = True
+        process.alive, process.paused = True, False
         self._ready.extend(process.missed)  # type: ignore[attr-defined]
         process.missed.clear()
 

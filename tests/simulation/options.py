@@ -23,6 +23,14 @@ class Options:
     capacity_blocks: int = 24
     """Of each engine's cache."""
 
+    prefill_workers: int = 0
+    """With any, all engines move blocks, and the others decode what these computed."""
+    keep_ms: int = 3000
+    """How long blocks are held for others."""
+    prefill_us_per_token: int = 2500
+    mixed_up: float = 0.0
+    """Share of prefill answers that carry what was made for another job."""
+
     journals: bool = False
     """Whether replicas keep what waits in files that outlive them."""
     pending_events_max: int = 0
@@ -54,6 +62,10 @@ class Options:
 
     kill_worker: float = 0.0
     kill_replica: float = 0.0
+    pause_worker: float = 0.0
+    """A process stands still for a while, and does not know it."""
+    give_blocks_up: float = 0.0
+    """A prefill worker's engine lets go of all that it holds for others."""
     part_tcp: float = 0.0
     """A process cannot be reached by the others for a while …"""
     part_log: float = 0.0
@@ -93,7 +105,8 @@ class Options:
     @property
     def rates(self) -> dict[str, float]:
         """Faults that strike by themselves, per virtual second."""
-        return {name: getattr(self, name) for name in (*RATES, "tamper") if getattr(self, name)}
+        names = (*RATES, *(PREFILL_RATES if self.prefill_workers else ()), "tamper")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     @property
     def history_kept(self) -> bool:
@@ -123,6 +136,11 @@ RATES = {
     "expire_head": 0.2,
 }
 """Rates per virtual second: the highest that is drawn."""
+PREFILL_RATES = {"pause_worker": 0.2, "give_blocks_up": 0.5}
+"""The same, where prompts are computed by others."""
+PREFILLING = 0.12
+"""Share of the worlds in which they are."""
+MIXED_UP = 0.3
 TAMPERING = 0.3
 """Share of the worlds with several replicas and a kept history in which one replica is tampered with."""
 REWRITES = ("log_cut", "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head")
@@ -146,7 +164,7 @@ def drawn(random_: random.Random, available: frozenset[str]) -> Options:
     if kept and replicas > 1 and random_.random() < TAMPERING:
         # nobody restates himself: the replicas alone find out
         chosen |= {"tamper": 0.3, "restate_every_s": 1e6}
-    return replace(
+    world = replace(
         Options(),
         replicas=replicas,
         journals=random_.random() < 0.5,
@@ -158,3 +176,20 @@ def drawn(random_: random.Random, available: frozenset[str]) -> Options:
         slow=random_.choice((0.0, 0.02, 0.1)),
         **chosen,
     )
+    return replace(world, **_prefilling(random_))
+
+
+def _prefilling(random_: random.Random) -> dict[str, Any]:
+    """What there is of it, drawn last: worlds without it are the same as ever."""
+    chosen: dict[str, Any] = {
+        name: random_.random() * highest
+        for name, highest in PREFILL_RATES.items()
+        if random_.random() < FAULTS_DRAWN
+    }
+    chosen |= {
+        "prefill_workers": random_.choice((1, 2, 2, 3)) if random_.random() < PREFILLING else 0,
+        "keep_ms": random_.choice((500, 1500, 3000)),
+        "prefill_us_per_token": random_.choice((500, 2500, 10_000)),
+        "mixed_up": MIXED_UP * random_.random() if random_.random() < FAULTS_DRAWN else 0.0,
+    }
+    return chosen

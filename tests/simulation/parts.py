@@ -8,22 +8,35 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+from actors.prefilling.decode_side import DecodeSide
+from actors.prefilling.peers import PREFILL
+from actors.prefilling.prefill_side import PrefillSide
 from actors.router import Router, RouterOptions
+from actors.presence import Presence
 from actors.worker import Worker, WorkerOptions
 from core.ids import ReplicaId, WorkerId
 from core.settings import RoutingSettings
 from projections.rebuild import take_snapshot
 from streams.journal_file import SUFFIX
 from streams.snapshots import SnapshotStore
-from tests.simulation.engine import KEY, CacheEngine
+from tests.simulation.engine import BLOCK_SIZE, KEY, CacheEngine
 from tests.simulation.loop import Process, VirtualClock, VirtualLoop
+from tests.simulation.mix_ups import MixUps
+from tests.simulation.moving_engine import MovingEngine
 from tests.simulation.options import Options
 from tests.simulation.remote_log import RemoteLog
 from tests.simulation.remote_registry import RemoteRegistry
+from tests.simulation.scale import PREFILL_WAIT_MAX_MS
+from tests.simulation.waits import most_waited_s, timed
+from tests.simulation.witness import Witness
 
 NAMESPACE = "test"
 LEASE_MS = 2000
 JOURNAL_BYTES = 256 * 1024
+ROUTING = RoutingSettings(
+    remote_prefill_min_tokens=2 * BLOCK_SIZE, prefill_queue_max=4, prefill_wait_max_ms=PREFILL_WAIT_MAX_MS
+)
+"""What is configured: half of a world's prompts are long."""
 
 
 class Part:
@@ -57,17 +70,53 @@ class WorkerPart(Part):
     """A worker with an engine."""
 
     worker: Worker
-    engine: CacheEngine
+    engine: CacheEngine | MovingEngine
+    first_id: WorkerId
+    """Under which it began; another one if its end was written though it lived."""
 
-    async def start(self, clock: VirtualClock, random_: random.Random, options: Options) -> None:
+    async def start(self, clock: VirtualClock, random_: random.Random, options: Options, witness: Witness) -> None:
         """It is registered, or will be when the registry is back."""
-        self.engine = CacheEngine(random_, options)
+        moves = options.prefill_workers > 0
+        self.engine = MovingEngine(clock, options) if moves else CacheEngine(random_, options)
         known = WorkerOptions(
-            namespace=NAMESPACE, name=self.name, partitions=options.partitions, restate_every_s=options.restate_every_s
+            namespace=NAMESPACE,
+            name=self.name,
+            role=PREFILL if self.name.startswith(PREFILL) else "decode",
+            partitions=options.partitions,
+            restate_every_s=options.restate_every_s,
+            routing=ROUTING,
         )
         self.worker = Worker(known, self.engine, self.log, self.registry, clock, KEY)
         await self.worker.start({})
+        self.first_id = self.id
+        if isinstance(self.worker.side, PrefillSide) and options.mixed_up:
+            MixUps(self.worker.side.service.bench, random_, options.mixed_up)
+        if isinstance(self.worker.side, DecodeSide):
+            timed(self.worker.side.desk, self.process, witness, most_waited_s(options))
         self.started = True
+
+    @property
+    def moving(self) -> MovingEngine:
+        """Its engine, in a world where blocks move."""
+        assert isinstance(self.engine, MovingEngine)
+        return self.engine
+
+    @property
+    def decodes(self) -> DecodeSide | None:
+        """What it does about prompts, if it may have them computed by others."""
+        return self.worker.side if self.started and isinstance(self.worker.side, DecodeSide) else None
+
+    @property
+    def holding(self) -> bool:
+        """Whether its engine holds blocks for others."""
+        return self.moving.state.held.held > 0
+
+    def give_blocks_up(self) -> None:
+        """Its engine holds nothing for others any more."""
+        assert isinstance(self.worker.side, PrefillSide)
+        for hold in self.worker.side.service.bench.holds._held.values():
+            assert self.engine.transfer is not None
+            self.moving._moves.free(hold.blocks.request, fetched=False)
 
     @property
     def id(self) -> WorkerId:
@@ -82,7 +131,21 @@ class WorkerPart(Part):
             return "not ready"
         if not self.worker.presence.kv.idle or self.worker.presence.load.depth:
             return "has not said all"
+        if isinstance(self.engine, MovingEngine):
+            return self._moving_unrest(self.worker.presence)
         return ""
+
+    def _moving_unrest(self, presence: Presence) -> str:
+        described, transfer = self.worker.side.describe(), self.moving.transfer
+        assert transfer is not None
+        if not presence.jobs.idle:
+            return "has not said all of its jobs"
+        if used := self.engine.load().blocks_used:
+            return f"uses {used} blocks"
+        if held := transfer.totals().held:
+            return f"holds the blocks of {held} prompts"
+        left = {what: described.get(what) for what in ("jobs_open", "jobs_under_way", "prompts_held")}
+        return f"has work: {left}" if any(left.values()) else ""
 
 
 class ReplicaPart(Part):

@@ -12,9 +12,11 @@ from core.errors import Unavailable
 from core.ids import StreamName, StreamSeq
 from streams.log import Record, StreamState, Tail
 from streams.memory import MemoryLog
+from streams.queue_limits import QUEUE_LIMITS, QueueLimits
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.options import Options
+from tests.simulation.remote_queue import RemoteQueue
 from tests.simulation.witness import Witness
 
 ANSWER_TIMEOUT_S = 1.0
@@ -125,9 +127,14 @@ class RemoteLog:
     ) -> Tail:
         await self._ask()
         tail = RemoteTail(self, self._broker.network, self._process, on_record, on_reset)
-        await self._at_the_log(self._begin(tail, stream, start, after))
+        await self.at_the_log(self._begin(tail, stream, start, after))
         self._tails.append(tail)
         return tail
+
+    async def queue(
+        self, stream: StreamName, name: str, subjects: str, limits: QueueLimits = QUEUE_LIMITS
+    ) -> RemoteQueue:
+        return RemoteQueue(self, await self.there_and_back(lambda: self._log.queue(stream, name, subjects, limits)))
 
     async def streams(self) -> list[StreamName]:
         await self._ask()
@@ -136,6 +143,25 @@ class RemoteLog:
     async def close(self) -> None:
         for tail in self._tails:
             await tail.stop()
+
+    async def there_and_back(
+        self, what: Callable[[], Coroutine[Any, Any, T]], asked: Callable[[asyncio.Task[T]], None] | None = None
+    ) -> T:
+        """What the log did, if we were heard and heard of it; Unavailable if not. `asked` is told when it begins."""
+        await self._ask()
+        task = self.at_the_log(what())
+        task.add_done_callback(_heard, context=self._broker.host.context)
+        if asked is not None:
+            asked(task)
+        answer = await asyncio.shield(task)
+        await self._on_the_way()
+        if self.parted or self._lost(self._broker.options.answer_lost):
+            await self._silence()
+        return answer
+
+    def at_the_log(self, what: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Done by the log, whatever becomes of who asked."""
+        return self._loop.create_task(what, context=self._broker.host.context)
 
     async def _begin(self, tail: RemoteTail, stream: StreamName, start: StreamSeq, after: Record | None) -> None:
         tail.source = await self._log.tail(stream, start, tail.take, on_reset=tail.take_reset, after=after)
@@ -166,13 +192,9 @@ class RemoteLog:
                 await asyncio.sleep(delay_s)
             return await self._log.append(*arguments)
 
-        answer = self._at_the_log(arrives())
+        answer = self.at_the_log(arrives())
         answer.add_done_callback(_heard, context=self._broker.host.context)
         return answer
-
-    def _at_the_log(self, what: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Done by the log, whatever becomes of who asked."""
-        return self._loop.create_task(what, context=self._broker.host.context)
 
 
 class RemoteTail:
@@ -236,7 +258,7 @@ class RemoteTail:
                 self._on_reset(item)
 
 
-def _heard(answer: asyncio.Future[StreamSeq]) -> None:
+def _heard(answer: asyncio.Future[Any]) -> None:
     """Whoever asked may be dead, or may have given up: an error is nobody's then."""
     if not answer.cancelled():
         answer.exception()

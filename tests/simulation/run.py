@@ -18,6 +18,7 @@ from tests.simulation.faults import FAULTS
 from tests.simulation.invariants import LAWS, snapshots_are_true
 from tests.simulation.loop import Stuck, VirtualLoop
 from tests.simulation.options import drawn
+from tests.simulation.prefill_laws import count_jobs
 from tests.simulation.scale import scaled
 from tests.simulation.witness import Broken
 from tests.simulation.world import World
@@ -77,6 +78,7 @@ async def _life(world: World) -> None:
         await world.rest(LAWS)
         await snapshots_are_true(world)
         await _probe(world)
+    count_jobs(world)
 
 
 async def _chaos(world: World) -> None:

@@ -9,25 +9,35 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import actors.prefilling.desk
 import actors.snapshots
 import actors.voice
+from actors.prefilling.service import PrefillService
 from streams.journal_file import JournalFile
 from streams.outbox import Outbox
+from streams.queue_limits import QUEUE_LIMITS
 from tests.simulation.loop import PROCESS
 from tests.simulation.options import Options
 
 SNAPSHOT_EVENTS_MIN = 20
 MANIFEST_READ_EVERY_MS = 1000
+PULL_TIMEOUT_S = 4.0
+PREFILL_WAIT_MAX_MS = 3000
+QUEUE = QUEUE_LIMITS._replace(ack_wait_s=1.5)
 
 
 @contextmanager
 def scaled(options: Options) -> Iterator[None]:
     """Within it, bounds are as the options say, and every journal that a process opens is known to it."""
     defaults = Outbox.__init__.__kwdefaults__
+    prefill_defaults = PrefillService.__init__.__kwdefaults__
     assert defaults is not None
+    assert prefill_defaults is not None
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(actors.snapshots, "MIN_EVENTS", SNAPSHOT_EVENTS_MIN))
         patches.enter_context(mock.patch.object(actors.snapshots, "READ_EVERY_MS", MANIFEST_READ_EVERY_MS))
+        patches.enter_context(mock.patch.object(actors.prefilling.desk, "PULL_TIMEOUT_S", PULL_TIMEOUT_S))
+        patches.enter_context(mock.patch.dict(prefill_defaults, {"limits": QUEUE}))
         patches.enter_context(mock.patch.object(JournalFile, "__init__", _known_to_its_process(JournalFile.__init__)))
         if options.pending_events_max:
             voices = replace(actors.voice.LIMITS, pending_events_max=options.pending_events_max)

@@ -49,6 +49,12 @@ class Witness:
         self.history_kept = True
         """Whether nothing was ever taken."""
         self.tampered: set[Process] = set()
+        self.paused: set[WorkerId] = set()
+        """Workers that stood still for a while: their own times mean nothing."""
+        self.wrong: list[str] = []
+        """Answers that were not what the prompt makes."""
+        self.late: list[str] = []
+        """Answers that took longer to begin than anything may."""
         self.counts: dict[str, int] = {}
         """How often things happened, by name: a world in which nothing does proves nothing."""
         self._loop = loop

@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from actors.prefilling.peers import PREFILL
 from core.errors import Unavailable
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import RequestId, StreamName
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import tokens_to_bytes
-from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream
+from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream
+from projections.jobs import JobsProjection
 from streams.log import Record
 from streams.memory import MemoryLog
 from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
@@ -23,6 +25,7 @@ from streams.memory_stream import MemoryStream
 from tests.simulation import faults
 from tests.simulation.engine import BLOCK_SIZE, MODEL
 from tests.simulation.loop import Process, VirtualClock, VirtualLoop
+from tests.simulation.moving_engine import right_text
 from tests.simulation.network import Network
 from tests.simulation.options import Options
 from tests.simulation.parts import LEASE_MS, NAMESPACE, Part, ReplicaPart, WorkerPart
@@ -82,21 +85,37 @@ class World:
         """Every process that lives, workers first."""
         return [*self.workers.values(), *self.replicas.values()]
 
+    @property
+    def movers(self) -> list[WorkerPart]:
+        """Workers that are up and whose engines move blocks."""
+        return [part for part in self.workers.values() if part.started and self.options.prefill_workers]
+
+    def job_folds(self) -> list[tuple[str, JobsProjection]]:
+        """Who follows the jobs stream, and what came of it."""
+        decoding = [(part.name, part.decodes) for part in self.workers.values()]
+        return [
+            *((part.name, part.router.state.jobs) for part in self.replicas.values()),
+            *((name, side._tail.jobs) for name, side in decoding if side is not None),
+        ]
+
     # --- its parts -----------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
         """Streams are there, and all parts are starting."""
         streams = [kv_stream(partition) for partition in range(self.options.partitions)]
-        await self.log.ensure([*streams, LOAD, ROUTING, SNAPSHOTS])
+        await self.log.ensure([*streams, JOBS, LOAD, ROUTING, SNAPSHOTS])
         for number in range(self.options.workers):
             self.start_worker(f"worker-{number}")
+        for number in range(self.options.prefill_workers):
+            self.start_worker(f"{PREFILL}-{number}")
         for number in range(self.options.replicas):
             self.start_replica(f"replica-{number}")
 
     def start_worker(self, name: str) -> WorkerPart:
         """A new process of that name."""
         part = self.workers[name] = WorkerPart(*self._ways(name))
-        part.spawn(self._begun(part, partial(part.start, self._clock(), self._chances(), self.options)))
+        start = partial(part.start, self._clock(), self._chances(), self.options, self.witness)
+        part.spawn(self._begun(part, start))
         return part
 
     def start_replica(self, name: str) -> ReplicaPart:
@@ -182,9 +201,12 @@ class World:
             return False
         # it is a generator, and can be closed
         outputs = cast("AsyncGenerator[Output, None]", part.router.generate(MODEL, request))
+        text: list[int] = []
         try:
             async with aclosing(outputs) as stream:
                 async for output in stream:
+                    text += output.tokens
+                    self._read(request, text, ended=output.finish is not None)
                     if hangs_up and output.tokens:
                         break
         except NOT_NOW as error:
@@ -193,6 +215,14 @@ class World:
         self.witness.saw("served", part.name, request.id)
         self.served[request.id] = part
         return True
+
+    def _read(self, request: GenerateRequest, text: list[int], *, ended: bool) -> None:
+        """Law, where engines move blocks: every answer is what the prompt makes, as far as it goes."""
+        if not self.options.prefill_workers:
+            return
+        right = right_text(request, self.options)
+        if text != (right if ended else right[: len(text)]):
+            self.witness.wrong.append(f"wrong text: {request.id} got {text}, its prompt makes {right}")
 
     def _prompt(self) -> list[int]:
         """From a small family of prompts that share their beginnings."""
@@ -299,6 +329,8 @@ class World:
         """Broken if the loop or the code under test reported one."""
         if self.defects:
             raise Broken(f"a defect was reported: {self.defects[0]}")
+        if self.witness.wrong:
+            raise Broken(self.witness.wrong[0])
 
     def _broken(self, laws: Sequence[Callable[[World], None]]) -> str:
         try:
@@ -318,9 +350,25 @@ class World:
         for part in (*self.workers.values(), *self.replicas.values()):
             if part.unrest:
                 return f"{part.name}: {part.unrest}"
+        for mover in self.movers:
+            if why := self.unlinked(mover):
+                return f"{mover.name}: {why}"
         for replica in self.replicas.values():
             if why := self.apart(replica):
                 return f"{replica.name}: {why}"
+        return ""
+
+    def unlinked(self, worker: WorkerPart) -> str:
+        """What a decode worker does not know of those who compute for it, and of the queue; empty if it knows all."""
+        side = worker.decodes
+        if side is None:
+            return ""
+        able = side.describe()["prefill_workers"]
+        if able != sorted(part.id for part in self.movers if part.decodes is None):
+            return f"can ask {able}"
+        digests = {jobs.digest for name, jobs in self.job_folds() if not name.startswith("worker-")}
+        if self.witness.history_kept and side._tail.jobs.digest not in digests:
+            return "has not read all of the jobs stream"
         return ""
 
     def apart(self, replica: ReplicaPart) -> str:
@@ -335,6 +383,8 @@ class World:
             return f"takes {sorted(alive)} for alive"
         if extra := state.loads.reports.keys() - alive:
             return f"has loads of {sorted(extra)}, which are over"
+        if extra := state.jobs.parts.keys() - alive:
+            return f"has jobs of {sorted(extra)}, which are over"
         speaking = {part.replica for part in state.routing.replicas.values() if part.joined and not part.ended}
         if speaking != {each.router.voice.id for each in self.replicas.values()}:
             return f"takes {sorted(speaking)} for the replicas"

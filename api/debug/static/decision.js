@@ -184,11 +184,27 @@ export class Decision extends EventTarget {
     const found = this.explained;
     if (!found) return null;
     const { phases, reuse } = found;
-    const texts = [];
+    const texts = this.prompt(found);
     if (reuse && reuse.verdict !== "as_predicted") texts.push(el("p", { class: "told" }, el("b", {}, "Reuse: "), sentence(reuse.text)));
     if (phases) texts.push(this.phases(phases));
     if (found.again === "differs") texts.push(el("p", { class: "told bad" }, "Decided again from the log it falls otherwise: `contrail replay verify` says where."));
     if (found.doubts.length) texts.push(el("p", { class: "fine" }, `The log may not show all: ${found.doubts.join("; ")}.`));
+    return texts;
+  }
+
+  // Where the prompt was computed, if that could have been elsewhere: the verdict, who was preferred, and the job.
+  prompt({ prefill, hint, job }) {
+    const texts = [];
+    const said = (title, text) => texts.push(el("p", { class: "told" }, el("b", {}, title), sentence(text)));
+    if (prefill) said("Prompt: ", prefill.text);
+    if (hint) said("Preferred: ", hint.text);
+    if (prefill?.came) said("Came: ", prefill.came);
+    if (!job) return texts;
+    const tries = job.tries.map((each) => `${each.name} ${words(each.outcome)}${each.reason ? ` (${each.reason})` : ""}`);
+    const moved = job.outcome === "pulled" ? `; ${count(job.blocks)} blocks, ${count(job.bytes)} bytes by ${job.transport}` : "";
+    const end = `${words(job.outcome)}${job.reason ? ` (${words(job.reason)})` : ""}${moved}`;
+    const where = [job.asked_seq, job.ended_seq].filter((seq) => seq !== null).map((seq) => `jobs:${seq}`).join(" to ");
+    texts.push(el("p", { class: "fine" }, `Job ${job.job}${where ? `, ${where}` : ""}: ${[...tries, end].join(", ")}${job.lacks ? `; ${job.lacks}` : ""}.`));
     return texts;
   }
 

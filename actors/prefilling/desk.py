@@ -1,0 +1,236 @@
+"""PrefillDesk: a decode worker's side of remote prefill: whether to ask, whom to believe, and what when nobody helps.
+
+1. The verdict is `decide_prefill`; what it rested on travels with the first tokens and stands in the log.
+2. A job has one end here, whatever happens: its blocks are pulled and confirmed, or it is cancelled and the engine
+   computes the prompt itself. The only clock is our own: all times count from the asking.
+3. Nothing is pulled that `core.transfer.mismatch` objects to, or with too little left of the time that the holder
+   promised. No token leaves before the holder said that the blocks were held until they had come. If it does not say
+   so, all that is cached is forgotten: wrong blocks would be found under right names.
+4. Who takes a job loses it with its connection; it is offered again at once, and the queue hands it out again too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from typing import NamedTuple, cast
+
+import msgspec
+
+from actors.engines.engine import BlockTransfer, Engine, TransferFailed, TransferTotals
+from actors.live_settings import LiveSettings
+from actors.prefilling.asking import Asking
+from actors.prefilling.doubts import Doubts
+from actors.prefilling.job import Answer, Job, Recompute
+from core.clock import Clock
+from core.generation import GenerateRequest, Output, PrefillReport
+from core.prompt import Prompt, scope_bytes
+from core.transfer import KvPull
+from projections.decide_prefill import PrefillInputs, decide_prefill
+from projections.jobs import JobsProjection
+
+PULL_TIMEOUT_S = 30.0
+"""From handing a pull to the engine to its first token."""
+SLOT_LOOK_S = 0.005
+"""Between looks at whether the engine has a slot free."""
+MARGIN_PARTS = 8
+"""One part in so many of the time that blocks are held is left unused, for what clocks and networks do."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Begun(NamedTuple):
+    """An answer that streams: its first output is here, and nothing stands against it."""
+
+    first: Output
+    rest: AsyncGenerator[Output, None]
+    report: PrefillReport
+
+
+class PrefillDesk:
+    """One decode worker's. `jobs` is the queue as the log tells it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        overlap: Callable[[Prompt], int],
+        asking: Asking,
+        live: LiveSettings,
+        clock: Clock,
+        hash_seed: int,
+        *,
+        jobs: Callable[[], JobsProjection],
+    ) -> None:
+        assert engine.transfer is not None
+        self.asking = asking
+        self.verdicts = Counter[str]()
+        """By reason."""
+        self.pulled_blocks = 0
+        self._engine = engine
+        self._transfer: BlockTransfer = engine.transfer
+        self._overlap = overlap
+        self._live = live
+        self._clock = clock
+        self._hash_seed = hash_seed
+        self._jobs = jobs
+        self._doubts = Doubts()
+        self._entering = 0
+        """Pulls that the engine was given and of which no token came."""
+
+    def __repr__(self) -> str:
+        return f"<PrefillDesk {self.asking!r}, {self._doubts!r}>"
+
+    def transferred(self) -> TransferTotals:
+        """What the engine itself counts of blocks moved."""
+        return self._transfer.totals()
+
+    async def generate(
+        self, request: GenerateRequest, prefer: str = "", prefer_tokens: int = 0
+    ) -> AsyncGenerator[Output, None]:
+        """As the engine's own; the first output has the report. It takes no error to compute a prompt here."""
+        info = self._engine.info
+        scope = scope_bytes(request.adapter, request.cache_salt)
+        prompt = Prompt(request.tokens, info.block_size, self._hash_seed, scope)
+        depth = self._overlap(prompt)
+        report = self._verdict(prompt, depth)
+        with self._doubts.live(prompt):
+            begun = None
+            if report.remote:
+                job = self.asking.open(
+                    request,
+                    scope + request.tokens,
+                    depth * info.block_size,
+                    self._live.current.prefill_wait_max_ms,
+                    (prefer, prefer_tokens),
+                )
+                try:
+                    with self._doubts.about(prompt, depth + 1):
+                        begun, report = await self._try_remote(job, prompt, report)
+                finally:
+                    self.asking.cancel(job, "client_gone")  # nothing, if it has its end
+            else:
+                await self._doubts.clear(prompt)
+            if begun is None:
+                begun = await self._begin(request, report)
+            async with aclosing(begun.rest) as rest:
+                yield msgspec.structs.replace(begun.first, prefill=begun.report)
+                async for output in rest:
+                    yield output
+
+    def _verdict(self, prompt: Prompt, depth: int) -> PrefillReport:
+        settings, asking = self._live.current, self.asking
+        waiting = self._jobs().waiting().keys() | {job.id for job in asking.jobs.values() if job.attempt < 0}
+        waiting -= {job.id for job in asking.jobs.values() if job.attempt >= 0}
+        report = decide_prefill(
+            PrefillInputs(
+                uncached_tokens=prompt.tokens - depth * prompt.block_size,
+                queued=len(waiting),
+                workers=len(asking.peers.able()),
+                min_tokens=settings.remote_prefill_min_tokens,
+                queue_max=settings.prefill_queue_max,
+                log_away=asking.log_away,
+                busy=self._doubts.shared(prompt, depth + 1),
+            )
+        )
+        self.verdicts[report.reason] += 1
+        return report
+
+    async def _begin(self, request: GenerateRequest, report: PrefillReport, pull: KvPull | None = None) -> Begun:
+        """The engine's first output; its errors are the engine's."""
+        # by the engine's contract its iterator can be closed, as generators can
+        rest = cast(AsyncGenerator[Output, None], self._engine.generate(request, pull))
+        try:
+            return Begun(await anext(rest), rest, report)
+        except BaseException:
+            await rest.aclose()
+            raise
+
+    async def _try_remote(self, job: Job, prompt: Prompt, report: PrefillReport) -> tuple[Begun | None, PrefillReport]:
+        """An answer from blocks that another computed; None if this engine must compute them, and the report of it."""
+        report = msgspec.structs.replace(report, job=job.id)
+        try:
+            answer = await self.asking.answer(job)
+            begun = await self._pull(job, answer, prompt, report)
+        except Recompute as error:
+            waited = self._clock.monotonic_ms() - job.asked_ms
+            self.asking.cancel(job, error.reason, error.detail)
+            _logger.warning("prefill here after all: %s", error, extra={"request_id": job.request.id})
+            return None, msgspec.structs.replace(report, outcome=error.reason, detail=error.detail, wait_ms=waited)
+        return begun, begun.report
+
+    async def _pull(self, job: Job, answer: Answer, prompt: Prompt, report: PrefillReport) -> Begun:
+        pull = KvPull(answer.peer.address, answer.event.blocks)
+        keep_ms = answer.event.keep_ms
+        until_ms = job.asked_ms + keep_ms - keep_ms // MARGIN_PARTS
+        try:
+            await self._slot(until_ms)
+        except Recompute:
+            await self._transfer.decline(pull)
+            raise
+        begun = None
+        try:
+            begun = await self._first(job, pull, report)
+            if self._clock.monotonic_ms() > until_ms:
+                raise Recompute("unconfirmed", "the blocks came after the time for which they were promised")  # noqa: TRY301
+            await self.asking.confirm(job, answer)
+        except BaseException as error:
+            if begun is not None:
+                await begun.rest.aclose()
+            if not isinstance(error, Recompute) or error.reason == "unconfirmed":
+                await self._mistrust(job, answer, until_ms)
+            raise
+        return begun._replace(report=self._told(job, answer, prompt, begun))
+
+    async def _first(self, job: Job, pull: KvPull, report: PrefillReport) -> Begun:
+        """What the engine says first when it was given the blocks."""
+        self._entering += 1
+        try:
+            async with asyncio.timeout(PULL_TIMEOUT_S):
+                return await self._begin(job.request, report, pull)
+        except TimeoutError as error:
+            raise Recompute("unconfirmed", f"no token within {PULL_TIMEOUT_S:g} s") from error
+        except TransferFailed as error:
+            raise Recompute("transfer_failed", str(error)) from error
+        finally:
+            self._entering -= 1
+
+    async def _mistrust(self, job: Job, answer: Answer, until_ms: int) -> None:
+        """What came of a pull that was broken off may be in the cache: it stays only if it is known to be right."""
+        if self._clock.monotonic_ms() <= until_ms:
+            with suppress(Recompute):
+                await self.asking.confirm(job, answer)
+                return
+        _logger.warning("blocks came that may be wrong: the cache is forgotten", extra={"request_id": job.request.id})
+        await self._transfer.forget()
+
+    def _told(self, job: Job, answer: Answer, prompt: Prompt, begun: Begun) -> PrefillReport:
+        """The job has its good end, and the report says so."""
+        block_size = prompt.block_size
+        cached = begun.first.cached_tokens or 0
+        blocks = prompt.blocks_to_hold - cached // block_size
+        report = msgspec.structs.replace(
+            begun.report,
+            worker=answer.peer.worker,
+            outcome="pulled",
+            pulled_tokens=prompt.tokens - max(cached, 0),
+            wait_ms=job.answered_ms - job.asked_ms,
+            pull_ms=self._clock.monotonic_ms() - job.answered_ms,
+        )
+        self.pulled_blocks += blocks
+        self.asking.pulled(job, answer, report, blocks, answer.peer.address.block_bytes)
+        return report
+
+    async def _slot(self, until_ms: int) -> None:
+        """Returns when the engine can begin at once. Recompute if that is not in time."""
+        while True:
+            load, slots = self._engine.load(), self._engine.info.slots
+            if not load.waiting and load.running + self._entering < slots:
+                break
+            if self._clock.monotonic_ms() >= until_ms:
+                raise Recompute("no_slot", "no slot came free in the engine while the blocks were held")
+            await asyncio.sleep(SLOT_LOOK_S)
+        if self._clock.monotonic_ms() >= until_ms:
+            raise Recompute("lease", "too little is left of the time that the blocks are held")

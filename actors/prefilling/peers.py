@@ -1,0 +1,104 @@
+"""Peers: the prefill workers that a decode worker may ask: registered, connected, and of its own kind."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple, Protocol
+
+from actors.prefilling.frames import Introduce, ToPrefill
+from actors.registration import Registration
+from core.errors import PeerError
+from core.ids import WorkerId
+from core.roles import PREFILL
+from core.transfer import KvAddress
+from streams.registry import Change, Registry
+
+_logger = logging.getLogger(__name__)
+
+
+class Connection(Protocol):
+    """A prefill worker's connection to us."""
+
+    def send(self, frame: ToPrefill) -> None:
+        """The frame is on its way, unless the connection is gone."""
+
+
+class Kind(NamedTuple):
+    """What must be equal for blocks of one engine to be of use to another."""
+
+    model: str
+    block_size: int
+    layout: str
+
+
+class Peer(NamedTuple):
+    """One that can be asked now."""
+
+    worker: WorkerId
+    connection: Connection
+    address: KvAddress
+
+
+class Peers:
+    """Follows the registry; what it knew goes on counting while that is away."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self._addresses: dict[WorkerId, KvAddress] = {}
+        self._connections: dict[WorkerId, Connection] = {}
+        self._misfits: dict[WorkerId, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Peers {len(self._connections)} connected, {len(self._addresses)} registered>"
+
+    async def follow(self, registry: Registry) -> None:
+        """The registry's prefill workers are known, and whatever it says from now on."""
+        await registry.watch("workers/", self._on_registered)
+
+    def introduced(self, connection: Connection, frame: Introduce) -> bool:
+        """A prefill worker says who it is; False if its blocks are of no use here, which is said once."""
+        worker, theirs = WorkerId(frame.worker), Kind(frame.model, frame.block_size, frame.layout)
+        if theirs == self.kind:
+            self.gone(connection)  # it may go on under a new id
+            self._connections[worker] = connection
+            return True
+        if theirs.model == self.kind.model and worker not in self._misfits:
+            self._misfits[worker] = f"{theirs} there, {self.kind} here"
+            _logger.error("prefill worker %s cannot work for us: %s", frame.name, self._misfits[worker])
+        return False
+
+    def gone(self, connection: Connection) -> WorkerId | None:
+        """The connection broke; returns whose it was."""
+        for worker, known in self._connections.items():
+            if known is connection:
+                del self._connections[worker]
+                return worker
+        return None
+
+    def able(self) -> list[WorkerId]:
+        """Who can be asked now, sorted. O(prefill workers)."""
+        return sorted(self._connections.keys() & self._addresses.keys())
+
+    def get(self, worker: str) -> Peer | None:
+        """How to reach this one and its blocks; None if that cannot be now."""
+        who = WorkerId(worker)
+        connection, address = self._connections.get(who), self._addresses.get(who)
+        return None if connection is None or address is None else Peer(who, connection, address)
+
+    def worker_of(self, connection: Connection) -> WorkerId | None:
+        """Who speaks over this connection; None before it said so, or if it is none of ours."""
+        return next((worker for worker, known in self._connections.items() if known is connection), None)
+
+    def _on_registered(self, change: Change) -> None:
+        worker = WorkerId(change.key.rpartition("/")[2])
+        if change.value is None:
+            self._addresses.pop(worker, None)
+            self._misfits.pop(worker, None)
+            return
+        try:
+            registration = Registration.parse(change.value)
+        except PeerError as error:
+            _logger.error("%s of revision %d: %s", change.key, change.revision, error)  # noqa: TRY400  # its text says it all
+            return
+        if registration.role == PREFILL and registration.model == self.kind.model and registration.kv is not None:
+            self._addresses[worker] = registration.kv

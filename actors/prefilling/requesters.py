@@ -1,0 +1,112 @@
+"""Requesters: a prefill worker's connections to the decode workers of its model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from actors.link import Link
+from actors.prefilling.frames import FromPrefill, Introduce, ToPrefill
+from actors.registration import Registration
+from actors.wire import Hello
+from core.errors import PeerError
+from core.ids import WorkerId
+from core.roles import PREFILL
+from streams.registry import Change, Registry
+
+_logger = logging.getLogger(__name__)
+
+
+class Requesters:
+    """Follows the registry. `on_frame` hears of what they tell us, `on_gone` of each connection that broke."""
+
+    def __init__(
+        self,
+        model: str,
+        hello: Callable[[], Hello],
+        introduce: Callable[[], Introduce],
+        *,
+        on_frame: Callable[[WorkerId, ToPrefill], None],
+        on_gone: Callable[[WorkerId], None],
+    ) -> None:
+        self.links: dict[WorkerId, Link] = {}
+        self._model = model
+        self._hello = hello
+        self._introduce = introduce
+        self._on_frame = on_frame
+        self._on_gone = on_gone
+        self._registered: set[WorkerId] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Requesters {sum(link.up for link in self.links.values())} of {len(self.links)} connected>"
+
+    async def follow(self, registry: Registry) -> None:
+        """The registry's decode workers are being connected to, and whoever comes from now on."""
+        await registry.watch("workers/", self._on_registered)
+
+    async def close(self) -> None:
+        """No connection is left, and none will be made."""
+        self._closed = True
+        await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
+
+    def introduce_again(self) -> None:
+        """We are another worker than before: everybody hears of it."""
+        for link in self.links.values():
+            link.send(self._introduce())
+
+    def connected(self, worker: WorkerId) -> bool:
+        """Whether it can be spoken to now."""
+        return worker in self.links and self.links[worker].up
+
+    def send(self, worker: WorkerId, frame: FromPrefill) -> None:
+        """The frame is on its way, unless the connection is gone."""
+        if worker in self.links:
+            self.links[worker].send(frame)
+
+    def _on_registered(self, change: Change) -> None:
+        if self._closed:
+            return
+        worker = WorkerId(change.key.rpartition("/")[2])
+        registration = _parsed(change)
+        self._registered.discard(worker)
+        if registration is not None and registration.role != PREFILL and registration.model == self._model:
+            self._registered.add(worker)
+            if registration.kv is not None and worker not in self.links:
+                self._connect(worker, registration.address)
+        self._drop_if_over(worker)
+
+    def _connect(self, worker: WorkerId, address: str) -> None:
+        link = self.links[worker] = Link(
+            worker, address, self._hello, self._on_link, lambda frame: self._on_frame(worker, frame)
+        )
+        link.start()
+
+    def _on_link(self, link: Link) -> None:
+        if link.up:
+            link.send(self._introduce())
+        else:
+            self._on_gone(link.worker)
+            self._drop_if_over(link.worker)
+
+    def _drop_if_over(self, worker: WorkerId) -> None:
+        """A worker that is registered no more is kept for as long as it speaks to us: the registry may be wrong."""
+        if worker in self.links and worker not in self._registered and not self.links[worker].up:
+            self._drop(worker)
+
+    def _drop(self, worker: WorkerId) -> None:
+        task = asyncio.create_task(self.links.pop(worker).close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _parsed(change: Change) -> Registration | None:
+    if change.value is None:
+        return None
+    try:
+        return Registration.parse(change.value)
+    except PeerError as error:
+        _logger.error("%s of revision %d: %s", change.key, change.revision, error)  # noqa: TRY400  # its text says it all
+        return None

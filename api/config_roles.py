@@ -1,0 +1,72 @@
+"""Who computes prompts for whom: worked out over all worker groups, and what cannot be is refused.
+
+Workers of one model are what is meant to work together; `core.transfer.mismatch` and the engines' own layouts are what
+keeps those apart that do not fit all the same. Here is caught early what a file alone shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from core.roles import DECODE, PREFILL
+
+if TYPE_CHECKING:
+    from api.config import WorkerGroup
+
+ALIKE = ("block_size", "dtype", "kv_cache_dtype")
+"""Arguments of an engine that give its blocks their shape."""
+
+
+def with_remote_prefill(groups: Iterable[WorkerGroup]) -> tuple[WorkerGroup, ...]:
+    """The groups, each of role decode with `remote_prefill` decided. ValueError if a prefill group is of no use."""
+    groups = tuple(groups)
+    helped = {group.client_name for group in groups if group.role == PREFILL}
+    decided = tuple(
+        msgspec.structs.replace(group, remote_prefill=group.client_name in helped)
+        if group.role == DECODE and group.remote_prefill is None
+        else group
+        for group in groups
+    )
+    for group in decided:
+        if group.role == PREFILL:
+            _check_of_use(group, [other for other in decided if other.role == DECODE])
+    return decided
+
+
+def _check_of_use(prefill: WorkerGroup, decode: list[WorkerGroup]) -> None:
+    """Some decode group asks this one, and all that do can read its blocks."""
+    served = [group for group in decode if group.client_name == prefill.client_name]
+    if not served:
+        there = ", ".join(dict.fromkeys(group.client_name for group in decode)) or "none"
+        raise ValueError(
+            f"prefill group {prefill.name!r} computes prompts for the model {prefill.client_name}, which no decode "
+            f"group serves (served: {there}): give it the model of a decode group, or add a decode group for its own"
+        )
+    asking = [group for group in served if group.remote_prefill]
+    if not asking:
+        raise ValueError(
+            f"prefill group {prefill.name!r} would have nothing to do: every decode group of the model "
+            f"{prefill.client_name} says `remote_prefill: false`; leave that out, or leave out the prefill group"
+        )
+    for group in asking:
+        _check_alike(prefill, group)
+
+
+def _check_alike(prefill: WorkerGroup, decode: WorkerGroup) -> None:
+    theirs, ours = _shape(prefill), _shape(decode)
+    for key, value in theirs.items():
+        if value != ours[key]:
+            raise ValueError(
+                f"prefill group {prefill.name!r} and decode group {decode.name!r} cannot read each other's blocks: "
+                f"{key} is {value} there and {ours[key]} here; say the same in both, or `remote_prefill: false` in "
+                "the decode group"
+            )
+
+
+def _shape(group: WorkerGroup) -> dict[str, str]:
+    """What must be equal for blocks to be of use, in words."""
+    given = {f"engine_args.{key}": str(group.engine_args.get(key, "not given")) for key in ALIKE}
+    return {"engine": group.engine, "model": group.model, **given}

@@ -1,0 +1,123 @@
+"""Clients for `bench.disagg`: what a request's reader sees, token by token, and how strained this process was."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Self
+
+from actors.router import Router
+from bench.disagg_world import MODEL
+from bench.figures import Figure
+from core.generation import GenerateRequest, PrefillReport
+
+PROBE_S = 0.005
+BUSY_MAX = 0.7
+"""A loop that computes for a larger part of its time is what is measured, and no longer the deployment."""
+LATE_MAX_MS = 5.0
+"""So is one that one time in a hundred is later than this by its own work. Others on the machine make it late too."""
+MS_PER_S = 1000
+
+
+@dataclass(slots=True)
+class Timed:
+    """One request as its reader saw it. Times are those of `time.perf_counter`: the loop's own clock counts whole milliseconds."""
+
+    arrived_s: float
+    prompt_tokens: int
+    first_s: float = 0.0
+    ended_s: float = 0.0
+    """0 unless its answer is complete."""
+    tokens_s: array[float] = field(default_factory=lambda: array("d"))
+    """When each output came, one entry per token."""
+    cached_tokens: int = 0
+    report: PrefillReport | None = None
+
+    @property
+    def wait_s(self) -> float:
+        """To the first token."""
+        return self.first_s - self.arrived_s
+
+    def gaps_s(self, start_s: float, end_s: float) -> list[float]:
+        """Between one token and the next, of those in this time. Tokens that come together have a gap of nothing."""
+        times = [at for at in self.tokens_s if start_s <= at < end_s]
+        return [after - before for before, after in zip(times, times[1:], strict=False)]
+
+
+async def ask(router: Router, asked: GenerateRequest, timed: Timed, first: asyncio.Event | None = None) -> None:
+    """The answer has been read to its end."""
+    async for output in router.generate(MODEL, asked):
+        now_s = time.perf_counter()
+        if output.tokens and not timed.first_s:
+            timed.first_s = now_s
+            if first is not None:
+                first.set()
+        timed.tokens_s.extend([now_s] * len(output.tokens))
+        timed.cached_tokens = output.cached_tokens or timed.cached_tokens
+        timed.report = output.prefill or timed.report
+        if output.finish is not None:
+            timed.ended_s = now_s
+
+
+class Strain:
+    """How much of its time this process computed, and how late its loop was."""
+
+    def __init__(self) -> None:
+        self.busy = 0.0
+        self.late_ms: list[float] = []
+        self.own_ms: list[float] = []
+        """The part of it in which this loop computed something else."""
+
+    @classmethod
+    @asynccontextmanager
+    async def watched(cls) -> AsyncIterator[Self]:
+        """Measured until the end of the block."""
+        made = cls()
+        task = asyncio.create_task(made._probe())
+        began_s, cpu_s = time.perf_counter(), time.thread_time()
+        try:
+            yield made
+        finally:
+            made.busy = (time.thread_time() - cpu_s) / (time.perf_counter() - began_s)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    @property
+    def too_much(self) -> bool:
+        """The loop was the limit, or near it."""
+        return self.busy > BUSY_MAX or part(self.own_ms, 0.99) > LATE_MAX_MS
+
+    @property
+    def note(self) -> str:
+        """For people."""
+        late = f"late p99 {part(self.late_ms, 0.99):.1f} ms, by its own work {part(self.own_ms, 0.99):.1f}"
+        return f"{'LOOP SATURATED: ' if self.too_much else ''}loop {self.busy:.0%} busy, {late}"
+
+    async def _probe(self) -> None:
+        while True:
+            due_s, cpu_s = time.perf_counter() + PROBE_S, time.thread_time()
+            await asyncio.sleep(PROBE_S)
+            late_s = max(0.0, time.perf_counter() - due_s)
+            self.late_ms.append(late_s * MS_PER_S)
+            self.own_ms.append(min(late_s, time.thread_time() - cpu_s) * MS_PER_S)
+
+
+def part(values: list[float], share: float) -> float:
+    """The value below which this share of them lies; 0 of none."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else 0.0
+
+
+def spread(what: str, values_s: list[float], parts: tuple[str, ...], note: str = "") -> list[Figure]:
+    """Figures in milliseconds: `mean`, `p50`, `p99`, `max`."""
+    made = {
+        "mean": sum(values_s) / max(len(values_s), 1),
+        "p50": part(values_s, 0.5),
+        "p99": part(values_s, 0.99),
+        "max": max(values_s, default=0.0),
+    }
+    return [Figure(f"{what} {name}", made[name] * MS_PER_S, "ms", note=note) for name in parts]

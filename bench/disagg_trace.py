@@ -1,0 +1,231 @@
+"""A public conversation trace on simulated engines: some that do both against some that prefill and some that decode.
+
+The engines are as slow as SPEED says: Llama-3.1-8B in bf16 on one card of the H100's class, whose KV cache has
+2 x 32 layers x 8 heads x 128 x 2 bytes = 128 KiB a token, 8 MiB a block of 64, moved at 25 GB/s. They compute one
+whole prompt after another, as vLLM does without chunked prefill: with it an engine that does both never stops
+decoding for longer than one chunk takes.
+
+The trace names a prompt's parts of 512 tokens; equal parts become equal tokens. Its times are rounded to 3 s, so
+requests are spread over the 3 s that follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import struct
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from actors.engines.simulated import SimulatedEngine, SimulatedSettings
+from actors.prefilling.decode_side import DecodeSide
+from actors.router import Router
+from bench.disagg_client import Strain, Timed, ask, spread
+from bench.disagg_world import MODEL, World, world
+from bench.figures import Figure
+from core.generation import GenerateRequest, Sampling
+from core.ids import RequestId
+from core.settings import RoutingSettings
+
+PART_TOKENS = 512
+"""Of the trace."""
+ROUNDED_S = 3.0
+SLOTS_AT_ONCE = 2
+"""Jobs that a prefill worker takes at once if nothing else is said."""
+SEED = 5
+BLOCK_SIZE = 64
+BLOCK_BYTES = BLOCK_SIZE * 131_072
+LINK_BYTES_PER_S = 25e9
+SPEED = {
+    "prefill_us_per_token": 60,
+    "decode_us_per_step": 15_000,
+    "transfer_us_per_block": round(BLOCK_BYTES / LINK_BYTES_PER_S * 1e6),
+}
+CAPACITY_BLOCKS = 6_500
+"""Some 54 GB of cache."""
+CONTEXT_MAX = 131_072
+SLOTS = 64
+KEEP_MS, WAIT_MAX_MS = 30_000, 10_000
+FIRST_TOKEN_TIMEOUT_S = 60.0
+"""For the last ones, after the time that is measured."""
+GB = 1e9
+
+
+class Arrival(NamedTuple):
+    """A request of the trace."""
+
+    at_s: float
+    tokens: bytes
+    output_tokens: int
+
+
+class Fleet(NamedTuple):
+    """How many engines do what."""
+
+    decode: int
+    prefill: int = 0
+    slots: int = SLOTS_AT_ONCE
+    """Jobs that a prefill worker takes at once."""
+
+    def __str__(self) -> str:
+        if not self.prefill:
+            return f"{self.decode} aggregated"
+        taken = "" if self.slots == SLOTS_AT_ONCE else f", {self.slots} job at a time"
+        return f"{self.prefill} prefill + {self.decode} decode{taken}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What part of the trace, how fast, and in how slow a time."""
+
+    file: Path
+    start_s: float
+    warm_up_s: float
+    """Arrivals before the time that is measured, in seconds of the engines, as all times here."""
+    measured_s: float
+    time_scale: float
+
+
+def settings(time_scale: float, *, transfer: bool, **more: int) -> SimulatedSettings:
+    """Those of every engine here."""
+    known = {**SPEED, "block_size": BLOCK_SIZE, "capacity_blocks": CAPACITY_BLOCKS, "context_max": CONTEXT_MAX, **more}
+    return SimulatedSettings(
+        eos_every=0,
+        max_seqs=SLOTS,
+        time_scale=time_scale,
+        transfer=transfer,
+        keep_ms=round(KEEP_MS / time_scale),
+        block_bytes=BLOCK_BYTES,
+        **known,
+    )
+
+
+def routing(time_scale: float) -> RoutingSettings:
+    """The defaults; what is waited for on the clock is as much longer as the engines are slower."""
+    return RoutingSettings(prefill_wait_max_ms=round(WAIT_MAX_MS / time_scale))
+
+
+def arrivals(asked: Slice, speed_up: float) -> list[Arrival]:
+    """The slice's requests, so many times as fast as they came."""
+    until_s = asked.start_s + (asked.warm_up_s + asked.measured_s) * speed_up
+    dice, found = random.Random(SEED), []
+    with asked.file.open() as lines:
+        for row in map(json.loads, lines):
+            came_s = row["timestamp"] / 1000
+            if not asked.start_s <= came_s < until_s:
+                continue
+            spread_s = came_s - asked.start_s + dice.random() * ROUNDED_S
+            tokens = b"".join(struct.pack("<I", part) * PART_TOKENS for part in row["hash_ids"])
+            found.append(Arrival(spread_s / speed_up, tokens[: 4 * row["input_length"]], row["output_length"]))
+    if not found:
+        sys.exit(f"--traces: {asked.file} has no request from {asked.start_s:g} to {until_s:g} s")
+    return sorted(found)
+
+
+async def run(fleet: Fleet, asked: Slice, speed_up: float) -> list[Figure]:
+    """Figures of one fleet under one load."""
+    scale = asked.time_scale
+    async with world(routing(scale), fleet.slots) as it:
+        for role, count in (("prefill", fleet.prefill), ("decode", fleet.decode)):
+            for _ in range(count):
+                await it.worker(role, SimulatedEngine(MODEL, settings(scale, transfer=fleet.prefill > 0)))
+        router = await it.replica()
+        coming = arrivals(asked, speed_up)
+        gc.collect()
+        gc.freeze()  # what a process of one worker would not have to look through
+        played = await _play(router, coming, asked)
+        figures = _figures(f"{fleet}, x{speed_up:g}", played, asked)
+        figures += _moved(f"{fleet}, x{speed_up:g}", it, played) if fleet.prefill else []
+        gc.unfreeze()
+        return figures
+
+
+class _Played(NamedTuple):
+    """All requests of a run, when its measured time began, and how the process was."""
+
+    requests: list[Timed]
+    start_s: float
+    strain: Strain
+
+
+async def _play(router: Router, coming: list[Arrival], asked: Slice) -> _Played:
+    """Every arrival has its first token; what is not complete at the end of the measured time is broken off."""
+    scale, began_s = asked.time_scale, time.perf_counter()
+    requests: list[Timed] = []
+    tasks, firsts = [], []
+    async with Strain.watched() as strain:
+        for number, arrival in enumerate(coming):
+            due_s = began_s + arrival.at_s / scale
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            timed, first = Timed(due_s, len(arrival.tokens) // 4), asyncio.Event()
+            sampling = Sampling(max_tokens=arrival.output_tokens, temperature=0, ignore_eos=True)
+            request = GenerateRequest(id=RequestId(f"r-{number}"), tokens=arrival.tokens, sampling=sampling)
+            requests.append(timed)
+            firsts.append(first)
+            tasks.append(asyncio.create_task(ask(router, request, timed, first)))
+        await asyncio.sleep(max(0.0, began_s + (asked.warm_up_s + asked.measured_s) / scale - time.perf_counter()))
+    async with asyncio.timeout(FIRST_TOKEN_TIMEOUT_S / scale):
+        await asyncio.gather(*(first.wait() for first in firsts))
+    for task in tasks:
+        if task.done():
+            task.result()  # an answer that failed ends the measurement
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return _Played(requests, began_s + asked.warm_up_s / scale, strain)
+
+
+def _figures(what: str, played: _Played, asked: Slice) -> list[Figure]:
+    """In seconds of the engines."""
+    scale, start_s, note = asked.time_scale, played.start_s, played.strain.note
+    end_s = start_s + asked.measured_s / scale
+    arrived = [one for one in played.requests if start_s <= one.arrived_s < end_s]
+    ended = sum(start_s <= one.ended_s < end_s for one in played.requests)
+    tokens = sum(start_s <= at < end_s for one in played.requests for at in one.tokens_s)
+    first_s = [one.wait_s * scale for one in arrived]
+    gaps_s = [gap * scale for one in played.requests for gap in one.gaps_s(start_s, end_s)]
+    return [
+        Figure(f"{what}: requests arrived", len(arrived) / asked.measured_s, "1/s", lower_is_better=False, note=note),
+        Figure(f"{what}: answers complete", ended / asked.measured_s, "1/s", lower_is_better=False),
+        Figure(f"{what}: output tokens", tokens / asked.measured_s, "1/s", lower_is_better=False),
+        Figure(
+            f"{what}: of the prompts from the cache", _cached(arrived) * 100, "%", lower_is_better=False,
+            note="of the worker that decodes",
+        ),
+        *spread(f"{what}: to the first token,", first_s, ("mean", "p50", "p99"), note),
+        *spread(f"{what}: between tokens,", gaps_s, ("mean", "p50", "p99", "max"), note),
+    ]  # fmt: skip
+
+
+def _cached(requests: list[Timed]) -> float:
+    """A share of all prompt tokens. What was pulled is no part of it."""
+    prompt = sum(one.prompt_tokens for one in requests)
+    return sum(one.cached_tokens for one in requests) / max(prompt, 1)
+
+
+def _moved(what: str, it: World, played: _Played) -> list[Figure]:
+    """Where prompts were computed, of all requests of the run."""
+    reports = [one.report for one in played.requests if one.report is not None]
+    outcomes = Counter(report.outcome for report in reports if report.remote)
+    here = Counter(report.reason for report in reports if not report.remote)
+    pulled = [report for report in reports if report.outcome == "pulled"]
+    sides = [worker.side for worker in it.decoding if isinstance(worker.side, DecodeSide)]
+    moved_bytes = sum(side.desk.transferred().bytes for side in sides)
+    waits_s = [report.wait_ms / 1000 for report in pulled]
+    recomputed = {how: count for how, count in outcomes.items() if how != "pulled"}
+    return [
+        Figure(f"{what}: prefilled remotely", len(pulled), f"of {len(reports)}", lower_is_better=False),
+        Figure(f"{what}: asked and recomputed", sum(recomputed.values()), "requests", note=_named(recomputed)),
+        Figure(f"{what}: not asked for", sum(here.values()), "requests", note=_named(here)),
+        Figure(f"{what}: bytes moved", moved_bytes / GB, "GB", note="as a real engine's would be"),
+        *spread(f"{what}: asked to answered,", waits_s, ("mean", "p99"), "milliseconds of the clock"),
+    ]
+
+
+def _named(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))

@@ -1,0 +1,117 @@
+"""The events of the jobs stream: prefills that a decode worker asked others for.
+
+1. A decode worker (the requester) opens a job with `PrefillRequested` and owns its end: exactly one of
+   `PrefillPulled` and `PrefillCancelled` follows from it, unless it is killed. A message holds one of these events,
+   because the queue hands out messages.
+2. A prefill worker says `PrefillStarted`, then `PrefillCompleted` or `PrefillFailed`. It may say so of a job that
+   another took over meanwhile; the requester knows whose answer it used.
+3. `open` counts the jobs that the one who speaks has open behind this event: a fold that missed events knows by it
+   when it is whole again, so nothing ever has to be restated.
+4. No token ids: the prefill worker fetches them from the requester.
+"""
+
+from __future__ import annotations
+
+from core.event import EventBase
+from core.transfer import KvBlocks
+
+
+class PrefillRequested(EventBase, frozen=True):
+    """A decode worker wants the blocks of a prompt, and waits."""
+
+    job: str
+    """16 hex digits, new for every attempt of a request on a worker."""
+    request: str
+    attempt: int
+    model: str
+    block_size: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Those that the requester has in its own cache."""
+    digest: str
+    """Of the prompt's canonical bytes: `core.transfer.prompt_digest`, as hex."""
+    wait_ms: int
+    """The requester prefills itself this long after it asked, on its own clock."""
+    prefer: str = ""
+    """The prefill worker that holds most of the prompt, as the router saw it; may be nobody."""
+    prefer_tokens: int = 0
+    """How much of the prompt it held."""
+    open: int = 0
+
+
+class PrefillPulled(EventBase, frozen=True):
+    """The requester has the blocks, knows that they were held while it pulled them, and goes on from there."""
+
+    job: str
+    worker: str
+    """Whose blocks."""
+    blocks: int
+    bytes: int
+    tokens: int
+    """Prompt tokens that did not have to be computed here."""
+    transport: str
+    """`core.transfer.TRANSPORTS`."""
+    wait_ms: int
+    """From asking to the answer."""
+    pull_ms: int
+    """From the answer to the first token, the pull and its check in between."""
+    open: int = 0
+
+
+class PrefillCancelled(EventBase, frozen=True):
+    """The requester does not want the job any more: it prefills itself, or nobody waits."""
+
+    job: str
+    reason: str
+    """`core.transfer.RECOMPUTED`, or `client_gone`."""
+    detail: str = ""
+    wait_ms: int = 0
+    open: int = 0
+
+
+class PrefillStarted(EventBase, frozen=True):
+    """A prefill worker has the prompt and computes it."""
+
+    job: str
+    requester: str
+    attempt: int
+    """The requester counts who takes the job, from 0: an answer to an earlier attempt is not used."""
+    delivery: int
+    """How often the queue had handed it out; 0 if the requester offered it directly."""
+    open: int = 0
+
+
+class PrefillCompleted(EventBase, frozen=True):
+    """The blocks are there and held; all that the requester must check stands here."""
+
+    job: str
+    requester: str
+    attempt: int
+    model: str
+    block_size: int
+    layout: str
+    """How the blocks lie in memory, and of what: `core.transfer.KvAddress.layout`."""
+    digest: str
+    """Of the prompt that was computed, with job and attempt: `core.transfer.answer_digest`, as hex."""
+    blocks: KvBlocks
+    keep_ms: int
+    """How long they are held from now at least. Counted by the requester from when it asked."""
+    compute_ms: int
+    cached_tokens: int
+    """Prompt tokens that the engine really took from its cache."""
+    open: int = 0
+
+
+class PrefillFailed(EventBase, frozen=True):
+    """The prefill worker gave the job up."""
+
+    job: str
+    requester: str
+    attempt: int
+    reason: str
+    dead: bool = False
+    """Handed out too often, it is handed out no more: the queue's dead letter."""
+    open: int = 0
+
+
+JobEvent = PrefillRequested | PrefillPulled | PrefillCancelled | PrefillStarted | PrefillCompleted | PrefillFailed

@@ -1,0 +1,111 @@
+"""KV blocks on their way from one engine to another: where they are, what they hold, and what must be so to use them.
+
+A transfer that does not fit gives wrong text without an error, and the wrong blocks stay in the cache. So nothing is
+pulled before `mismatch` found nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import msgspec
+
+DIGEST_BYTES = 16
+TRANSPORTS = ("rdma", "shared_memory", "tcp", "simulated")
+"""How blocks may travel, the best first; what cannot be moved at all is computed again."""
+RECOMPUTED = (
+    "deadline",
+    "log_away",
+    "prefill_failed",
+    "worker_gone",
+    "mismatch",
+    "lease",
+    "no_slot",
+    "transfer_failed",
+    "unconfirmed",
+    "dead_letter",
+)
+"""Why a requester computed a prompt that it had asked another for: nobody answered in time; nobody could hear of the
+job; the prefill worker gave up, or went away with its answer; that was for another prompt, model or kind of block; the
+time left was too short to pull; no slot came free in the engine; the transfer broke; it was over, but nobody said that
+the blocks had been held until then; the job had been handed out too often."""
+
+
+class KvAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine's blocks can be pulled from; stands in the registry beside its worker."""
+
+    engine_id: str
+    """The engine's own name of itself, new at every start."""
+    host: str
+    port: int
+    """Where its side channel listens."""
+    layout: str
+    """Equal if blocks of both mean the same bytes: model, type and shape of the cache, attention, versions."""
+    block_bytes: int
+    """Of one block in all layers."""
+    transport: str
+    """The best of TRANSPORTS that it offers."""
+    details: dict[str, int] = {}
+    """What the engine's connector wants to know besides."""
+
+
+class KvBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt's blocks inside the engine that computed them."""
+
+    request: str
+    """That engine's name of the request that holds them."""
+    ids: tuple[tuple[int, ...], ...]
+    """Block ids per group of layers."""
+    tokens: int
+    """Prompt tokens that they hold."""
+
+
+class KvPull(NamedTuple):
+    """What an engine is told to fetch before it goes on."""
+
+    address: KvAddress
+    blocks: KvBlocks
+
+
+class Expected(NamedTuple):
+    """What the requester knows of a job that it asked for."""
+
+    digest: str
+    """`answer_digest` of its own prompt for the present attempt."""
+    model: str
+    block_size: int
+    layout: str
+    """Of its own engine."""
+    prompt_tokens: int
+
+
+def prompt_digest(canonical: bytes) -> bytes:
+    """Names a prompt in its scope: BLAKE2b of its canonical bytes (`core.prompt`)."""
+    return hashlib.blake2b(canonical, digest_size=DIGEST_BYTES).digest()
+
+
+def answer_digest(canonical: bytes, job: str, attempt: int) -> str:
+    """The same for one attempt at one job, as hex: an answer that carries it was computed from this prompt for it."""
+    of = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"contrail-prefill")
+    of.update(f"{job}:{attempt}:".encode())
+    of.update(canonical)
+    return of.hexdigest()
+
+
+def mismatch(expected: Expected, *, digest: str, model: str, block_size: int, layout: str, blocks: KvBlocks) -> str:
+    """Why blocks that are said to be of this kind must not be pulled; empty if they may."""
+    facts = (
+        ("prompt", expected.digest, digest),
+        ("model", expected.model, model),
+        ("block size", expected.block_size, block_size),
+        ("layout", expected.layout, layout),
+        ("prompt tokens", expected.prompt_tokens, blocks.tokens),
+    )
+    for what, ours, theirs in facts:
+        if ours != theirs:
+            return f"{what}: {theirs!r} there, {ours!r} here"
+    wanted = -(-expected.prompt_tokens // expected.block_size)
+    if any(len(group) != wanted for group in blocks.ids) or not blocks.ids:
+        return f"{[len(group) for group in blocks.ids]} blocks there, {wanted} per group here"
+    return ""

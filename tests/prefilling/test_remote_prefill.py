@@ -1,0 +1,51 @@
+"""Prompts computed by one worker and decoded by another: the same text, every job with one end, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+from core.events import RequestPrefilled
+from core.job_events import PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
+from core.subjects import JOBS, ROUTING
+from tests.actors.world import collect, request
+from tests.prefilling.disagg import alone, at_rest, decode, desk, disagg, linked, prefill
+
+TOKENS = range(100, 100 + 700)
+
+
+async def test_a_long_prompt_is_computed_elsewhere_and_the_text_is_the_same() -> None:
+    async with disagg() as it:
+        workers = [await decode(it, "decode-0"), await decode(it, "decode-1"), await prefill(it, "prefill-0")]
+        router = await it.router()
+        await it.ready(router, 2)
+        await linked(workers[:2], 1)
+        for length in (10, 64, 65, 96, 500, 700):
+            asked = request(list(TOKENS)[-length:])
+            tokens, _ = await collect(router, asked)
+            assert tokens == await alone(asked)
+        requested = await it.told(JOBS, PrefillRequested)
+        assert [event.prompt_tokens for event in requested] == [65, 96, 500, 700]
+        pulled = await it.told(JOBS, PrefillPulled)
+        assert [event.job for event in pulled] == [event.job for event in requested]
+        assert len(await it.told(JOBS, PrefillStarted)) == len(await it.told(JOBS, PrefillCompleted)) == 4
+        prefilled = await it.told(ROUTING, RequestPrefilled)
+        assert [(event.prefill.reason, event.prefill.outcome) for event in prefilled if event.prefill] == [
+            ("short", ""),
+            ("short", ""),
+            *[("long", "pulled")] * 4,
+        ]
+        await at_rest(workers)
+
+
+async def test_many_at_once() -> None:
+    async with disagg() as it:
+        workers = [await decode(it, "decode-0"), await decode(it, "decode-1"), await prefill(it, "prefill-0")]
+        router = await it.router()
+        await it.ready(router, 2)
+        await linked(workers[:2], 1)
+        asked = [request([i + 1000, *list(TOKENS)[: 80 + 20 * i]]) for i in range(24)]
+        found = await asyncio.gather(*(collect(router, each) for each in asked))
+        for each, (tokens, _) in zip(asked, found, strict=True):
+            assert tokens == await alone(each)
+        await at_rest(workers)
+        assert sum(desk(worker).totals()["prefill_remote"] for worker in workers[:2]) > 10

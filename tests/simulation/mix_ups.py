@@ -1,0 +1,48 @@
+"""A prefill worker that now and then answers with what it made for somebody else."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from actors.prefilling.frames import Answered, FromPrefill
+from actors.prefilling.work import Bench
+from core.events import Event
+from core.ids import WorkerId
+from core.job_events import PrefillCompleted
+
+
+class MixUps:
+    """Job, attempt and times of an answer are right; prompt and blocks are those of the answer before it."""
+
+    def __init__(self, bench: Bench, random_: random.Random, share: float) -> None:
+        self._random = random_
+        self._share = share
+        self._before: PrefillCompleted | None = None
+        self._told: dict[str, PrefillCompleted] = {}
+        self._say, self._send = bench.say, bench.requesters.send
+        bench.say = self.say
+        bench.requesters.send = self.send  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return f"<MixUps in {self._share:.0%} of the answers>"
+
+    def send(self, worker: WorkerId, frame: FromPrefill) -> None:
+        """Over TCP."""
+        self._send(worker, Answered(event=self._mixed(frame.event)) if isinstance(frame, Answered) else frame)
+
+    def say(self, event: Event) -> None:
+        """To the log: the same as over TCP."""
+        self._say(self._mixed(event) if isinstance(event, PrefillCompleted) else event)
+
+    def _mixed(self, event: PrefillCompleted) -> PrefillCompleted:
+        known = self._told.get(event.job)
+        if known is not None and known.attempt == event.attempt:
+            return known
+        told, before = event, self._before
+        if before is not None and self._random.random() < self._share:
+            told = msgspec.structs.replace(event, digest=before.digest, blocks=before.blocks)
+        self._before = event
+        self._told[event.job] = told
+        return told

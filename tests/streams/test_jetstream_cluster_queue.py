@@ -1,0 +1,86 @@
+"""The work queue in a NATS cluster: its leader goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from core.errors import Unavailable, WrongSequence
+from core.subjects import JOBS, asked_wildcard, broker_stream
+from streams.jetstream import JetStreamLog
+from streams.jetstream_queue import JetStreamQueue
+from streams.queue_limits import QueueLimits
+from tests.contracts.queue import NAME, QueueContract, now_s
+from tests.fixtures.nats_cluster import NatsCluster
+from tests.streams.test_jetstream_cluster import PATIENCE_S, connect
+
+LIMITS = QueueLimits(ack_wait_s=2.0, deliveries_max=100, pending_max=64)
+MESSAGES = 60
+
+
+async def patiently(what: Callable[[], Awaitable[object]]) -> None:
+    """Done, as soon as the cluster is able to."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await what()
+            except Unavailable:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+@pytest.fixture
+async def log(nats_cluster: NatsCluster) -> AsyncIterator[JetStreamLog]:
+    log = await connect(nats_cluster)
+    await patiently(lambda: log.ensure([JOBS]))
+    yield log
+    await log.close()
+
+
+@pytest.mark.parametrize("how", ["killed", "steps down"])
+async def test_the_leader_goes(nats_cluster: NatsCluster, log: JetStreamLog, how: str) -> None:
+    """Under two that take and one that writes: every message is done in the end, and no call hangs."""
+    contract, done = QueueContract(), set[str]()
+    stream = broker_stream(log.namespace, JOBS)
+
+    async def work(queue: JetStreamQueue) -> None:
+        while len(done) < MESSAGES:
+            begun_s = now_s()
+            try:
+                taken = await queue.next(0.5)
+                assert now_s() - begun_s < 1.6
+                if taken is not None:
+                    await asyncio.sleep(0.005)
+                    await taken.done()
+                    done.add(taken.record.payload.decode())
+            except Unavailable:
+                await asyncio.sleep(0.05)
+
+    async def write() -> None:
+        for number in range(MESSAGES):
+            await patiently(lambda payload=str(number): stored(payload))  # type: ignore[misc]
+            await asyncio.sleep(0.01)
+
+    async def stored(payload: str) -> None:
+        with suppress(WrongSequence):  # it was stored before, and we were not told
+            await contract.ask(log, payload)
+
+    queues = [await log.queue(JOBS, NAME, asked_wildcard(log.namespace), LIMITS) for _ in range(2)]
+    workers = [asyncio.create_task(work(queue)) for queue in queues]
+    writer = asyncio.create_task(write())
+    await asyncio.sleep(0.2)
+    leader = await nats_cluster.leader(stream)
+    if how == "killed":
+        leader.kill()
+    else:
+        await nats_cluster.step_down(stream)
+        await log._connection.request(f"$JS.API.CONSUMER.LEADER.STEPDOWN.{stream}.{NAME}")
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(writer, *workers)
+    assert done == set(map(str, range(MESSAGES)))
+    if how == "killed":
+        await nats_cluster.start()
