@@ -49,7 +49,7 @@ test-page: setup ## the debug page in a real browser: /usr/bin/chromium, or what
 	@$(PYTHON) -m pytest tests/page $(ARGS)
 
 bench: setup ## all measurements, rough ones unless ARGS say otherwise; bench/README.md says what each is
-	@for name in index fold recover lag append size replay; do \
+	@for name in index fold recover lag append size replay disagg; do \
 	  echo "== $$name"; $(PYTHON) -m bench.$$name $(or $(ARGS),--quick) || exit 1; \
 	done
 

@@ -153,6 +153,15 @@ TOTALS = {
     "kv_events": "Changes of the cache told by the engine",
     "blocks_unindexed": "Blocks that are not in the index: images, embeddings, other groups or sizes",
     "cache_gaps": "Times that the engine's events were lost for good",
+    "prefill_local": "Prompts that a decode worker chose to compute itself",
+    "prefill_remote": "Prompts whose blocks it fetched from a prefill worker",
+    "prefill_recomputed": "Prompts that it asked a prefill worker for and computed itself after all",
+    "blocks_pulled": "Blocks that it fetched",
+    "jobs_completed": "Prompts that a prefill worker computed for others",
+    "jobs_failed": "Those that it gave up, to be handed out again",
+    "jobs_dead": "Those that were given up for good",
+    "jobs_not_wanted": "Those that somebody else had, or that were over",
+    "jobs_withdrawn": "Those whose requester let go of them while they were computed",
 }
 """What a worker counts since its start."""
 

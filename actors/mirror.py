@@ -80,6 +80,10 @@ class CacheMirror:
         level = LEVELS[tier]
         return (block.hash for block in self._blocks.values() if block.reach == level and block.hash is not None)
 
+    def holds(self, block: int) -> bool:
+        """Whether a request can take the block with this hash of ours from the device."""
+        return block in self._near
+
     def overlap(self, prompt: Prompt) -> int:
         """How many first blocks of the prompt a request can take from the device; at most those reusable.
         O(log blocks) probes: what is reported is closed under prefixes."""

@@ -32,7 +32,7 @@ from core.events import Event, WorkerJoined
 from core.generation import Output
 from core.ids import WorkerId, new_id
 from core.keys import DeploymentKey
-from core.prompt import Prompt, hashes_to_bytes
+from core.prompt import hashes_to_bytes
 from core.roles import PREFILL
 from core.settings import RoutingSettings
 from streams.log import EventLog
@@ -246,11 +246,6 @@ class Worker:
         """Its present life; there is one from the moment when it joined."""
         assert self.presence is not None
         return self.presence
-
-    def overlap(self, prompt: Prompt) -> int:
-        """Blocks of the prompt that the engine's cache holds on the device."""
-        assert self.mirror is not None
-        return self.mirror.overlap(prompt)
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:
         """Tokens of a request, as the engine makes them."""

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Self
 
 from actors.router import Router
@@ -15,6 +16,8 @@ from bench.disagg_world import MODEL
 from bench.figures import Figure
 from core.generation import GenerateRequest, PrefillReport
 
+STALL_MS = 200
+"""A reader sees it when an answer stands still for so long."""
 PROBE_S = 0.005
 BUSY_MAX = 0.7
 """A loop that computes for a larger part of its time is what is measured, and no longer the deployment."""
@@ -25,7 +28,7 @@ MS_PER_S = 1000
 
 @dataclass(slots=True)
 class Timed:
-    """One request as its reader saw it. Times are those of `time.perf_counter`: the loop's own clock counts whole milliseconds."""
+    """One request as its reader saw it. Times are of `time.perf_counter`: the loop counts whole milliseconds."""
 
     arrived_s: float
     prompt_tokens: int
@@ -45,7 +48,7 @@ class Timed:
     def gaps_s(self, start_s: float, end_s: float) -> list[float]:
         """Between one token and the next, of those in this time. Tokens that come together have a gap of nothing."""
         times = [at for at in self.tokens_s if start_s <= at < end_s]
-        return [after - before for before, after in zip(times, times[1:], strict=False)]
+        return [after - before for before, after in pairwise(times)]
 
 
 async def ask(router: Router, asked: GenerateRequest, timed: Timed, first: asyncio.Event | None = None) -> None:
@@ -113,11 +116,24 @@ def part(values: list[float], share: float) -> float:
 
 
 def spread(what: str, values_s: list[float], parts: tuple[str, ...], note: str = "") -> list[Figure]:
-    """Figures in milliseconds: `mean`, `p50`, `p99`, `max`."""
+    """Figures in milliseconds: `mean`, `p50`, `p99`, `p99.9`, `max`."""
     made = {
         "mean": sum(values_s) / max(len(values_s), 1),
         "p50": part(values_s, 0.5),
         "p99": part(values_s, 0.99),
+        "p99.9": part(values_s, 0.999),
         "max": max(values_s, default=0.0),
     }
     return [Figure(f"{what} {name}", made[name] * MS_PER_S, "ms", note=note) for name in parts]
+
+
+def between(what: str, requests: list[Timed], time_s: tuple[float, float], scale: float, note: str) -> list[Figure]:
+    """Gaps between tokens within that time, in seconds of engines of that time scale."""
+    by_request = [[gap * scale for gap in one.gaps_s(*time_s)] for one in requests]
+    worst_s = [max(gaps) for gaps in by_request if gaps]
+    stalled = sum(gap * MS_PER_S >= STALL_MS for gap in worst_s) / max(len(worst_s), 1)
+    gaps_s = [gap for gaps in by_request for gap in gaps]
+    return [
+        *spread(f"{what} between tokens,", gaps_s, ("mean", "p50", "p99", "p99.9", "max"), note),
+        Figure(f"{what} answers that stood still for {STALL_MS} ms", stalled * 100, "%"),
+    ]

@@ -7,12 +7,11 @@ import random
 import struct
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 from actors.engines.engine import Engine
 from actors.router import Router
-from bench.disagg_client import Strain, Timed, ask, spread
+from bench.disagg_client import Strain, Timed, ask, between, spread
 from bench.disagg_trace import Fleet
 from bench.disagg_world import World, world
 from bench.figures import Figure
@@ -65,15 +64,13 @@ async def _raise(it: World, fleet: Fleet, make: MakeEngine) -> None:
 async def _measured(what: str, router: Router, mixture: Mixture) -> list[Figure]:
     dice = random.Random(mixture.long_tokens)
     await _alone(router, dice, mixture)  # whatever an engine does only once is done
-    steady: list[Timed] = []
-    async with asyncio.TaskGroup() as group, _Reading() as reading:
-        firsts = []
-        for number in range(mixture.streams):
-            first, timed = asyncio.Event(), Timed(time.perf_counter(), STEADY_TOKENS)
+    steady = [Timed(time.perf_counter(), STEADY_TOKENS) for _ in range(mixture.streams)]
+    firsts = [asyncio.Event() for _ in steady]
+    async with asyncio.TaskGroup() as group:
+        reading = []
+        for number, (timed, first) in enumerate(zip(steady, firsts, strict=True)):
             request = _request(f"steady-{number}", dice, STEADY_TOKENS, mixture.stream_tokens)
-            reading.start(group, ask(router, request, timed, first))
-            steady.append(timed)
-            firsts.append(first)
+            reading.append(group.create_task(ask(router, request, timed, first)))
         async with asyncio.timeout(FIRST_TOKENS_S):
             await asyncio.gather(*(first.wait() for first in firsts))
         await asyncio.sleep(SETTLED_S)
@@ -81,12 +78,13 @@ async def _measured(what: str, router: Router, mixture: Mixture) -> list[Figure]
         async with Strain.watched() as strain:
             long = await _arrive(group, router, mixture, dice)
         end_s = time.perf_counter()
-    gaps_s = [gap for one in steady for gap in one.gaps_s(start_s, end_s)]
+        for task in reading:
+            task.cancel()  # a group lets its tasks go quietly
     cut_short = sum(bool(one.ended_s) for one in steady)
     note = strain.note + (f", {cut_short} streams ended early" if cut_short else "")
     remote = sum(one.report is not None and one.report.outcome == "pulled" for one in long)
     return [
-        *spread(f"{what}: steady ones, between tokens,", gaps_s, ("mean", "p50", "p99", "max"), note),
+        *between(f"{what}: steady ones,", steady, (start_s, end_s), 1.0, note),
         *spread(
             f"{what}: long ones, to the first token,",
             [one.wait_s for one in long],
@@ -94,25 +92,6 @@ async def _measured(what: str, router: Router, mixture: Mixture) -> list[Figure]
             f"{len(long)} prompts, {remote} prefilled remotely",
         ),
     ]
-
-
-class _Reading:
-    """Readers of requests that go on for as long as this block lasts."""
-
-    def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> _Reading:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-    def start(self, group: asyncio.TaskGroup, reader: object) -> None:
-        self._tasks.append(group.create_task(reader))  # type: ignore[arg-type]
 
 
 async def _arrive(group: asyncio.TaskGroup, router: Router, mixture: Mixture, dice: random.Random) -> list[Timed]:

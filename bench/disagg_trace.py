@@ -1,6 +1,6 @@
 """A public conversation trace on simulated engines: some that do both against some that prefill and some that decode.
 
-The engines are as slow as SPEED says: Llama-3.1-8B in bf16 on one card of the H100's class, whose KV cache has
+The engines are as fast as the constants say: Llama-3.1-8B in bf16 on one card of the H100's class, whose KV cache has
 2 x 32 layers x 8 heads x 128 x 2 bytes = 128 KiB a token, 8 MiB a block of 64, moved at 25 GB/s. They compute one
 whole prompt after another, as vLLM does without chunked prefill: with it an engine that does both never stops
 decoding for longer than one chunk takes.
@@ -26,9 +26,9 @@ from typing import NamedTuple
 from actors.engines.simulated import SimulatedEngine, SimulatedSettings
 from actors.prefilling.decode_side import DecodeSide
 from actors.router import Router
-from bench.disagg_client import Strain, Timed, ask, spread
+from bench.disagg_client import Strain, Timed, ask, between, spread
 from bench.disagg_world import MODEL, World, world
-from bench.figures import Figure
+from bench.figures import MICRO, Figure
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.settings import RoutingSettings
@@ -42,18 +42,12 @@ SEED = 5
 BLOCK_SIZE = 64
 BLOCK_BYTES = BLOCK_SIZE * 131_072
 LINK_BYTES_PER_S = 25e9
-SPEED = {
-    "prefill_us_per_token": 60,
-    "decode_us_per_step": 15_000,
-    "transfer_us_per_block": round(BLOCK_BYTES / LINK_BYTES_PER_S * 1e6),
-}
+PREFILL_US_PER_TOKEN, DECODE_US_PER_STEP = 60, 15_000
 CAPACITY_BLOCKS = 6_500
 """Some 54 GB of cache."""
 CONTEXT_MAX = 131_072
 SLOTS = 64
 KEEP_MS, WAIT_MAX_MS = 30_000, 10_000
-FIRST_TOKEN_TIMEOUT_S = 60.0
-"""For the last ones, after the time that is measured."""
 GB = 1e9
 
 
@@ -89,20 +83,26 @@ class Slice:
     warm_up_s: float
     """Arrivals before the time that is measured, in seconds of the engines, as all times here."""
     measured_s: float
+    tail_s: float
+    """How long the last ones may take to their first token, after that."""
     time_scale: float
 
 
-def settings(time_scale: float, *, transfer: bool, **more: int) -> SimulatedSettings:
+def settings(time_scale: float, *, transfer: bool) -> SimulatedSettings:
     """Those of every engine here."""
-    known = {**SPEED, "block_size": BLOCK_SIZE, "capacity_blocks": CAPACITY_BLOCKS, "context_max": CONTEXT_MAX, **more}
     return SimulatedSettings(
-        eos_every=0,
+        block_size=BLOCK_SIZE,
+        capacity_blocks=CAPACITY_BLOCKS,
+        context_max=CONTEXT_MAX,
         max_seqs=SLOTS,
+        prefill_us_per_token=PREFILL_US_PER_TOKEN,
+        decode_us_per_step=DECODE_US_PER_STEP,
+        transfer_us_per_block=round(BLOCK_BYTES / LINK_BYTES_PER_S * MICRO),
+        eos_every=0,
         time_scale=time_scale,
         transfer=transfer,
         keep_ms=round(KEEP_MS / time_scale),
         block_bytes=BLOCK_BYTES,
-        **known,
     )
 
 
@@ -130,7 +130,7 @@ def arrivals(asked: Slice, speed_up: float) -> list[Arrival]:
 
 async def run(fleet: Fleet, asked: Slice, speed_up: float) -> list[Figure]:
     """Figures of one fleet under one load."""
-    scale = asked.time_scale
+    scale, what = asked.time_scale, f"{fleet}, x{speed_up:g}"
     async with world(routing(scale), fleet.slots) as it:
         for role, count in (("prefill", fleet.prefill), ("decode", fleet.decode)):
             for _ in range(count):
@@ -140,22 +140,21 @@ async def run(fleet: Fleet, asked: Slice, speed_up: float) -> list[Figure]:
         gc.collect()
         gc.freeze()  # what a process of one worker would not have to look through
         played = await _play(router, coming, asked)
-        figures = _figures(f"{fleet}, x{speed_up:g}", played, asked)
-        figures += _moved(f"{fleet}, x{speed_up:g}", it, played) if fleet.prefill else []
         gc.unfreeze()
-        return figures
+        return _figures(what, played, asked) + (_moved(what, it, played, scale) if fleet.prefill else [])
 
 
 class _Played(NamedTuple):
-    """All requests of a run, when its measured time began, and how the process was."""
+    """All requests of a run, when its measured time began and it was broken off, and how the process was."""
 
     requests: list[Timed]
     start_s: float
+    over_s: float
     strain: Strain
 
 
 async def _play(router: Router, coming: list[Arrival], asked: Slice) -> _Played:
-    """Every arrival has its first token; what is not complete at the end of the measured time is broken off."""
+    """All have come; what is not complete at the end of the measured time is broken off at its first token."""
     scale, began_s = asked.time_scale, time.perf_counter()
     requests: list[Timed] = []
     tasks, firsts = [], []
@@ -164,20 +163,23 @@ async def _play(router: Router, coming: list[Arrival], asked: Slice) -> _Played:
             due_s = began_s + arrival.at_s / scale
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
             timed, first = Timed(due_s, len(arrival.tokens) // 4), asyncio.Event()
-            sampling = Sampling(max_tokens=arrival.output_tokens, temperature=0, ignore_eos=True)
-            request = GenerateRequest(id=RequestId(f"r-{number}"), tokens=arrival.tokens, sampling=sampling)
             requests.append(timed)
-            firsts.append(first)
-            tasks.append(asyncio.create_task(ask(router, request, timed, first)))
+            firsts.append(asyncio.create_task(first.wait()))
+            tasks.append(asyncio.create_task(ask(router, _request(number, arrival), timed, first)))
         await asyncio.sleep(max(0.0, began_s + (asked.warm_up_s + asked.measured_s) / scale - time.perf_counter()))
-    async with asyncio.timeout(FIRST_TOKEN_TIMEOUT_S / scale):
-        await asyncio.gather(*(first.wait() for first in firsts))
-    for task in tasks:
+    await asyncio.wait(firsts, timeout=asked.tail_s / scale)
+    over_s = time.perf_counter()
+    for task in (*tasks, *firsts):
         if task.done():
             task.result()  # an answer that failed ends the measurement
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return _Played(requests, began_s + asked.warm_up_s / scale, strain)
+    await asyncio.gather(*tasks, *firsts, return_exceptions=True)
+    return _Played(requests, began_s + asked.warm_up_s / scale, over_s, strain)
+
+
+def _request(number: int, arrival: Arrival) -> GenerateRequest:
+    sampling = Sampling(max_tokens=arrival.output_tokens, temperature=0, ignore_eos=True)
+    return GenerateRequest(id=RequestId(f"r-{number}"), tokens=arrival.tokens, sampling=sampling)
 
 
 def _figures(what: str, played: _Played, asked: Slice) -> list[Figure]:
@@ -187,8 +189,9 @@ def _figures(what: str, played: _Played, asked: Slice) -> list[Figure]:
     arrived = [one for one in played.requests if start_s <= one.arrived_s < end_s]
     ended = sum(start_s <= one.ended_s < end_s for one in played.requests)
     tokens = sum(start_s <= at < end_s for one in played.requests for at in one.tokens_s)
-    first_s = [one.wait_s * scale for one in arrived]
-    gaps_s = [gap * scale for one in played.requests for gap in one.gaps_s(start_s, end_s)]
+    unanswered = sum(not one.first_s for one in arrived)
+    first_s = [((one.first_s or played.over_s) - one.arrived_s) * scale for one in arrived]
+    first_note = note + (f"; {unanswered} had none yet and count with what they had waited" if unanswered else "")
     return [
         Figure(f"{what}: requests arrived", len(arrived) / asked.measured_s, "1/s", lower_is_better=False, note=note),
         Figure(f"{what}: answers complete", ended / asked.measured_s, "1/s", lower_is_better=False),
@@ -197,8 +200,8 @@ def _figures(what: str, played: _Played, asked: Slice) -> list[Figure]:
             f"{what}: of the prompts from the cache", _cached(arrived) * 100, "%", lower_is_better=False,
             note="of the worker that decodes",
         ),
-        *spread(f"{what}: to the first token,", first_s, ("mean", "p50", "p99"), note),
-        *spread(f"{what}: between tokens,", gaps_s, ("mean", "p50", "p99", "max"), note),
+        *spread(f"{what}: to the first token,", first_s, ("mean", "p50", "p99"), first_note),
+        *between(f"{what}:", played.requests, (start_s, end_s), scale, note),
     ]  # fmt: skip
 
 
@@ -208,7 +211,7 @@ def _cached(requests: list[Timed]) -> float:
     return sum(one.cached_tokens for one in requests) / max(prompt, 1)
 
 
-def _moved(what: str, it: World, played: _Played) -> list[Figure]:
+def _moved(what: str, it: World, played: _Played, scale: float) -> list[Figure]:
     """Where prompts were computed, of all requests of the run."""
     reports = [one.report for one in played.requests if one.report is not None]
     outcomes = Counter(report.outcome for report in reports if report.remote)
@@ -216,14 +219,16 @@ def _moved(what: str, it: World, played: _Played) -> list[Figure]:
     pulled = [report for report in reports if report.outcome == "pulled"]
     sides = [worker.side for worker in it.decoding if isinstance(worker.side, DecodeSide)]
     moved_bytes = sum(side.desk.transferred().bytes for side in sides)
-    waits_s = [report.wait_ms / 1000 for report in pulled]
+    waits_s = [report.wait_ms / 1000 * scale for report in pulled]
     recomputed = {how: count for how, count in outcomes.items() if how != "pulled"}
     return [
-        Figure(f"{what}: prefilled remotely", len(pulled), f"of {len(reports)}", lower_is_better=False),
+        Figure(
+            f"{what}: prefilled remotely", len(pulled), "requests", lower_is_better=False, note=f"of {len(reports)}"
+        ),
         Figure(f"{what}: asked and recomputed", sum(recomputed.values()), "requests", note=_named(recomputed)),
         Figure(f"{what}: not asked for", sum(here.values()), "requests", note=_named(here)),
-        Figure(f"{what}: bytes moved", moved_bytes / GB, "GB", note="as a real engine's would be"),
-        *spread(f"{what}: asked to answered,", waits_s, ("mean", "p99"), "milliseconds of the clock"),
+        Figure(f"{what}: moved", moved_bytes / GB, "GB", note="what a real engine's blocks would weigh"),
+        *spread(f"{what}: asked to answered,", waits_s, ("mean", "p99")),
     ]
 
 

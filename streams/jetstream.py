@@ -87,6 +87,8 @@ class JetStreamLog:
         return await self._get(stream, {"last_by_subj": subject}, f"end of {subject}")
 
     async def at(self, stream: StreamName, seq: StreamSeq) -> Record | None:
+        if seq < 1:  # before the first; the broker calls that a bad request
+            return None
         return await self._get(stream, {"seq": seq}, f"{stream}:{seq}")
 
     async def _get(self, stream: StreamName, which: dict[str, object], what: str) -> Record | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import assert_never
 
 from actors.prefilling.frames import Answered, Broke, Claim, Confirm, FromPrefill, Introduce, Offer, Release, StillHeld
@@ -17,7 +18,7 @@ from core.generation import GenerateRequest, PrefillReport
 from core.ids import WorkerId
 from core.job_events import PrefillCancelled, PrefillCompleted, PrefillFailed, PrefillPulled, PrefillRequested
 from core.prompt import TOKEN_BYTES
-from core.transfer import mismatch, prompt_digest
+from core.transfer import KvAddress, KvPull, mismatch, prompt_digest
 
 CONFIRM_TIMEOUT_S = 2.0
 """How long the holder may take to say that it held the blocks."""
@@ -33,7 +34,8 @@ _logger = logging.getLogger(__name__)
 
 class Asking:
     """`say` puts an event into the worker's own chain of the jobs stream, which has been without an answer from the
-    log for `away_s`; `me` is the worker's present id."""
+    log for `away_s`; `me` is the worker's present id; `decline` tells the holder of blocks that we will not fetch
+    them."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Asking:
         me: Callable[[], WorkerId],
         say: Callable[[Event], None],
         away_s: Callable[[], float],
+        decline: Callable[[KvPull], Coroutine[None, None, None]],
     ) -> None:
         self.peers = peers
         self.jobs: dict[str, Job] = {}
@@ -53,6 +56,8 @@ class Asking:
         self._me = me
         self._say = say
         self._away_s = away_s
+        self._decline = decline
+        self._declining: set[asyncio.Task[None]] = set()
 
     @property
     def log_away(self) -> bool:
@@ -145,6 +150,8 @@ class Asking:
         """Its other end; nothing if it is over."""
         if job.over:
             return
+        if job.given is not None:
+            self._give_back(job.given.peer.address, job.given.event)
         self._end(job, reason)
         waited = self._clock.monotonic_ms() - job.asked_ms
         self._say(PrefillCancelled(job=job.id, reason=reason, detail=detail, wait_ms=waited, open=len(self.jobs)))
@@ -207,6 +214,20 @@ class Asking:
         worker = self.peers.worker_of(connection)
         if worker is None or not self._take_answer(worker, event):
             connection.send(Release(job=event.job))
+            peer = self.peers.get(worker) if worker is not None else None
+            if peer is not None:
+                self._give_back(peer.address, event)
+
+    def _give_back(self, address: KvAddress, event: PrefillCompleted) -> None:
+        """Their holder hears that these blocks will not be fetched, if the engine can tell it."""
+        task = asyncio.create_task(self._decline(KvPull(address, event.blocks)), name=f"decline {event.job}")
+        self._declining.add(task)
+        task.add_done_callback(self._declining.discard)
+
+    async def close(self) -> None:
+        """Whoever holds blocks for us has heard that we do not want them."""
+        if self._declining:
+            await asyncio.wait(self._declining)
 
     def _take_answer(self, worker: WorkerId, event: PrefillCompleted) -> bool:
         """True if the answer is the job's, now or before; False if it is a loser's, whose blocks nobody wants."""

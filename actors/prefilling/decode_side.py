@@ -22,6 +22,7 @@ class DecodeSide:
     def __init__(self, around: Around) -> None:
         info, transfer = around.engine.info, around.engine.transfer
         assert transfer is not None
+        assert around.mirror is not None
         self._around = around
         self._live = LiveSettings(around.routing, lambda: None)
         self._peers = Peers(Kind(info.model, info.block_size, transfer.address.layout))
@@ -31,11 +32,12 @@ class DecodeSide:
             me=lambda: around.present().id,
             say=lambda event: around.present().say_job(event),
             away_s=lambda: around.present().jobs_away_s,
+            decline=transfer.decline,
         )
         self._tail = JobsTail(around.log, around.clock, around.key.chain_key, self._asking.on_event)
         self.desk = PrefillDesk(
             around.engine,
-            around.overlap,
+            around.mirror,
             self._asking,
             self._live,
             around.clock,
@@ -59,8 +61,9 @@ class DecodeSide:
         """Requests end by themselves, and jobs with them."""
 
     async def stop(self) -> None:
-        """The queue is followed no more."""
+        """The queue is followed no more, and nobody holds blocks for us that we know of."""
         await self._tail.stop()
+        await self._asking.close()
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:
         """From blocks of another engine, where that pays."""

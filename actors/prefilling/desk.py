@@ -22,6 +22,7 @@ import msgspec
 
 from actors.engines.engine import BlockTransfer, Engine, TransferFailed, TransferTotals
 from actors.live_settings import LiveSettings
+from actors.mirror import CacheMirror
 from actors.prefilling.asking import Asking
 from actors.prefilling.doubts import Doubts
 from actors.prefilling.job import Answer, Job, Recompute
@@ -32,8 +33,8 @@ from core.transfer import KvPull
 from projections.decide_prefill import PrefillInputs, decide_prefill
 from projections.jobs import JobsProjection
 
-PULL_TIMEOUT_S = 30.0
-"""From handing a pull to the engine to its first token."""
+PULL_TIMEOUT_S = 10.0
+"""From handing a pull to the engine to its first token: NIXL itself waits for a holder that hangs for ever."""
 SLOT_LOOK_S = 0.005
 """Between looks at whether the engine has a slot free."""
 MARGIN_PARTS = 8
@@ -56,7 +57,7 @@ class PrefillDesk:
     def __init__(
         self,
         engine: Engine,
-        overlap: Callable[[Prompt], int],
+        mirror: CacheMirror,
         asking: Asking,
         live: LiveSettings,
         clock: Clock,
@@ -71,7 +72,8 @@ class PrefillDesk:
         self.pulled_blocks = 0
         self._engine = engine
         self._transfer: BlockTransfer = engine.transfer
-        self._overlap = overlap
+        self._overlap = mirror.overlap
+        self._holds = mirror.holds
         self._live = live
         self._clock = clock
         self._hash_seed = hash_seed
@@ -165,12 +167,8 @@ class PrefillDesk:
         pull = KvPull(answer.peer.address, answer.event.blocks)
         keep_ms = answer.event.keep_ms
         until_ms = job.asked_ms + keep_ms - keep_ms // MARGIN_PARTS
-        try:
-            await self._slot(until_ms)
-        except Recompute:
-            await self._transfer.decline(pull)
-            raise
-        begun = None
+        await self._slot(until_ms)
+        depth, begun = self._overlap(prompt), None
         try:
             begun = await self._first(job, pull, report)
             if self._clock.monotonic_ms() > until_ms:
@@ -179,10 +177,15 @@ class PrefillDesk:
         except BaseException as error:
             if begun is not None:
                 await begun.rest.aclose()
-            if not isinstance(error, Recompute) or error.reason == "unconfirmed":
+            if not isinstance(error.__cause__, TransferFailed) and await self._came(prompt, depth):
                 await self._mistrust(job, answer, until_ms)
             raise
         return begun._replace(report=self._told(job, answer, prompt, begun))
+
+    async def _came(self, prompt: Prompt, depth: int) -> bool:
+        """Whether the first block that was to be fetched is in the cache, now that the engine has given the pull up."""
+        await self._engine.settle()
+        return depth < prompt.blocks and self._holds(prompt.key(depth + 1))
 
     async def _first(self, job: Job, pull: KvPull, report: PrefillReport) -> Begun:
         """What the engine says first when it was given the blocks."""
@@ -191,7 +194,7 @@ class PrefillDesk:
             async with asyncio.timeout(PULL_TIMEOUT_S):
                 return await self._begin(job.request, report, pull)
         except TimeoutError as error:
-            raise Recompute("unconfirmed", f"no token within {PULL_TIMEOUT_S:g} s") from error
+            raise Recompute("transfer_failed", f"no token within {PULL_TIMEOUT_S:g} s") from error
         except TransferFailed as error:
             raise Recompute("transfer_failed", str(error)) from error
         finally:

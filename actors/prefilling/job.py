@@ -44,6 +44,8 @@ class Job:
         self.taker: Peer | None = None
         self.over = False
         self.answered_ms = -1
+        self.given: Answer | None = None
+        """The answer, once it is there, whether its blocks are of use or not."""
         self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -52,7 +54,7 @@ class Job:
 
     @property
     def answered(self) -> bool:
-        """Whether there is an answer that was good when it came."""
+        """Whether there is an answer, or will be none."""
         return self._answer.done()
 
     def claim(self, peer: Peer) -> Prompt:
@@ -73,15 +75,12 @@ class Job:
         """What the present attempt's answer must say."""
         return Expected(answer_digest(self.canonical, self.id, self.attempt), model, block_size, layout, prompt_tokens)
 
-    def is_present(self, event: PrefillCompleted) -> bool:
-        """Whether this answers the present attempt: any other is a loser's."""
-        return self.taker is not None and event.attempt == self.attempt and not self.over and not self.answered
-
     def put(self, event: PrefillCompleted, now_ms: int) -> None:
         """The answer is there."""
         assert self.taker is not None
         self.answered_ms = now_ms
-        self._answer.set_result(Answer(event, self.taker))
+        self.given = Answer(event, self.taker)
+        self._answer.set_result(self.given)
 
     def fail(self, error: Recompute) -> None:
         """There will be none, or what there was is of no use any more."""

@@ -15,6 +15,9 @@ from core.ids import WorkerId
 from core.roles import PREFILL
 from streams.registry import Change, Registry
 
+DEPARTED_KEPT = 4096
+"""Requesters remembered as gone: nobody waits for what they had asked for."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -36,6 +39,8 @@ class Requesters:
         self._introduce = introduce
         self._on_frame = on_frame
         self._on_gone = on_gone
+        self.departed: dict[WorkerId, None] = {}
+        """Those that were registered, and are neither that nor connected any more; the last of them."""
         self._registered: set[WorkerId] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -74,6 +79,7 @@ class Requesters:
         self._registered.discard(worker)
         if registration is not None and registration.role != PREFILL and registration.model == self._model:
             self._registered.add(worker)
+            self.departed.pop(worker, None)
             if registration.kv is not None and worker not in self.links:
                 self._connect(worker, registration.address)
         self._drop_if_over(worker)
@@ -94,6 +100,9 @@ class Requesters:
     def _drop_if_over(self, worker: WorkerId) -> None:
         """A worker that is registered no more is kept for as long as it speaks to us: the registry may be wrong."""
         if worker in self.links and worker not in self._registered and not self.links[worker].up:
+            self.departed[worker] = None
+            if len(self.departed) > DEPARTED_KEPT:
+                del self.departed[next(iter(self.departed))]
             self._drop(worker)
 
     def _drop(self, worker: WorkerId) -> None:

@@ -159,15 +159,15 @@ class PrefillService:
             self._idle = False
         if delivery is None:
             return
-        event = _asked(delivery)
-        if event is None or event.job in self.bench.over:
+        event, requester = _asked(delivery), WorkerId(owner(delivery.record.subject))
+        if event is None or event.job in self.bench.over or requester in self.requesters.departed:
             await delivery.done()
         elif event.job in self._work:
             self._work[event.job].deliveries.append(delivery)
         elif self.draining:
             await delivery.again()
         else:
-            self._begin(event.job, WorkerId(owner(delivery.record.subject)), delivery)
+            self._begin(event.job, requester, delivery)
 
     def _begin(self, job: str, requester: WorkerId, delivery: Delivery | None) -> None:
         work = self._work[job] = Work(self.bench, job, requester, delivery)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol
 
 from actors.engines.engine import Engine
+from actors.mirror import CacheMirror
 from actors.prefilling.frames import FromPrefill
 from actors.prefilling.peers import Connection
 from actors.presence import Presence
@@ -14,7 +15,6 @@ from core.clock import Clock
 from core.errors import Unavailable
 from core.generation import Output
 from core.keys import DeploymentKey
-from core.prompt import Prompt
 from core.settings import RoutingSettings
 from streams.log import EventLog
 from streams.registry import Registry
@@ -25,6 +25,8 @@ class Around(Protocol):
 
     namespace: str
     engine: Engine
+    mirror: CacheMirror | None
+    """Of the engine's cache; there once the engine is up."""
     log: EventLog
     registry: Registry
     clock: Clock
@@ -33,9 +35,6 @@ class Around(Protocol):
 
     def present(self) -> Presence:
         """The worker's present life."""
-
-    def overlap(self, prompt: Prompt) -> int:
-        """Blocks of the prompt that the engine's cache holds."""
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A prompt was computed."""

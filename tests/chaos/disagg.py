@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import json
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +26,8 @@ from tests.chaos.complaints import SHOWN_MAX, complaints
 from tests.chaos.disagg_engines import KINDS
 from tests.chaos.disagg_faults import FAULTS, Fault
 from tests.chaos.disagg_rest import leaks, open_jobs
-from tests.chaos.disagg_site import WAIT_MAX_S, Site, site_of
+from tests.chaos.disagg_site import REPLICAS, WAIT_MAX_S, Site, site_of
+from tests.chaos.rest import Rest
 
 BOUND_S = 15.0
 """So much longer than a job's deadline a request may take, from its first byte to the last: it may wait for a server
@@ -34,6 +36,8 @@ JOB_BOUND_S = 5.0
 """So much longer than its deadline a job may be open: what a worker was stopped for counts."""
 FAULT_S = 300.0
 """How long one fault may take until all is whole again."""
+VIOLATIONS_MAX = 5
+"""After so many a fault is tried no more."""
 NAMES = {fault.__name__: fault for fault in FAULTS}
 
 
@@ -60,16 +64,26 @@ async def main(wanted: argparse.Namespace) -> int:
             for name in wanted.fault or NAMES:
                 rows.append(await _tried(site, NAMES[name], wanted.times))
                 _say(f"{name}: {rows[-1]}")
+            await site.jobs.stop()
+            askers = Rest(site.running, REPLICAS, workers=1, askers=1 + site.kind.decode)
+            left = await askers.consumers_left()
         found = complaints(folder / "data" / "logs")
     finally:
         if wanted.keep:
             shutil.copytree(folder / "data" / "logs", wanted.keep, dirs_exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-    wrong = sum(bool(row["violations"]) for row in rows)
-    findings = {"wrong": wrong, "engine": wanted.engine, "seed": wanted.seed, "faults": rows, "complaints": found}
+    wrong = sum(bool(row["violations"]) for row in rows) + bool(left)
+    findings: dict[str, Any] = {
+        "complaints": found,
+        "wrong": wrong,
+        "engine": wanted.engine,
+        "seed": wanted.seed,
+        "faults": rows,
+        "left": left,
+    }
     if wanted.report:
         wanted.report.write_text(json.dumps(findings, indent=1, default=str) + "\n")
-    _show(rows, found)
+    _show(rows, left, found)
     return 1 if wrong else 0
 
 
@@ -79,21 +93,21 @@ async def _tried(site: Site, fault: Fault, times: int) -> dict[str, Any]:
     violations: list[str] = []
     site.label(name)
     site.load.start()
-    try:
-        await site.pulled_more()
-        for done in range(1, times + 1):
+    while done < times and len(violations) < VIOLATIONS_MAX:
+        done += 1
+        try:
             async with asyncio.timeout(FAULT_S):
+                await site.pulled_more()
                 await fault(site)
                 await site.whole()
-                await site.pulled_more()
-            if done % 10 == 0:
-                _say(
-                    f"{time.monotonic() - began_s:6.0f} s  {name} {done} times: {site.load.tallies[name].answered} answered"
-                )
-    except (AssertionError, TimeoutError, OSError) as error:
-        violations.append(f"at the {done}th time: {error!r}")
-    finally:
-        await site.load.stop()
+        except (AssertionError, TimeoutError, OSError) as error:
+            violations.append(f"at the {done}th time: {error!r}")
+            await site.mend()
+        if done % 10 == 0:
+            answered = site.load.tallies[name].answered
+            _say(f"{time.monotonic() - began_s:6.0f} s  {name} {done} times: {answered} answered")
+    await site.pulled_more()
+    await site.load.stop()
     violations += [f"left behind: {sentence}" for sentence in await leaks(site)]
     violations += await open_jobs(site)
     return _row(site, name, done, violations) | {"took_s": round(time.monotonic() - began_s)}
@@ -128,7 +142,7 @@ def _row(site: Site, name: str, times: int, violations: list[str]) -> dict[str, 
 COLUMNS = ("fault", "times", "answered", "refused", "remote", "twice", "ties", "wrong", "slowest_s", "job_waited_s")
 
 
-def _show(rows: list[dict[str, Any]], found: dict[str, int]) -> None:
+def _show(rows: list[dict[str, Any]], left: list[str], found: dict[str, int]) -> None:
     print("\n  " + "  ".join(f"{name:>{30 if name == 'fault' else 12}}" for name in COLUMNS) + "  recomputed")
     for row in rows:
         cells = "  ".join(f"{row[name]!s:>{30 if name == 'fault' else 12}}" for name in COLUMNS)
@@ -138,6 +152,8 @@ def _show(rows: list[dict[str, Any]], found: dict[str, int]) -> None:
             print(f"  VIOLATED  {row['fault']}: {sentence[:1000]}")
         for sentence in row["refusals"]:
             print(f"  refused   {row['fault']}: {sentence[:300]}")
+    for sentence in left:
+        print(f"  VIOLATED  {sentence}")
     for text, times in sorted(found.items(), key=lambda item: -item[1])[:SHOWN_MAX]:
         print(f"  said {times:5d} times  {text}")
 
@@ -146,5 +162,13 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
+async def _until_told_to_end() -> int:
+    """As `main`; SIGTERM ends it as Ctrl-C does, and leaves no process either."""
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    return await main(arguments())
+
+
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(main(arguments())))
+    raise SystemExit(asyncio.run(_until_told_to_end()))

@@ -1,4 +1,4 @@
-"""The kinds of engines that remote prefill is tried with: how their workers are started, and who knows the right text."""
+"""The kinds of engines that remote prefill is tried with: how workers are started, and who knows the right text."""
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ class VllmJudge:
     def __init__(self) -> None:
         self._engine: VllmEngine
         self._tokenizer: Tokenizer
+        self._number = 0
 
     async def start(self, model: Path) -> None:
         """See Judge."""
@@ -143,12 +144,10 @@ class VllmJudge:
             output_kind=RequestOutputKind.FINAL_ONLY,
             detokenize=False,
         )
-        self._number = getattr(self, "_number", 0) + 1
+        self._number += 1
         llm: Any = self._engine._llm
-        result: Any = None
-        async for result in llm.generate({"prompt_token_ids": prompt}, params, f"judge-{self._number}"):
-            pass
-        answer = result.outputs[0]
+        results = [one async for one in llm.generate({"prompt_token_ids": prompt}, params, f"judge-{self._number}")]
+        answer = results[-1].outputs[0]
         rivals = []
         for token, found in zip(answer.token_ids, answer.logprobs, strict=True):
             other, value = max(((o, v.logprob) for o, v in found.items() if o != token), key=lambda pair: pair[1])

@@ -31,6 +31,8 @@ from tests.e2e.deployment import Running, up
 DECODE, PREFILL = "decode", "prefill"
 ANCHOR = "anchor-0"
 """The decode worker that is left alone."""
+REPLICAS = 2
+"""Front ends."""
 MIN_TOKENS = 64
 WAIT_MAX_S = 3.0
 """The deadline of a job."""
@@ -51,7 +53,9 @@ PAUSE_S = 0.6
 class Worker(Part):
     """One that is ours to kill."""
 
-    def __init__(self, role: str, port: int, name: str, log: Path, words: list[str], environment: dict[str, str]):
+    def __init__(
+        self, role: str, port: int, name: str, log: Path, words: list[str], environment: dict[str, str]
+    ) -> None:
         super().__init__(name, log, words, environment)
         self.role = role
         self.port = port
@@ -81,7 +85,8 @@ class Worker(Part):
 
     def thaw(self) -> None:
         """It goes on as if nothing had been."""
-        os.killpg(self.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGCONT)
 
     async def ended(self, within_s: float) -> int:
         """Its exit status, when it has ended by itself."""
@@ -144,7 +149,7 @@ class Site:
         log |= {"etcd_credentials": {"user": etcd.user, "password": etcd.password}}
         anchor = {"name": "anchor", "count": 1, "engine": self.kind.name, "remote_prefill": True}
         file = self._folder / "disagg.yaml"
-        front = {"replicas": 2}
+        front = {"replicas": REPLICAS}
         workers = [{**anchor, "engine_args": self.kind.args}]
         wanted = {"version": 1, "log": log, "frontend": front, "workers": workers, "routing": ROUTING}
         file.write_text(json.dumps(wanted))
@@ -173,6 +178,15 @@ class Site:
         async with asyncio.timeout(LINKED_S):
             while not await asyncio.to_thread(self._linked):
                 await asyncio.sleep(LOOK_S)
+
+    async def mend(self) -> None:
+        """Servers run, and no worker is stopped: for the next fault after one that went wrong."""
+        for worker in self.all:
+            if worker.lives:
+                worker.thaw()
+        for server in (self.nats, self.etcd):
+            if not server.running:
+                await server.start()
 
     async def pulled_more(self) -> None:
         """A prompt was computed elsewhere once more."""

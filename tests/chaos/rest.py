@@ -7,10 +7,12 @@ import time
 from typing import Any
 
 from actors.link import Link
+from actors.prefilling.service import QUEUE_NAME
 from actors.wire import PROTOCOL, Hello
 from core.errors import ContrailError
 from core.ids import StreamName, StreamSeq, WorkerId
 from core.prompt import hashes_from_bytes
+from core.subjects import JOBS
 from streams.log import Record
 from tests.chaos.broker import broker_of
 from tests.chaos.record import LogRecord
@@ -31,8 +33,10 @@ BUSY = ("requests", "waiting", "lag_events", "ahead", "in_flight", "incomplete")
 class Rest:
     """The present states of a deployment's front ends and workers."""
 
-    def __init__(self, running: Running, replicas: int, workers: int) -> None:
+    def __init__(self, running: Running, replicas: int, workers: int, *, askers: int = 0) -> None:
+        """`askers` are decode workers that may have prompts computed elsewhere: each follows the jobs stream."""
         self._running = running
+        self._askers = askers
         self._wanted = {"frontend": replicas, "worker": workers}
         self.alive: set[str] = set()
         """Ids of those that are there now."""
@@ -142,18 +146,27 @@ class Rest:
         return missing
 
     async def consumers_left(self) -> list[str]:
-        """The broker knows one reader per front end and stream, at most, none of them durable, in time."""
+        """The broker knows one reader per front end and stream, at most, and of jobs one per asker; in time. None of
+        them is durable but the one queue of jobs."""
         deadline_s = time.monotonic() + CONSUMERS_S
-        most = self._wanted["frontend"]
         while True:
             async with broker_of(self._running) as broker:
                 found = await broker.consumers()
-            wrong = [f"{len(found[name])} consumers of {name}, not {most}" for name in found if len(found[name]) > most]
+            wrong = [sentence for name, consumers in found.items() if (sentence := self._too_many(name, consumers))]
             if not wrong or time.monotonic() > deadline_s:
                 break
             await asyncio.sleep(2)
-        durable = [one["name"] for each in found.values() for one in each if one["config"].get("durable_name")]
-        return wrong + [f"durable consumer {name}" for name in durable]
+        durable = {(name, one["name"]) for name in found for one in found[name] if _is_durable(one)}
+        return wrong + [f"durable consumer {one} of {name}" for name, one in sorted(durable - {(JOBS, QUEUE_NAME)})]
+
+    def _too_many(self, stream: str, consumers: list[dict[str, Any]]) -> str:
+        readers = sum(not _is_durable(one) for one in consumers)
+        most = self._wanted["frontend"] + (self._askers if stream == JOBS else 0)
+        return f"{readers} consumers of {stream}, not {most}" if readers > most else ""
+
+
+def _is_durable(consumer: dict[str, Any]) -> bool:
+    return bool(consumer["config"].get("durable_name"))
 
 
 async def cache_at(running: Running, worker: WorkerId, address: str) -> set[int]:

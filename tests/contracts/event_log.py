@@ -106,6 +106,7 @@ class EventLogContract:
         await self.append(log, "a", 2)
         assert await log.at(KV, StreamSeq(2)) == (await self.read(log, 2))[0]
         assert await log.at(KV, StreamSeq(3)) is None
+        assert await log.at(KV, StreamSeq(0)) is None
         assert await log.at(LOAD, StreamSeq(1)) is None
 
     async def test_state(self, log: EventLog) -> None:

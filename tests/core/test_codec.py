@@ -31,7 +31,9 @@ from core.events import (
     UnknownEvent,
     WorkerLeft,
 )
+from core.generation import PrefillReport
 from core.ids import SourceId
+from core.transfer import KvBlocks
 
 SOURCE = SourceId("0123456789abcdef")
 pack = msgspec.msgpack.Encoder().encode
@@ -64,6 +66,13 @@ def points(draw: st.DrawFn) -> Points:
     return Points(draw(counts), seqs, b"".join(digests), bytes(16) * len(seqs))
 
 
+def any_of(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    return st.builds(kind, **{field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind)})
+
+
+BY_TYPE[tuple[tuple[int, ...], ...]] = st.lists(numbers, max_size=2).map(tuple)
+BY_TYPE[KvBlocks] = any_of(KvBlocks)
+BY_TYPE[PrefillReport | None] = st.none() | any_of(PrefillReport)
 BY_TYPE[dict[str, Points]] = st.dictionaries(words, points(), max_size=2)
 
 

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from api.replaying.verified import verified_json, verified_text
 from core.codec import Message
-from core.events import RequestPrefilled, RequestRouted
+from core.events import RequestPrefilled, RequestRouted, WorkerLeft
 from core.ids import StreamName
 from core.job_events import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.subjects import JOBS, ROUTING
@@ -33,12 +33,14 @@ from tests.prefilling.faults import (
     Site,
     decode_killed_while_waiting,
     delivered_twice,
+    lease_over,
     log_away,
-    prefill_killed_after,
 )
 from tests.prefilling.load import Load
+from tests.projections.job_facts import asked, cancelled
 from tests.replay.disagg_run import run_of
 from tests.replay.recorded import recorded
+from tests.replay.staged import A, B, Stage
 from tests.replay.tampered import event_changed, tampered
 
 
@@ -150,6 +152,21 @@ def test_an_end_too_many(run: Recording, tmp_path: Path) -> None:
     assert "ends" in {each.term for each in found_in(twice).prefills.differences}
 
 
+@pytest.mark.parametrize("over", [False, True])
+def test_a_job_that_another_ended(tmp_path: Path, over: bool) -> None:
+    """That is odd, unless the worker that asked is over: then it may be the same one under a new id."""
+    stage = Stage()
+    stage.frames[JOBS] = []
+    stage.say(JOBS, A, asked("0a" * 8, 1))
+    stage.say(JOBS, B, cancelled("0a" * 8, 0))
+    if over:
+        stage.say(JOBS, A, WorkerLeft(reason="draining"))
+    with stage.recording(tmp_path / "log") as recording:
+        seen = verify(recording).prefills
+    assert [each.term for each in seen.differences] == ([] if over else ["owner"])
+    assert (seen.jobs.asked, seen.jobs.different, seen.jobs.open) == (1, 0 if over else 1, 0)
+
+
 def test_rules_that_changed_are_a_difference(run: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in them shows as in decisions; what was short is short still."""
 
@@ -179,7 +196,7 @@ def test_a_preferred_worker_that_was_rewritten_is_named(run: Recording, tmp_path
 
 @pytest.mark.parametrize(
     "fault",
-    [prefill_killed_after, decode_killed_while_waiting, log_away, delivered_twice],
+    [lease_over, decode_killed_while_waiting, log_away, delivered_twice],
     ids=lambda fault: fault.__name__,
 )
 async def test_faults_under_load_leave_nothing_that_differs(fault: Fault, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class Network:
         """What was sent meanwhile arrives."""
         self.cut_off.pop(process, None)
         for pipe in list(self._pipes):
-            pipe.flush()
+            self.later(self.now_s, pipe.process, pipe.flush)
 
     def later(self, at_s: float, process: Process, call: Callable[..., object], *args: object) -> None:
         """The call is made in that process at that time, if it lives then."""

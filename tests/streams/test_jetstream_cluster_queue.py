@@ -79,7 +79,7 @@ async def test_the_leader_goes(nats_cluster: NatsCluster, log: JetStreamLog, how
     else:
         await nats_cluster.step_down(stream)
         await log._connection.request(f"$JS.API.CONSUMER.LEADER.STEPDOWN.{stream}.{NAME}")
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(3 * PATIENCE_S):  # an election for the stream, and one for its consumer
         await asyncio.gather(writer, *workers)
     assert done == set(map(str, range(MESSAGES)))
     if how == "killed":
