@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 @click.command()
 @connection_options
-@click.option("--stream", "chosen", help="kv, kv_0, load or routing; all if not given.")
+@click.option("--stream", "chosen", help="kv, kv_0, load, jobs or routing; all if not given.")
 @click.option("--from", "start", help="MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, kv:1234, or a request id.")
 @click.option("--to", "end", help="MOMENT up to which, not included.")
 @click.option("--follow", is_flag=True, help="Go on with what comes.")

@@ -52,6 +52,8 @@ class Asking:
         """Those that are not over."""
         self.counts = Counter[str]()
         """By how jobs ended: `pulled`, or the reason of their cancellation."""
+        self.transports = Counter[str]()
+        """Prompts whose blocks came, by how."""
         self._clock = clock
         self._me = me
         self._say = say
@@ -132,6 +134,7 @@ class Asking:
     def pulled(self, job: Job, answer: Answer, report: PrefillReport, blocks: int, block_bytes: int) -> None:
         """The job's good end."""
         self._end(job, "pulled")
+        self.transports[answer.peer.address.transport] += 1
         self._say(
             PrefillPulled(
                 job=job.id,

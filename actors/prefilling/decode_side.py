@@ -14,6 +14,7 @@ from actors.prefilling.side import Around
 from actors.prefilling.tail import JobsTail
 from actors.wire import Generate
 from core.generation import Output
+from core.transfer import TRANSPORTS
 
 
 class DecodeSide:
@@ -86,6 +87,7 @@ class DecodeSide:
             "prefill_remote": counts["pulled"],
             "prefill_recomputed": recomputed,
             "blocks_pulled": self.desk.pulled_blocks,
+            **{f"pulled_by_{name}": self._asking.transports[name] for name in TRANSPORTS},
         }
 
     def describe(self) -> dict[str, Any]:
@@ -94,6 +96,7 @@ class DecodeSide:
         return {
             "prefill_workers": self._peers.able(),
             "jobs_open": len(self._asking.jobs),
+            "settings_revision": self._live.revision,
             "verdicts": dict(sorted(self.desk.verdicts.items())),
             "jobs": dict(sorted(self._asking.counts.items())),
             "engine": moved._asdict(),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from actors.registration import Registration
 from api.amounts import seconds_text
 from api.doctor.finding import OK, PROBLEM, WARNING, Finding
+from core.roles import PREFILL
 
 STALE_S = 6.0
 """A worker reports its load every two seconds at least."""
@@ -15,8 +16,27 @@ STALE_S = 6.0
 
 def check_workers(registrations: dict[str, Registration | None], heard_s: dict[str, float | None]) -> Iterator[Finding]:
     """By name: what each registered (None: nothing that can be read), and how long ago the log heard its load."""
-    yield _alike(registrations)
+    serving = {name: it for name, it in registrations.items() if it is None or it.role != PREFILL}
+    yield _alike(serving)
+    if len(serving) < len(registrations):
+        yield _of_use(registrations)
     yield _stale(heard_s)
+
+
+def _of_use(registrations: dict[str, Registration | None]) -> Finding:
+    """Whether each prefill worker has a decode worker that can take its blocks."""
+    known = {name: it for name, it in registrations.items() if it is not None and it.kv is not None}
+    wanted = {(it.model, it.block_size, it.kv.layout) for it in known.values() if it.role != PREFILL and it.kv}
+    there = {name: it for name, it in known.items() if it.role == PREFILL}
+    idle = sorted(n for n, it in there.items() if it.kv and (it.model, it.block_size, it.kv.layout) not in wanted)
+    facts = {"prefill_workers": sorted(there), "of_no_use": idle}
+    if idle:
+        text = (
+            f"No decode worker can take the blocks of {', '.join(idle)}: start decode workers of the same model, block "
+            "size and engine with --remote-prefill, or stop these."
+        )
+        return Finding("prefill_workers", WARNING, text, facts)
+    return Finding("prefill_workers", OK, "Every prefill worker's blocks are of use to a decode worker.", facts)
 
 
 def _alike(registrations: dict[str, Registration | None]) -> Finding:

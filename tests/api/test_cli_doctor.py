@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from actors.registration import Registration
 from api.census import Answer, Part
@@ -28,6 +29,7 @@ from core.events import LoadReported
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
 from core.manifest import Manifest
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
+from core.transfer import KvAddress
 from streams.embedded_etcd import EmbeddedEtcd
 from streams.embedded_nats import EmbeddedNats
 from streams.etcd_inspection import EtcdStatus
@@ -297,6 +299,17 @@ def test_workers_are_alike_and_heard_of() -> None:
     assert found("workers_heard", odd)[0] == WARNING
     assert found("models", check_workers({"a": None}, {}))[0] == PROBLEM
     assert DECODE["block_size"] == 16
+
+
+def test_prefill_workers_that_nobody_can_use() -> None:
+    """They may differ from decode workers in all but what their blocks are."""
+    kv = KvAddress(engine_id="e", host="h", port=1, layout="l", block_bytes=1, transport="tcp")
+    decode = Registration(model="m", address="h:1", engine="e", block_size=16, context_max=64, kv=kv)
+    fits = structs.replace(decode, role="prefill", context_max=32)
+    odd = structs.replace(fits, block_size=32)
+    assert {it.status for it in check_workers({"d": decode, "p": fits}, {})} == {OK}
+    status, text = found("prefill_workers", check_workers({"d": decode, "p": fits, "q": odd}, {}))[:2]
+    assert (status, "blocks of q" in text) == (WARNING, True)
 
 
 def test_what_can_be_verified() -> None:

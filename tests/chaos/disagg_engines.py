@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -105,22 +106,26 @@ class SimulatedJudge:
 
 
 class VllmJudge:
-    """A vLLM engine of our own that moves no blocks."""
+    """A vLLM engine that moves no blocks, asked one prompt at a time: the one given, which serves, or one of our own."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: VllmEngine | None = None) -> None:
+        self._given = engine
         self._engine: VllmEngine
         self._tokenizer: Tokenizer
         self._number = 0
+        self._alone = asyncio.Lock()
 
     async def start(self, model: Path) -> None:
         """See Judge."""
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._engine = VllmEngine("tiny", str(model), VLLM)
-        await self._engine.start(lambda _change: None)
+        self._engine = self._given or VllmEngine("tiny", str(model), VLLM)
+        if self._given is None:
+            await self._engine.start(lambda _change: None)
 
     async def judge(self, prompt: list[int], max_tokens: int, text: str, *, whole: bool) -> Verdict:
         """See Judge: to the letter, or up to a token whose rival was as good."""
-        tokens, rivals = await self._answer(prompt, max_tokens)
+        async with self._alone:
+            tokens, rivals = await self._answer(prompt, max_tokens)
         expected = self._text(tokens)
         if text == expected or (not whole and expected.startswith(text)):
             return Verdict(right=True, expected=expected)
@@ -159,7 +164,8 @@ class VllmJudge:
 
     async def stop(self) -> None:
         """See Judge."""
-        await self._engine.stop()
+        if self._given is None:
+            await self._engine.stop()
 
 
 def judge_of(kind: Kind) -> Judge:

@@ -44,7 +44,7 @@ class QueueContract:
         end = await log.last(JOBS, written)
         seqs = [StreamSeq(0) if end is None else end.seq]
         for payload in payloads:
-            message_id = f"{token}:{seqs[-1]}"
+            message_id = f"{token}:{seqs[-1]}:{payload}"
             seqs.append(await log.append(JOBS, written, payload.encode(), message_id, seqs[-1]))
         return seqs[1:]
 
