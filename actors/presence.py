@@ -89,6 +89,7 @@ class Presence:
             limits=JOB_LIMITS,
         )
         self._jobs_said = False
+        self._ended = False
 
     def __repr__(self) -> str:
         return f"<Presence {self.joined.name} {self.id}, {self.kv.depth} events waiting>"
@@ -129,6 +130,8 @@ class Presence:
     def say_job(self, event: Event) -> None:
         """The event goes to the jobs stream, in order. Workers that never speak there have no part in it."""
         if not self._jobs_said:
+            if self._ended:
+                return
             self._jobs_said = True
             self._run(self.jobs)
         self.jobs.put(event)
@@ -161,6 +164,7 @@ class Presence:
 
     async def end(self) -> None:
         """Nothing more is said under this id."""
+        self._ended = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:

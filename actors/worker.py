@@ -70,7 +70,7 @@ class WorkerOptions:
     restate_every_s: float = RESTATE_EVERY_S
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     """What is configured; over it counts what the registry says. Of use where prompts may be computed elsewhere."""
-    prefill_slots: int = 2
+    prefill_slots: int = 1
     """Prompts that a prefill worker computes at once."""
 
 

@@ -29,9 +29,10 @@ PAGE_BYTES = 4096
 ENGINES = ("vllm", "simulated")
 NAMES_TAKEN = ("frontend",)
 """Names of parts that are no workers: `frontend-0`, …"""
-PREFILL_SLOTS = 2
-"""Prompts that a prefill worker computes at once, unless told. A second one fills the pauses of the first; more would
-only make each take longer."""
+PREFILL_SLOTS = 1
+"""Prompts that a prefill worker computes at once, unless told. A second one would wait behind the first, while
+another worker may be idle (`bench.disagg`: its first token 28 % later); an engine that batches short prompts well may
+take more."""
 SLOTS_MAX = 64
 
 

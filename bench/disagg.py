@@ -37,14 +37,14 @@ PARTS = ("trace", "steady", "cost")
 SPEED_UPS = (1.0, 2.0)
 WARM_UP_S, MEASURED_S, TAIL_S = 4.0, 12.0, 20.0
 QUICK = (2.0, 4.0, 2.0)
-TRACE_FLEETS = (Fleet(16), Fleet(8, 8), Fleet(8, 8, slots=1), Fleet(8))
+TRACE_FLEETS = (Fleet(16), Fleet(8, 8), Fleet(8, 8, slots=2), Fleet(8))
 STEADY_FLEETS = (Fleet(2), Fleet(1, 1), Fleet(3), Fleet(2, 1))
 PAIRS = 2
 """The first ones of each: all of a quick run, and of one with real engines."""
 STEADY = Mixture(streams=16, stream_tokens=4000, long_tokens=8192, every_s=1.0, seconds=6.0)
 STEADY_VLLM = Mixture(streams=8, stream_tokens=3900, long_tokens=3000, every_s=2.0, seconds=20.0)
 CONTEXT_VLLM = 4096
-COST_JOBS, COST_JOBS_QUICK = 100, 30
+COST_JOBS, COST_JOBS_QUICK = 100, 20
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
@@ -86,7 +86,8 @@ def _shown(figures: Iterable[Figure]) -> Iterator[Figure]:
     for figure in figures:
         found.append(figure)
         yield figure
-    print("\n" + markdown(found) + "\n", flush=True)
+    if found:
+        print("\n" + markdown(found) + "\n", flush=True)
 
 
 def _trace(options: argparse.Namespace) -> Iterator[Figure]:
@@ -112,7 +113,7 @@ def _steady(options: argparse.Namespace) -> Iterator[Figure]:
     def make(role: str) -> Engine:
         return SimulatedEngine(MODEL, disagg_trace.settings(1.0, transfer=bool(role)))
 
-    mixture = STEADY._replace(seconds=3.0) if options.quick else STEADY
+    mixture = STEADY._replace(seconds=2.0) if options.quick else STEADY
     yield from _compared(STEADY_FLEETS[: PAIRS if options.quick else None], make, mixture)
 
 

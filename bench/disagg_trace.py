@@ -36,7 +36,7 @@ from core.settings import RoutingSettings
 PART_TOKENS = 512
 """Of the trace."""
 ROUNDED_S = 3.0
-SLOTS_AT_ONCE = 2
+SLOTS_AT_ONCE = 1
 """Jobs that a prefill worker takes at once if nothing else is said."""
 SEED = 5
 BLOCK_SIZE = 64
@@ -70,7 +70,7 @@ class Fleet(NamedTuple):
     def __str__(self) -> str:
         if not self.prefill:
             return f"{self.decode} aggregated"
-        taken = "" if self.slots == SLOTS_AT_ONCE else f", {self.slots} job at a time"
+        taken = "" if self.slots == SLOTS_AT_ONCE else f", {self.slots} jobs at a time"
         return f"{self.prefill} prefill + {self.decode} decode{taken}"
 
 
@@ -158,7 +158,7 @@ async def _play(router: Router, coming: list[Arrival], asked: Slice) -> _Played:
     scale, began_s = asked.time_scale, time.perf_counter()
     requests: list[Timed] = []
     tasks, firsts = [], []
-    async with Strain.watched() as strain:
+    async with Strain.watched(scale) as strain:
         for number, arrival in enumerate(coming):
             due_s = began_s + arrival.at_s / scale
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))

@@ -94,7 +94,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(routing: RoutingSettings, prefill_slots: int = 2) -> AsyncIterator[World]:
+async def world(routing: RoutingSettings, prefill_slots: int = 1) -> AsyncIterator[World]:
     """One that leaves nothing behind."""
     async with AsyncExitStack() as stack:
         server = EmbeddedNats(Path(stack.enter_context(tempfile.TemporaryDirectory())))

@@ -39,7 +39,7 @@ class Kind(NamedTuple):
     args: dict[str, Any]
     prefill_args: dict[str, Any]
     keep_s: float
-    """How long prefill workers keep blocks."""
+    """How long prefill workers keep blocks. Their cache is small: what is kept no longer is soon written over."""
     start_s: float
     """How long a worker may take to come."""
     prefill: int
@@ -56,7 +56,9 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "simulated": Kind("simulated", SIMULATED, {"keep_ms": 2000}, 2.0, 60.0, prefill=2, decode=1, clients=8),
+    "simulated": Kind(
+        "simulated", SIMULATED, {"keep_ms": 2000, "capacity_blocks": 144}, 2.0, 60.0, prefill=2, decode=1, clients=8
+    ),
     "vllm": Kind("vllm", VLLM, {}, 30.0, 240.0, prefill=1, decode=1, clients=3),
 }
 
@@ -106,7 +108,7 @@ class SimulatedJudge:
 
 
 class VllmJudge:
-    """A vLLM engine that moves no blocks, asked one prompt at a time: the one given, which serves, or one of our own."""
+    """A vLLM engine that moves no blocks, asked one prompt at a time: the one given, which is up, or one of our own."""
 
     def __init__(self, engine: VllmEngine | None = None) -> None:
         self._given = engine

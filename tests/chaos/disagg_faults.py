@@ -20,6 +20,8 @@ MOMENT_S = 60.0
 """How long the moment for a fault may be waited for."""
 LONGER_S = 0.4
 """By so much a pause is longer than what it is to exceed."""
+WRITTEN_OVER_S = 1.5
+"""So long after their time the blocks are likely to hold something else."""
 AWAY_S = (1.0, 3.0)
 """How long a server is away."""
 ANSWERS_MEANWHILE = 3
@@ -66,7 +68,7 @@ async def lease_over(site: Site) -> None:
         ((DECODE, _asks), (PREFILL, lambda site, worker: site.jobs.open("after", worker.id)))
     )
     worker = await _stopped(site, role, moment)
-    await asyncio.sleep(site.kind.keep_s + LONGER_S)
+    await asyncio.sleep(site.kind.keep_s + WRITTEN_OVER_S)
     worker.thaw()
 
 

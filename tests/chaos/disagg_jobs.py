@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from core.codec import decode_message
 from core.ids import StreamSeq
 from core.job_events import PrefillCancelled, PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
-from core.subjects import JOBS, owner
+from core.subjects import JOBS, asked_wildcard, owner
 from streams.jetstream import JetStreamLog
 from streams.log import Record, Tail
 from tests.e2e.deployment import Running
@@ -23,7 +23,6 @@ class Life:
     requester: str
     asked: PrefillRequested
     started_by: list[str] = field(default_factory=list)
-    deliveries: list[int] = field(default_factory=list)
     completed_by: list[str] = field(default_factory=list)
     ends: int = 0
 
@@ -43,8 +42,6 @@ class Count:
     recomputed: Counter[str] = field(default_factory=Counter)
     wait_ms_max: int = 0
     """From asking to the answer or to giving up, by the requester's clock."""
-    twice: int = 0
-    """Jobs that were begun or handed out more than once."""
 
 
 class JobsLog:
@@ -54,6 +51,9 @@ class JobsLog:
         self.label = ""
         self.jobs: dict[str, Life] = {}
         self.counts: dict[str, Count] = defaultdict(Count)
+        self.queued = 0
+        """Messages that the queue hands out: what opens a job, and what its requester ends it with."""
+        self._asked = ""
         self._heard = asyncio.Event()
         self._log: JetStreamLog | None = None
         self._tail: Tail | None = None
@@ -61,6 +61,7 @@ class JobsLog:
     async def start(self, running: Running) -> None:
         """Everything that was said is known, and what will be."""
         it = running.connection
+        self._asked = asked_wildcard(it.namespace).removesuffix("*")
         self._log = await JetStreamLog.connect(it.nats, it.namespace, it.topology, it.nats_credentials)
         self._tail = await self._log.tail(JOBS, StreamSeq(1), self._on_record)
 
@@ -95,6 +96,7 @@ class JobsLog:
             raise AssertionError(f"waited {timeout_s:g} s in vain for {what}") from error
 
     def _on_record(self, record: Record) -> None:
+        self.queued += record.subject.startswith(self._asked)
         for event in decode_message(record.payload).events:
             self._note(owner(record.subject), event)
         self._heard.set()
@@ -105,10 +107,7 @@ class JobsLog:
             case PrefillRequested():
                 self.jobs[event.job] = Life(source, event)
             case PrefillStarted(job=job) if job in self.jobs:
-                life = self.jobs[job]
-                life.started_by.append(source)
-                life.deliveries.append(event.delivery)
-                count.twice += len(life.started_by) == 2 or event.delivery == 2
+                self.jobs[job].started_by.append(source)
             case PrefillCompleted(job=job) if job in self.jobs:
                 self.jobs[job].completed_by.append(source)
             case PrefillPulled() | PrefillCancelled():

@@ -8,7 +8,8 @@ import time
 from core.codec import decode_message
 from core.events import WorkerJoined
 from core.ids import StreamName, StreamSeq
-from core.subjects import owner
+from core.subjects import JOBS, owner
+from tests.chaos.broker import broker_of
 from tests.chaos.disagg_site import ANCHOR, Site
 
 REST_S = 60.0
@@ -53,6 +54,13 @@ async def open_jobs(site: Site) -> list[str]:
         for job, life in site.jobs.jobs.items()
         if not life.ends and names.get(life.requester, ANCHOR) in living
     ]
+
+
+async def handed_out_again(site: Site) -> int:
+    """How often the queue has handed out messages beyond once each, as far as the broker remembers."""
+    async with broker_of(site.running) as broker:
+        (queue,) = [one for one in (await broker.consumers())[JOBS] if one["config"].get("durable_name")]
+    return int(queue["delivered"]["consumer_seq"]) + int(queue["num_pending"]) - site.jobs.queued
 
 
 async def _names(site: Site) -> dict[str, str]:

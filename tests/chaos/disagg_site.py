@@ -34,7 +34,7 @@ ANCHOR = "anchor-0"
 REPLICAS = 2
 """Front ends."""
 MIN_TOKENS = 64
-WAIT_MAX_S = 3.0
+WAIT_MAX_S = 4.0
 """The deadline of a job."""
 ROUTING = {
     "policy": "kv",
@@ -167,6 +167,7 @@ class Site:
         words += ["--engine-args", json.dumps(engine_args)]
         log = self.running.data / "logs" / f"{name}.log"
         worker = Worker(role, port, name, log, words, {"GRPC_ENABLE_FORK_SUPPORT": "0", **environment})
+        worker.ready_s = self.kind.start_s
         self.all.append(worker)
         return worker
 

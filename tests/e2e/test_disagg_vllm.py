@@ -1,4 +1,4 @@
-"""Prefill here, decode there, on three real vLLM workers: the text of one engine alone, and every block accounted for."""
+"""Prefill here, decode there, on three vLLM workers: the text of one engine alone, and every block accounted for."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ class MovingEngine(SimulatedEngine):
 
     def hashes(self) -> set[int]:
         """Our hashes of all blocks that it holds and that can be reached."""
-        held, found = self.state.pool._named, set()
+        held = self.state.pool._named
+        found: set[int] = set()
         for name in held:
             way = self._way(name)
             if all(each in held for each in way):

@@ -138,7 +138,7 @@ RATES = {
 """Rates per virtual second: the highest that is drawn."""
 PREFILL_RATES = {"pause_worker": 0.2, "give_blocks_up": 0.5}
 """The same, where prompts are computed by others."""
-PREFILLING = 0.12
+PREFILLING = 0.08
 """Share of the worlds in which they are."""
 MIXED_UP = 0.3
 TAMPERING = 0.3
@@ -182,9 +182,7 @@ def drawn(random_: random.Random, available: frozenset[str]) -> Options:
 def _prefilling(random_: random.Random) -> dict[str, Any]:
     """What there is of it, drawn last: worlds without it are the same as ever."""
     chosen: dict[str, Any] = {
-        name: random_.random() * highest
-        for name, highest in PREFILL_RATES.items()
-        if random_.random() < FAULTS_DRAWN
+        name: random_.random() * highest for name, highest in PREFILL_RATES.items() if random_.random() < FAULTS_DRAWN
     }
     chosen |= {
         "prefill_workers": random_.choice((1, 2, 2, 3)) if random_.random() < PREFILLING else 0,

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from actors.prefilling.decode_side import DecodeSide
-from actors.prefilling.peers import PREFILL
 from actors.prefilling.prefill_side import PrefillSide
-from actors.router import Router, RouterOptions
 from actors.presence import Presence
+from actors.router import Router, RouterOptions
 from actors.worker import Worker, WorkerOptions
 from core.ids import ReplicaId, WorkerId
+from core.roles import PREFILL
 from core.settings import RoutingSettings
 from projections.rebuild import take_snapshot
 from streams.journal_file import SUFFIX
@@ -114,9 +114,10 @@ class WorkerPart(Part):
     def give_blocks_up(self) -> None:
         """Its engine holds nothing for others any more."""
         assert isinstance(self.worker.side, PrefillSide)
+        moves = self.moving._moves
+        assert moves is not None
         for hold in self.worker.side.service.bench.holds._held.values():
-            assert self.engine.transfer is not None
-            self.moving._moves.free(hold.blocks.request, fetched=False)
+            moves.free(hold.blocks.request, fetched=False)
 
     @property
     def id(self) -> WorkerId:

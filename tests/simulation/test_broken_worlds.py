@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -23,27 +22,7 @@ from projections.state import State
 from projections.view import View
 from streams.memory_stream import MemoryStream
 from streams.outbox import Outbox
-from tests.simulation.run import Failed, simulate
-
-SEEDS_MAX = 60
-"""A broken law that takes longer to be found is as good as none."""
-KEPT = dict.fromkeys(
-    ("log_cut", "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head", "tamper"), 0.0
-)
-Patch = pytest.MonkeyPatch
-
-
-class Broken(NamedTuple):
-    """One way to break the code, and what a failure must say."""
-
-    breaks: Callable[[Patch], None]
-    says: str
-    changes: dict[str, Any]
-
-
-def _replaces(owner: type | object, name: str, new: Callable[[Any], Any]) -> Callable[[Patch], None]:
-    """The attribute is what `new` makes of the one that was there."""
-    return lambda patch: patch.setattr(owner, name, new(getattr(owner, name)))
+from tests.simulation.breaking import KEPT, Broken, does_nothing, replaces
 
 
 def _renumbers(offer: Any) -> Any:
@@ -134,46 +113,42 @@ def _keeps_blocks(end: Any) -> Any:
     return new
 
 
-async def _does_nothing(*_: object, **__: object) -> None:
-    return None
-
-
 BROKEN = {
     "an outbox that gives a number to another message": Broken(
-        _replaces(Outbox, "_offer", _renumbers), "other bytes", {"answer_lost": 0.2, **KEPT}
+        replaces(Outbox, "_offer", _renumbers), "other bytes", {"answer_lost": 0.2, **KEPT}
     ),
     "a log that acknowledges what it does not store": Broken(
-        _replaces(MemoryStream, "store", _acknowledges_nothing), "the log has it not", KEPT
+        replaces(MemoryStream, "store", _acknowledges_nothing), "the log has it not", KEPT
     ),
     "a log that stores what comes twice": Broken(
-        _replaces(MemoryStream, "store", _stores_twice), "stands in", {"asked_twice": 0.3, "answer_lost": 0.1, **KEPT}
+        replaces(MemoryStream, "store", _stores_twice), "stands in", {"asked_twice": 0.3, "answer_lost": 0.1, **KEPT}
     ),
     "an index that forgets removals": Broken(
-        _replaces(PrefixIndex, "remove", _forgets_removals), "blocks of", {"capacity_blocks": 12, **KEPT}
+        replaces(PrefixIndex, "remove", _forgets_removals), "blocks of", {"capacity_blocks": 12, **KEPT}
     ),
-    "a fold that skips a record": Broken(_replaces(State, "apply", _skips_a_record), "", KEPT),
+    "a fold that skips a record": Broken(replaces(State, "apply", _skips_a_record), "", KEPT),
     "a fold that depends on the order between streams": Broken(
-        _replaces(State, "apply", _depends_on_the_order), " has ", {"replicas": 2, **KEPT}
+        replaces(State, "apply", _depends_on_the_order), " has ", {"replicas": 2, **KEPT}
     ),
     "a decision with dice of its own": Broken(
-        _replaces(actors.dispatch, "decide", _throws_dice), "replays", {"workers": 3, **KEPT}
+        replaces(actors.dispatch, "decide", _throws_dice), "replays", {"workers": 3, **KEPT}
     ),
     "requests that outlive their replica": Broken(
-        _replaces(RoutingProjection, "_end", _ends_no_requests), "in flight", {"kill_replica": 0.5, **KEPT}
+        replaces(RoutingProjection, "_end", _ends_no_requests), "in flight", {"kill_replica": 0.5, **KEPT}
     ),
     "blocks that outlive their worker": Broken(
-        _replaces(KvProjection, "_end", _keeps_blocks), "", {"kill_worker": 0.5, **KEPT}
+        replaces(KvProjection, "_end", _keeps_blocks), "", {"kill_worker": 0.5, **KEPT}
     ),
     "replicas that do not listen to each other": Broken(
-        _replaces(Agreement, "hear", lambda _: lambda *_: None),
+        replaces(Agreement, "hear", lambda _: lambda *_: None),
         "",
         {**KEPT, "tamper": 2.0, "replicas": 2, "restate_every_s": 1e6},
     ),
     "nobody who finds out who is lost": Broken(
-        _replaces(Suspicion, "run", lambda _: _does_nothing), "alive", {"kill_worker": 0.5, **KEPT}
+        replaces(Suspicion, "run", lambda _: does_nothing), "alive", {"kill_worker": 0.5, **KEPT}
     ),
     "nobody who tells what the dead left": Broken(
-        _replaces(Predecessors, "look", lambda _: _does_nothing),
+        replaces(Predecessors, "look", lambda _: does_nothing),
         "left",
         {"kill_replica": 0.5, "journals": True, **KEPT},
     ),
@@ -183,14 +158,4 @@ BROKEN = {
 @pytest.mark.parametrize("name", sorted(BROKEN))
 def test_broken_code_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect of this kind breaks a law within a few seeds, and the failure says how to see it again."""
-    broken = BROKEN[name]
-    broken.breaks(monkeypatch)
-
-    for seed in range(SEEDS_MAX):
-        try:
-            simulate(seed, broken.changes)
-        except Failed as error:
-            assert broken.says in str(error)
-            assert f"python -m tests.simulation --seed {seed} --set " in str(error)
-            return
-    raise AssertionError(f"{name}: not found within {SEEDS_MAX} seeds")
+    BROKEN[name].is_found_out(monkeypatch)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.loop import Process, Stuck, VirtualLoop
+from tests.simulation.loop import PROCESS, Process, Stuck, VirtualLoop
+from tests.simulation.network import Network
+from tests.simulation.options import Options
 
 
 def run(what: Coroutine[Any, Any, Any], order: random.Random | None = None) -> VirtualLoop:
@@ -72,6 +74,66 @@ def test_the_killed_do_nothing_more() -> None:
         await asyncio.wait([task])
 
     run(main())
+
+
+def test_the_paused_go_on_where_they_were() -> None:
+    """A paused process takes no step, and what was due meanwhile happens when it goes on, in the same order."""
+    did: list[tuple[str, float]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        process = Process("p")
+
+        async def sleeps(name: str, for_s: float) -> None:
+            await asyncio.sleep(for_s)
+            did.append((name, loop.now_s))
+
+        tasks = [loop.create_task(sleeps(f"{s} s", s), context=process.context) for s in (1.0, 3.0, 2.0, 9.0)]
+        await asyncio.sleep(1.5)
+        process.pause()
+        await asyncio.sleep(4.0)
+        assert did == [("1.0 s", 1.0)]
+        loop.go_on(process)
+        await asyncio.wait(tasks)
+
+    run(main())
+    assert did == [("1.0 s", 1.0), ("2.0 s", 5.5), ("3.0 s", 5.5), ("9.0 s", 9.0)]
+
+
+def test_what_was_held_up_arrives_where_it_belongs() -> None:
+    """Bytes that were on the way to a process that is dead by now wake nobody, and those to a living one wake it."""
+    heard: list[str | None] = []
+
+    class Listens(asyncio.Protocol):
+        def data_received(self, _: bytes) -> None:
+            process = PROCESS.get()
+            heard.append(process and process.name)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        network = loop.network = Network(loop, random.Random(1), Options(instant=1.0))
+        speaker, listener = Process("speaker"), Process("listener")
+
+        async def speak() -> None:
+            transport, _ = await loop.create_connection(asyncio.Protocol, "", server.port)
+            for _ in range(2):
+                network.hold(listener)
+                transport.write(b"x")
+                await asyncio.sleep(1)
+
+        server = listener.context.run(network.listen, Listens)
+        speaking = loop.create_task(speak(), context=speaker.context)
+        await asyncio.sleep(0.5)
+        network.release(listener)
+        await speaking
+        listener.kill()
+        network.release(listener)
+        await asyncio.sleep(1)
+
+    run(main())
+    assert heard == ["listener"]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

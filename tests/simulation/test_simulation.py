@@ -15,7 +15,9 @@ SHARES = 2
 """Processes that look at the seeds, one per core that a small machine has."""
 TIMEOUT_S = 900
 SHOWN = 60
-"""Worlds whose happenings are counted."""
+"""Worlds whose happenings are counted …"""
+PREFILLED = 15
+"""… and those in which prompts are computed elsewhere."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -50,7 +52,10 @@ def test_every_law_holds_in_every_world() -> None:
 def test_a_world_is_the_same_again_in_another_process() -> None:
     """The same seed is the same world, step for step, whatever the hash seed of the process and what ran before it."""
     seeds = range(4)
-    program = "from tests.simulation.run import simulate; print([simulate(seed).trace for seed in (0, 1, 2, 3, 0)])"
+    program = (
+        "from tests.simulation.run import simulate; "
+        "print([simulate(seed).trace for seed in (0, 1, 2, 3, 0)] + [simulate(4, {'prefill_workers': 2}).trace])"
+    )
 
     traces = [
         subprocess.run(
@@ -64,10 +69,10 @@ def test_a_world_is_the_same_again_in_another_process() -> None:
         for hash_seed in ("1", "4711")
     ]
 
-    here = [simulate(seed).trace for seed in (*seeds, 0)]
-    assert here[0] == here[-1]
+    here = [simulate(seed).trace for seed in (*seeds, 0)] + [simulate(4, {"prefill_workers": 2}).trace]
+    assert here[0] == here[-2]
     assert traces == [f"{here}\n"] * 2
-    assert len(set(here)) == len(seeds)
+    assert len(set(here)) == len(seeds) + 1
 
 
 def test_worlds_are_worth_looking_at() -> None:
@@ -81,3 +86,15 @@ def test_worlds_are_worth_looking_at() -> None:
         "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head", "tamper", "replayed", "restored",
     }  # fmt: skip
     assert sum(outcome.counts["served"] for outcome in outcomes) > 10 * SHOWN
+
+
+def test_prompts_are_computed_elsewhere() -> None:
+    """In a dozen worlds with prefill workers, jobs end in every way that the code has an answer to."""
+    outcomes = [simulate(seed, {"prefill_workers": 2}) for seed in range(PREFILLED)]
+
+    happened = {name for outcome in outcomes for name, count in outcome.counts.items() if count}
+    assert happened >= {
+        "job pulled", "job client_gone", "job deadline", "job lease", "job log_away", "job mismatch", "job no_slot",
+        "job unconfirmed", "pause_worker", "give_blocks_up", "kill_worker", "change_settings",
+    }  # fmt: skip
+    assert sum(outcome.counts.get("job pulled", 0) for outcome in outcomes) > 5 * PREFILLED

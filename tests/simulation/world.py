@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from actors.prefilling.peers import PREFILL
 from core.errors import Unavailable
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import RequestId, StreamName
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import tokens_to_bytes
+from core.roles import PREFILL
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream
 from projections.jobs import JobsProjection
 from streams.log import Record
