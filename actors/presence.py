@@ -15,7 +15,7 @@ from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
 from core.ids import SourceId, WorkerId
 from core.keys import DeploymentKey
 from core.roles import PREFILL
-from core.subjects import JOBS, LOAD, answered_token, asked_token, kv_stream, subject
+from core.subjects import JOBS, LOAD, answered_token, asked_token, job_kind, kv_stream, subject
 from streams.backlog import OutboxLimits
 from streams.log import EventLog, Record
 from streams.outbox import Outbox
@@ -76,7 +76,8 @@ class Presence:
             on_superseded=self._superseded,
         )
 
-        token = answered_token(self.id) if joined.role == PREFILL else asked_token(self.id)
+        kind = job_kind(joined.model, joined.block_size)
+        token = answered_token(self.id) if joined.role == PREFILL else asked_token(self.id, kind)
         self.jobs = Outbox(
             log,
             JOBS,

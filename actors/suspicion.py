@@ -188,7 +188,9 @@ class Suspicion:
         if stream != JOBS:
             return who
         part = self._state.jobs.parts.get(WorkerId(who))
-        return answered_token(who) if part is not None and part.answers else asked_token(who)
+        if part is not None and part.answers:
+            return answered_token(who)
+        return asked_token(who, part.kind if part is not None else "")
 
 
 class ReplicaLook:

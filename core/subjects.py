@@ -6,6 +6,8 @@ Stream `contrail_{ns}_{stream}` holds the subjects `contrail.{ns}.{stream}.{toke
 
 from __future__ import annotations
 
+import hashlib
+
 from core.errors import CallerError
 from core.ids import NAME, StreamName
 
@@ -49,9 +51,14 @@ def subject(namespace: str, stream: StreamName, token: str) -> str:
     return f"contrail.{namespace}.{stream}.{token}"
 
 
-def asked_token(worker: str) -> str:
-    """Under which a decode worker asks for prefills."""
-    return f"prefill.{worker}"
+def job_kind(model: str, block_size: int) -> str:
+    """What prefill jobs have in common that the same workers can do, as 8 hex digits: each kind has its own queue."""
+    return hashlib.blake2b(f"{block_size} {model}".encode(), digest_size=4).hexdigest()
+
+
+def asked_token(worker: str, kind: str = "") -> str:
+    """Under which a decode worker asks for prefills of that kind."""
+    return f"prefill-{kind}.{worker}" if kind else f"prefill.{worker}"
 
 
 def answered_token(worker: str) -> str:
@@ -64,9 +71,9 @@ def wildcard(namespace: str, stream: StreamName) -> str:
     return f"contrail.{namespace}.{stream}.{'>' if stream == JOBS else '*'}"
 
 
-def asked_wildcard(namespace: str) -> str:
-    """What the prefill queue holds: every job asked for, and every one withdrawn."""
-    return subject(namespace, JOBS, asked_token("*"))
+def asked_wildcard(namespace: str, kind: str = "") -> str:
+    """What the prefill queue of a kind holds: every job asked for, and how each ended."""
+    return subject(namespace, JOBS, asked_token("*", kind))
 
 
 def owner(subject_: str) -> str:

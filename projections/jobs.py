@@ -27,6 +27,7 @@ from core.job_events import (
     PrefillRequested,
     PrefillStarted,
 )
+from core.subjects import job_kind
 from projections.chain import Chain, Link, Missing, missing
 from projections.ended import Ended
 from projections.projection import MASK64, mix, stamp
@@ -59,6 +60,8 @@ class JobsPart(msgspec.Struct):
     """Job to requester."""
     answers: bool = False
     """Whether it speaks as a prefill worker: that is another subject. No part of the digest."""
+    kind: str = ""
+    """Of the jobs that it asks for: they have a subject of their own. No part of the digest."""
     digest: int = 0
 
     @property
@@ -157,6 +160,8 @@ class JobsProjection:
         if not isinstance(event, JobEvent):
             return
         part.answers = isinstance(event, PrefillStarted | PrefillCompleted | PrefillFailed)
+        if isinstance(event, PrefillRequested):
+            part.kind = job_kind(event.model, event.block_size)
         _count(part, event, sent_ms)
         if part.known and event.open != part.open:
             _forget(part)

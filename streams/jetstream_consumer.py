@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 WAITING_MAX = 1024
 """Requests for messages that the broker holds at once, of all workers together."""
 
+INACTIVE_S = 24 * 3600
+"""The broker forgets a queue that nobody asks for so long: no orphan stays of a model that is served no more."""
+
 _EXISTS = {10013, 10148}
 """What making a consumer is refused with if there is one of that name with another configuration."""
 _NS_PER_S = 1_000_000_000
@@ -56,6 +59,7 @@ class Consumer:
             "max_deliver": limits.deliveries_max + 1,
             "max_ack_pending": limits.pending_max,
             "max_waiting": WAITING_MAX,
+            "inactive_threshold": INACTIVE_S * _NS_PER_S,
             "replay_policy": "instant",
             "mem_storage": False,
         }

@@ -26,12 +26,11 @@ from core.errors import Corrupt, Refused, Unavailable
 from core.events import Event
 from core.ids import WorkerId
 from core.job_events import PrefillRequested
-from core.subjects import JOBS, asked_wildcard, owner
+from core.subjects import JOBS, asked_wildcard, job_kind, owner
 from streams.log import EventLog
 from streams.queue import Delivery, Queue
 from streams.queue_limits import QUEUE_LIMITS, QueueLimits
 
-QUEUE_NAME = "prefill"
 PULL_WAIT_S = 5.0
 """How long one look at the queue waits."""
 RETRY_S = 0.5
@@ -39,6 +38,11 @@ RETRY_S = 0.5
 QUIET_LOOK_S = 0.05
 
 _logger = logging.getLogger(__name__)
+
+
+def queue_name(kind: str) -> str:
+    """Of the queue that all prefill workers of a kind share: the name of its durable consumer."""
+    return f"prefill-{kind}"
 
 
 class PrefillService:
@@ -139,7 +143,7 @@ class PrefillService:
             while not self.draining:
                 try:
                     if queue is None:
-                        queue = await self._log.queue(JOBS, QUEUE_NAME, asked_wildcard(self._namespace), self._limits)
+                        queue = await self._open_queue()
                     await self._take_one(queue)
                 except (Unavailable, Refused) as error:
                     _logger.warning("the prefill queue is away, trying again: %s", error)
@@ -147,6 +151,11 @@ class PrefillService:
         finally:
             if queue is not None:
                 await queue.close()
+
+    async def _open_queue(self) -> Queue:
+        info = self.bench.engine.info
+        kind = job_kind(info.model, info.block_size)
+        return await self._log.queue(JOBS, queue_name(kind), asked_wildcard(self._namespace, kind), self._limits)
 
     async def _take_one(self, queue: Queue) -> None:
         while len(self._work) >= self._slots:

@@ -9,7 +9,7 @@ import pytest
 from actors import suspicion as suspicion_module
 from core.events import WorkerLost
 from core.ids import StreamSeq, WorkerId, new_id
-from core.subjects import JOBS, answered_token, asked_token, subject
+from core.subjects import JOBS, answered_token, asked_token, job_kind, subject
 from tests.actors.test_suspicion import KV, looks, say, worker_id
 from tests.actors.world import NAMESPACE, world
 from tests.fixtures.eventually import eventually
@@ -24,12 +24,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+def asks_here(worker: str) -> str:
+    """Where a worker asks for the job of `tests.projections.job_facts`."""
+    job = asked("a", 1)
+    return asked_token(worker, job_kind(job.model, job.block_size))
+
+
 async def test_the_end_of_its_jobs_is_written_too() -> None:
     """On the subject that it wrote to, asking or answering, once; a worker that never had a job has no end there."""
     async with world() as it:
         await it.log.ensure([JOBS])
         for name, token, event in (
-            ("asks", asked_token, asked("a", 1)),
+            ("asks", asks_here, asked("a", 1)),
             ("answers", answered_token, started("a", 1)),
             ("neither", None, None),
         ):
@@ -50,7 +56,7 @@ async def test_the_end_of_its_jobs_is_written_too() -> None:
             assert router.state.digest_of(JOBS) == 0
         await looks(routers[0])
         ends = [record.subject async for record in it.log.read(JOBS, StreamSeq(1))][2:]
-        tokens = (asked_token(dead[0]), answered_token(dead[1]))
+        tokens = (asks_here(dead[0]), answered_token(dead[1]))
         assert sorted(ends) == sorted(subject(NAMESPACE, JOBS, token) for token in tokens)
 
 

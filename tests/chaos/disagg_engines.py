@@ -47,6 +47,7 @@ class Kind(NamedTuple):
     decode: int
     """… so many decode workers beside the one that is left alone."""
     clients: int
+    """So many that some still ask when others wait for a worker that is stopped."""
 
     def words(self, args: dict[str, Any], port: int) -> tuple[dict[str, Any], dict[str, str]]:
         """Engine arguments and environment of a worker whose blocks are fetched at that port; 0 is any."""
@@ -57,9 +58,9 @@ class Kind(NamedTuple):
 
 KINDS = {
     "simulated": Kind(
-        "simulated", SIMULATED, {"keep_ms": 2000, "capacity_blocks": 144}, 2.0, 60.0, prefill=2, decode=1, clients=8
+        "simulated", SIMULATED, {"keep_ms": 2000, "capacity_blocks": 144}, 2.0, 60.0, prefill=2, decode=1, clients=32
     ),
-    "vllm": Kind("vllm", VLLM, {}, 30.0, 240.0, prefill=1, decode=1, clients=3),
+    "vllm": Kind("vllm", VLLM, {}, 30.0, 240.0, prefill=1, decode=1, clients=6),
 }
 
 

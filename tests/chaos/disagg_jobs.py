@@ -61,7 +61,7 @@ class JobsLog:
     async def start(self, running: Running) -> None:
         """Everything that was said is known, and what will be."""
         it = running.connection
-        self._asked = asked_wildcard(it.namespace).removesuffix("*")
+        self._asked = asked_wildcard(it.namespace).removesuffix(".*")
         self._log = await JetStreamLog.connect(it.nats, it.namespace, it.topology, it.nats_credentials)
         self._tail = await self._log.tail(JOBS, StreamSeq(1), self._on_record)
 

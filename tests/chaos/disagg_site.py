@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from actors.prefilling.service import QUEUE_NAME
-from core.subjects import JOBS, asked_wildcard
+from actors.prefilling.service import queue_name
+from core.subjects import JOBS, asked_wildcard, job_kind
 from streams.embedded_etcd import EmbeddedEtcd
 from streams.embedded_nats import EmbeddedNats
 from streams.ports import free_port
@@ -46,8 +46,12 @@ ACK_WAIT_S = 2.0
 """After so long the queue hands a job out again that nobody speaks for: less than usual, so that it happens often."""
 LINKED_S = 60.0
 LOOK_S = 0.05
-PAUSE_S = 0.6
+PAUSE_S = 2.4
 """A client's pause between two requests, on average."""
+
+
+BLOCK_SIZE = 32
+"""Both engines' own default."""
 
 
 class Worker(Part):
@@ -254,7 +258,8 @@ async def site_of(folder: Path, kind: Kind, seed: int) -> AsyncIterator[Site]:
 async def _settle_the_queue(running: Running) -> None:
     """The queue is there with our bounds: the first who opens it settles them."""
     async with running.log() as log:
-        wildcard = asked_wildcard(running.connection.namespace)
-        queue = await log.queue(JOBS, QUEUE_NAME, wildcard, QueueLimits(ack_wait_s=ACK_WAIT_S))
+        kind = job_kind("tiny", BLOCK_SIZE)
+        wildcard = asked_wildcard(running.connection.namespace, kind)
+        queue = await log.queue(JOBS, queue_name(kind), wildcard, QueueLimits(ack_wait_s=ACK_WAIT_S))
         await queue.next(0.1)
         await queue.close()

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from actors.link import Link
-from actors.prefilling.service import QUEUE_NAME
+from actors.prefilling.service import queue_name
 from actors.wire import PROTOCOL, Hello
 from core.errors import ContrailError
 from core.ids import StreamName, StreamSeq, WorkerId
@@ -157,7 +157,8 @@ class Rest:
                 break
             await asyncio.sleep(2)
         durable = {(name, one["name"]) for name in found for one in found[name] if _is_durable(one)}
-        return wrong + [f"durable consumer {one} of {name}" for name, one in sorted(durable - {(JOBS, QUEUE_NAME)})]
+        queues = {(JOBS, one) for name, one in durable if name == JOBS and one.startswith(queue_name(""))}
+        return wrong + [f"durable consumer {one} of {name}" for name, one in sorted(durable - queues)]
 
     def _too_many(self, stream: str, consumers: list[dict[str, Any]]) -> str:
         readers = sum(not _is_durable(one) for one in consumers)

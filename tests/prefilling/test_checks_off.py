@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.prefilling import asking, desk
+from actors import presence
+from actors.prefilling import asking, desk, service
 from actors.prefilling.asking import Asking
 from actors.prefilling.peers import Peers
 from actors.worker import Worker
@@ -75,6 +76,8 @@ async def test_another_block_size(checked: bool, monkeypatch: pytest.MonkeyPatch
         if not checked:
             monkeypatch.setattr(asking, "mismatch", lambda *_, **__: "")
             monkeypatch.setattr(Peers, "introduced", _take_anybody)
+            for module in (presence, service):
+                monkeypatch.setattr(module, "job_kind", lambda *_: "any")
         router, decoder, prefiller = await _one_of_each(it, dataclasses.replace(SMALL, block_size=32))
         await asyncio.sleep(0.1)
         if not checked:

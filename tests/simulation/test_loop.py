@@ -108,7 +108,7 @@ def test_what_was_held_up_arrives_where_it_belongs() -> None:
     class Listens(asyncio.Protocol):
         def data_received(self, _: bytes) -> None:
             process = PROCESS.get()
-            heard.append(process and process.name)
+            heard.append(None if process is None else process.name)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
