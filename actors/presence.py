@@ -13,6 +13,7 @@ from actors.entry import Entry
 from core.clock import Clock
 from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
 from core.ids import SourceId, WorkerId
+from core.job_events import JobsRestated
 from core.keys import DeploymentKey
 from core.roles import PREFILL
 from core.subjects import JOBS, LOAD, answered_token, asked_token, job_kind, kv_stream, subject
@@ -43,6 +44,7 @@ class Presence:
         joined: WorkerJoined,
         *,
         restate: Callable[[], Sequence[Event]],
+        jobs_open: Callable[[], int],
         on_superseded: Callable[[], None],
     ) -> None:
         self.id = worker
@@ -85,7 +87,7 @@ class Presence:
             source,
             key.chain_key,
             clock,
-            on_overflow=list,  # each event says how many jobs are open: a fold finds its way back by that
+            on_overflow=lambda: [JobsRestated(open=jobs_open())],
             on_superseded=self._superseded,
             limits=JOB_LIMITS,
         )

@@ -141,7 +141,9 @@ class Settlement:
         disputed = findings.get(dispute.stream)
         if disputed is None:
             raise Unavailable(f"{dispute.stream} is not complete, or moved on too fast to be compared")
-        wrong = next((finding for finding in (disputed, *findings.values()) if finding.wrong), None)
+        # our own index was changed behind our back: that is so even if a message has come to account for it since
+        known = disputed if dispute.own else None
+        wrong = next((finding for finding in (disputed, *findings.values()) if finding.wrong), known)
         if wrong is None:
             self._on_confirmed(dispute, disputed)
             return

@@ -310,6 +310,7 @@ class Worker:
             worker,
             joined,
             restate=self._restatement,
+            jobs_open=lambda: self.side.jobs_open,
             on_superseded=self._on_superseded,
         )
         await self.presence.join(self._details, cached=self.mirror.reported > 0)

@@ -33,6 +33,7 @@ from core.events import (
 )
 from core.ids import SourceId
 from core.job_events import (
+    JobsRestated,
     PrefillCancelled,
     PrefillCompleted,
     PrefillFailed,
@@ -60,6 +61,7 @@ READABLE = (
     PrefillStarted,
     PrefillCompleted,
     PrefillFailed,
+    JobsRestated,
 )
 """Events of low rate: a message of nothing else is JSON."""
 

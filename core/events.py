@@ -16,6 +16,7 @@ from core.generation import PrefillReport
 from core.ids import COLUMN_WIDTH
 from core.job_events import (
     JobEvent,
+    JobsRestated,
     PrefillCancelled,
     PrefillCompleted,
     PrefillFailed,
@@ -356,7 +357,7 @@ RoutingEvent = (
     | ReplicaReported
     | DivergenceFound
 )
-Event = KvEvent | LoadEvent | RoutingEvent | JobEvent
+Event = KvEvent | LoadEvent | RoutingEvent | JobEvent | JobsRestated
 
 EVENT_TYPES: dict[str, type[Event]] = {
     kind.__name__: kind
@@ -388,6 +389,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         PrefillStarted,
         PrefillCompleted,
         PrefillFailed,
+        JobsRestated,
     )
 }
 """Listed by hand: the only table from a name on the wire to a class."""

@@ -6,7 +6,7 @@
 2. A prefill worker says `PrefillStarted`, then `PrefillCompleted` or `PrefillFailed`. It may say so of a job that
    another took over meanwhile; the requester knows whose answer it used.
 3. `open` counts the jobs that the one who speaks has open behind this event: a fold that missed events knows by it
-   when it is whole again, so nothing ever has to be restated.
+   when it is whole again; `JobsRestated` says only that.
 4. No token ids: the prefill worker fetches them from the requester.
 """
 
@@ -112,6 +112,12 @@ class PrefillFailed(EventBase, frozen=True):
     dead: bool = False
     """Handed out too often, it is handed out no more: the queue's dead letter."""
     open: int = 0
+
+
+class JobsRestated(EventBase, frozen=True):
+    """Messages of this worker are missing in the log: so many of its jobs are open. That is all a fold has to know."""
+
+    open: int
 
 
 JobEvent = PrefillRequested | PrefillPulled | PrefillCancelled | PrefillStarted | PrefillCompleted | PrefillFailed

@@ -20,6 +20,7 @@ from core.events import UnknownEvent, WorkerLeft, WorkerLost
 from core.ids import LOST_SUFFIX, SourceId, WorkerId
 from core.job_events import (
     JobEvent,
+    JobsRestated,
     PrefillCancelled,
     PrefillCompleted,
     PrefillFailed,
@@ -157,6 +158,10 @@ class JobsProjection:
     def _fold(self, part: JobsPart, event: object, sent_ms: int) -> None:
         if isinstance(event, UnknownEvent):
             self.unknown_events += 1
+        if isinstance(event, JobsRestated):
+            if event.open != part.open:
+                _forget(part)
+            part.known = event.open == part.open
         if not isinstance(event, JobEvent):
             return
         part.answers = isinstance(event, PrefillStarted | PrefillCompleted | PrefillFailed)

@@ -49,6 +49,11 @@ class DecodeSide:
     def __repr__(self) -> str:
         return f"<DecodeSide {self.desk!r}>"
 
+    @property
+    def jobs_open(self) -> int:
+        """Those that it asked for."""
+        return len(self._asking.jobs)
+
     async def start(self) -> None:
         """Settings, prefill workers and the queue are followed from now on, whenever what tells of them is there."""
         await self._live.follow(self._around.registry)

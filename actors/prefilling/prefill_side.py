@@ -42,6 +42,11 @@ class PrefillSide:
     def __repr__(self) -> str:
         return f"<PrefillSide {self.service!r}>"
 
+    @property
+    def jobs_open(self) -> int:
+        """Those that it said it began."""
+        return self.service.bench.started
+
     async def start(self) -> None:
         """Decode workers are connected to and jobs taken from now on, whenever registry and log are there."""
         await self._requesters.follow(self._around.registry)

@@ -43,6 +43,10 @@ class Around(Protocol):
 class Side(Protocol):
     """`generate` serves a request; the rest is between decode workers and prefill workers."""
 
+    @property
+    def jobs_open(self) -> int:
+        """Jobs of this worker that are not over by its own word."""
+
     async def start(self) -> None:
         """The worker has joined; what others are needed for is looked for from now on."""
 
@@ -73,6 +77,8 @@ class Side(Protocol):
 
 class Alone:
     """A worker that computes all its prompts itself."""
+
+    jobs_open = 0
 
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine

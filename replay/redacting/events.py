@@ -32,6 +32,7 @@ from core.events import (
     WorkerLost,
 )
 from core.job_events import (
+    JobsRestated,
     PrefillCancelled,
     PrefillCompleted,
     PrefillFailed,
@@ -47,7 +48,7 @@ def redacted(event: Event | UnknownEvent, names: Names) -> Event | None:
     """The event without names; None for one of which nothing can stay: it is about digests of folds that are other
     ones now, or of a kind that this program does not know."""
     match event:
-        case BlocksStored() | BlocksRemoved() | CacheRestated() | LocalChanged():
+        case BlocksStored() | BlocksRemoved() | CacheRestated() | LocalChanged() | JobsRestated():
             return event
         case ReplicaReported() | DivergenceFound() | UnknownEvent():
             return None

@@ -24,6 +24,7 @@ from core.events import (
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
 from core.job_events import (
     JobEvent,
+    JobsRestated,
 )
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
 from core.settings import RoutingSettings
@@ -35,7 +36,7 @@ from tests.projections.speaker import CHAIN_KEY
 V1 = Path(__file__).parents[1] / "golden" / "v1.log.jsonl"
 V1_DIGEST = 0x960D255F65E4F292
 """Under FOLD_VERSION 2. A fold of another version may have another digest; what it holds, below, stays."""
-LATER = {RequestMigrated, ReplicaReported, DivergenceFound, *get_args(JobEvent)}
+LATER = {RequestMigrated, ReplicaReported, DivergenceFound, JobsRestated, *get_args(JobEvent)}
 """Types that came after version 1."""
 STEADY, SHAKY = WorkerId("a1" * 8), WorkerId("b2" * 8)
 ROUTER, RESTATED = ReplicaId("e5" * 8), ReplicaId("f6" * 8)

@@ -7,6 +7,7 @@ import pytest
 from core.codec import encode_event
 from core.events import WorkerLeft, WorkerLost
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
+from core.job_events import JobsRestated
 from core.subjects import JOBS, asked_token
 from projections import jobs as jobs_module
 from projections.jobs import JobsProjection
@@ -96,6 +97,21 @@ def test_an_end_that_cannot_be_read_is_noticed() -> None:
     assert part_of(jobs) == ({"c"}, False)
     fold(jobs, d.say(pulled("b", 1)))
     assert part_of(jobs) == ({"c"}, True)
+
+
+def test_a_restatement_says_how_many_are_open() -> None:
+    """Nothing is open: whole at once. Some are: whole when the last of them that is not known has ended."""
+    jobs, d = JobsProjection(), requester(D)
+    fold(jobs, d.say(asked("a", 1)))
+    d.say(cancelled("a", 0))
+    fold(jobs, d.say(JobsRestated(open=0)))
+    assert part_of(jobs) == (set(), True)
+    fold(jobs, d.say(asked("b", 1)))
+    d.say(asked("hidden", 2))
+    fold(jobs, d.say(JobsRestated(open=2)))
+    assert part_of(jobs) == (set(), False)
+    fold(jobs, d.say(pulled("b", 1)), d.say(pulled("hidden", 0)))
+    assert part_of(jobs) == (set(), True)
 
 
 def test_a_repeat_changes_nothing() -> None:
