@@ -18,7 +18,7 @@ from tests.fixtures.eventually import eventually
 HEALED_S = 20.0
 """Within this, replicas know every worker's cache again."""
 LEASE_S = 10
-STREAMS = ("jobs", "kv_0", "load", "routing")
+STREAMS = ("kv_0", "load", "routing")
 
 Messages = dict[tuple[str, str], set[int]]
 """By stream and source, which of its messages are there."""
