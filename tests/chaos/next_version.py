@@ -18,13 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FIELD = ("    parent: int | None = None\n", '    parent: int | None = None\n    origin: str = "engine"\n')
 EVENTS = '''
 
-class CacheMeasured(_Event, frozen=True):
+class CacheMeasured(EventBase, frozen=True):
     """New in the next version: in the kv stream."""
 
     hits: int
 
 
-class RouterMeasured(_Event, frozen=True):
+class RouterMeasured(EventBase, frozen=True):
     """New in the next version: in the routing stream."""
 
     decisions: int
