@@ -59,8 +59,9 @@ async def open_jobs(site: Site) -> list[str]:
 async def handed_out_again(site: Site) -> int:
     """How often the queue has handed out messages beyond once each, as far as the broker remembers."""
     async with broker_of(site.running) as broker:
-        (queue,) = [one for one in (await broker.consumers())[JOBS] if one["config"].get("durable_name")]
-    return int(queue["delivered"]["consumer_seq"]) + int(queue["num_pending"]) - site.jobs.queued
+        queues = [one for one in (await broker.consumers())[JOBS] if one["config"].get("durable_name")]
+    taken = sum(int(queue["delivered"]["consumer_seq"]) + int(queue["num_pending"]) for queue in queues)
+    return taken - site.jobs.queued
 
 
 async def _names(site: Site) -> dict[str, str]:
