@@ -66,6 +66,10 @@ class Requesters:
         """Whether it can be spoken to now."""
         return worker in self.links and self.links[worker].up
 
+    def unreachable(self, worker: WorkerId) -> bool:
+        """Whether a try to connect to it has failed since it was last there."""
+        return worker in self.links and not self.links[worker].up and self.links[worker].failures > 0
+
     def send(self, worker: WorkerId, frame: FromPrefill) -> None:
         """The frame is on its way, unless the connection is gone."""
         if worker in self.links:

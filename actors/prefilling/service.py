@@ -134,7 +134,7 @@ class PrefillService:
         """Its connection broke: nothing is computed or held for it."""
         self.bench.holds.release_all_of(requester)
         for work in list(self._work.values()):
-            if work.requester == requester and work.prompt.done():
+            if work.requester == requester:
                 work.break_off("the decode worker is gone")
 
     async def _take_again_and_again(self) -> None:

@@ -134,7 +134,9 @@ class Work:
         requesters = self._bench.requesters
         try:
             async with asyncio.timeout(CONNECT_WAIT_S):
-                while not requesters.connected(self.requester):  # noqa: ASYNC110  # rare: it has just come
+                while not requesters.connected(self.requester):
+                    if requesters.unreachable(self.requester):
+                        raise Unavailable(f"decode worker {self.requester} cannot be reached")
                     await asyncio.sleep(CONNECT_LOOK_S)
             requesters.send(self.requester, Claim(job=self.job, delivery=self.delivered))
             async with asyncio.timeout(CLAIM_TIMEOUT_S):
