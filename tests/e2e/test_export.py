@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from core.keys import DeploymentKey
-from core.subjects import LOAD, ROUTING, kv_stream
+from core.subjects import JOBS, LOAD, ROUTING, kv_stream
 from projections.decide import decide
 from replay.playback import Playback
 from replay.recording import Recording
@@ -34,7 +34,7 @@ async def test_an_export_outlives_its_deployment(tmp_path: Path) -> None:
         await eventually(lambda: not running.state("frontend-0")["ahead"], "the log has all")
         said = await command("export", str(file), "--data", str(data), "--json")
         assert "exists" in (await asyncio.to_thread(contrail, "export", str(file), "--data", str(data))).stderr
-        held = {stream: await running.events(stream) for stream in (kv_stream(0), LOAD, ROUTING)}
+        held = {stream: await running.events(stream) for stream in (kv_stream(0), JOBS, LOAD, ROUTING)}
     key = shutil.copy(data / "key", tmp_path / "key")
     shutil.rmtree(data)
     assert set(said["streams"]) == set(held)
