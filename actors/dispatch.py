@@ -160,8 +160,8 @@ class Dispatch:
         try:
             event = record(decision, asked, self._live.current, self._live.revision)
             self._voice().say(event)
-        except BaseException:
-            stream.close()  # else the worker would go on for nobody
+        except BaseException:  # whatever it was, the worker would go on for nobody
+            stream.close()
             raise
         return Flight(event, stream, self._flights, arrived_ms)
 

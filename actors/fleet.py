@@ -9,10 +9,9 @@ from collections.abc import Set as AbstractSet
 
 from actors.catalog import Catalog, Teacher
 from actors.link import Link
-from actors.registration import Registration
+from actors.registration import Registration, registration_of
 from actors.wire import Hello
 from core.clock import Clock
-from core.errors import PeerError
 from core.ids import WorkerId
 from core.roles import PREFILL
 from streams.registry import Change, Registry
@@ -129,7 +128,7 @@ class Fleet:
         if self._closed:
             return
         worker = WorkerId(change.key.rpartition("/")[2])
-        before, now = self.registered.pop(worker, None), _parsed(change)
+        before, now = self.registered.pop(worker, None), registration_of(change)
         if now is None:
             self.absent_since[worker] = self._clock.monotonic_ms()
         else:
@@ -145,14 +144,3 @@ class Fleet:
         if link.up and registration is not None:
             self.catalog.consider(registration.model)
         self._on_change()
-
-
-def _parsed(change: Change) -> Registration | None:
-    """What stands in the registry now; what cannot be read counts as nothing, and is said."""
-    if change.value is None:
-        return None
-    try:
-        return Registration.parse(change.value)
-    except PeerError as error:
-        _logger.error("%s of revision %d: %s", change.key, change.revision, error)  # noqa: TRY400  # its text says it all
-        return None

@@ -171,7 +171,7 @@ class Link:
             assert isinstance(frame, Welcome)
             if frame.worker != self.worker:
                 raise PeerError(f"worker {frame.worker} answers there")  # noqa: TRY301  # closed as any other failure
-        except BaseException:
+        except BaseException:  # cancelled or not: nobody else knows of this connection
             line.close()
             raise
         return line

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from core.errors import PeerError
 from core.transfer import KvAddress
+from streams.registry import Change
+
+_logger = logging.getLogger(__name__)
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -35,6 +40,17 @@ class Registration(msgspec.Struct, frozen=True):
         if registration.block_size <= 0 or registration.context_max <= 0:
             raise PeerError(f"no registration of a worker: {registration}")
         return registration
+
+
+def registration_of(change: Change) -> Registration | None:
+    """What stands in the registry now; what cannot be read counts as nothing, and is said."""
+    if change.value is None:
+        return None
+    try:
+        return Registration.parse(change.value)
+    except PeerError as error:
+        _logger.error("%s of revision %d: %s", change.key, change.revision, error)  # noqa: TRY400  # its text says it all
+        return None
 
 
 _decoder: msgspec.json.Decoder[Registration] = msgspec.json.Decoder(Registration)

@@ -147,7 +147,7 @@ class Router:
         """
         try:
             await self._start(details)
-        except BaseException:
+        except BaseException:  # a cancelled start, too, leaves nothing behind
             await self.stop("it could not start")
             raise
 

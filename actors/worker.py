@@ -128,7 +128,7 @@ class Worker:
         """
         try:
             await self._start(details)
-        except BaseException:
+        except BaseException:  # a cancelled start, too, leaves nothing behind
             await self.stop("it could not start", drain=False)
             raise
 

@@ -128,7 +128,7 @@ class VllmEngine:
             if self._transfer is not None and self._vllm.current_platform.is_cpu():
                 await asyncio.to_thread(vllm_threads.relieve, self._processes.pids)
             await self._feed.catch_up()
-        except BaseException:
+        except BaseException:  # a cancelled start, too, leaves no process behind
             await self._abandon(construction)
             raise
         finally:

@@ -97,12 +97,13 @@ class DecodeSide:
 
     def describe(self) -> dict[str, Any]:
         """Where prompts were computed and why, and who could compute them now."""
-        moved = self.desk.transferred()
+        transfer = self._around.engine.transfer
+        assert transfer is not None
         return {
             "prefill_workers": self._peers.able(),
             "jobs_open": len(self._asking.jobs),
             "settings_revision": self._live.revision,
             "verdicts": dict(sorted(self.desk.verdicts.items())),
             "jobs": dict(sorted(self._asking.counts.items())),
-            "engine": moved._asdict(),
+            "engine": transfer.totals()._asdict(),
         }

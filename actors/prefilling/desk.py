@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from actors.engines.engine import BlockTransfer, Engine, TransferFailed, TransferTotals
+from actors.engines.engine import BlockTransfer, Engine, TransferFailed
 from actors.live_settings import LiveSettings
 from actors.mirror import CacheMirror
 from actors.prefilling.asking import Asking
@@ -85,10 +85,6 @@ class PrefillDesk:
     def __repr__(self) -> str:
         return f"<PrefillDesk {self.asking!r}, {self._doubts!r}>"
 
-    def transferred(self) -> TransferTotals:
-        """What the engine itself counts of blocks moved."""
-        return self._transfer.totals()
-
     async def generate(
         self, request: GenerateRequest, prefer: str = "", prefer_tokens: int = 0
     ) -> AsyncGenerator[Output, None]:
@@ -124,17 +120,19 @@ class PrefillDesk:
 
     def _verdict(self, prompt: Prompt, depth: int) -> PrefillReport:
         settings, asking = self._live.current, self.asking
+        uncached = prompt.tokens - depth * prompt.block_size
         waiting = self._jobs().waiting().keys() | {job.id for job in asking.jobs.values() if job.attempt < 0}
         waiting -= {job.id for job in asking.jobs.values() if job.attempt >= 0}
         report = decide_prefill(
             PrefillInputs(
-                uncached_tokens=prompt.tokens - depth * prompt.block_size,
+                uncached_tokens=uncached,
                 queued=len(waiting),
                 workers=len(asking.peers.able()),
                 min_tokens=settings.remote_prefill_min_tokens,
                 queue_max=settings.prefill_queue_max,
                 log_away=asking.log_away,
-                busy=self._doubts.shared(prompt, depth + 1),
+                # looked at for long prompts only: it takes a digest for each request in the engine
+                busy=uncached > settings.remote_prefill_min_tokens and self._doubts.shared(prompt, depth + 1),
             )
         )
         self.verdicts[report.reason] += 1
@@ -146,7 +144,7 @@ class PrefillDesk:
         rest = cast(AsyncGenerator[Output, None], self._engine.generate(request, pull))
         try:
             return Begun(await anext(rest), rest, report)
-        except BaseException:
+        except BaseException:  # cancelled, too: an iterator that nobody closes keeps its request in the engine
             await rest.aclose()
             raise
 
@@ -174,7 +172,7 @@ class PrefillDesk:
             if self._clock.monotonic_ms() > until_ms:
                 raise Recompute("unconfirmed", "the blocks came after the time for which they were promised")  # noqa: TRY301
             await self.asking.confirm(job, answer)
-        except BaseException as error:
+        except BaseException as error:  # a client that went away, too, may leave wrong blocks in the cache
             if begun is not None:
                 await begun.rest.aclose()
             if not isinstance(error.__cause__, TransferFailed) and await self._came(prompt, depth):

@@ -6,8 +6,7 @@ import logging
 from typing import NamedTuple, Protocol
 
 from actors.prefilling.frames import Introduce, ToPrefill
-from actors.registration import Registration
-from core.errors import PeerError
+from actors.registration import registration_of
 from core.ids import WorkerId
 from core.roles import PREFILL
 from core.transfer import KvAddress
@@ -91,14 +90,9 @@ class Peers:
 
     def _on_registered(self, change: Change) -> None:
         worker = WorkerId(change.key.rpartition("/")[2])
-        if change.value is None:
+        registration = registration_of(change)
+        if registration is None:
             self._addresses.pop(worker, None)
             self._misfits.pop(worker, None)
-            return
-        try:
-            registration = Registration.parse(change.value)
-        except PeerError as error:
-            _logger.error("%s of revision %d: %s", change.key, change.revision, error)  # noqa: TRY400  # its text says it all
-            return
-        if registration.role == PREFILL and registration.model == self.kind.model and registration.kv is not None:
+        elif registration.role == PREFILL and registration.model == self.kind.model and registration.kv is not None:
             self._addresses[worker] = registration.kv

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 from actors.link import Link
 from actors.prefilling.frames import FromPrefill, Introduce, ToPrefill
-from actors.registration import Registration
+from actors.registration import registration_of
 from actors.wire import Hello
-from core.errors import PeerError
 from core.ids import WorkerId
 from core.roles import PREFILL
 from streams.registry import Change, Registry
@@ -79,7 +78,7 @@ class Requesters:
         if self._closed:
             return
         worker = WorkerId(change.key.rpartition("/")[2])
-        registration = _parsed(change)
+        registration = registration_of(change)
         self._registered.discard(worker)
         if registration is not None and registration.role != PREFILL and registration.model == self._model:
             self._registered.add(worker)
@@ -113,13 +112,3 @@ class Requesters:
         task = asyncio.create_task(self.links.pop(worker).close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-def _parsed(change: Change) -> Registration | None:
-    if change.value is None:
-        return None
-    try:
-        return Registration.parse(change.value)
-    except PeerError as error:
-        _logger.error("%s of revision %d: %s", change.key, change.revision, error)  # noqa: TRY400  # its text says it all
-        return None

@@ -40,6 +40,7 @@ class JobsTail:
     def start(self) -> None:
         """It follows the log from now on, and waits for it if it is away."""
         self._task = asyncio.create_task(self._open(), name="jobs tail")
+        self._task.add_done_callback(_report)
 
     async def stop(self) -> None:
         """Nothing is heard of any more."""
@@ -73,3 +74,8 @@ class JobsTail:
 
     def _on_reset(self, _now: StreamState) -> None:
         self.jobs = JobsProjection()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _logger.error("the prefill queue is not followed any more, by a defect", exc_info=task.exception())
