@@ -18,7 +18,7 @@ from actors.told import Told
 from actors.voice import Voice
 from core.clock import Clock
 from core.events import RequestMigrated, RequestRejected
-from core.generation import GenerateRequest, Output
+from core.generation import GenerateRequest, Hint, Output
 from core.ids import RequestId
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import Prompt, scope_bytes
@@ -156,7 +156,8 @@ class Dispatch:
         if decision.worker is None:
             raise self._rejected(asked, decision)
         # the worker gets the request first: the record costs a digest per block
-        stream = self._fleet.links[decision.worker].open(asked.model, request, decision.prefer, decision.prefer_tokens)
+        hint = Hint(asked.attempt, decision.prefer, decision.prefer_tokens)
+        stream = self._fleet.links[decision.worker].open(asked.model, request, hint)
         try:
             event = record(decision, asked, self._live.current, self._live.revision)
             self._voice().say(event)

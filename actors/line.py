@@ -29,7 +29,7 @@ from actors.wire import (
     read_by_replica,
 )
 from core.errors import CallerError, PeerError, Unavailable
-from core.generation import GenerateRequest, Output
+from core.generation import GenerateRequest, Hint, Output
 
 _logger = logging.getLogger(__name__)
 
@@ -45,9 +45,7 @@ class TokenStream:
     CallerError if the engine cannot take the request; what came before is read first.
     """
 
-    def __init__(
-        self, line: Line | None, model: str, request: GenerateRequest, prefer: str = "", prefer_tokens: int = 0
-    ) -> None:
+    def __init__(self, line: Line | None, model: str, request: GenerateRequest, hint: Hint) -> None:
         self._gathered = Gathered()
         self._error: Exception | None = None
         self._news = asyncio.Event()
@@ -57,7 +55,7 @@ class TokenStream:
         if line is None:
             self.fail(WorkerGone("no connection to the worker"))
         else:
-            self._number = line.open(self, model, request, prefer, prefer_tokens)
+            self._number = line.open(self, model, request, hint)
 
     def __aiter__(self) -> TokenStream:
         return self
@@ -140,12 +138,10 @@ class Line(asyncio.Protocol):
             if not answer.done():
                 answer.set_exception(WorkerGone(why))
 
-    def open(
-        self, stream: TokenStream, model: str, request: GenerateRequest, prefer: str = "", prefer_tokens: int = 0
-    ) -> int:
+    def open(self, stream: TokenStream, model: str, request: GenerateRequest, hint: Hint) -> int:
         """The request is on its way; returns the number under which its tokens come. CallerError if it is too long."""
         number = next(self._numbers)
-        generate = Generate(stream=number, model=model, request=request, prefer=prefer, prefer_tokens=prefer_tokens)
+        generate = Generate(stream=number, model=model, request=request, hint=hint)
         frame = encode(generate)
         if len(frame) > FRAME_BYTES_MAX:
             raise CallerError(

@@ -23,7 +23,7 @@ from actors.wire import (
     encode,
 )
 from core.errors import PeerError
-from core.generation import GenerateRequest
+from core.generation import NO_HINT, GenerateRequest, Hint
 from core.ids import WorkerId
 
 CONNECT_TIMEOUT_S = 2.0
@@ -92,13 +92,12 @@ class Link:
         if self._line is not None:
             self._line.close()
 
-    def open(self, model: str, request: GenerateRequest, prefer: str = "", prefer_tokens: int = 0) -> TokenStream:
+    def open(self, model: str, request: GenerateRequest, hint: Hint = NO_HINT) -> TokenStream:
         """The request is on its way when this returns; without a connection the stream says so.
 
-        `prefer` is the prefill worker that holds most of the prompt, so many tokens of it. CallerError if the request
-        is longer than a frame may be.
+        CallerError if it is longer than a frame may be.
         """
-        return TokenStream(self._line if self.up else None, model, request, prefer, prefer_tokens)
+        return TokenStream(self._line if self.up else None, model, request, hint)
 
     def send(self, frame: ToWorker) -> None:
         """The frame is on its way, unless the connection is gone: then who waits for an answer waits in vain."""

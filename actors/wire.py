@@ -20,7 +20,7 @@ import msgspec
 from actors.frame import Frame
 from actors.prefilling.frames import Answered, Broke, Claim, Confirm, Introduce, Offer, Prompt, Release, StillHeld
 from core.errors import PeerError
-from core.generation import GenerateRequest, Output
+from core.generation import NO_HINT, GenerateRequest, Hint, Output
 
 PROTOCOL = 1
 HELLO_BYTES_MAX = 4096
@@ -48,9 +48,7 @@ class Generate(Frame, frozen=True):
     stream: int
     model: str
     request: GenerateRequest
-    prefer: str = ""
-    """The prefill worker that holds most of the prompt, as the replica sees it."""
-    prefer_tokens: int = 0
+    hint: Hint = NO_HINT
 
 
 class Cancel(Frame, frozen=True):

@@ -23,7 +23,7 @@ from bench.disagg_client import MS_PER_S, part
 from bench.disagg_world import MODEL, World, world
 from bench.figures import MICRO, Figure
 from core.codec import decode_message
-from core.generation import GenerateRequest, Output, PrefillReport, Sampling
+from core.generation import GenerateRequest, Hint, Output, PrefillReport, Sampling
 from core.ids import RequestId, StreamSeq
 from core.job_events import PrefillStarted
 from core.settings import RoutingSettings
@@ -133,7 +133,7 @@ async def _requests(it: World, tokens: int, numbers: range, prefer: str) -> tupl
         raw = struct.pack("<I", number + 1) + struct.pack("<I", tokens) * (tokens - 1)
         sampling = Sampling(max_tokens=1, temperature=0, ignore_eos=True)
         request = GenerateRequest(id=RequestId(f"job-{number}"), tokens=raw, sampling=sampling)
-        frame = Generate(stream=number, model=MODEL, request=request, prefer=prefer)
+        frame = Generate(stream=number, model=MODEL, request=request, hint=Hint(prefer=prefer))
         began_s = time.perf_counter()
         async with aclosing(cast(AsyncGenerator[Output, None], side.generate(frame))) as outputs:
             async for output in outputs:

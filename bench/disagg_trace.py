@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from actors.engines.simulated import SimulatedEngine, SimulatedSettings
-from actors.prefilling.decode_side import DecodeSide
 from actors.router import Router
 from bench.disagg_client import Strain, Timed, ask, between, spread
 from bench.disagg_world import MODEL, World, world
@@ -217,8 +216,8 @@ def _moved(what: str, it: World, played: _Played, scale: float) -> list[Figure]:
     outcomes = Counter(report.outcome for report in reports if report.remote)
     here = Counter(report.reason for report in reports if not report.remote)
     pulled = [report for report in reports if report.outcome == "pulled"]
-    sides = [worker.side for worker in it.decoding if isinstance(worker.side, DecodeSide)]
-    moved_bytes = sum(side.desk.transferred().bytes for side in sides)
+    transfers = [worker.engine.transfer for worker in it.decoding]
+    moved_bytes = sum(transfer.totals().bytes for transfer in transfers if transfer is not None)
     waits_s = [report.wait_ms / 1000 * scale for report in pulled]
     recomputed = {how: count for how, count in outcomes.items() if how != "pulled"}
     return [

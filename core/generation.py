@@ -45,6 +45,20 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """How long the client still waits, a duration: clocks of two machines are never compared."""
 
 
+class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a router says to the worker beside the request."""
+
+    attempt: int = 0
+    """Which decision of the request this is, from 0."""
+    prefer: str = ""
+    """The prefill worker that holds most of the prompt, as the router sees it."""
+    prefer_tokens: int = 0
+    """How much of it that one holds."""
+
+
+NO_HINT = Hint()
+
+
 class PrefillReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A decode worker's verdict on where to compute a prompt, with its inputs, and what came of it."""
 

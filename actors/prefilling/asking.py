@@ -14,7 +14,7 @@ from actors.prefilling.job import Answer, Job, Recompute
 from actors.prefilling.peers import Connection, Peers
 from core.clock import Clock
 from core.events import Event
-from core.generation import GenerateRequest, PrefillReport
+from core.generation import GenerateRequest, Hint, PrefillReport
 from core.ids import WorkerId
 from core.job_events import PrefillCancelled, PrefillCompleted, PrefillFailed, PrefillPulled, PrefillRequested
 from core.prompt import TOKEN_BYTES
@@ -69,32 +69,29 @@ class Asking:
     def __repr__(self) -> str:
         return f"<Asking {len(self.jobs)} jobs open, {self.peers!r}>"
 
-    def open(
-        self, request: GenerateRequest, canonical: bytes, cached_tokens: int, wait_ms: int, hint: tuple[str, int]
-    ) -> Job:
+    def open(self, request: GenerateRequest, canonical: bytes, cached_tokens: int, wait_ms: int, hint: Hint) -> Job:
         """The job is on its way to the queue, and offered to the one that holds most of the prompt, if there is one."""
         job = Job(request, canonical, self._clock.monotonic_ms(), wait_ms)
         self.jobs[job.id] = job
         kind = self.peers.kind
-        prefer, prefer_tokens = hint
         self._say(
             PrefillRequested(
                 job=job.id,
                 request=request.id,
-                attempt=0,
+                attempt=hint.attempt,
                 model=kind.model,
                 block_size=kind.block_size,
                 prompt_tokens=len(request.tokens) // TOKEN_BYTES,
                 cached_tokens=cached_tokens,
                 digest=prompt_digest(canonical).hex(),
                 wait_ms=wait_ms,
-                prefer=prefer,
-                prefer_tokens=prefer_tokens,
+                prefer=hint.prefer,
+                prefer_tokens=hint.prefer_tokens,
                 open=len(self.jobs),
             )
         )
-        if prefer:
-            self._offer(job, WorkerId(prefer))
+        if hint.prefer:
+            self._offer(job, WorkerId(hint.prefer))
         return job
 
     async def answer(self, job: Job) -> Answer:

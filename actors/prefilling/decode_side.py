@@ -73,7 +73,7 @@ class DecodeSide:
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:
         """From blocks of another engine, where that pays."""
-        return self.desk.generate(frame.request, frame.prefer, frame.prefer_tokens)
+        return self.desk.generate(frame.request, frame.hint)
 
     def heard(self, connection: Connection, frame: FromPrefill) -> None:
         """A prefill worker spoke."""

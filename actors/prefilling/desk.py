@@ -27,7 +27,7 @@ from actors.prefilling.asking import Asking
 from actors.prefilling.doubts import Doubts
 from actors.prefilling.job import Answer, Job, Recompute
 from core.clock import Clock
-from core.generation import GenerateRequest, Output, PrefillReport
+from core.generation import NO_HINT, GenerateRequest, Hint, Output, PrefillReport
 from core.prompt import Prompt, scope_bytes
 from core.transfer import KvPull
 from projections.decide_prefill import PrefillInputs, decide_prefill
@@ -85,9 +85,7 @@ class PrefillDesk:
     def __repr__(self) -> str:
         return f"<PrefillDesk {self.asking!r}, {self._doubts!r}>"
 
-    async def generate(
-        self, request: GenerateRequest, prefer: str = "", prefer_tokens: int = 0
-    ) -> AsyncGenerator[Output, None]:
+    async def generate(self, request: GenerateRequest, hint: Hint = NO_HINT) -> AsyncGenerator[Output, None]:
         """As the engine's own; the first output has the report. It takes no error to compute a prompt here."""
         info = self._engine.info
         scope = scope_bytes(request.adapter, request.cache_salt)
@@ -102,7 +100,7 @@ class PrefillDesk:
                     scope + request.tokens,
                     depth * info.block_size,
                     self._live.current.prefill_wait_max_ms,
-                    (prefer, prefer_tokens),
+                    hint,
                 )
                 try:
                     with self._doubts.about(prompt, depth + 1):

@@ -107,7 +107,7 @@ async def test_who_holds_the_prompt_is_named_and_verified(tmp_path: Path) -> Non
         assert (first.prefer, first.prefer_tokens) == (there, 32)
         assert (second.prefer, second.prefer_tokens) == ("", 0)  # its own cache has as much
         frames = [read_by_worker(frame[4:]) for frame in sent]
-        named = [(frame.prefer, frame.prefer_tokens) for frame in frames if isinstance(frame, Generate)]
+        named = [(frame.hint.prefer, frame.hint.prefer_tokens) for frame in frames if isinstance(frame, Generate)]
         assert named == [(there, 32), ("", 0)]
         with await recorded(it.log, NAMESPACE, KEY, tmp_path / "log") as recording:
             found = verify(recording)

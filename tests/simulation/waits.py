@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from actors.prefilling.asking import CONFIRM_TIMEOUT_S
 from actors.prefilling.desk import PrefillDesk
-from core.generation import GenerateRequest, Output
+from core.generation import NO_HINT, GenerateRequest, Hint, Output
 from tests.simulation.loop import Process
 from tests.simulation.options import Options
 from tests.simulation.scale import PREFILL_WAIT_MAX_MS, PULL_TIMEOUT_S
@@ -32,12 +32,10 @@ def timed(desk: PrefillDesk, process: Process, witness: Witness, most_s: float) 
     """The witness hears of every first token that comes later than that, unless the process stood still."""
     inner = desk.generate
 
-    async def generate(
-        request: GenerateRequest, prefer: str = "", prefer_tokens: int = 0
-    ) -> AsyncGenerator[Output, None]:
+    async def generate(request: GenerateRequest, hint: Hint = NO_HINT) -> AsyncGenerator[Output, None]:
         loop, pauses = asyncio.get_running_loop(), process.pauses
         began_s, first = loop.time(), True
-        async with aclosing(inner(request, prefer, prefer_tokens)) as outputs:
+        async with aclosing(inner(request, hint)) as outputs:
             async for output in outputs:
                 waited_s = loop.time() - began_s
                 if first and waited_s > most_s and process.pauses == pauses:
