@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 from core.events import RequestPrefilled
 from core.job_events import PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
 from core.subjects import JOBS, ROUTING
 from tests.actors.world import collect, request
-from tests.prefilling.disagg import alone, at_rest, decode, desk, disagg, linked, prefill
+from tests.fixtures.eventually import eventually
+from tests.prefilling.disagg import SMALL, alone, at_rest, decode, desk, disagg, linked, prefill
 
 TOKENS = range(100, 100 + 700)
 
@@ -49,3 +51,20 @@ async def test_many_at_once() -> None:
             assert tokens == await alone(each)
         await at_rest(workers)
         assert sum(desk(worker).totals()["prefill_remote"] for worker in workers[:2]) > 10
+
+
+async def test_a_job_names_the_attempt_that_it_is_for() -> None:
+    """The worker that waited for it dies, and the next one asks again."""
+    async with disagg() as it:
+        slow = dataclasses.replace(SMALL, prefill_us_per_token=2000)
+        workers = [await decode(it, "decode-0"), await decode(it, "decode-1"), await prefill(it, "prefill-0", slow)]
+        router = await it.router()
+        await it.ready(router, 2)
+        await linked(workers[:2], 1)
+        asked = request(list(TOKENS)[:100])
+        answer = asyncio.create_task(collect(router, asked))
+        await eventually(lambda: any(desk(each).describe()["jobs_open"] for each in workers[:2]), "a job is open")
+        name = next(each.options.name for each in workers[:2] if desk(each).describe()["jobs_open"])
+        await it.crash(name)
+        assert (await answer)[0] == await alone(asked)
+        assert [event.attempt for event in await it.told(JOBS, PrefillRequested)] == [0, 1]
