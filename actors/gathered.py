@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from core.generation import Output, PrefillReport
+from core.generation import Output, PrefillReport, TokenLogprobs
 
 
 class Gathered:
     """Adding is O(new tokens), so that a reader who is far behind costs no more than one who keeps up."""
 
-    __slots__ = ("_any", "_cached_tokens", "_finish", "_prefill", "_tokens")
+    __slots__ = ("_any", "_cached_tokens", "_finish", "_logprobs", "_once", "_prefill", "_tokens")
 
     def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
         self._any = False
         self._tokens: list[int] = []
         self._finish: str | None = None
         self._cached_tokens: int | None = None
         self._prefill: PrefillReport | None = None
+        self._logprobs: list[TokenLogprobs] = []
+        self._once: Output | None = None
+        """The output with what comes once and rarely: the prompt's logprobs, or an embedding."""
 
     def __bool__(self) -> bool:
         return self._any
@@ -32,6 +38,10 @@ class Gathered:
             self._cached_tokens = output.cached_tokens
         if output.prefill is not None:
             self._prefill = output.prefill
+        if output.logprobs:
+            self._logprobs += output.logprobs
+        if output.prompt_logprobs or output.embedding:
+            self._once = output
 
     def take(self) -> Output:
         """All of it as one output; nothing is left."""
@@ -40,6 +50,9 @@ class Gathered:
             finish=self._finish,
             cached_tokens=self._cached_tokens,
             prefill=self._prefill,
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=self._once.prompt_logprobs if self._once else (),
+            embedding=self._once.embedding if self._once else b"",
         )
-        self._any, self._tokens, self._finish, self._cached_tokens, self._prefill = False, [], None, None, None
+        self._clear()
         return output

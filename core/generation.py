@@ -7,6 +7,19 @@ import msgspec
 from core.ids import RequestId
 
 
+class Guided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer's text must be; exactly one of these is given."""
+
+    json_schema: str | None = None
+    """A JSON schema, as JSON text."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    choices: tuple[str, ...] = ()
+    grammar: str | None = None
+    """In the engine's grammar language (vLLM: EBNF)."""
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens. The defaults are those of OpenAI's API; names are vLLM's."""
 
@@ -25,6 +38,21 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, ascending, and what is added to their logits."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """If any: no other token is chosen."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that must not appear."""
+    logprobs: int = -1
+    """-1: none are told; 0: of each chosen token; above: of so many of the likeliest as well."""
+    prompt_logprobs: int = -1
+    """The same of the prompt's tokens."""
+    guided: Guided | None = None
+
+
+TASK_GENERATE = "generate"
+TASK_EMBED = "embed"
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,6 +71,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """W3C trace context, passed through."""
     deadline_ms: int | None = None
     """How long the client still waits, a duration: clocks of two machines are never compared."""
+    task: str = TASK_GENERATE
+    """What is asked of the engine: tokens, or with TASK_EMBED the prompt's embedding."""
 
 
 class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,6 +120,14 @@ class PrefillReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     pull_ms: int = 0
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """One token with its natural logarithm of probability, and those of the likeliest in its place, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one generation; several that arrive together leave together."""
 
@@ -100,3 +138,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prompt tokens that the engine took from its own cache; set once, with the first tokens."""
     prefill: PrefillReport | None = None
     """Set once, with the first tokens, by a worker that can have prompts computed elsewhere."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `tokens`, if they were asked for."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """One for each token of the prompt, None for the first; set once, with the first tokens, if asked for."""
+    embedding: bytes = b""
+    """Little-endian float32, in the only output of a request for it, with `finish` `stop`."""

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer, decoders
 
 from api.openai.chat import ChatTemplate
 from api.openai.detokenizer import Detokenizer
+from api.openai.encoder import Encoder
 from core.errors import Corrupt
 from core.models import ModelCard
-from core.prompt import tokens_to_bytes
+from core.prompt import TOKEN_BYTES
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """What templates may name."""
@@ -28,6 +29,7 @@ class ModelTokenizer:
 
     def __init__(self, model: str, files: Mapping[str, bytes]) -> None:
         self._tokenizer = _tokenizer(model, files)
+        self._encoder = Encoder(self._tokenizer, msgspec.json.decode(files["tokenizer.json"], type=dict[str, Any]))
         config = _json(model, files, "tokenizer_config.json")
         special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name))) is not None}
         source = _template_source(files, config)
@@ -45,22 +47,17 @@ class ModelTokenizer:
         return f"<ModelTokenizer of {self._model}: {self.vocabulary} tokens, ends {list(self.eos_ids)}>"
 
     def encode(self, text: str, tokens_max: int, *, add_special_tokens: bool) -> bytes:
-        """The text's token ids as little-endian uint32; about 0.4 us per character. Other threads run meanwhile.
+        """The text's token ids as little-endian uint32; at most some 0.4 us per character (see `Encoder`).
 
         Of a text with many more tokens than `tokens_max`, only a beginning that has more than that too: the library
         takes some 500 bytes per token, so that a body of 16 MiB would take gigabytes before it is refused.
         """
         end = CHARS_PER_TOKEN * tokens_max
-        ids = self._ids(text[:end], add_special_tokens)
-        while end < len(text) and len(ids) <= tokens_max + CUT_TOKENS_MAX:
+        tokens = self._encoder.encode(text[:end], add_special_tokens=add_special_tokens)
+        while end < len(text) and len(tokens) <= (tokens_max + CUT_TOKENS_MAX) * TOKEN_BYTES:
             end *= 2
-            ids = self._ids(text[:end], add_special_tokens)
-        return tokens_to_bytes(ids)
-
-    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        # encode() holds the interpreter's lock while it works, encode_batch() does not
-        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
-        return encoding.ids
+            tokens = self._encoder.encode(text[:end], add_special_tokens=add_special_tokens)
+        return tokens
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A new one, for one generation."""

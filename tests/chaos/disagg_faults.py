@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from tests.chaos.disagg_site import ACK_WAIT_S, DECODE, PREFILL, WAIT_MAX_S, Site, Worker
+from tests.chaos.disagg_site import ACK_WAIT_S, BLOCK_SIZE, DECODE, PREFILL, WAIT_MAX_S, Site, Worker
 from tests.fixtures.eventually import eventually
 
 Fault = Callable[[Site], Awaitable[None]]
@@ -91,8 +91,7 @@ async def two_on_one_port(site: Site) -> None:
 
 async def other_block_size(site: Site) -> None:
     """A prefill worker joins whose blocks are of another size: nobody gives it work."""
-    size = 16 if site.kind.name == "vllm" else 64
-    odd = site.make(PREFILL, block_size=size)
+    odd = site.make(PREFILL, block_size=2 * BLOCK_SIZE)
     odd.lives = False  # it does not count
     await odd.start()
     await eventually(lambda: odd.state()["prefill"]["decode_workers"] == 1 + site.kind.decode, "its connections")

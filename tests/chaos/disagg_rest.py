@@ -6,11 +6,14 @@ import asyncio
 import time
 
 from core.codec import decode_message
-from core.events import WorkerJoined
+from core.events import WorkerJoined, WorkerLeft, WorkerLost
 from core.ids import StreamName, StreamSeq
 from core.subjects import JOBS, owner
 from tests.chaos.broker import broker_of
 from tests.chaos.disagg_site import ANCHOR, Site
+
+OVER = ""
+"""The name of nobody who lives."""
 
 REST_S = 60.0
 """How long all may take to come to rest: longer than blocks are held."""
@@ -65,11 +68,13 @@ async def handed_out_again(site: Site) -> int:
 
 
 async def _names(site: Site) -> dict[str, str]:
-    """Names of all workers that there ever were, by the ids under which they went."""
+    """Names of all workers, by the ids under which they went; an id that is over, whoever said so, has no open jobs."""
     names = {}
     async with site.running.log() as log:
         async for record in log.read(StreamName("kv_0"), StreamSeq(1)):
             for event in decode_message(record.payload).events:
                 if isinstance(event, WorkerJoined):
                     names[owner(record.subject)] = event.name
+                if isinstance(event, WorkerLeft | WorkerLost):
+                    names[owner(record.subject)] = OVER
     return names

@@ -1,0 +1,118 @@
+"""Text to token ids, exactly as the tokenizers library gives them, and in a fraction of its time where that can be.
+
+1. Special tokens cut a text: what stands between two of them is tokenized without regard to the rest. So the tokens of
+   such a segment (a system prompt, an earlier turn) are kept and found again, whatever stands around it.
+2. Byte-level BPE cuts a segment into words by a pattern, and a word's tokens depend on nothing but the word. In ASCII
+   text the pattern means the same to Python's `re`, so a word that was seen before costs a look into a dictionary.
+3. Whether both hold is read from tokenizer.json, and tried on a sample; where they do not, the library does it all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from api.openai.segments import Segments
+from api.openai.words import Words, words_of
+from core.prompt import tokens_to_bytes
+
+WORDS_CHARS_MAX = 16 * 1024
+"""A longer segment goes to the library, which lets other threads run meanwhile."""
+SAMPLE = "".join(chr(code) for code in range(9, 127)) + (
+    " The quick brown fox's 3 jumps, they'LL over 12345 lazy dogs...\n\n\tdef f(x):\r\n    return  x+1  # ok?  \n "
+    "don't  I'VE we'd [a]{b}<c> $9.99 100% e-mail@x.org http://a.b/c?d=e&f=g __init__ CamelCaseWords   end   "
+)
+"""Text on which words and library must agree before words are trusted."""
+
+
+class Encoder:
+    """One tokenizer's way from text to tokens; keeps words and segments that it saw, within bounds."""
+
+    def __init__(self, tokenizer: Tokenizer, description: Mapping[str, Any]) -> None:
+        """`description` is tokenizer.json, parsed."""
+        self._tokenizer = tokenizer
+        added = description.get("added_tokens") or []
+        self._special = {token["content"]: tokens_to_bytes([token["id"]]) for token in added}
+        self._cuts = _cuts(added) if _cuts_apart(description, added) else None
+        self._words = self._trusted(words_of(tokenizer, description)) if self._cuts is not None else None
+        self._segments = Segments()
+        self._frame = self._framed()
+
+    def __repr__(self) -> str:
+        way = "the library alone" if self._cuts is None else "segments" if self._words is None else "segments and words"
+        return f"<Encoder by {way}, {self._segments!r}>"
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
+        """The text's token ids as little-endian uint32."""
+        if self._cuts is None or self._frame is None:
+            return tokens_to_bytes(self._library(text, add_special_tokens))
+        pieces = [text] if not self._special else self._cuts.split(text)
+        # a split by one group alternates: text, special token, text, …
+        found = [self._segment(piece) for piece in pieces[::2]]
+        if len(pieces) > 1:
+            both = [b""] * len(pieces)
+            both[::2], both[1::2] = found, [self._special[piece] for piece in pieces[1::2]]
+            found = both
+        if add_special_tokens:
+            before, after = self._frame
+            return b"".join((before, *found, after))
+        return b"".join(found)
+
+    def _segment(self, text: str) -> bytes:
+        if not text:
+            return b""
+        tokens = self._segments.get(text)
+        if tokens is None:
+            tokens = self._tokens(text)
+            self._segments.put(text, tokens)
+        return tokens
+
+    def _tokens(self, text: str) -> bytes:
+        if self._words is not None and len(text) <= WORDS_CHARS_MAX and text.isascii():
+            tokens = self._words.tokens(text)
+            if tokens is not None:
+                return tokens
+        return tokens_to_bytes(self._library(text, add_special_tokens=False))
+
+    def _library(self, text: str, add_special_tokens: bool) -> list[int]:
+        # encode() holds the interpreter's lock while it works, encode_batch() does not
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _trusted(self, words: Words | None) -> Words | None:
+        """The words, if they agree with the library on the sample."""
+        if words is None or words.tokens(SAMPLE) != tokens_to_bytes(self._library(SAMPLE, add_special_tokens=False)):
+            return None
+        return words
+
+    def _framed(self) -> tuple[bytes, bytes] | None:
+        """What the tokenizer puts before and behind a prompt of plain text; None if it does more than that."""
+        bare = self._library("a", add_special_tokens=False)
+        whole = self._library("a", add_special_tokens=True)
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return tokens_to_bytes(whole[:start]), tokens_to_bytes(whole[start + len(bare) :])
+        return None
+
+
+def _cuts_apart(description: Mapping[str, Any], added: list[dict[str, Any]]) -> bool:
+    """Whether added tokens cut a text into segments that know nothing of each other."""
+    plain = all(not (token["single_word"] or token["lstrip"] or token["rstrip"]) for token in added)
+    raw = description.get("normalizer") is None or not any(token["normalized"] for token in added)
+    # the only steps that look at where in the whole text a segment stands
+    return plain and raw and not any(part.get("prepend_scheme") == "first" for part in _parts(description))
+
+
+def _parts(description: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    pre_tokenizer = description.get("pre_tokenizer") or {}
+    return [pre_tokenizer, *pre_tokenizer.get("pretokenizers", ())]
+
+
+def _cuts(added: list[dict[str, Any]]) -> re.Pattern[str]:
+    """Matches any added token, the longest where several begin; as the library finds them."""
+    names = sorted((token["content"] for token in added), key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, names)) + ")")

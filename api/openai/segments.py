@@ -1,0 +1,44 @@
+"""Segments: tokens of texts seen lately, within a bound of memory."""
+
+from __future__ import annotations
+
+CHARS_MIN = 64
+"""A shorter text is tokenized sooner than it is worth keeping."""
+BYTES_MAX = 32 * 1024 * 1024
+"""Of texts and tokens together; those used longest ago go first."""
+
+
+class Segments:
+    """Text to its tokens; least recently used leave."""
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: dict[str, bytes] = {}
+        """In the order of their last use."""
+
+    def __repr__(self) -> str:
+        return f"<Segments {len(self._kept)} kept, {self._bytes} bytes>"
+
+    def get(self, text: str) -> bytes | None:
+        """Its tokens, if they are kept."""
+        tokens = self._kept.pop(text, None) if len(text) >= CHARS_MIN else None
+        if tokens is not None:
+            self._kept[text] = tokens
+        return tokens
+
+    def put(self, text: str, tokens: bytes) -> None:
+        """They are kept, unless that is not worth it."""
+        size = _size(text, tokens)
+        if len(text) < CHARS_MIN or size > self._bytes_max or text in self._kept:
+            return
+        self._kept[text] = tokens
+        self._bytes += size
+        while self._bytes > self._bytes_max:
+            oldest = next(iter(self._kept))
+            self._bytes -= _size(oldest, self._kept.pop(oldest))
+
+
+def _size(text: str, tokens: bytes) -> int:
+    """About; text beyond ASCII takes up to four bytes a character."""
+    return (len(text) if text.isascii() else 4 * len(text)) + len(tokens)

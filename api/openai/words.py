@@ -1,0 +1,112 @@
+"""Words: byte-level BPE of ASCII text, each word's tokens looked up once and then remembered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from core.prompt import tokens_to_bytes
+
+WORDS_MAX = 65_536
+"""Words remembered; then all are forgotten, and those in use come back."""
+WORD_CHARS_MAX = 64
+"""A longer one is not remembered."""
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""How `ByteLevel` cuts words when it does so itself (tokenizers, pre_tokenizers/byte_level.rs)."""
+IDENTITIES = ("NFC", "NFD", "NFKC", "NFKD")
+"""Normalizers that leave ASCII as it is."""
+CLASSES = {
+    "L": "A-Za-z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9", "Nd": "0-9",
+    "Lt": "", "Lm": "", "Lo": "", "M": "", "Nl": "", "No": "",
+}  # fmt: skip
+"""Unicode's categories as far as they lie in ASCII."""
+PRINTABLE = range(33, 127)
+_CATEGORY = re.compile(r"\\p\{(\w+)\}")
+
+
+class Words(dict[str, bytes]):
+    """Word to its tokens, found on the first use."""
+
+    def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str]) -> None:
+        super().__init__()
+        self._model = tokenizer.model
+        self._find = pattern.findall
+
+    def tokens(self, text: str) -> bytes | None:
+        """An ASCII text's tokens; None if the pattern leaves something of it out."""
+        words = self._find(text)
+        if sum(map(len, words)) != len(text):
+            return None
+        return b"".join(map(self.__getitem__, words))
+
+    def __missing__(self, word: str) -> bytes:
+        found = tokens_to_bytes([token.id for token in self._model.tokenize(word.translate(_BYTE_CHARS))])
+        if len(self) >= WORDS_MAX:
+            self.clear()
+        if len(word) <= WORD_CHARS_MAX:
+            self[word] = found
+        return found
+
+
+def words_of(tokenizer: Tokenizer, description: Mapping[str, Any]) -> Words | None:
+    """The words of a tokenizer that is byte-level BPE with a pattern that `re` knows; None for any other."""
+    pattern = _pattern(description.get("pre_tokenizer") or {})
+    model = description["model"]
+    if pattern is None or model.get("type") != "BPE" or model.get("dropout") or not _is_identity(description):
+        return None
+    compiled = _compiled(pattern)
+    return None if compiled is None else Words(tokenizer, compiled)
+
+
+def _pattern(pre_tokenizer: Mapping[str, Any]) -> str | None:
+    """The library's pattern for words."""
+    match pre_tokenizer:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            return GPT2
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return pattern
+        case _:
+            return None
+
+
+def _is_identity(description: Mapping[str, Any]) -> bool:
+    normalizer = description.get("normalizer") or {"type": "Sequence", "normalizers": []}
+    parts = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
+    return all(part.get("type") in IDENTITIES for part in parts)
+
+
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """The pattern for ASCII text; None if Python does not know all of it."""
+    out, in_class = [], False
+    for piece in re.split(r"(\\p\{\w+\}|\\.|\[\^?|\])", pattern):
+        category = _CATEGORY.fullmatch(piece)
+        if category is not None:
+            if category[1] not in CLASSES or not (in_class or CLASSES[category[1]]):
+                return None
+            out.append(CLASSES[category[1]] if in_class else f"[{CLASSES[category[1]]}]")
+            continue
+        in_class = (piece.startswith("[") or in_class) and piece != "]"
+        out.append(piece)
+    try:
+        compiled = re.compile("".join(out), re.ASCII)
+    except re.error:
+        return None
+    return compiled if compiled.groups == 0 else None
+
+
+def _byte_chars() -> dict[int, int]:
+    """How byte-level BPE writes ASCII: what is not printable is shifted past 255, in order."""
+    hidden = [code for code in range(256) if code not in PRINTABLE and not 161 <= code <= 172 and code < 174]
+    return {code: 256 + place for place, code in enumerate(hidden) if code < 128}
+
+
+_BYTE_CHARS = _byte_chars()

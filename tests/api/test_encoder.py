@@ -1,0 +1,164 @@
+"""The encoder against the library: the same tokens, whatever the tokenizer is like and whatever was seen before."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from api.openai.encoder import Encoder
+from api.openai.segments import Segments
+from api.openai.words import WORDS_MAX, words_of
+from core.prompt import tokens_to_bytes
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CORPUS = [
+    "The quick brown fox doesn't jump over 12345 lazy dogs; we've seen it, they'll see it.",
+    "def f(x):\n    return {'a': [1, 2, 3], \"b\": x ** 2}\n\n\nclass C:\n\tpass  # done",
+    "Grüße aus Köln – naïve café, 東京, Привет! 🤡",
+] * 20
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|im", "</s>"]
+
+
+def split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer, normalizer: Any = None) -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(CORPUS, trainer)
+    made.add_special_tokens(SPECIAL)
+    start = f"{SPECIAL[0]} $A {SPECIAL[3]}"
+    ids = [(name, made.token_to_id(name)) for name in (SPECIAL[0], SPECIAL[3])]
+    made.post_processor = processors.TemplateProcessing(single=start, special_tokens=ids)
+    return made
+
+
+def sentence_pieces(scheme: str) -> Tokenizer:
+    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=False))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=["<unk>"], show_progress=False)
+    made.train_from_iterator(CORPUS, trainer)
+    made.add_special_tokens(SPECIAL)
+    return made
+
+
+def stripping() -> Tokenizer:
+    made = byte_level(split(LLAMA3))
+    made.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+    return made
+
+
+TOKENIZERS = {
+    "gpt2": byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "prefix space": byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "llama3": byte_level(split(LLAMA3)),
+    "qwen": byte_level(split(LLAMA3), normalizers.NFC()),
+    "o200k": byte_level(split(O200K)),
+    "lower case": byte_level(split(LLAMA3), normalizers.Lowercase()),
+    "metaspace, first": sentence_pieces("first"),
+    "metaspace, always": sentence_pieces("always"),
+    "strips": stripping(),
+}
+WAYS = {
+    "gpt2": "segments and words",
+    "prefix space": "segments",
+    "llama3": "segments and words",
+    "qwen": "segments and words",
+    "o200k": "segments and words",
+    "lower case": "segments",
+    "metaspace, first": "the library alone",
+    "metaspace, always": "segments",
+    "strips": "the library alone",
+}
+ENCODERS = {name: Encoder(made, json.loads(made.to_str())) for name, made in TOKENIZERS.items()}
+PIECES = st.one_of(
+    st.text(max_size=30),
+    st.text(st.characters(max_codepoint=127), max_size=30),
+    st.sampled_from([*SPECIAL, *CORPUS[:3], "'S", "'ll ", "   ", "\r\n\r\n", "\n ", "\x1c", "\x0b", "İ", "\ufb01"]),
+)
+
+
+def library(name: str, text: str, *, add_special_tokens: bool) -> bytes:
+    return tokens_to_bytes(TOKENIZERS[name].encode(text, add_special_tokens=add_special_tokens).ids)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_way_is_the_one_that_is_exact(name: str) -> None:
+    """Read from the file, and tried."""
+    assert f"by {WAYS[name]}," in repr(ENCODERS[name])
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(pieces=st.lists(PIECES, max_size=8), add_special_tokens=st.booleans())
+@example(pieces=["<|im_start|>", "user\nhello world", "<|im_end|>", "\n"], add_special_tokens=True)
+@example(pieces=[], add_special_tokens=True)
+def test_tokens_are_the_librarys(name: str, pieces: list[str], add_special_tokens: bool) -> None:
+    """Twice: the second time out of what was kept."""
+    text = "".join(pieces)
+    expected = library(name, text, add_special_tokens=add_special_tokens)
+    for _ in range(2):
+        assert ENCODERS[name].encode(text, add_special_tokens=add_special_tokens) == expected
+
+
+def test_words_that_differ_from_the_library_are_not_trusted() -> None:
+    """Whatever the file says: here the pattern in it is not the one that the library uses."""
+    made = byte_level(split(LLAMA3))
+    description = json.loads(made.to_str())
+    description["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    assert "by segments," in repr(Encoder(made, description))
+
+
+def test_words_are_forgotten_before_they_are_too_many() -> None:
+    """And found again."""
+    made = TOKENIZERS["gpt2"]
+    words = words_of(made, json.loads(made.to_str()))
+    assert words is not None
+    first = words.tokens("word0")
+    for number in range(WORDS_MAX + 10):
+        words.tokens(f" {number:x}g")
+    assert len(words) <= WORDS_MAX
+    assert words.tokens("word0") == first
+
+
+def test_segments_stay_within_their_bound_and_keep_what_is_used() -> None:
+    """The one that is asked for again and again outlives the others."""
+    segments, used = Segments(bytes_max=10_000), "u" * 100
+    segments.put(used, b"used")
+    for number in range(500):
+        segments.put(f"{number:0100d}", bytes(400))
+        assert segments.get(used) == b"used"
+    assert segments.get(f"{0:0100d}") is None
+    assert segments.get(f"{499:0100d}") == bytes(400)
+    segments.put("x" * 20_000, b"too much")
+    assert segments.get("x" * 20_000) is None
+
+
+def test_short_segments_are_not_kept() -> None:
+    """They cost more to keep than to do again."""
+    segments = Segments()
+    segments.put("user", b"1234")
+    assert segments.get("user") is None
