@@ -1,3 +1,9 @@
 """Fixtures stand in tests/fixtures, one file per real part that they start."""
 
-pytest_plugins = ["tests.fixtures.nats", "tests.fixtures.etcd", "tests.fixtures.engines", "tests.fixtures.nats_cluster"]
+pytest_plugins = [
+    "tests.fixtures.nats",
+    "tests.fixtures.etcd",
+    "tests.fixtures.engines",
+    "tests.fixtures.nats_cluster",
+    "tests.fixtures.certificate",
+]

@@ -64,7 +64,14 @@ class Catalog:
 
     def card(self, model: str, workers: int) -> ModelCard:
         """The model's card with that many workers; KeyError if it was never learned."""
-        return dataclasses.replace(self._known[model].card, workers=workers)
+        known = self._known[model]
+        if known.card.workers != workers:  # seldom: and every request asks
+            self._known[model] = known = known._replace(card=dataclasses.replace(known.card, workers=workers))
+        return known.card
+
+    def context_max(self, model: str) -> int:
+        """The longest prompt with answer, in tokens; KeyError if it was never learned."""
+        return self._known[model].card.context_max
 
     def block_size(self, model: str) -> int:
         """What workers must have to serve the model; KeyError if it was never learned."""

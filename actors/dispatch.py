@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
-import msgspec
-
 from actors.fleet import Fleet
-from actors.flight import ATTEMPTS_MAX, Flight, Flights
-from actors.line import WorkerGone
+from actors.flight import Flight, Flights
+from actors.line import WorkerGone, WorkerLeaves
 from actors.live_settings import LiveSettings
+from actors.routed import HEARS_ROUTED
 from actors.suspicion import Suspicion
 from actors.told import Told
+from actors.trip import Trip
 from actors.voice import Voice
 from core.clock import Clock
-from core.events import RequestMigrated, RequestRejected
+from core.entropy import random_bits64
+from core.errors import CallerError
+from core.events import RequestRejected
 from core.generation import GenerateRequest, Hint, Output
-from core.ids import RequestId
+from core.ids import WorkerId
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import Prompt, scope_bytes
 from core.roles import PREFILL
@@ -27,13 +29,18 @@ from projections.decide import Decision, decide, record, shown
 from projections.state import State
 from projections.view import RouteRequest, View
 
+RESUME_WAIT_S = 5.0
+"""How long an answer that was begun waits for a worker when there is none: one that dies alone is started again within
+a second or two. A request of which no token came is refused at once."""
+RESUME_LOOK_S = 0.1
+"""Between decisions while it waits."""
 ONLY_PREFILL = "has only prefill workers, which answer no requests: start a decode worker (`contrail worker`)"
 
 _logger = logging.getLogger(__name__)
 
 
 class Dispatch:
-    """Decides, sends, and says what it decided; tries other workers until a first token came."""
+    """Decides, sends, and says what it decided; goes on with another worker when one breaks off."""
 
     def __init__(
         self,
@@ -74,63 +81,79 @@ class Dispatch:
             raise UnknownModel(f"the model {model!r} does not exist")
 
     async def generate(
-        self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
+        self,
+        model: str,
+        request: GenerateRequest,
+        ended: Callable[[], str | None] = lambda: None,
+        arrived_ms: int | None = None,
     ) -> AsyncIterator[Output]:
-        """Tokens of the request, from the worker that the decision chose; closing it cancels there.
+        """Tokens of the request, from the workers that the decisions chose; closing it cancels there.
 
         When it is closed early, `ended` says how the answer ended for the client (`stop`, for a stop string), or None
-        if the client went away; the log has it then.
-        UnknownModel, NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first token;
-        GenerationFailed when the worker breaks off after it.
+        if the client went away; the log has it then. `arrived_ms`: when the request came, if it had to wait since.
+        UnknownModel, NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first token. After
+        it GenerationFailed, if no other worker can go on with the answer.
         """
         self.check_known(model)
-        request = self._renamed(request)
-        scope = scope_bytes(request.adapter, request.cache_salt)
-        arrived_ms = self._clock.monotonic_ms()
-        told, failure = Told(request), ""
-        for attempt in range(ATTEMPTS_MAX):
-            rest = told.rest()
-            prompt = Prompt(rest.tokens, self._fleet.catalog.block_size(model), self._hash_seed, scope)
-            asked = RouteRequest(request.id, attempt, model, prompt, request.tenant or "", request.priority)
-            try:
-                flight = self._route(asked, rest, arrived_ms)
-            except NoWorkers as error:
-                if told.tokens:
-                    raise GenerationFailed(f"the worker broke off, and {error}") from error
-                raise
+        trip = Trip(
+            model,
+            Told(request, self._fleet.catalog.context_max(model)),
+            self._clock.monotonic_ms() if arrived_ms is None else arrived_ms,
+        )
+        while True:
+            flight = await self._started(trip, request)
             try:
                 async with aclosing(flight.outputs()) as outputs:
                     async for output in outputs:
-                        yield told.tell(output)
+                        new = trip.told.tell(output)
+                        if new is not None:
+                            yield new
                 return  # noqa: TRY300  # the loop is over when an attempt ends well
             except WorkerGone as error:
-                self._fleet.failed(flight.worker)
-                _logger.warning("trying another worker: %s", error, extra={"request_id": request.id})
-                if told.tokens and not told.resumable:
-                    raise GenerationFailed(f"the worker broke off: {error}") from error
-                if told.complete:
-                    yield Output(finish="length")
-                    return
-                failure = str(error)
-                self._migrated(asked, flight, told, failure)
+                self._broke_off(trip, flight, error)
+            except GenerationFailed as error:
+                flight.close("error", str(error))
+                raise
+            except CallerError as error:
+                trip.spoil(error)
+                raise
             finally:
                 flight.close(ended() or "abort")
-        if told.tokens:
-            raise GenerationFailed(f"{ATTEMPTS_MAX} workers broke off, the last one: {failure}")
-        raise NoWorkers(f"{ATTEMPTS_MAX} workers failed before the first token")
+            if trip.told.complete:
+                yield Output(finish="length")
+                return
 
-    def _migrated(self, asked: RouteRequest, flight: Flight, told: Told, reason: str) -> None:
-        """The log knows that the next attempt, if there is one, goes on with an answer that was begun."""
-        if told.tokens and asked.attempt + 1 < ATTEMPTS_MAX:
-            self._voice().say(
-                RequestMigrated(
-                    request=asked.id,
-                    attempt=asked.attempt + 1,
-                    worker=flight.worker,
-                    told_tokens=len(told.tokens),
-                    reason=reason,
-                )
-            )
+    def _broke_off(self, trip: Trip, flight: Flight, error: WorkerGone) -> None:
+        """The worker is left out for a while, and the next attempt may begin; GenerationFailed or NoWorkers if not."""
+        self._fleet.failed(flight.worker)
+        _logger.warning("trying another worker: %s", error, extra={"request_id": flight.routed.request})
+        told, leaving = trip.told, isinstance(error, WorkerLeaves)
+        if not told.complete:
+            trip.tries.failed(len(told.tokens), str(error), leaving=leaving, repeating=told.repeating)
+        trip.before, trip.why = flight.worker, str(error)
+        trip.hasty = leaving and not flight.output_tokens
+        trip.attempt += 1
+
+    async def _started(self, trip: Trip, request: GenerateRequest) -> Flight:
+        """The next attempt is on its way. An answer that was begun waits for a worker, up to RESUME_WAIT_S."""
+        told, now_ms = trip.told, self._clock.monotonic_ms()
+        left_ms = None if request.deadline_ms is None else max(1, request.deadline_ms - (now_ms - trip.arrived_ms))
+        rest = told.rest(left_ms)
+        scope = scope_bytes(request.adapter, request.cache_salt)
+        prompt = Prompt(rest.tokens, self._fleet.catalog.block_size(trip.model), self._hash_seed, scope)
+        asked = RouteRequest(rest.id, trip.attempt, trip.model, prompt, request.tenant or "", request.priority)
+        until_ms = now_ms + (RESUME_WAIT_S * 1000 if told.tokens else 0)
+        if trip.hasty and told.tokens:  # who refused it may be all there is until the log tells of others
+            await asyncio.sleep(RESUME_LOOK_S)
+        try:
+            while (decision := self._decide(asked)).worker is None:
+                if self._clock.monotonic_ms() >= until_ms:
+                    raise self._rejected(asked, decision, 500 if told.tokens else 503)
+                await asyncio.sleep(RESUME_LOOK_S)
+            return self._sent(asked, rest, decision, trip)
+        except (NoWorkers, CallerError) as error:
+            trip.spoil(error)
+            raise
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""
@@ -140,33 +163,39 @@ class Dispatch:
         voice.say_local(local)
         return View(self._state, voice.id, voice.ahead, local)
 
-    def _renamed(self, request: GenerateRequest) -> GenerateRequest:
-        """The request under an id that no other one here has: clients may send one id twice at a time."""
-        if not self._flights.under_way(request.id):
-            return request
-        return msgspec.structs.replace(request, id=RequestId(f"{request.id}.{secrets.token_hex(4)}"))
-
-    def _route(self, asked: RouteRequest, request: GenerateRequest, arrived_ms: int) -> Flight:
-        """The request is on its way to the chosen worker, and the decision on its way to the log."""
+    def _decide(self, asked: RouteRequest) -> Decision:
+        """Made now; nothing is said of it yet."""
         started_us = self._clock.monotonic_us()
         now_ms = self._wall_offset_ms + started_us // 1000
-        seed = secrets.randbits(64)
-        decision = decide(self.view(), asked, self._live.current, now_ms, seed)
+        decision = decide(self.view(), asked, self._live.current, now_ms, random_bits64())
         self._decided(self._live.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)
-        if decision.worker is None:
-            raise self._rejected(asked, decision)
+        return decision
+
+    def _sent(self, asked: RouteRequest, request: GenerateRequest, decision: Decision, trip: Trip) -> Flight:
+        """The request is on its way to the chosen worker, and the decision on its way to the log."""
+        assert decision.worker is not None
         # the worker gets the request first: the record costs a digest per block
         hint = Hint(asked.attempt, decision.prefer, decision.prefer_tokens)
         stream = self._fleet.links[decision.worker].open(asked.model, request, hint)
         try:
             event = record(decision, asked, self._live.current, self._live.revision)
+            if trip.told.tokens:
+                self._voice().say(trip.migrated(asked.id))
             self._voice().say(event)
         except BaseException:  # whatever it was, the worker would go on for nobody
             stream.close()
             raise
-        return Flight(event, stream, self._flights, arrived_ms)
+        self._tell_where(decision.worker)
+        return Flight(event, stream, self._flights, trip.arrived_ms)
 
-    def _rejected(self, asked: RouteRequest, decision: Decision) -> NoWorkers:
+    def _tell_where(self, worker: WorkerId) -> None:
+        """Whoever answers the request knows to whom it went, if it wants to."""
+        hears = HEARS_ROUTED.get()
+        if hears is not None:
+            member = self._state.member(worker)
+            hears(member.joined.name if member is not None and member.joined is not None else worker)
+
+    def _rejected(self, asked: RouteRequest, decision: Decision, status: int) -> NoWorkers:
         overloaded = "overloaded" in decision.excluded
         reasons = {reason: len(ids) for reason, ids in decision.excluded.items() if reason != "other_model"}
         text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
@@ -177,11 +206,12 @@ class Dispatch:
             attempt=asked.attempt,
             model=asked.model,
             reason="overloaded" if overloaded else "no_workers",
-            status=503,
+            status=status,
             cursor=decision.cursor,
             excluded=shown(decision.excluded),
             settings_revision=self._live.revision,
             now_ms=decision.now_ms,
+            tenant=asked.tenant,
         )
         self._voice().say(event)
         kind = Overloaded if overloaded else NoWorkers

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 
 from actors.line import TokenStream, WorkerGone
 from actors.prefill_counts import PrefillCounts
@@ -10,10 +12,7 @@ from core.clock import Clock
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestFinished, RequestPrefilled, RequestRouted
 from core.generation import Output
-from core.ids import WorkerId, to_column
-
-ATTEMPTS_MAX = 3
-"""Workers that a request is tried on before its first token."""
+from core.ids import RequestId, WorkerId, to_column
 
 
 class Flights:
@@ -24,13 +23,21 @@ class Flights:
         self.clock = clock
         self.open: dict[tuple[str, int], Flight] = {}
         self.prefills = PrefillCounts()
+        self._names: set[RequestId] = set()
+        """Requests from their arrival to their end, also while none of their attempts is under way."""
 
     def __repr__(self) -> str:
         return f"<Flights {len(self.open)} under way>"
 
-    def under_way(self, request: str) -> bool:
-        """Whether any attempt of this request is."""
-        return any((request, attempt) in self.open for attempt in range(ATTEMPTS_MAX))
+    @contextmanager
+    def named(self, id: RequestId) -> Iterator[RequestId]:
+        """The id that the request goes by until its end: clients may send one twice at a time."""
+        name = RequestId(f"{id}.{secrets.token_hex(4)}") if id in self._names else id
+        self._names.add(name)
+        try:
+            yield name
+        finally:
+            self._names.remove(name)
 
     def restated(self, reason: str) -> ReplicaRestated:
         """All of them as one event."""
@@ -82,10 +89,10 @@ class Flight:
             self._finish("error", "the engine refused the request")
             raise
 
-    def close(self, outcome: str = "abort") -> None:
+    def close(self, outcome: str = "abort", detail: str = "") -> None:
         """The worker stops if it had not finished; the end is said if it was not. May be called again."""
         self._stream.close()
-        self._finish(outcome)
+        self._finish(outcome, detail)
 
     def _elapsed_ms(self) -> int:
         return self._flights.clock.monotonic_ms() - self._arrived_ms

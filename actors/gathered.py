@@ -6,16 +6,21 @@ from core.generation import Output, PrefillReport, TokenLogprobs
 
 
 class Gathered:
-    """Adding is O(new tokens), so that a reader who is far behind costs no more than one who keeps up."""
+    """Adding is O(new tokens), so that a reader who is far behind costs no more than one who keeps up.
 
-    __slots__ = ("_any", "_cached_tokens", "_finish", "_logprobs", "_once", "_prefill", "_tokens")
+    Of a reader who keeps up each output comes back as it went in.
+    """
+
+    __slots__ = ("_cached_tokens", "_finish", "_logprobs", "_once", "_only", "_prefill", "_tokens")
 
     def __init__(self) -> None:
+        self._only: Output | None = None
+        """The one output that waits, if it is one."""
         self._clear()
 
     def _clear(self) -> None:
-        self._any = False
-        self._tokens: list[int] = []
+        self._tokens: list[int] | None = None
+        """None if at most one output waits."""
         self._finish: str | None = None
         self._cached_tokens: int | None = None
         self._prefill: PrefillReport | None = None
@@ -24,14 +29,29 @@ class Gathered:
         """The output with what comes once and rarely: the prompt's logprobs, or an embedding."""
 
     def __bool__(self) -> bool:
-        return self._any
+        return self._only is not None or self._tokens is not None
 
     def __repr__(self) -> str:
-        return f"<Gathered {len(self._tokens)} tokens, finish {self._finish}>"
+        return f"<Gathered {self.count} tokens, finish {self._finish}>"
+
+    @property
+    def count(self) -> int:
+        """Tokens that wait."""
+        return len(self._only.tokens) if self._only is not None else len(self._tokens or ())
 
     def add(self, output: Output) -> None:
         """The output follows what came before it."""
-        self._any = True
+        if self._tokens is None:
+            if self._only is None:
+                self._only = output
+                return
+            self._tokens = []
+            self._merge(self._only)
+            self._only = None
+        self._merge(output)
+
+    def _merge(self, output: Output) -> None:
+        assert self._tokens is not None
         self._tokens += output.tokens
         self._finish = output.finish
         if output.cached_tokens is not None:
@@ -45,8 +65,11 @@ class Gathered:
 
     def take(self) -> Output:
         """All of it as one output; nothing is left."""
+        if self._only is not None:
+            only, self._only = self._only, None
+            return only
         output = Output(
-            tokens=tuple(self._tokens),
+            tokens=tuple(self._tokens or ()),
             finish=self._finish,
             cached_tokens=self._cached_tokens,
             prefill=self._prefill,

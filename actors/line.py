@@ -38,6 +38,10 @@ class WorkerGone(Unavailable):
     """The connection to the worker broke; whether tokens were made after the last one that came is not known."""
 
 
+class WorkerLeaves(WorkerGone):
+    """The worker ends in good order: what it had, or would not take, is for another one."""
+
+
 class TokenStream:
     """The answer to one request: an async iterator that ends after the Output with `finish`.
 
@@ -48,7 +52,8 @@ class TokenStream:
     def __init__(self, line: Line | None, model: str, request: GenerateRequest, hint: Hint) -> None:
         self._gathered = Gathered()
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        """Of whoever waits for something to come."""
         self._ended = False
         self._line = line
         self._number = -1
@@ -63,7 +68,8 @@ class TokenStream:
     async def __anext__(self) -> Output:
         if self._ended:
             raise StopAsyncIteration
-        await self._news.wait()
+        if not self._gathered and self._error is None:
+            await self._news()
         if not self._gathered:
             assert self._error is not None
             self._end()
@@ -71,19 +77,30 @@ class TokenStream:
         output = self._gathered.take()
         if output.finish is not None:
             self._end()
-        elif self._error is None:
-            self._news.clear()
         return output
+
+    async def _news(self) -> None:
+        # a future of our own: an asyncio.Event costs three times as much, and every token waits here
+        assert self._line is not None
+        self._waiter = self._line.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def put(self, output: Output) -> None:
         """More of the answer came."""
         self._gathered.add(output)
-        self._news.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come."""
         self._error = error
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def close(self) -> None:
         """The worker stops within a step if it had not finished."""
@@ -107,6 +124,11 @@ class Line(asyncio.Protocol):
         """Set when nothing comes any more."""
         self.refusal = ""
         """Why the worker will not talk to us."""
+        self.heard = True
+        """Something came since `Link.silence` was asked last."""
+        self.silence = 0
+        """How often it was asked since."""
+        self.loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
         self._splitter = Splitter(ANSWER_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
@@ -171,6 +193,7 @@ class Line(asyncio.Protocol):
                 self._asked.remove(entry)
 
     def data_received(self, data: bytes) -> None:
+        self.heard = True
         try:
             for body in self._splitter.feed(data):
                 self._frame(read_by_replica(body))
@@ -187,7 +210,7 @@ class Line(asyncio.Protocol):
                     self.streams[number].put(output)
             case Failed(stream=number, fault=fault, text=text):
                 if number in self.streams:
-                    self.streams[number].fail(CallerError(text) if fault == "caller" else WorkerGone(text))
+                    self.streams[number].fail(_FAULTS.get(fault, WorkerGone)(text))
             case Refusal(reason=reason):
                 self.refusal = reason
                 self.close()
@@ -207,3 +230,7 @@ class Line(asyncio.Protocol):
                 if not answer.done():
                     answer.set_result(frame)
                 return
+
+
+_FAULTS: dict[str, type[Exception]] = {"caller": CallerError, "leaving": WorkerLeaves}
+"""What other faults there may be one day are the worker's."""

@@ -114,6 +114,18 @@ class Link:
             return False
         return True
 
+    def silence(self) -> int:
+        """How often this was asked since the worker last said anything; 0 without a connection. It is asked to say
+        something when it was silent."""
+        line = self._line
+        if line is None or not self.up:
+            return 0
+        line.silence = 0 if line.heard else line.silence + 1
+        line.heard = False
+        if line.silence:
+            line.send(encode(Ping(n=line.silence)))
+        return line.silence
+
     def restate(self) -> None:
         """The worker is asked to say its cache again."""
         self._ready().send(encode(Restate()))

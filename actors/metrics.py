@@ -1,7 +1,8 @@
 """Prometheus metrics of each process: its own registry, names `contrail_`, labels model, worker, policy, stream.
 
-Labels are bounded by what is deployed: no request, tenant or client text is ever one. What is a state is read when
-it is scraped (`watch_*`), what is an event is counted where it happens.
+Labels are bounded by what is deployed: no request or client text is ever one, and no tenant but the few with most in
+flight (`actors.queue_metrics`). What is a state is read when it is scraped (`watch_*`), what is an event is counted
+where it happens.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from actors.histogram import Histogram
 from actors.replica_metrics import ReplicaMetrics
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -69,6 +71,8 @@ class ModelMetrics:
     def __init__(self, metrics: FrontendMetrics, model: str) -> None:
         self._requests = metrics.requests
         self._model = model
+        self._ended: dict[str, Counter] = {}
+        """By outcome."""
         self.first_token_seconds = metrics.first_token_seconds.labels(model)
         self.inter_token_seconds = metrics.inter_token_seconds.labels(model)
         self.request_seconds = metrics.request_seconds.labels(model)
@@ -78,7 +82,10 @@ class ModelMetrics:
 
     def finished(self, outcome: str, seconds: float) -> None:
         """One more request with this outcome, which took so long."""
-        self._requests.labels(self._model, outcome).inc()
+        ended = self._ended.get(outcome)
+        if ended is None:
+            ended = self._ended[outcome] = self._requests.labels(self._model, outcome)
+        ended.inc()
         self.request_seconds.observe(seconds)
 
 
@@ -107,17 +114,13 @@ class FrontendMetrics:
         self.cached_tokens = self._tokens("contrail_cached_tokens", "Prompt tokens that engines took from their caches")
         self.completion_tokens = self._tokens("contrail_completion_tokens", "Tokens generated")
         self._decision_seconds = Histogram(
-            "contrail_decision_seconds",
-            "Choosing a worker",
-            ["policy"],
-            buckets=DECISION_SECONDS,
-            registry=self.registry,
+            "contrail_decision_seconds", "Choosing a worker", "policy", DECISION_SECONDS, self.registry
         )
         self._workers = Gauge("contrail_workers", "Workers that can take requests", ["model"], registry=self.registry)
         self._models: dict[str, ModelMetrics] = {}
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, ["model"], buckets=buckets, registry=self.registry)
+        return Histogram(name, text, "model", buckets, self.registry)
 
     def _tokens(self, name: str, text: str) -> Counter:
         return Counter(name, text, ["model"], registry=self.registry)

@@ -43,6 +43,8 @@ REQUESTS_MAX = 4096
 """Streams open on one connection; one more is refused as overload."""
 HELLO_TIMEOUT_S = 5.0
 """A connection that does not say who it is by then is closed."""
+GATHERED_TOKENS_MAX = 32
+"""Of an answer that is taken whole so many tokens leave together: what a worker that dies takes with it, at most."""
 WRITE_HIGH_BYTES = 256 * 1024
 """Unsent bytes on a connection above which tokens wait and are merged, and nothing more is read from it."""
 CLOSE_TIMEOUT_S = 1.0
@@ -87,6 +89,8 @@ class Port:
         self.namespace = namespace
         self.door_key = door_key
         self.draining = False
+        self.outputs = 0
+        """What engines said to all requests so far."""
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
         self._changed = asyncio.Event()
@@ -123,6 +127,11 @@ class Port:
             _logger.warning("%d replicas did not read to the end", len(self._connections))
         for connection in self._connections:
             connection.abort()
+
+    def hand_on(self, fault: str, why: str) -> None:
+        """Other workers go on with what is being served: each stream ends behind what it has by now, and says why."""
+        for connection in self._connections:
+            connection.hand_on(fault, why)
 
     def joined(self, connection: Connection) -> None:
         """A connection is there."""
@@ -188,6 +197,12 @@ class Connection(asyncio.Protocol):
         """Nothing is served any more."""
         for task in self.streams.values():
             task.cancel()
+
+    def hand_on(self, fault: str, why: str) -> None:
+        """Nothing is served any more, and the replica hears why, behind the tokens that there are."""
+        for stream, task in self.streams.items():
+            task.cancel()
+            self._fail(stream, fault, why)
 
     def hang_up(self) -> None:
         """The connection is closed after what was written is sent."""
@@ -269,7 +284,7 @@ class Connection(asyncio.Protocol):
         if frame.model != model:
             self._fail(stream, "worker", f"asked for model {frame.model!r}, here is {model!r}")
         elif self._port.draining:
-            self._fail(stream, "worker", "draining")
+            self._fail(stream, "leaving", "draining")
         elif len(self.streams) >= REQUESTS_MAX:
             self._fail(stream, "worker", f"{REQUESTS_MAX} requests are open on this connection")
         elif stream in self.streams:
@@ -287,7 +302,7 @@ class Connection(asyncio.Protocol):
             task.cancel()
 
     async def _stream(self, frame: Generate) -> None:
-        request = frame.request
+        request, held = frame.request, Gathered()
         try:
             # by its contract the iterator can be closed
             generation = cast(AsyncGenerator[Output, None], self._port.host.generate(frame))
@@ -295,11 +310,14 @@ class Connection(asyncio.Protocol):
                 async for output in outputs:
                     if output.cached_tokens is not None:
                         self._port.host.served(len(request.tokens) // TOKEN_BYTES, output.cached_tokens)
-                    self._gather(frame.stream, output)
-        except CallerError as error:
-            self._fail(frame.stream, "caller", str(error))
+                    held.add(output)
+                    self._port.outputs += 1
+                    if not request.gather or _is_due(held, output):
+                        self._gather(frame.stream, held.take())
         except ContrailError as error:
-            self._fail(frame.stream, "worker", str(error))
+            if held:
+                self._gather(frame.stream, held.take())
+            self._fail(frame.stream, "caller" if isinstance(error, CallerError) else "worker", str(error))
 
     def _ended(self, frame: Generate, task: asyncio.Task[None]) -> None:
         del self.streams[frame.stream]
@@ -346,3 +364,8 @@ class Connection(asyncio.Protocol):
         """The frame is on its way, unless the connection is gone."""
         if self._open and self._transport is not None:
             self._transport.write(encode(frame))
+
+
+def _is_due(held: Gathered, output: Output) -> bool:
+    """Whether what is held leaves with this output: its first tokens, its end, or enough."""
+    return output.cached_tokens is not None or output.finish is not None or held.count >= GATHERED_TOKENS_MAX

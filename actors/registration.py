@@ -24,6 +24,8 @@ class Registration(msgspec.Struct, frozen=True):
     role: str = "decode"
     kv: KvAddress | None = None
     """Where its blocks can be pulled from; None if they cannot."""
+    slots: int = 0
+    """Requests that its engine runs at once; 0 if it does not say."""
 
     @property
     def kind(self) -> tuple[str, int, int]:
@@ -37,7 +39,7 @@ class Registration(msgspec.Struct, frozen=True):
             registration = _decoder.decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise PeerError(f"no registration of a worker: {error}") from error
-        if registration.block_size <= 0 or registration.context_max <= 0:
+        if registration.block_size <= 0 or registration.context_max <= 0 or registration.slots < 0:
             raise PeerError(f"no registration of a worker: {registration}")
         return registration
 

@@ -8,6 +8,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from actors.queue_metrics import queue_metrics
+
 GAUGES: dict[str, tuple[str | int, ...]] = {
     "contrail_log_away_seconds": ("For how long the log has acknowledged nothing though something waits", "log_away_s"),
     "contrail_log_lag_seconds": ("How much older the last folded message is than the newest", "lag_ms", 1000),
@@ -61,6 +63,8 @@ class ReplicaMetrics(Collector):
         for name, (text, *path) in COUNTERS.items():
             if (value := _at(about, path)) is not None:
                 yield CounterMetricFamily(name, str(text), value=value)
+        if "admission" in about:
+            yield from queue_metrics(about["admission"])
         yield from _verdicts(about.get("prefill", {}).get("verdicts", ()))
 
 

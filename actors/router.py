@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
+
+from actors.admission import Admission
 from actors.described import described_fold, described_prefill, described_voice, rss_bytes
 from actors.dispatch import Dispatch
 from actors.fleet import Fleet
 from actors.flight import Flights
 from actors.life import Life
 from actors.live_settings import LiveSettings
+from actors.room import Rooms
 from actors.surroundings import Surroundings
 from actors.suspicion import Suspicion
 from actors.upkeep import TakeSnapshot, Upkeep
@@ -119,6 +123,8 @@ class Router:
             voice=lambda: self.voice,
             decided=decided,
         )
+        rooms = Rooms(self.state, self.fleet, self.suspicion, self.live, voice=lambda: self.voice)
+        self.admission = Admission(rooms, self.live, clock, self._say)
         self.upkeep = Upkeep(
             around,
             self.state,
@@ -136,6 +142,9 @@ class Router:
         self._key = key
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect = ""
+        self.stopping = False
+        """Told to end: not ready any more, though what comes is still served."""
+        self._will_look = False
 
     def __repr__(self) -> str:
         return f"<Router {self.options.name} {self.voice.id}, {self.runner!r}, {self.fleet!r}>"
@@ -159,6 +168,7 @@ class Router:
         await self.fleet.start()
         await self.life.register(details)
         self._spawn(self.suspicion.run(self.life.look))
+        self._spawn(self.admission.run())
         self._spawn(self.life.restate_again_and_again(self.options.restate_every_s))
         for loop in self.upkeep.loops():
             self._spawn(loop)
@@ -174,6 +184,7 @@ class Router:
             last_first.push_async_callback(self.life.forget)
             last_first.push_async_callback(self.life.leave, reason)
             last_first.push_async_callback(self.upkeep.stop)
+            self.admission.close()
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
@@ -195,6 +206,8 @@ class Router:
         A model is waited for while a worker of it is registered; one whose workers are all gone does not keep the
         others from being served.
         """
+        if self.stopping:
+            return Readiness(ready=False, waiting_for={"end": "stopping"})
         waits: dict[str, str] = {}
         if not self.runner.caught_up:
             waits["log"] = f"{self.runner.lag_events} messages behind" if self.runner.lag else "not read yet"
@@ -232,6 +245,7 @@ class Router:
             **self.upkeep.describe(),
             "prefill": described_prefill(self.state.jobs, self._clock.wall_ms(), self.flights.prefills),
             "in_flight": len(self.flights.open),
+            "admission": self.admission.describe(),
             "rss_bytes": rss_bytes(),
         }
 
@@ -248,11 +262,26 @@ class Router:
         )
         return self.fleet.catalog.card(model, workers)
 
-    def generate(
+    async def generate(
         self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
     ) -> AsyncIterator[Output]:
-        """Tokens of the request from a worker that the decision chose; see `actors.dispatch`."""
-        return self.dispatch.generate(model, request, ended)
+        """Tokens of the request from a worker that the decision chose, as `actors.dispatch` has it, once a worker has a
+        place for it; before that what `actors.admission` raises."""
+        self.dispatch.check_known(model)
+        with self.flights.named(request.id) as name:
+            named = request if name == request.id else msgspec.structs.replace(request, id=name)
+            arrived_ms, tokens = self._clock.monotonic_ms(), 0
+            place = await self.admission.enter(model, named)
+            try:
+                steps = self.dispatch.generate(model, named, ended, arrived_ms)
+                async with aclosing(cast(AsyncGenerator[Output, None], steps)) as outputs:
+                    async for output in outputs:
+                        tokens += len(output.tokens)
+                        if output.finish is not None:
+                            place.close(tokens)  # whoever reads it slowly holds nobody up
+                        yield output
+            finally:
+                place.close(tokens if ended() else None)
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""
@@ -263,6 +292,7 @@ class Router:
 
     def _say_settings(self) -> None:
         self.life.say_settings()
+        self.admission.look()
 
     def _hello(self) -> Hello:
         return Hello(protocol=PROTOCOL, key=self._key.door_key, namespace=self.options.namespace, replica=self.voice.id)
@@ -273,13 +303,26 @@ class Router:
             self.fleet.heard(WorkerId(applied.owner))
         elif applied.stream == ROUTING and applied.changed and applied.owner == self.voice.id:
             self.voice.read_back(applied.message.events)
+        if applied.changed and applied.owner != self.voice.id and self.admission.waiting:
+            self._look_soon()
         self.upkeep.applied(applied)
 
     def _on_became(self) -> None:
         self.upkeep.became()
 
+    def _look_soon(self) -> None:
+        """Places are counted again, once for all that is folded in this turn of the loop."""
+        if not self._will_look:
+            self._will_look = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._will_look = False
+        self.admission.look()
+
     def _on_fleet(self) -> None:
         self.upkeep.restatements.look()
+        self._look_soon()
 
     def _on_replica(self, change: Change) -> None:
         replica = ReplicaId(change.key.rpartition("/")[2])

@@ -12,6 +12,8 @@
    lease times.
 5. A worker that is over keeps its connection for as long as it answers and tokens come over it: an open stream is
    trusted over any lease.
+6. A connection over which nothing comes for SILENT_S, not even the answer to a ping, is given up, whatever its lease:
+   its streams go on elsewhere. That says nothing of the worker: it is connected to again as soon as it answers.
 """
 
 from __future__ import annotations
@@ -37,6 +39,12 @@ from streams.log import EventLog, Record
 LOOK_EVERY_S = 0.5
 PING_TIMEOUT_S = 2.0
 """A worker that does not answer within this is silent."""
+LISTEN_EVERY_S = 0.5
+MUTE_S = 2.0
+"""A worker that has not answered a ping for so long gets nothing new while there are others …"""
+SILENT_S = 6.0
+"""… and after so long its connection is given up. It is counted in looks, not by the clock: a replica that was
+stopped itself has heard nobody. Shorter than a lease, and longer than a busy process keeps others waiting."""
 REPLICA_LEASES = 2
 """Who cannot be asked is over after so many lease times without a registration and without a word in the log."""
 LOAD_LEASES = 1
@@ -58,10 +66,9 @@ class Silent(NamedTuple):
 
 
 class Suspicion:
-    """Judges who is absent; `suspected` is what decisions go by."""
+    """Judges who is absent or silent; `suspected` is what decisions go by."""
 
     def __init__(self, namespace: str, log: EventLog, fleet: Fleet, state: State, clock: Clock, lease_ms: int) -> None:
-        self.suspected: frozenset[WorkerId] = frozenset()
         self._namespace = namespace
         self._log = log
         self._fleet = fleet
@@ -69,9 +76,31 @@ class Suspicion:
         self._clock = clock
         self._lease_ms = lease_ms
         self._silent_since: dict[Silent, int] = {}
+        self._absentees: frozenset[WorkerId] = frozenset()
+        self._mute: frozenset[WorkerId] = frozenset()
+
+    @property
+    def suspected(self) -> frozenset[WorkerId]:
+        """Who is absent, and whose connection is silent: left out of decisions as long as there are others."""
+        return self._absentees | self._mute if self._mute else self._absentees
 
     async def run(self, me: ReplicaLook) -> None:
-        """Looks again and again, for ever."""
+        """Looks and listens again and again, for ever."""
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._look_again(me))
+            both.create_task(self._listen_again())
+
+    async def _listen_again(self) -> None:
+        while True:
+            silent_s = {link: link.silence() * LISTEN_EVERY_S for link in self._fleet.links.values()}
+            self._mute = frozenset(link.worker for link, since_s in silent_s.items() if since_s >= MUTE_S)
+            for link, since_s in silent_s.items():
+                if since_s >= SILENT_S:
+                    _logger.warning("no word for %g s, its streams move", SILENT_S, extra={"worker": link.worker})
+                    link.cut()
+            await asyncio.sleep(LISTEN_EVERY_S)
+
+    async def _look_again(self, me: ReplicaLook) -> None:
         while True:
             try:
                 await self._look(me)
@@ -85,9 +114,9 @@ class Suspicion:
         await self._release({member.worker for member in alive})
         absent = self._absent(member.worker for member in alive)
         if self._doubted(len(alive), absent):
-            self.suspected = frozenset()
+            self._absentees = frozenset()
             return
-        self.suspected = frozenset(absent)
+        self._absentees = frozenset(absent)
         now = self._clock.monotonic_ms()
         late = [m for m in alive if m.worker in absent and now - absent[m.worker] >= self._patience_ms(m.worker)]
         verdicts = await asyncio.gather(*map(self._is_silent, late))
@@ -163,7 +192,10 @@ class Suspicion:
     async def _write_end(self, stream: StreamName, who: str, event: bytes) -> bool:
         """True if the end is in the log, once, whoever wrote it; False if the one concerned spoke up meanwhile, or the
         log is away: then it is judged again."""
-        where = subject(self._namespace, stream, self._token(stream, who))
+        token = self._token(stream, who)
+        if token is None:
+            return True
+        where = subject(self._namespace, stream, token)
         source = SourceId(who + LOST_SUFFIX)
         try:
             last = await self._log.last(stream, where)
@@ -183,14 +215,15 @@ class Suspicion:
             _logger.warning("%s is lost: no lease, no answer", who, extra={kind: who})
         return True
 
-    def _token(self, stream: StreamName, who: str) -> str:
-        """Under which the one concerned writes there, so that a word of it and its end exclude each other."""
+    def _token(self, stream: StreamName, who: str) -> str | None:
+        """Under which the one concerned writes there, so that a word of it and its end exclude each other; None if its
+        end was read since it was judged: then nothing tells any more where it wrote."""
         if stream != JOBS:
             return who
         part = self._state.jobs.parts.get(WorkerId(who))
-        if part is not None and part.answers:
-            return answered_token(who)
-        return asked_token(who, part.kind if part is not None else "")
+        if part is None:
+            return None
+        return answered_token(who) if part.answers else asked_token(who, part.kind)
 
 
 class ReplicaLook:

@@ -97,7 +97,8 @@ class Tokens(Frame, frozen=True):
 
 
 class Failed(Frame, frozen=True):
-    """One stream ended badly; `fault` says whose it is: `caller` or `worker`."""
+    """One stream ended badly; `fault` is `caller` or `worker`, whose it is, or `leaving` if it is nobody's: the worker
+    ends in good order."""
 
     stream: int
     fault: str
@@ -141,7 +142,7 @@ def encode(frame: ToWorker | ToReplica) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def read_by_worker(body: bytes) -> ToWorker:
+def read_by_worker(body: bytes | memoryview) -> ToWorker:
     """The frame. PeerError if it is none."""
     try:
         return _to_worker.decode(body)
@@ -149,7 +150,7 @@ def read_by_worker(body: bytes) -> ToWorker:
         raise PeerError(f"not a frame of protocol {PROTOCOL}: {error}") from error
 
 
-def read_by_replica(body: bytes) -> ToReplica:
+def read_by_replica(body: bytes | memoryview) -> ToReplica:
     """The frame. PeerError if it is none."""
     try:
         return _to_replica.decode(body)
@@ -165,17 +166,25 @@ class Splitter:
         self.bytes_max = bytes_max
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies that are whole now."""
-        self._buffer += data
+    def feed(self, data: bytes) -> Iterator[memoryview]:
+        """The bodies that are whole now, not copied: each is to be read before the next is asked for."""
+        whole: bytes | bytearray = data
+        if self._buffer:  # a frame that comes in many pieces is put together in place
+            self._buffer += data
+            whole = self._buffer
         start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer, start)
-            if size > self.bytes_max:
-                raise PeerError(f"a frame of {size} bytes; at most {self.bytes_max} are taken")
-            end = start + _LENGTH.size + size
-            if len(self._buffer) < end:
-                break
-            yield bytes(self._buffer[start + _LENGTH.size : end])
-            start = end
-        del self._buffer[:start]
+        with memoryview(whole) as view:
+            while len(whole) - start >= _LENGTH.size:
+                (size,) = _LENGTH.unpack_from(view, start)
+                if size > self.bytes_max:
+                    raise PeerError(f"a frame of {size} bytes; at most {self.bytes_max} are taken")
+                end = start + _LENGTH.size + size
+                if len(whole) < end:
+                    break
+                with view[start + _LENGTH.size : end] as body:
+                    yield body
+                start = end
+        if whole is self._buffer:
+            del self._buffer[:start]
+        else:
+            self._buffer += data[start:]

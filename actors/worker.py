@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 
-from actors.engine_health import until_dead
+from actors.addresses import advertised
+from actors.draining import DRAIN_TIMEOUT_S, Draining
+from actors.engine_health import ENGINE_STALL_S, until_dead
 from actors.engines.engine import CacheChange, Engine
 from actors.load_reports import LoadReports
 from actors.mirror import CacheMirror
@@ -24,7 +26,7 @@ from actors.prefilling.peers import Connection
 from actors.prefilling.prefill_side import PrefillSide
 from actors.prefilling.side import Alone, Side
 from actors.presence import Presence
-from actors.tokenizer_files import tokenizer_files
+from actors.tokenizer_files import Manner, tokenizer_files
 from actors.wire import Generate, Welcome
 from core.clock import Clock
 from core.errors import CallerError
@@ -43,8 +45,6 @@ RESTATE_ASKED_MS = 10_000
 RESTATE_EVERY_S = 7 * 86_400 / 4
 """The whole cache is said again this often, a quarter of the retention time: a log whose head was cut is whole then."""
 RESTATED_PART_BYTES = 128 * 1024
-DRAIN_TIMEOUT_S = 30.0
-"""How long requests in flight may take to finish when the worker leaves."""
 ENGINE_STOP_TIMEOUT_S = 60.0
 """How long the engine may take to end, longer than its own bounds; then we end without it."""
 AWAY_SAID_S = 3.0
@@ -67,11 +67,14 @@ class WorkerOptions:
     partitions: int = 1
     """How many kv streams there are; the worker takes one by its id when it joins, and keeps it."""
     drain_timeout_s: float = DRAIN_TIMEOUT_S
+    engine_stall_s: float = ENGINE_STALL_S
     restate_every_s: float = RESTATE_EVERY_S
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     """What is configured; over it counts what the registry says. Of use where prompts may be computed elsewhere."""
     prefill_slots: int = 1
     """Prompts that a prefill worker computes at once."""
+    manner: Manner = field(default_factory=Manner)
+    """How front ends are to speak for the model."""
 
 
 class Worker:
@@ -95,6 +98,7 @@ class Worker:
         self.mirror: CacheMirror | None = None
         self.presence: Presence | None = None
         self.port = Port(self, options.namespace, key.door_key)
+        self.draining = Draining(self.port, options.drain_timeout_s)
         self.address = ""
         self.on_new_id: Callable[[WorkerId], None] = lambda _: None
         """Called when the worker goes on under another id than before."""
@@ -140,11 +144,11 @@ class Worker:
             self.mirror.apply(change)
         self._early.clear()
         self.side = self._choose_side()
-        self._files = await asyncio.to_thread(tokenizer_files, info.model_path)
+        self._files = await asyncio.to_thread(tokenizer_files, info.model_path, self.options.manner)
         self.address = await self._open_port()
         transfer = self.engine.transfer
         kv = {"kv": msgspec.to_builtins(transfer.address)} if transfer is not None else {}
-        self._details = {"pid": os.getpid(), **kv, **details}
+        self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **details}
         await self._join()
         self.reports = LoadReports(
             self.engine,
@@ -177,16 +181,20 @@ class Worker:
         return await self._ending
 
     def leave(self, reason: str) -> None:
-        """`serve` returns this reason."""
-        if not self._ending.done():
+        """`serve` returns this reason. Called again, it waits for nothing that is in flight."""
+        if self._ending.done():
+            self.draining.hurry()
+        else:
             self._ending.set_result(reason)
 
     async def stop(self, reason: str, *, drain: bool = True) -> None:
-        """Requests in flight have finished (bounded), the log and the registry know, the engine is gone.
+        """Requests in flight have finished or are handed on, the log and the registry know, the engine is gone.
 
-        Every step has a bound, and none keeps the next one from being taken.
+        Without `drain` they are handed on at once. Every step has a bound, and none keeps the next from being taken.
         """
         self.port.draining = True
+        if self.reports is not None:
+            self.reports.report()
         async with AsyncExitStack() as last_first:
             last_first.push_async_callback(self._stop_engine)
             last_first.push_async_callback(self.port.close)
@@ -194,7 +202,9 @@ class Worker:
             last_first.push_async_callback(self._stop_tasks)
             last_first.push_async_callback(self.side.stop)
             if self.presence is not None and drain:
-                await self._drain(self.presence)
+                await self.draining.finish(self._quiet(self.presence))
+            fault, why = ("leaving", "draining") if drain else ("worker", reason)
+            await self.draining.hand_on(fault, why)
 
     async def _stop_tasks(self) -> None:
         tasks = list(self._tasks)
@@ -345,9 +355,18 @@ class Worker:
             self.presence.say(events)
 
     async def _check_loop(self) -> None:
-        why = await until_dead(self.engine)
+        why = await until_dead(self.engine, self._evidence, self.options.engine_stall_s)
         _logger.error("the engine is dead: %s", why)
         self.leave(f"engine dead: {why}")
+
+    def _evidence(self) -> tuple[int, ...] | None:
+        """Changes whenever the engine does anything; None while nobody waits for it.
+
+        Who waits for a prompt to be computed elsewhere does not wait for the engine.
+        """
+        elsewhere = self.side.jobs_open
+        waiting = elsewhere if self.options.role == PREFILL else self.port.streams - elsewhere
+        return (self.engine.load().steps, self.port.outputs, self._totals["kv_events"]) if waiting > 0 else None
 
     async def _restate_loop(self) -> None:
         """The first one comes at a moment of the id's own, so that a fleet does not speak all at once."""
@@ -358,15 +377,11 @@ class Worker:
             self.presence.restate()
             await asyncio.sleep(every_s)
 
-    async def _drain(self, presence: Presence) -> None:
-        """Replicas hear that we take nothing new; what is in flight may finish, within the bound."""
-        try:
-            async with asyncio.timeout(self.options.drain_timeout_s):
-                await presence.register({**self._details, "draining": True})
-                await self.side.quiet()
-                await self.port.quiet()
-        except TimeoutError:
-            _logger.warning("%d requests did not finish in time", self.port.streams)
+    async def _quiet(self, presence: Presence) -> None:
+        """Replicas know that we take nothing new, and what was in flight has finished."""
+        await presence.register({**self._details, "draining": True})
+        await self.side.quiet()
+        await self.port.quiet()
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -378,10 +393,3 @@ class Worker:
         if not task.cancelled() and task.exception() is not None:
             _logger.error("a part of the worker failed", exc_info=task.exception())
             self.leave(f"defect: {task.exception()}")
-
-
-def advertised(advertise: str, host: str, port: int) -> str:
-    """What others connect to: the listening address, unless told otherwise in whole or in part."""
-    if not advertise:
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return advertise if ":" in advertise else f"{advertise}:{port}"

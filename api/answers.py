@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from actors.routed import HEARS_ROUTED
+from api.http_wire import STATE_KEY, ClientWire
 from api.openai.errors import ApiError, internal_error, stopping
+from api.security.trace import Trace
+from api.silent_traceback import silent_traceback
+from core.clock import Clock
+from core.entropy import random_hex
 
 log = logging.getLogger(__name__)
 
@@ -18,48 +23,65 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 class Answers:
-    """The outermost layer: after it every answer has `x-request-id`, and no exception reaches the server."""
+    """The outermost layer: after it every answer has `x-request-id`, and no exception reaches the server.
 
-    def __init__(self, app: ASGIApp) -> None:
+    With a clock, answers also say where their request went (`api.security.trace`); nothing is done per chunk.
+    """
+
+    def __init__(self, app: ASGIApp, traced_by: Clock | None = None) -> None:
         self._app = app
+        self._traced_by = traced_by
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        # a route that finds another one in the body may put it here
+        state["request_id"] = _request_id(scope)
+        trace = None if self._traced_by is None else Trace(self._traced_by)
+        HEARS_ROUTED.set(None if trace is None else trace.routed)
         started = False
+
+        def named() -> list[tuple[bytes, bytes]]:
+            return [(b"x-request-id", state["request_id"].encode()), *(trace.headers() if trace else ())]
+
+        wire: ClientWire | None = state.get(STATE_KEY)
+        if wire is not None:
+            wire.named = named
 
         async def send_named(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), *named()]
             await send(message)
 
         try:
             await self._app(scope, receive, send_named)
         except asyncio.CancelledError:
-            if started:
+            if started or (wire is not None and wire.began):
                 raise
-            await _refuse(send_named, stopping())
-        except Exception:
-            log.exception("a request failed inside", extra={"request_id": request_id})
-            if started:
-                raise  # the server cuts the connection, so that the client sees that the answer is not whole
-            await _refuse(send_named, internal_error())
+            await refuse(send_named, stopping())
+        except Exception as error:  # noqa: BLE001 - whatever it was, other requests go on
+            text = "a request failed inside:\n%s"
+            log.error(text, silent_traceback(error), extra={"request_id": state["request_id"]})  # noqa: TRY400
+            if not started and (wire is None or not wire.began):
+                await refuse(send_named, internal_error())
+            # else the server cuts the connection, so that the client sees that the answer is not whole
 
 
-async def _refuse(send: Send, error: ApiError) -> None:
-    named = {"content-type": "application/json", **error.headers}
+async def refuse(send: Send, error: ApiError) -> None:
+    """The error has been handed to the server as the whole answer."""
+    body = error.body()
+    named = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
     headers = [(name.encode(), value.encode()) for name, value in named.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": error.body()})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
             return str(value.decode())
-    return f"req-{secrets.token_hex(8)}"
+    return f"req-{random_hex(8)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -10,10 +12,18 @@ from starlette.types import ASGIApp
 
 from actors.metrics import FrontendMetrics
 from api.answers import Answers
+from api.description.document import description
+from api.junction import Junction
 from api.openai.backend import Backend
-from api.openai.errors import ApiError, answer_to, of_status
-from api.openai.routes import generation_routes, model_routes
+from api.openai.endpoints import further_routes, reading_routes
+from api.openai.errors import ApiError, answer_to, internal_error, of_status
+from api.openai.routes import generation_routes
 from api.openai.settings import ApiSettings
+from api.openai.tokenizer import Tokenizers
+from api.security.cors import Cors
+from api.security.gate import Gate
+from api.security.policy import AccessPolicy
+from api.security.tenancy import Tenancy
 from core.clock import Clock, SystemClock
 from core.errors import ContrailError
 
@@ -24,24 +34,50 @@ def create_app(
     settings: ApiSettings,
     clock: Clock | None = None,
     page: ASGIApp | None = None,
-) -> FastAPI:
+    policy: AccessPolicy | None = None,
+) -> ASGIApp:
     """The whole API over this backend; every error that leaves it has OpenAI's shape. `page` answers /debug and what
-    is below it."""
+    is below it. Without a policy everybody may ask."""
+    policy = policy or AccessPolicy()
+    clock = clock or SystemClock()
+    if policy.keyring is not None or policy.isolate_tenants:
+        backend = Tenancy(backend, isolate=policy.isolate_tenants)
+    tokenizers = Tokenizers()
+    hot = generation_routes(backend, metrics, settings, clock, tokenizers)
+    cold = further_routes(backend, metrics, settings, clock, tokenizers)
+    app = framework(backend, {**hot, **cold}, page)
+    return Answers(_layers(Junction(hot, app), policy), traced_by=clock if policy.expose_routing else None)
+
+
+def framework(backend: Backend, posts: Mapping[str, ASGIApp], page: ASGIApp | None = None) -> FastAPI:
+    """All routes: those that take a POST, those that tell, and the page."""
     app = FastAPI(title="Contrail", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_middleware(Answers)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ContrailError, _on_error)
-    for path, route in generation_routes(backend, metrics, settings, clock or SystemClock()).items():
-        app.router.routes.append(Route(path, route, methods=["POST"]))
-    app.include_router(model_routes(backend))
+    app.add_exception_handler(Exception, _on_defect)
+    app.router.routes += [Route(path, route, methods=["POST"]) for path, route in posts.items()]
+    app.include_router(reading_routes(backend))
     if page is not None:
         app.router.routes += [Route("/debug", page, methods=None), Route("/debug/{rest:path}", page, methods=None)]
+
+    @app.get("/openapi.json")
+    async def describe() -> Response:
+        return Response(description(), media_type="application/json")
 
     @app.get("/health")
     async def health() -> Response:
         now = backend.ready()
         return Response(orjson.dumps(now.to_mapping()), 200 if now.ready else 503, media_type="application/json")
 
+    return app
+
+
+def _layers(app: ASGIApp, policy: AccessPolicy) -> ASGIApp:
+    """What every request passes, the innermost first: pages of other sites may read refusals too."""
+    if policy.keyring is not None:
+        app = Gate(app, keyring=policy.keyring)
+    if policy.cors:
+        app = Cors(app, origins=policy.cors)
     return app
 
 
@@ -58,6 +94,11 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 async def _on_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ContrailError)
     return _response(answer_to(error))
+
+
+async def _on_defect(_request: Request, _error: Exception) -> Response:
+    """The framework raises it again behind this answer: it is logged outside, and nothing more is said."""
+    return _response(internal_error())
 
 
 def _response(error: ApiError) -> Response:

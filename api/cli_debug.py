@@ -55,16 +55,17 @@ async def _pages(connection: Connection) -> list[Page]:
     async with open_registry(connection) as registry:
         parts = await registered(registry, REPLICAS)
     token = token_of(connection.key)
-    found = [Page(name=part.name, url=url) for part in parts if (url := _url(part, token))]
+    scheme = "https" if connection.deployment.frontend.tls else "http"
+    found = [Page(name=part.name, url=url) for part in parts if (url := _url(part, scheme, token))]
     if not found:
         raise CallerError("no front end is registered: start one with `contrail up` or `contrail frontend`")
     return found
 
 
-def _url(part: Part, token: str) -> str:
+def _url(part: Part, scheme: str, token: str) -> str:
     try:
         host, port = split_address(str(part.about.get("address", "")))
     except ValueError:
         return ""
-    where = f"http://{join_address(ANYWHERE.get(host, host), port)}/debug"
+    where = f"{scheme}://{join_address(ANYWHERE.get(host, host), port)}/debug"
     return where if is_loopback(host) else f"{where}?token={token}"

@@ -35,6 +35,7 @@ LIMIT = 20
 @click.option("--worker", metavar="NAME_OR_ID", help="List requests that went to this worker.")
 @click.option("--replica", metavar="NAME_OR_ID", help="List requests that this front end took.")
 @click.option("--model", help="List requests for this model.")
+@click.option("--tenant", help="List requests of this tenant.")
 @click.option("--outcome", help="List requests that ended so: stop, length, abort, error, worker_lost, rejected, …")
 @click.option(
     "--from", "start", metavar="MOMENT", help="List requests from then on: 2026-11-20T14:03:05Z, 14:03, -15m."

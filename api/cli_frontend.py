@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import uvloop
 
 from actors.metrics import FrontendMetrics
 from actors.router import Router, RouterOptions
 from api.addresses import join_address, reachable, split_address
 from api.app import create_app
+from api.config import STOP_DELAY_MAX_S, FrontendSection, FrontendTls
 from api.connection import DEFAULT_DATA, Connection, connection_options
 from api.data_folder import DataFolder
 from api.debug.access import is_loopback, token_of
 from api.debug.passage import Passage
 from api.debug.site import create_site
+from api.files import raise_file_limit
+from api.http_limits import HttpLimits, connections_for
+from api.inherited import handed_over, inherited
 from api.logs import configure_logging, log_as
 from api.openai.settings import ApiSettings
 from api.part import (
@@ -35,6 +42,8 @@ from api.part import (
     watch_outbox,
 )
 from api.parts import SUPERVISED
+from api.security.policy import policy_of
+from api.security.tls import tls_context
 from api.server import Server, bind
 from api.snapshot_process import take_snapshot_apart
 from core.clock import SystemClock
@@ -59,32 +68,70 @@ class FrontendArguments:
     listen: str
     advertise: str
     shared_port: bool
+    fd: int | None
+    """Number of the open socket to accept on, instead of `listen`."""
+    neighbour_fd: tuple[int, ...]
+    """Those of other front ends on the same port: what waits there for too long is ours."""
+    stop_delay: float
+    """Seconds for which requests are still taken when told to end; balancers see that we are not ready."""
     home: Path | None
     """Data folder of the `contrail up` that supervises us."""
     journal: Path | None
     """Folder of journals; None for the one of the data folder."""
+    section: FrontendSection
+    """What the deployment says of front ends, and over it what the command line does."""
 
 
 @click.command()
 @connection_options
 @name_option("frontend-0")
-@click.option("--listen", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of the API.")
+@click.option(
+    "--listen",
+    default="127.0.0.1:8000",
+    show_default=True,
+    help="HOST:PORT of the API. Metrics and state are on another port of HOST, and need no key: other machines' "
+    "`contrail replicas` asks there.",
+)
 @click.option("--advertise", default="", help="Host under which others reach it.")
 @click.option("--shared-port", is_flag=True, help="Other front ends listen on the same port (SO_REUSEPORT).")
+@click.option("--fd", type=int, metavar="N", help="Accept on the open socket of this number.  [default: LISTEN_FDS]")
+@click.option("--neighbour-fd", type=int, multiple=True, hidden=True)
+@click.option(
+    "--stop-delay",
+    type=click.FloatRange(0, STOP_DELAY_MAX_S),
+    default=0.0,
+    show_default=True,
+    metavar="S",
+    help="Told to end, be not ready for so long before taking no more requests.",
+)
 @click.option(
     "--journal",
     type=click.Path(path_type=Path, file_okay=False),
     envvar="CONTRAIL_JOURNAL",
     help="Folder for decisions that the log does not have yet.  [default: journal/ in the data folder]",
 )
+@click.option("--keys", metavar="FILE", help="API keys (`contrail keys`).  [default: the deployment's, else none]")
+@click.option("--tls-cert", metavar="FILE", help="Speak HTTPS with this certificate (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Its key, if that is in another file.")
 @click.option(SUPERVISED, is_flag=True, hidden=True)
-def frontend(connection: Connection, listen: str, supervised: bool, **rest: Any) -> None:
+def frontend(
+    connection: Connection,
+    listen: str,
+    supervised: bool,
+    keys: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    **rest: Any,
+) -> None:
     """Start one front end: the OpenAI API with a router of its own, rebuilt from the log.
 
     \b
     contrail frontend --data data --name frontend-1 --listen 127.0.0.1:8001
     contrail frontend --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
         --name edge-0 --listen 10.0.0.2:8000
+
+    With --fd, or started by systemd's socket activation, the socket outlives the front end: while one follows the
+    other, clients wait for a moment, and none is refused.
     """
     configure_logging()
     try:
@@ -92,23 +139,37 @@ def frontend(connection: Connection, listen: str, supervised: bool, **rest: Any)
     except ValueError as error:
         raise CallerError(f"--listen: {error}") from error
     home = connection.data if supervised else None
-    arguments = FrontendArguments(listen=listen, home=home, **rest)
+    section = _section(connection.deployment.frontend, keys, tls_cert, tls_key)
+    arguments = FrontendArguments(listen=listen, home=home, section=section, **rest)
     uvloop.run(serve(connection, arguments))
+
+
+def _section(given: FrontendSection, keys: str | None, tls_cert: str | None, tls_key: str | None) -> FrontendSection:
+    if tls_key and not tls_cert:
+        raise CallerError("--tls-key: give --tls-cert with it, the certificate whose key it is")
+    tls = FrontendTls(cert=tls_cert, key=tls_key) if tls_cert else given.tls
+    return msgspec.structs.replace(given, keys=keys or given.keys, tls=tls)
 
 
 async def serve(connection: Connection, arguments: FrontendArguments) -> None:
     """Serves until told to end; then answers in flight finish, and the log and the registry know."""
-    host, port = split_address(arguments.listen)
-    listener = bind(host, port, reuse_port=arguments.shared_port)
+    section = arguments.section
+    tls = tls_context(section.tls.cert, section.tls.key) if section.tls else None
+    listener = _listener(arguments)
+    host = str(listener.getsockname()[0])  # of the socket, not of --listen: it may be open to more than loopback
+    policy = policy_of(section, host, SystemClock())
+    neighbours = [inherited(each) for each in arguments.neighbour_fd]
     with told_to_end(arguments.home) as ending:
         async with planes(connection) as both:
             metrics = FrontendMetrics()
             address = join_address(arguments.advertise or host, listener.getsockname()[1])
             router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
-            settings = ApiSettings(body_bytes_max=connection.deployment.frontend.body_bytes_max)
+            settings = ApiSettings(body_bytes_max=section.body_bytes_max)
             passage = Passage(connection.words, connection.data)
             page = create_site(passage, None if is_loopback(host) else token_of(connection.key))
-            api = Server(create_app(router, metrics, settings, page=page), listener)
+            app = create_app(router, metrics, settings, page=page, policy=policy)
+            limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
+            api = Server(app, listener, tls, neighbours=neighbours, limits=limits)
             ops = operations(host, router.ready, metrics.registry, router.describe)
             await ops.start()
             await router.start({"ops": reachable(ops.address, arguments.advertise)})
@@ -118,10 +179,20 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
             _logger.info("listens on %s, operations on %s", api.address, ops.address)
             reason = await ending
             _logger.info("ending: %s", reason)
+            router.stopping = True
+            await asyncio.sleep(arguments.stop_delay)
             await passage.close()
             await api.stop(DRAIN_TIMEOUT_S)
             await router.stop(reason)
             await ops.stop(OPERATIONS_GRACE_S)
+
+
+def _listener(arguments: FrontendArguments) -> socket.socket:
+    """Given open, or bound here."""
+    number = handed_over(os.environ) if arguments.fd is None else arguments.fd
+    if number is not None:
+        return inherited(number)
+    return bind(*split_address(arguments.listen), reuse_port=arguments.shared_port)
 
 
 def _be_known(router: Router, arguments: FrontendArguments, ops: Server, address: str) -> None:

@@ -11,14 +11,16 @@ from typing import Any
 import click
 import uvloop
 
+from actors.draining import DRAIN_TIMEOUT_S
 from actors.metrics import WorkerMetrics
+from actors.tokenizer_files import Manner
 from actors.worker import Worker, WorkerOptions
 from api.addresses import reachable, split_address
-from api.config import ENGINES, PREFILL_SLOTS
+from api.config import DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS
 from api.connection import Connection, connection_options
 from api.engine_arguments import EngineArguments, block_host, engine_object, engine_pairs, make_engine
 from api.logs import configure_engine_logging, configure_logging, log_as
-from api.part import OPERATIONS_GRACE_S, name_option, on_stop, operations, planes, tell, watch_outbox
+from api.part import OPERATIONS_GRACE_S, hear_no_more, name_option, on_stop, operations, planes, tell, watch_outbox
 from api.parts import SUPERVISED
 from api.server import Server
 from core.clock import SystemClock
@@ -40,9 +42,21 @@ OPTIONS = (
     click.option("--engine", default="vllm", show_default=True, type=click.Choice(ENGINES)),
     click.option("--engine-args", "engine_json", default="{}", help="Arguments for the engine, as a JSON object."),
     click.option(
-        "--listen", default="127.0.0.1:0", show_default=True, help="HOST:PORT for requests; port 0 is a free one."
+        "--listen",
+        default="127.0.0.1:0",
+        show_default=True,
+        help="HOST:PORT for requests; port 0 is a free one. "
+        "Metrics and state are on another port of HOST, and need no key.",
     ),
     click.option("--advertise", default="", help="HOST or HOST:PORT under which others reach it."),
+    click.option(
+        "--drain-timeout",
+        type=click.FloatRange(0, DRAIN_TIMEOUT_MAX_S),
+        default=DRAIN_TIMEOUT_S,
+        show_default=True,
+        metavar="S",
+        help="Told to end, wait for requests for so long; then other workers go on with them.",
+    ),
     click.option(SUPERVISED, is_flag=True, hidden=True),
     click.argument("more", nargs=-1, type=click.UNPROCESSED),
 )
@@ -62,8 +76,21 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--remote-prefill", is_flag=True, help="Long prompts may be computed by prefill workers, and their blocks fetched."
 )
+@click.option(
+    "--tool-call-parser", default="", metavar="NAME", help="How the model writes calls of tools, by vLLM's names."
+)
+@click.option("--reasoning-parser", default="", metavar="NAME", help="How it writes its reasoning, likewise.")
+@click.option("--chat-template", default="", metavar="FILE", help="A jinja template instead of the model's own.")
 @worker_options
-def worker(connection: Connection, role: str, remote_prefill: bool, **rest: Any) -> None:
+def worker(
+    connection: Connection,
+    role: str,
+    remote_prefill: bool,
+    tool_call_parser: str,
+    reasoning_parser: str,
+    chat_template: str,
+    **rest: Any,
+) -> None:
     """Start one worker: an engine and its cache. What follows `--` goes to the engine as it stands.
 
     \b
@@ -76,11 +103,19 @@ def worker(connection: Connection, role: str, remote_prefill: bool, **rest: Any)
     With --remote-prefill it asks the deployment's prefill workers, if any are there, for prompts of which its own
     cache lacks much; how much is a live setting: contrail settings. `contrail prefill-worker` starts one of those.
     """
-    run_worker(connection, role, moves_blocks=DECODE if remote_prefill else "", **rest)
+    manner = Manner(tool_call_parser, reasoning_parser, chat_template)
+    run_worker(connection, role, moves_blocks=DECODE if remote_prefill else "", manner=manner, **rest)
 
 
 def run_worker(
-    connection: Connection, role: str, *, name: str, moves_blocks: str, slots: int | None = None, **given: Any
+    connection: Connection,
+    role: str,
+    *,
+    name: str,
+    moves_blocks: str,
+    slots: int | None = None,
+    manner: Manner | None = None,
+    **given: Any,
 ) -> None:
     """The worker lived and ended as it should; `given` is what `worker_options` gave. Exit status 1 if it failed."""
     configure_logging()
@@ -89,6 +124,7 @@ def run_worker(
         host, port = split_address(given["listen"])
     except ValueError as error:
         raise CallerError(f"--listen: {error}") from error
+    manner = manner or Manner()
     options = WorkerOptions(
         namespace=connection.namespace,
         name=name,
@@ -99,7 +135,9 @@ def run_worker(
         partitions=connection.topology.kv_partitions,
         restate_every_s=connection.restate_every_s,
         routing=connection.deployment.routing_settings,
+        drain_timeout_s=given["drain_timeout"],
         prefill_slots=slots or PREFILL_SLOTS,
+        manner=manner,
     )
     arguments = EngineArguments(
         engine=given["engine"],
@@ -109,6 +147,7 @@ def run_worker(
         moves_blocks=moves_blocks,
         block_host=block_host(host, given["advertise"]),
         home=connection.data if given["supervised"] else None,
+        reasoning_parser=manner.reasoning_parser,
     )
     reason = uvloop.run(serve(connection, options, arguments))
     if reason.startswith(FAILED):
@@ -132,6 +171,7 @@ async def serve(connection: Connection, options: WorkerOptions, arguments: Engin
             for task in watching:
                 task.cancel()
             await ops.stop(OPERATIONS_GRACE_S)
+            hear_no_more()
 
 
 async def _live(it: Worker, home: Path | None, ops: Server) -> str:

@@ -13,7 +13,8 @@ from msgspec import Meta
 
 from api.addresses import split_address
 from api.config_roles import with_remote_prefill
-from api.units import duration_s, size_bytes
+from api.security.origin import check_origin
+from api.units import delay_s, duration_s, size_bytes
 from core.ids import NAME
 from core.roles import DECODE, PREFILL, ROLES
 from core.settings import RoutingSettings
@@ -34,6 +35,12 @@ PREFILL_SLOTS = 1
 another worker may be idle (`bench.disagg`: its first token 28 % later); an engine that batches short prompts well may
 take more."""
 SLOTS_MAX = 64
+STOP_DELAY_MAX_S = 300
+"""A front end that was told to end goes on as before for so long at most."""
+DRAIN_TIMEOUT_MAX_S = 3600
+"""A worker waits for its requests for so long at most."""
+MANNER = ("tool_call_parser", "reasoning_parser", "chat_template")
+"""Of a decode group: how front ends are to speak for its model."""
 
 
 def _check(key: str, parse: Callable[[str], object], text: str) -> None:
@@ -42,6 +49,13 @@ def _check(key: str, parse: Callable[[str], object], text: str) -> None:
         parse(text)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
+
+
+def _check_delay(key: str, text: str, most_s: int) -> None:
+    """The text is a duration or none, and within the bound; else ValueError names the key."""
+    _check(key, delay_s, text)
+    if delay_s(text) > most_s:
+        raise ValueError(f"{key}: {text} is too long; {most_s}s is the most")
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,6 +121,15 @@ class LogSection(Section, frozen=True, kw_only=True):
             _check("snapshot_every", duration_s, self.snapshot_every)
 
 
+class FrontendTls(Section, frozen=True, kw_only=True):
+    """PEM files by which front ends speak HTTPS."""
+
+    cert: str
+    """The certificate, and those that lead from it to one that clients know."""
+    key: str | None = None
+    """Its private key; not given, it stands in `cert`."""
+
+
 class FrontendSection(Section, frozen=True, kw_only=True):
     """The front ends: all on one port."""
 
@@ -119,9 +142,24 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     """Longest request body; 16 MiB hold a prompt of some million tokens."""
     journal_max: str = "256MiB"
     """How much of what a front end decides may wait on its disk while the log is away."""
+    keys: str | None = None
+    """File of API keys (`contrail keys`); not given, no request needs one."""
+    isolate_tenants: bool = False
+    """Whether each tenant has a cache of its own: nobody can tell from times what others asked."""
+    expose_routing: bool = False
+    """Whether answers name their worker and times in headers beyond loopback; on loopback they do."""
+    cors: tuple[str, ...] = ()
+    """Origins whose pages may ask; none: no page of another site may."""
+    tls: FrontendTls | None = None
+    """Not given, they speak plain HTTP."""
+    stop_delay: str = "0s"
+    """For how long a front end that was told to end is not ready but serves on, so that a balancer stops asking it."""
 
     def __post_init__(self) -> None:
         _check("listen", split_address, self.listen)
+        for origin in self.cors:
+            _check("cors", check_origin, origin)
+        _check_delay("stop_delay", self.stop_delay, STOP_DELAY_MAX_S)
         _check("journal_max", size_bytes, self.journal_max)
         if self.journal_bytes < JOURNAL_BYTES_MIN:
             raise ValueError(f"journal_max: {self.journal_max} is too little; give 1MiB or more")
@@ -130,6 +168,11 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     def journal_bytes(self) -> int:
         """`journal_max` in whole pages."""
         return size_bytes(self.journal_max) // PAGE_BYTES * PAGE_BYTES
+
+    @property
+    def stop_delay_s(self) -> int:
+        """`stop_delay` in seconds."""
+        return delay_s(self.stop_delay)
 
     @property
     def host(self) -> str:
@@ -162,12 +205,21 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     engine: str = "vllm"
     engine_args: dict[str, Any] = {}
     """Handed to the engine as it stands, and checked by it."""
+    tool_call_parser: str | None = None
+    """How the model writes calls of tools, by vLLM's names (`hermes`, …); not given, tools are not offered to it."""
+    reasoning_parser: str | None = None
+    """How it writes its reasoning, likewise (`deepseek_r1`, …); not given, all is answer."""
+    chat_template: str | None = None
+    """A jinja file to take instead of the model's own template."""
+    drain_timeout: str = "30s"
+    """How long a worker that leaves waits for its requests; others go on with those that are not done by then."""
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
     """Host under which front ends and other workers reach these; the listening host if not given."""
 
     def __post_init__(self) -> None:
         _check("listen", split_address, self.listen)
+        _check_delay("drain_timeout", self.drain_timeout, DRAIN_TIMEOUT_MAX_S)
         self._check_role()
         if not self.name:
             msgspec.structs.force_setattr(self, "name", self.role)
@@ -187,6 +239,14 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError("remote_prefill: it is decode groups that say whether they ask for it; leave it out here")
         if self.role != PREFILL and self.slots is not None:
             raise ValueError("slots: only prefill groups have them; a decode engine has its own arguments for that")
+        told = [key for key in MANNER if getattr(self, key) is not None]
+        if self.role == PREFILL and told:
+            raise ValueError(f"{told[0]}: prefill groups answer no requests; say it in the decode group")
+
+    @property
+    def drain_timeout_s(self) -> int:
+        """`drain_timeout` in seconds."""
+        return delay_s(self.drain_timeout)
 
     @property
     def client_name(self) -> str:

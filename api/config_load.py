@@ -59,6 +59,9 @@ SETTINGS = (
     Setting("frontend.listen", "--listen", "CONTRAIL_LISTEN"),
     Setting("frontend.port", "--port", "CONTRAIL_PORT", int),
     Setting("frontend.replicas", "--replicas", "CONTRAIL_REPLICAS", int),
+    Setting("frontend.keys", "--keys", "CONTRAIL_KEYS"),
+    Setting("frontend.tls.cert", "--tls-cert", "CONTRAIL_TLS_CERT"),
+    Setting("frontend.tls.key", "--tls-key", "CONTRAIL_TLS_KEY"),
     Setting("workers.model", "--model", "CONTRAIL_MODEL"),
     Setting("workers.count", "--workers", "CONTRAIL_WORKERS", int),
     Setting("workers.engine", "--engine", "CONTRAIL_ENGINE"),
@@ -212,7 +215,8 @@ def _assign(values: dict[str, Any], origins: dict[str, str], path: str, value: o
     else:
         section = values
         for name in sections:
-            section = section.setdefault(name, {})
+            section[name] = section.get(name) or {}
+            section = section[name]
         section[key] = value
         origins[path] = layer
     _check(values, layer)

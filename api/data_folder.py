@@ -4,6 +4,7 @@ lock              held while `contrail up` runs
 key               the deployment's secret, mode 600
 deployment.json   the deployment as resolved, with addresses and credentials, mode 600: what the parts read
 run.json          who runs where: addresses, process ids, names
+restart.json      for a moment, which parts `contrail restart` asks for
 parts/NAME.json   what a part says of itself once it listens
 logs/NAME.log     its output
 journal/          decisions that the log does not have yet
@@ -49,6 +50,11 @@ class DataFolder:
     def run(self) -> Path:
         """Who runs where."""
         return self.path / "run.json"
+
+    @property
+    def restart(self) -> Path:
+        """What `contrail restart` asks for."""
+        return self.path / "restart.json"
 
     @property
     def nats(self) -> Path:

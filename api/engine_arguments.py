@@ -31,6 +31,8 @@ class EngineArguments:
     """Where other machines fetch blocks from; empty if the engine has its own view of that."""
     home: Path | None
     """Data folder of the `contrail up` that supervises us."""
+    reasoning_parser: str = ""
+    """How the model reasons: a guided answer begins behind that."""
 
 
 def make_engine(arguments: EngineArguments) -> Engine:
@@ -50,7 +52,13 @@ def make_engine(arguments: EngineArguments) -> Engine:
 
     if moves_blocks and arguments.block_host:
         os.environ.setdefault(HOST_VARIABLE, arguments.block_host)  # what the user has set counts
-    return VllmEngine(arguments.model, arguments.model_path, arguments.engine_args, moves_blocks=moves_blocks)
+    return VllmEngine(
+        arguments.model,
+        arguments.model_path,
+        arguments.engine_args,
+        moves_blocks=moves_blocks,
+        reasoning_parser=arguments.reasoning_parser,
+    )
 
 
 def block_host(listen_host: str, advertise: str) -> str:

@@ -1,80 +1,247 @@
-"""HTTP/1.1 with bounds: uvicorn's httptools protocol, which by itself takes headers of any length."""
+"""HTTP/1.1, strictly and with bounds, on uvicorn's httptools protocol.
+
+The parser refuses what is ambiguous (two lengths, a length beside chunks, bare line feeds, folded headers); what it
+lets through though RFC 9112 does not is refused here. Whoever is refused gets an answer in OpenAI's shape and is hung
+up on, because nobody knows where the next request would begin.
+
+Time is kept by one look at all connections per second (`look`), not by timers of each.
+"""
 
 from __future__ import annotations
 
-import http
+import asyncio
 import re
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from api.openai.errors import ApiError
+from api.http_answers import close_delimited, head_and_body
+from api.http_limits import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, TURNED_AWAY_MAX, ListenerState
+from api.http_strict import fault_of
+from api.http_wire import STATE_KEY, ClientWire, client_gone
+from api.openai.errors import RETRY_AFTER_S, ApiError
+from api.openai.exchange import SLOW_READER_S
 
-HEAD_BYTES_MAX = 64 * 1024
-"""Request line and headers; one read of the socket more may come in before it is noticed."""
 DISCARD_BYTES_MAX = 64 * 1024 * 1024
 """Rest of a body that was refused: read and dropped up to this, so that the client gets to see the answer."""
+FRAMING_BYTES_MAX = 2 * HEAD_BYTES_MAX
+"""What comes with a body that is none of it: its head may be among that, chunks' frames, trailers …"""
+FRAMING_PER_BYTE_MAX = 8
+"""… and this for each byte of the body: a chunk of one byte has five around it."""
 LINGER_S = 5.0
 """How long the client may take to read why it was refused, before the connection is cut."""
 
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+NO_HTTP = "this is not a valid HTTP/1.1 request"
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Refuses what is no HTTP or too long a head, in OpenAI's shape, and hangs up on endless bodies."""
+    """One connection: requests are parsed strictly, nothing of them is without a bound, and the end is orderly."""
 
-    _head_bytes = 0
-    _in_head = False
-    _in_body = False
-    _refused = False
-    _discarded_bytes = 0
+    server_state: ListenerState
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ListenerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = server_state.limits
+        self._since_s = self.loop.time()
+        """When the present head or body began, or when the connection fell idle."""
+        self._unsent = 0
+        self._taken_s = self._since_s
+        """When the client last took some of what waits for it, or nothing waited."""
+        self._in_head = False
+        self._in_body = False
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._body_bytes_ever = 0
+        self._framing_bytes = 0
+        self._refused = False
+        self._fault: ApiError | None = None
+        self._discarded_bytes = 0
+        self._active: RequestResponseCycle | None = None
+        """The request that is being answered; `cycle` is the one that came last."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        super().connection_made(transport)
+        too_many = len(self.connections) - self._limits.connections_max
+        if too_many > TURNED_AWAY_MAX:
+            transport.abort()
+        elif too_many > 0:
+            headers = {"retry-after": str(RETRY_AFTER_S)}
+            text = "this server has as many connections as it takes: try again"
+            self._refuse(ApiError(503, text, type="server_error", code="overloaded", headers=headers))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._active is not None and not self._active.response_complete:
+            self._active.disconnected = True
+            self._active.message_event.set()
+            client_gone(self._active)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             self._discard(len(data))
             return
-        super().data_received(data if self._in_body else _without_upgrade(data))
-        if self._in_head and not self._refused:
+        body_before = self._body_bytes_ever
+        try:
+            self.parser.feed_data(data if self._in_body else _without_upgrade(data))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._refuse(self._fault or ApiError(400, NO_HTTP))
+            return
+        if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
-                self._refuse(431, f"the request line and headers are longer than {HEAD_BYTES_MAX} bytes")
+                self._refuse(ApiError(431, f"the request line and headers are longer than {HEAD_BYTES_MAX} bytes"))
+        elif self._in_body:
+            self._framing_bytes += len(data) - (self._body_bytes_ever - body_before)
+            if self._framing_bytes > FRAMING_BYTES_MAX + FRAMING_PER_BYTE_MAX * self._body_bytes:
+                self._refuse(ApiError(400, "the body's chunks are more frame than body"))
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes, self._discarded_bytes = True, 0, 0
+        self._since_s = self.loop.time()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer: nobody reads it, and what was checked must not change
+        if len(self.headers) == HEADERS_MAX:
+            self._fail(ApiError(431, f"there are more than {HEADERS_MAX} headers"))
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
+        upgrade = self.parser.should_upgrade()
+        if fault := fault_of(self.parser.get_http_version(), self.headers, asks_upgrade=upgrade):
+            self._fail(ApiError(400, fault))
+        if len(self.pipeline) == PIPELINE_MAX:
+            self._fail(ApiError(400, "too many requests wait on this connection"))
+        self._in_head, self._in_body, self._body_bytes, self._framing_bytes = False, True, 0, 0
+        self._since_s = self.loop.time()
         super().on_headers_complete()
+        cycle = self.cycle
+        self.scope["state"][STATE_KEY] = ClientWire(cycle)
+        if self.server_state.stopping or self.expect_100_continue:
+            # who waits for leave to send a body, and is refused, may or may not send it then
+            cycle.keep_alive = False
+        if cycle.scope["http_version"] == "1.0":
+            close_delimited(cycle)
+
+    def _fail(self, error: ApiError) -> None:
+        """The parser stops here."""
+        self._fault = error
+        raise ValueError(error.message)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        if self.cycle.response_complete:
+            self._since_s = self.loop.time()
         super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        self._body_bytes_ever += len(body)
         super().on_body(body)
         if self.cycle.response_complete:
             self._discard(len(body))
+
+    def on_response_complete(self) -> None:
+        """The next request that waits is served; idle time begins if there is none."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif not self._in_body:
+            self._since_s = self.loop.time()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way, not even the first byte of one."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and not self._in_head and not self._in_body
+
+    def look(self, now_s: float) -> None:
+        """What takes too long is refused, what is idle for too long closed; called every second or so."""
+        took_s, limits = now_s - self._since_s, self._limits
+        if self._is_stuck(now_s):
+            self.transport.abort()
+            return
+        if self._refused or self.transport.is_closing():
+            return
+        if self._in_head:
+            if took_s > limits.head_timeout_s:
+                self._refuse(ApiError(408, f"the headers were not complete within {limits.head_timeout_s:g} s"))
+        elif self._in_body:
+            if self.flow.read_paused:
+                self._since_s = now_s - self._body_bytes / limits.body_bytes_per_s_min  # we are slow, not the client
+            elif took_s > limits.body_timeout_s + self._body_bytes / limits.body_bytes_per_s_min:
+                self._refuse(ApiError(408, "the request's body came too slowly"))
+        elif took_s > limits.keep_alive_s and self.idle:
+            self.transport.close()
+
+    def _is_stuck(self, now_s: float) -> bool:
+        """Whether the client has taken nothing for too long, though something waits for it and nothing else is said."""
+        unsent = self.transport.get_write_buffer_size()
+        speaks = not (self.flow.write_paused or self.idle or self.transport.is_closing())
+        if not unsent or unsent < self._unsent or speaks:
+            self._taken_s = now_s
+        self._unsent = unsent
+        return now_s - self._taken_s > SLOW_READER_S
+
+    def shutdown(self) -> None:
+        """The connection closes with the last answer that is due; one that is idle is left to `close_idle`."""
+        if not self.idle and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def close_idle(self) -> None:
+        """Closed, unless a request is under way."""
+        if self.idle:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says it better
+        """The answer to bytes that are no HTTP."""
+        self._refuse(ApiError(400, NO_HTTP))
 
     def _discard(self, size: int) -> None:
         self._discarded_bytes += size
         if self._discarded_bytes > DISCARD_BYTES_MAX:
             self.transport.close()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says it better
-        """The answer to bytes that are no HTTP; in the middle of another answer there is only hanging up."""
-        self._refuse(400, "this is not a valid HTTP/1.1 request")
-
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, error: ApiError) -> None:
+        """The last word here; in the middle of another answer there is only hanging up."""
         self._refused = True
-        cycle: Any = self.cycle
-        if cycle is not None and not cycle.response_complete:
+        if self._answering():
             self.transport.close()
             return
-        self.transport.write(_answer(ApiError(status, message)))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # its request never came whole: the application is to forget it
+            self.cycle.message_event.set()
+        self.transport.write(head_and_body(error, self.server_state.default_headers))
         # closing with bytes unread would reset the connection, and the client would never read the answer
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _answering(self) -> bool:
+        """Whether an answer has begun, or is due to a request that came whole."""
+        active = self._active
+        if active is None or active.response_complete:
+            return False
+        return active.response_started or active is not self.cycle or not self._in_body
 
 
 def _without_upgrade(data: bytes) -> bytes:
@@ -85,12 +252,3 @@ def _without_upgrade(data: bytes) -> bytes:
     end = data.find(b"\r\n\r\n")
     found = _UPGRADE.search(data, 0, len(data) if end < 0 else end)
     return data if found is None else data[: found.start()] + b"\r\nx-upgrade:" + data[found.end() :]
-
-
-def _answer(error: ApiError) -> bytes:
-    body = error.body()
-    head = (
-        f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body

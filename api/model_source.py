@@ -34,7 +34,9 @@ def check_engine(engine: str) -> None:
 
 
 def check_model(group: WorkerGroup) -> None:
-    """The group's model exists, else CallerError; nothing is downloaded."""
+    """The group's model exists, and its template if it is to have another, else CallerError; nothing is downloaded."""
+    if group.chat_template and not Path(group.chat_template).expanduser().is_file():
+        raise CallerError(f"worker group {group.name!r}: there is no chat template at {group.chat_template}")
     if group.model == TINY:
         return
     folder = Path(group.model).expanduser()

@@ -120,6 +120,15 @@ def tell(home: Path | None, name: str, ops: Server, *, id: str | None = None, ad
         announce(home, name, Announcement(pid=os.getpid(), ops=str(ops.address), id=id, address=address))
 
 
+def hear_no_more() -> None:
+    """SIGTERM and SIGINT change nothing any more: for the last moment of a process that has done what it had to do,
+    when the loop that handled them is about to go."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+
+
 def on_stop(home: Path | None, stop: Callable[[str], None]) -> list[asyncio.Task[None]]:
     """SIGTERM and SIGINT, or the end of who supervises us, call `stop` with the reason. Keep what is returned."""
     loop = asyncio.get_running_loop()

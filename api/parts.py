@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +68,8 @@ class PartSpec:
     command: tuple[str, ...]
     role: str | None = None
     """Of a worker: `decode` or `prefill`."""
+    files: tuple[int, ...] = ()
+    """Open sockets that it inherits, by their numbers."""
 
 
 def _command(kind: str, data: DataFolder, name: str) -> tuple[str, ...]:
@@ -73,19 +77,28 @@ def _command(kind: str, data: DataFolder, name: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "api.cli", kind, "--data", str(data.path), "--name", name, SUPERVISED)
 
 
-def frontend_specs(deployment: Deployment, data: DataFolder, port: int) -> list[PartSpec]:
-    """All front ends; they share one port."""
-    listen = join_address(deployment.frontend.host, port)
-    advertise = ("--advertise", deployment.frontend.advertise) if deployment.frontend.advertise else ()
+def frontend_specs(deployment: Deployment, data: DataFolder, listeners: Sequence[socket.socket]) -> list[PartSpec]:
+    """A front end for each socket, all of which have one port; each inherits the others' too."""
+    host = deployment.frontend.host
+    listen = join_address(host, listeners[0].getsockname()[1])
+    told = {"--advertise": deployment.frontend.advertise, "--stop-delay": deployment.frontend.stop_delay_s}
+    more = _words(told)
+    files = tuple(listener.fileno() for listener in listeners)
     return [
         PartSpec(
             name=(name := f"{FRONTEND}-{number}"),
             kind=FRONTEND,
             what=f"API on {listen}",
-            command=(*_command(FRONTEND, data, name), "--listen", listen, "--shared-port", *advertise),
+            command=(*_command(FRONTEND, data, name), "--listen", listen, *_socket_words(own, files), *more),
+            files=files,
         )
-        for number in range(deployment.frontend.replicas)
+        for number, own in enumerate(files)
     ]
+
+
+def _socket_words(own: int, files: Sequence[int]) -> tuple[str, ...]:
+    others = (word for each in files if each != own for word in ("--neighbour-fd", str(each)))
+    return ("--fd", str(own), *others)
 
 
 def worker_specs(group: WorkerGroup, source: ModelSource, data: DataFolder) -> list[PartSpec]:
@@ -101,6 +114,7 @@ def worker_specs(group: WorkerGroup, source: ModelSource, data: DataFolder) -> l
                 *_command(PREFILL_WORKER if group.role == PREFILL else WORKER, data, name),
                 *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
                 *("--engine-args", json.dumps(group.engine_args), *_role_words(group)),
+                *("--drain-timeout", str(group.drain_timeout_s)),
                 *("--listen", join_address(host, port + number if port else 0), *advertise),
             ),
             role=group.role,
@@ -119,4 +133,20 @@ def _role_words(group: WorkerGroup) -> tuple[str, ...]:
     """What the group's command is told of prefill."""
     if group.role == PREFILL:
         return () if group.slots is None else ("--slots", str(group.slots))
-    return ("--role", group.role, *(("--remote-prefill",) if group.remote_prefill else ()))
+    return ("--role", group.role, *(("--remote-prefill",) if group.remote_prefill else ()), *_manner_words(group))
+
+
+def _manner_words(group: WorkerGroup) -> tuple[str, ...]:
+    """How front ends are to speak for its model; the template by a path that holds wherever a worker stands."""
+    template = group.chat_template and str(Path(group.chat_template).expanduser().resolve())
+    told = {
+        "--tool-call-parser": group.tool_call_parser,
+        "--reasoning-parser": group.reasoning_parser,
+        "--chat-template": template,
+    }
+    return _words(told)
+
+
+def _words(told: Mapping[str, str | int | None]) -> tuple[str, ...]:
+    """The options that have a value, as a command line has them."""
+    return tuple(word for flag, value in told.items() if value for word in (flag, str(value)))

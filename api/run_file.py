@@ -10,6 +10,7 @@ from api.data_folder import write_whole
 from core.errors import CallerError
 
 STARTING, READY, DRAINING, STOPPED = "starting", "ready", "draining", "stopped"
+WAITING, DONE, FAILED, RUNNING = "waiting", "done", "failed", "running"
 
 
 class PartEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,27 @@ class PartEntry(msgspec.Struct, frozen=True, kw_only=True):
     log: str | None = None
 
 
+class RestartStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a restart."""
+
+    name: str
+    state: str
+    """`waiting`, `starting`, `draining`, `done` or `failed`."""
+    took_s: float | None = None
+    """From its turn to its end."""
+    why: str | None = None
+    """What went wrong."""
+
+
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """A restart of some parts: one after the other, and no further than the first that fails."""
+
+    id: str
+    state: str
+    """`running`, `done` or `failed`."""
+    parts: tuple[RestartStep, ...] = ()
+
+
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     """One life of a deployment."""
 
@@ -52,6 +74,10 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     nats: tuple[str, ...]
     etcd: tuple[str, ...]
     parts: tuple[PartEntry, ...] = ()
+    beside: tuple[PartEntry, ...] = ()
+    """Processes of a restart beside those: one that is to take over, or one that finishes what it has."""
+    restart: Restart | None = None
+    """The last one."""
 
     def write(self, path: Path) -> None:
         """The file says this."""

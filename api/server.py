@@ -1,29 +1,34 @@
-"""A uvicorn server inside a loop that is already running, without its signal handlers."""
+"""An HTTP server inside a loop that is already running: uvicorn's protocol, our own accepting and stopping."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
+import ssl
+import time
+from collections.abc import Sequence
+from email.utils import formatdate
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from api.acceptor import Acceptor
 from api.addresses import Address
+from api.http_limits import HttpLimits, ListenerState
 from api.http_protocol import BoundedHttp
 from core.errors import CallerError
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048
-KEEP_ALIVE_S = 75
-"""Idle connections are kept so long: longer than common load balancers do, so that they never meet a closed one."""
 CANCEL_S = 5.0
 """How long requests that were cancelled at the end of the grace time may take to notice."""
 FLUSH_S = 2.0
 """How long the last bytes of finished answers may take to leave."""
 TICK_S = 1.0
-"""How often the server's Date header moves on."""
+"""How often the Date header moves on, and connections are looked at."""
+POLL_S = 0.02
 
 
 def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
@@ -32,7 +37,8 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     CallerError says what to do if that is not possible.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # with its protocol told: asyncio sets TCP_NODELAY only on connections of such a socket
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:
@@ -48,9 +54,18 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
 class Server:
     """One application on one socket, from `start` to `stop`."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
-        self._listener = listener
-        config = uvicorn.Config(
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None = None,
+        *,
+        neighbours: Sequence[socket.socket] = (),
+        limits: HttpLimits | None = None,
+    ) -> None:
+        """With `tls` it speaks HTTPS, and nothing else. It serves what waits too long on `neighbours`."""
+        self._state = ListenerState(limits or HttpLimits())
+        self._config = uvicorn.Config(
             app,
             http=BoundedHttp,
             ws="none",
@@ -59,10 +74,9 @@ class Server:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
         )
-        self._server = uvicorn.Server(config)
+        self._address = Address(*listener.getsockname()[:2])
+        self._acceptor = Acceptor(listener, neighbours, self._protocol, tls)
         self._ticks: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -71,56 +85,84 @@ class Server:
     @property
     def address(self) -> Address:
         """Where it listens, or listened."""
-        return self._address if self._listener.fileno() < 0 else Address(*self._listener.getsockname()[:2])
+        return self._address
+
+    @property
+    def connections(self) -> set[BoundedHttp]:
+        """What is open now."""
+        return cast(set[BoundedHttp], self._state.connections)
+
+    def _protocol(self) -> BoundedHttp:
+        return BoundedHttp(self._config, self._state, {})
 
     async def start(self) -> Address:
         """Connections are accepted."""
         assert self._ticks is None
-        self._address = self.address
-        self._server.config.load()
-        self._server.lifespan = self._server.config.lifespan_class(self._server.config)
-        await self._server.startup(sockets=[self._listener])
+        self._config.load()
+        self._date()
+        self._acceptor.start()
         self._ticks = asyncio.create_task(self._tick())
         return self._address
 
     async def _tick(self) -> None:
         while True:
-            await self._server.on_tick(0)
             await asyncio.sleep(TICK_S)
+            self._date()
+            now_s = asyncio.get_running_loop().time()
+            for connection in list(self.connections):
+                connection.look(now_s)
+
+    def _date(self) -> None:
+        self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
 
     async def stop(self, grace_s: float) -> None:
-        """Nothing listens any more; requests in flight had `grace_s` to finish, then they were cancelled."""
+        """Nothing is accepted any more; requests in flight had `grace_s` to finish, then they were cancelled.
+
+        Answers from here on close their connections. Idle ones are kept for a moment: a request that is on its way
+        over one is answered.
+        """
         if self._ticks is None:
-            self._listener.close()
+            await self._acceptor.stop()
             return
-        self._ticks.cancel()
-        self._ticks = None
-        for server in self._server.servers:
-            server.close()
-        self._listener.close()
-        state = self._server.server_state
-        for connection in list(state.connections):
-            connection.shutdown()  # idle ones close at once, others with their answer
-        await _ended(state.tasks, grace_s)
-        for task in list(state.tasks):
+        ticks, self._ticks = self._ticks, None
+        self._state.stopping = True
+        await self._acceptor.stop()
+        for connection in list(self.connections):
+            connection.shutdown()
+        await self._settle(grace_s)
+        ticks.cancel()
+        for task in list(self._state.tasks):
             task.cancel()
-        await _ended(state.tasks, CANCEL_S)
+        await self._ended(CANCEL_S)
         await self._close_connections()
 
+    async def _settle(self, grace_s: float) -> None:
+        """Requests have finished, and connections are closed or were idle for long enough; or the time is up."""
+        loop = asyncio.get_running_loop()
+        linger_until_s = loop.time() + self._state.limits.idle_linger_s
+        try:
+            async with asyncio.timeout(grace_s):
+                while self.connections or self._state.tasks:
+                    if loop.time() >= linger_until_s:
+                        for connection in list(self.connections):
+                            connection.close_idle()
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            if self._state.tasks:
+                log.warning("%d requests did not end within %g s: they are cut off", len(self._state.tasks), grace_s)
+
+    async def _ended(self, within_s: float) -> None:
+        if self._state.tasks:
+            await asyncio.wait(list(self._state.tasks), timeout=within_s)
+
     async def _close_connections(self) -> None:
-        connections = self._server.server_state.connections
-        for connection in list(connections):
+        for connection in list(self.connections):
             connection.transport.close()
         try:
             async with asyncio.timeout(FLUSH_S):
-                while connections:  # noqa: ASYNC110 - uvicorn keeps a plain set and tells nobody
-                    await asyncio.sleep(FLUSH_S / 200)
+                while self.connections:  # noqa: ASYNC110 - connections tell nobody when they are gone
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
-            log.warning("%d clients did not read their answers to the end", len(connections))
-        for connection in list(connections):
+            log.warning("%d clients did not read their answers to the end", len(self.connections))
+        for connection in list(self.connections):
             connection.transport.abort()
-
-
-async def _ended(tasks: set[asyncio.Task[None]], within_s: float) -> None:
-    if tasks:
-        await asyncio.wait(list(tasks), timeout=within_s)

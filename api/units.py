@@ -10,11 +10,18 @@ BYTES = {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
+DURATION = "a duration: write 10s, 30m, 12h or 7d"
+NONE = "0s"
 
 
 def duration_s(text: str) -> int:
     """Seconds in `10s`, `30m`, `12h`, `7d`; ValueError says what may be written."""
-    return _parsed(text, SECONDS, "a duration: write 10s, 30m, 12h or 7d")
+    return _parsed(text, SECONDS, DURATION)
+
+
+def delay_s(text: str) -> int:
+    """The same, and `0s` for none."""
+    return 0 if text.strip() == NONE else _parsed(text, SECONDS, DURATION)
 
 
 def size_bytes(text: str) -> int:

@@ -7,7 +7,8 @@ import json
 import shutil
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from api.data_folder import DataFolder, FolderLock
 from api.model_source import TINY
 from api.parts import what_of
 from api.running.interrupts import Interrupts
-from api.running.launch import FRONTEND_DRAIN_MAX_S, Launch
-from api.running.preflight import check_copies, check_workers, fit_log_to_disk, hold_port
+from api.running.launch import Launch, frontend_drain_max_s
+from api.running.listeners import close_all, open_listeners
+from api.running.preflight import check_copies, check_workers, fit_log_to_disk
 from api.running.progress import Progress, progress_on
+from api.security.entrance import cautions, with_entrance
 from core.settings import POLICIES
 
 BABBLES = """
@@ -50,6 +53,9 @@ BABBLES = """
 @click.option(
     "--listen", "frontend_listen", metavar="HOST:PORT", help="The same with the host.  [default: 127.0.0.1:8000]"
 )
+@click.option("--keys", "frontend_keys", metavar="FILE", help="API keys (`contrail keys`); without, none is asked for.")
+@click.option("--tls-cert", "frontend_tls_cert", metavar="FILE", help="Speak HTTPS with this certificate (PEM).")
+@click.option("--tls-key", "frontend_tls_key", metavar="FILE", help="Its key, if that is in another file.")
 @click.option("--policy", "routing_policy", type=click.Choice(POLICIES), help="How a worker is chosen.  [default: kv]")
 @click.option("--namespace", help="The deployment's name in the log.  [default: default]")
 @click.option("--nats", "log_nats", metavar="URL,…", help="Use this NATS instead of a private one.")
@@ -94,12 +100,17 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
     frontend = loaded.deployment.frontend
     check_workers(loaded.deployment)
     check_copies(loaded.deployment)
-    with closing(hold_port(frontend.host, frontend.port)) as held:
+    loaded = replace(loaded, deployment=with_entrance(loaded.deployment))
+    with ExitStack() as at_end:
+        listeners = open_listeners(frontend.host, frontend.port, frontend.replicas)
+        at_end.callback(close_all, listeners)
         deployment = fit_log_to_disk(loaded, data.path)
         data.make()
         with FolderLock(data.lock):
             progress = progress_on(sys.stdout)
-            launch = Launch(deployment, data, held.getsockname()[1], progress)
+            for caution in cautions(frontend, frontend.host):
+                progress.say(f"Note: {caution}.")
+            launch = Launch(deployment, data, listeners, progress)
             asyncio.run(_run(launch, deployment, data, progress))
 
 
@@ -112,13 +123,22 @@ async def _run(launch: Launch, deployment: Deployment, data: DataFolder, progres
     try:
         if await _started(launch, interrupts):
             progress.say(welcome(launch, deployment, data, time.monotonic() - began_s))
-            farewell = f"Letting requests in flight finish ({FRONTEND_DRAIN_MAX_S:g} s at most); Ctrl-C again to hurry."
-            await interrupts.drain.wait()
+            most_s = frontend_drain_max_s(deployment)
+            farewell = f"Letting requests in flight finish ({most_s:g} s at most); Ctrl-C again to hurry."
+            await _until_drain(launch, interrupts)
     finally:
         progress.done()
         progress.say(farewell)
         await launch.drain(interrupts.hurry)
         progress.say("Stopped.")
+
+
+async def _until_drain(launch: Launch, interrupts: Interrupts) -> None:
+    """Restarts what it is told to until it is told to drain; a restart that is under way then is given up."""
+    restarting = asyncio.create_task(launch.restart_when_told(interrupts.restart))
+    await interrupts.drain.wait()
+    restarting.cancel()
+    await asyncio.wait((restarting,))
 
 
 async def _started(launch: Launch, interrupts: Interrupts) -> bool:
@@ -147,14 +167,16 @@ def welcome(launch: Launch, deployment: Deployment, data: DataFolder, took_s: fl
     """What a person needs next: the address, a line that works, where things are."""
     model = launch.models[0]
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
+    key = " -H 'Authorization: Bearer KEY'" if deployment.frontend.keys else ""
     babbles = BABBLES if any(group.model == TINY and group.engine == "vllm" for group in deployment.workers) else ""
     return f"""
 Ready after {took_s:.1f} s: {launch.api}/v1 serves {", ".join(launch.models)}.{babbles}
 
-  curl {launch.api}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
+  curl {launch.api}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'
 
   {data.path} holds the log, the key, all addresses (run.json), and in logs/ what the parts say.
   {command_name()} events --data {data.path} prints the log.
+  {command_name()} restart --data {data.path} renews the front ends, and no request fails.
   Ctrl-C ends everything.
 """
 

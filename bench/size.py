@@ -133,7 +133,7 @@ async def _measured(block_size: int, run_s: float) -> Sizes:
         process = _start(Path(folder), data, port, block_size)
         try:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-                await _until_ready(http, process)
+                await until_ready(http, process)
                 connection = connect_by_data(data)
                 await _load(http, PACED[-1], WARM_UP_REQUESTS)
                 grown = {rate: await _grown(http, connection, rate, run_s) for rate in PACED}
@@ -161,7 +161,8 @@ def _start(folder: Path, data: Path, port: int, block_size: int) -> subprocess.P
         return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-async def _until_ready(http: httpx.AsyncClient, process: subprocess.Popen[bytes]) -> None:
+async def until_ready(http: httpx.AsyncClient, process: subprocess.Popen[bytes]) -> None:
+    """The deployment serves a model; the program ends with a clear line if it does not start."""
     async with asyncio.timeout(START_S):
         while True:
             if process.poll() is not None:

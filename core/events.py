@@ -7,23 +7,15 @@ reader well under a microsecond per block. No event holds prompt text or token i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from core.event import EventBase, check_width
 from core.generation import PrefillReport
 from core.ids import COLUMN_WIDTH
-from core.job_events import (
-    JobEvent,
-    JobsRestated,
-    PrefillCancelled,
-    PrefillCompleted,
-    PrefillFailed,
-    PrefillPulled,
-    PrefillRequested,
-    PrefillStarted,
-)
+from core.job_events import JobEvent, JobsRestated
+from core.queue_events import QueueEvent, RequestQueued, RequestTurnedAway
 
 # --- kv_{p}: what each worker's cache holds; the source is the worker ------------------------------------------
 
@@ -288,6 +280,7 @@ class RequestRejected(EventBase, frozen=True):
     excluded: dict[str, tuple[int, bytes]]
     settings_revision: int
     now_ms: int
+    tenant: str = ""
 
 
 class Points(msgspec.Struct, frozen=True, array_like=True):
@@ -354,6 +347,8 @@ RoutingEvent = (
     | RequestFinished
     | RequestMigrated
     | RequestRejected
+    | RequestQueued
+    | RequestTurnedAway
     | ReplicaReported
     | DivergenceFound
 )
@@ -383,12 +378,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
         RequestRejected,
         ReplicaReported,
         DivergenceFound,
-        PrefillRequested,
-        PrefillPulled,
-        PrefillCancelled,
-        PrefillStarted,
-        PrefillCompleted,
-        PrefillFailed,
+        *get_args(QueueEvent),
+        *get_args(JobEvent),
         JobsRestated,
     )
 }

@@ -71,6 +71,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """W3C trace context, passed through."""
     deadline_ms: int | None = None
     """How long the client still waits, a duration: clocks of two machines are never compared."""
+    gather: bool = False
+    """Whoever waits for it takes the answer whole: after the first tokens more may come together, for less."""
     task: str = TASK_GENERATE
     """What is asked of the engine: tokens, or with TASK_EMBED the prompt's embedding."""
 
@@ -126,6 +128,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
+    """Which of all tokens it was in its place, from 1; 0 if nobody counted."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -41,5 +41,13 @@ class Overloaded(NoWorkers):
     """Workers are there, all at their limit."""
 
 
+class RateLimited(NoWorkers):
+    """Workers are all at their limit, and most of what waits for them is this tenant's."""
+
+
+class DeadlineExceeded(PeerError):
+    """The client's deadline passed before the answer was whole."""
+
+
 class GenerationFailed(PeerError):
     """The worker broke off in the middle; tokens may have been sent already."""

@@ -15,7 +15,7 @@ from core.errors import CallerError
 POLICIES = ("kv", "round-robin", "random", "least-loaded")
 WEIGHT_MAX = 1000.0
 COUNT_MAX = 1_000_000
-MAY_BE_ZERO = ("remote_prefill_min_tokens", "prefill_queue_max")
+MAY_BE_ZERO = ("remote_prefill_min_tokens", "prefill_queue_max", "active_max", "queue_max")
 TIERS = ("device", "host", "disk", "remote")
 """Where a block can lie, nearest first."""
 
@@ -53,6 +53,14 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """… if fewer jobs than this wait; 0 keeps all prefill where the decoding is."""
     prefill_wait_max_ms: int = 10_000
     """A decode worker computes the prompt itself this long after it asked."""
+    active_max: int = 0
+    """Requests in flight per worker, those of all replicas, before further ones wait in the router, where priority and
+    fairness order them. 0: what its engine computes at once and a little more, so that it never waits for us."""
+    queue_max: int = 1024
+    """Requests of one model that wait in one replica; 0 refuses at once what no worker has room for."""
+    queue_wait_max_ms: int = 30_000
+    """A request that waited so long there is refused; so is at once what would have to wait so long by the rate at
+    which requests end."""
 
     @property
     def credits_m(self) -> tuple[int, int, int, int]:

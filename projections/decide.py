@@ -79,24 +79,27 @@ def _sorted_out(view: View, request: RouteRequest, settings: RoutingSettings) ->
         local.update(dict.fromkeys(view.local.get(reason, ()), reason))
     out = _SortedOut([], [], {})
     model, block_size, waiting_max = request.model, request.prompt.block_size, settings.waiting_max
+    left = out.left.append
     for candidate in view.candidates(request.prompt):
-        if candidate.model != model:
+        # unpacked at once: this runs for every worker, and each name of a tuple's costs a call
+        worker, its_model, its_block_size, _, _, _, _, _, _, _, waiting, draining = candidate
+        if its_model != model:
             reason = "other_model"
-        elif candidate.block_size != block_size:
+        elif its_block_size != block_size:
             reason = "other_block_size"
-        elif candidate.worker in local:
-            reason = local[candidate.worker]
-        elif candidate.draining:
+        elif local and worker in local:
+            reason = local[worker]
+        elif draining:
             reason = "draining"
-        elif candidate.waiting >= waiting_max:
+        elif waiting >= waiting_max:
             reason = "overloaded"
         else:
-            out.left.append(candidate)
+            left(candidate)
             continue
         if reason in DOUBTS:
             out.doubtful.append((reason, candidate))
         else:
-            out.excluded.setdefault(reason, []).append(candidate.worker)
+            out.excluded.setdefault(reason, []).append(worker)
     return out
 
 

@@ -24,6 +24,7 @@ from core.events import (
     SettingsChanged,
 )
 from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, WorkerId, from_column
+from core.queue_events import RequestQueued, RequestTurnedAway
 from projections.chain import Chain, Link, Missing, missing
 from projections.ended import Ended
 from projections.projection import MASK64, mix, stamp
@@ -168,8 +169,10 @@ class RoutingProjection:
                 self._end(part, f"left: {event.reason}")
             case ReplicaLost():
                 pass  # counts only from its own source
-            case RequestMigrated() | RequestRejected() | ReplicaReported() | DivergenceFound():
-                pass  # these leave no state
+            case RequestMigrated() | RequestRejected() | RequestQueued() | RequestTurnedAway():
+                pass  # these leave no state, nor do those
+            case ReplicaReported() | DivergenceFound():
+                pass
             case SettingsChanged():
                 part.settings, part.settings_revision = event.settings, event.revision
             case LocalChanged():

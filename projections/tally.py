@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import msgspec
 
@@ -75,10 +75,12 @@ class Tally:
         if not (busy.requests or busy.blocks or busy.prefill_tokens):  # as __bool__, without the call
             del self.busy[entry.worker]
 
-    def pending(self, prompt: Prompt) -> Iterator[tuple[Key, InFlight]]:
+    def pending(self, prompt: Prompt) -> Iterable[tuple[Key, InFlight]]:
         """Requests being prefilled whose first block is the prompt's."""
-        if prompt.blocks_reusable:
-            yield from self._pending.get(prompt.key(1).to_bytes(HASH_BYTES, "little"), {}).items()
+        if not self._pending or not prompt.blocks_reusable:
+            return ()
+        same_start = self._pending.get(prompt.key(1).to_bytes(HASH_BYTES, "little"))
+        return () if same_start is None else same_start.items()
 
 
 def shared_depth(hashes: bytes, prompt: Prompt) -> int:

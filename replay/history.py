@@ -7,6 +7,7 @@ from core.errors import CallerError, Corrupt
 from core.events import RequestRejected, RequestRouted
 from core.ids import StreamName, StreamSeq
 from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
+from core.queue_events import RequestTurnedAway
 from core.subjects import ROUTING
 from streams.log import EventLog, Record
 
@@ -28,8 +29,8 @@ async def position(log: EventLog, stream: StreamName, moment: Moment) -> StreamS
 
 
 async def routed(log: EventLog, request: str) -> Record:
-    """The message that says where the request went at first, or that nobody could take it; of the last request of that
-    id. CallerError if the log knows none. Reads the whole routing stream."""
+    """The message that says where the request went at first, or that it went nowhere; of the last request of that id.
+    CallerError if the log knows none. Reads the whole routing stream."""
     named, found = request.encode(), None
     async for record in log.read(ROUTING, FIRST):
         if named in record.payload and _routes(record.payload, request):
@@ -48,7 +49,8 @@ def _routes(payload: bytes, request: str) -> bool:
     except Corrupt:
         return False
     return any(
-        isinstance(event, RequestRouted | RequestRejected) and event.request == request and event.attempt == 0
+        (isinstance(event, RequestRouted | RequestRejected) and event.request == request and event.attempt == 0)
+        or (isinstance(event, RequestTurnedAway) and event.request == request)
         for event in events
     )
 

@@ -37,6 +37,8 @@ class Tried(msgspec.Struct, gc=False):
     """Which event of the stream said it: messages hold several."""
     worker: str = ""
     """Empty for one that was refused."""
+    tenant: str = ""
+    """Empty if it had none, or was refused."""
     prompt_tokens: int = 0
     predicted_tokens: int = 0
     blocks: int = 0
@@ -45,6 +47,8 @@ class Tried(msgspec.Struct, gc=False):
     """That the worker was expected to compute."""
     status: int = 0
     """The HTTP status of one that was refused."""
+    queued_seq: int = 0
+    """Of the message that says that it had to wait first; 0 if it had not."""
     migrated_seq: int = 0
     """Of the message that says from where it goes on; 0 if it does not."""
     prefilled_at: int = 0
@@ -78,10 +82,13 @@ class RoutingIndex:
         self._settings: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
         self._local: dict[str, list[tuple[int, RoutingEvent]]] = {}
         self._moved: dict[tuple[str, int, str], int] = {}
+        self._waits: dict[tuple[str, str], int] = {}
         self._at = 0
         self._handlers: dict[str, Callable[[Record, str, RoutingEvent], None]] = {
             "RequestRouted": self._routed,
             "RequestRejected": self._routed,
+            "RequestTurnedAway": self._routed,
+            "RequestQueued": self._queued,
             "RequestMigrated": self._migrated,
             "RequestPrefilled": self._prefilled,
             "RequestFinished": self._finished,
@@ -173,18 +180,23 @@ class RoutingIndex:
 
     def _routed(self, record: Record, replica: str, event: RoutingEvent) -> None:
         tried = Tried(event.request, event.attempt, replica, event.model, record.seq, record.time_ms, self._at)
-        tried.worker, tried.status = event.worker, event.status
+        tried.worker, tried.tenant, tried.status = event.worker, event.tenant, event.status
         tried.prompt_tokens, tried.predicted_tokens = event.prompt_tokens, event.predicted_cached_tokens
         if isinstance(event.blocks, int) and isinstance(event.prefill_tokens, int):
             tried.blocks, tried.prefill_tokens = event.blocks, event.prefill_tokens
         if event.attempt:
             tried.migrated_seq = self._moved.pop((event.request, event.attempt, replica), 0)
+        elif self._waits:
+            tried.queued_seq = self._waits.pop((event.request, replica), 0)
         self.tries.append(tried)
         known = self._of.get(event.request)
         if known is None:
             self._of[event.request] = [tried]
         else:
             known.append(tried)
+
+    def _queued(self, record: Record, replica: str, event: RoutingEvent) -> None:
+        self._waits[event.request, replica] = record.seq
 
     def _migrated(self, record: Record, replica: str, event: RoutingEvent) -> None:
         self._moved[event.request, event.attempt, replica] = record.seq

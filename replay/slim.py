@@ -34,6 +34,7 @@ class RoutingEvent(msgspec.Struct, gc=False):
     outcome: str = ""
     status: int = 0
     name: str = ""
+    tenant: str = ""
     revision: int = 0
     reasons: tuple[str, ...] = ()
     requests: tuple[str, ...] = ()

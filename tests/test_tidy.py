@@ -23,7 +23,7 @@ SEAMS = {
     "nats": r"streams/(jetstream\w*|embedded_nats)\.py",
     "etcd3": r"streams/(etcd\w*|embedded_etcd)\.py",
     "grpc": r"streams/(etcd\w*|embedded_etcd)\.py",
-    "vllm": r"actors/engines/vllm\w*\.py",
+    "vllm": r"actors/engines/vllm\w*\.py|api/openai/tools/vllm\.py",
     "torch": r"actors/engines/vllm\w*\.py",
     "nixl": r"actors/engines/vllm\w*\.py",
     "fastapi": r"api/.*",
@@ -32,7 +32,7 @@ SEAMS = {
 LATE = ("vllm", "torch", "nixl")
 """Imported inside functions only: everything but the engine runs without them."""
 CLOCKS = {"time", "random", "secrets", "uuid"}
-CLOCKED = {"core/clock.py", "core/ids.py", "core/keys.py", "projections/runner.py"}
+CLOCKED = {"core/clock.py", "core/entropy.py", "core/ids.py", "core/keys.py", "projections/runner.py"}
 """The only files of core and projections that may ask the time or for randomness."""
 MACHINE_PATHS = re.compile(r"/" + r"(work|farm|home|root|Users)/\w")
 

@@ -36,6 +36,8 @@ class EngineLoad(NamedTuple):
     waiting: int
     blocks_used: int
     blocks_total: int
+    steps: int = 0
+    """Steps that it has ended, as far as it counts them: one that goes on does not hang, whatever comes of it."""
 
 
 class CacheStored(NamedTuple):
@@ -136,8 +138,16 @@ class Engine(Protocol):
         """New tokens as they come, the last Output with `finish`. Closing the iterator aborts within a step.
 
         With `pull` the prompt's blocks are fetched from another engine instead of being computed, as far as this one's
-        cache lacks them; what is fetched is taken as it comes.
-        CallerError if the engine cannot take this request; EngineDead if the engine is gone; TransferFailed.
+        cache lacks them; what is fetched is taken as it comes. Not for requests that want logprobs of the prompt, nor
+        for embeddings: these are no part of blocks.
+
+        Logprobs, where asked for, come with their tokens, as many as these in each Output; those of the prompt with the
+        first ones, and then the engine may leave its cache unread. They are of the model itself, or of what the
+        sampling left of it: the engine's own settings say which. A guided answer ends when it is whole, unless it may
+        not end yet. For an embedding one Output comes, with `finish` `stop`; an engine may serve one task alone.
+
+        CallerError if the engine cannot take this request, whatever is wrong in it (a guided one perhaps only after
+        tokens: none is left that fits); it goes on with the others. EngineDead if the engine is gone; TransferFailed.
         """
 
     def load(self) -> EngineLoad:

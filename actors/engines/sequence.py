@@ -6,10 +6,12 @@ from array import array
 
 import xxhash
 
+from actors.engines import made_up
 from actors.engines.block_pool import TIER, BlockPool, PoolBlock, block_names, content_behind, content_root
+from actors.engines.choosing import Choosing
 from actors.engines.engine import CacheStored
 from actors.engines.simulated_settings import SimulatedSettings
-from core.generation import GenerateRequest
+from core.generation import GenerateRequest, TokenLogprobs
 from core.prompt import TOKEN_BYTES
 
 _TOKEN_SEED = 0x70
@@ -20,19 +22,29 @@ class Sequence:
     """Its tokens so far, the blocks that hold them, and what comes next.
 
     The next token is a function of what its blocks hold. As long as each holds what its tokens make, that is a
-    function of all tokens before it and of nothing else (only `min_tokens` and `ignore_eos` can turn it away from an
-    end), so who continues with the same tokens gets the same answer, here or elsewhere. If one does not, all text from
-    there on is another, and so is all that is computed: without an error, because nobody can see it.
+    function of all tokens before it and of nothing else (only what the request itself asks for can turn it to another),
+    so who continues with the same tokens gets the same answer, here or elsewhere. If one does not, all text from there
+    on is another, and so is all that is computed: without an error, because nobody can see it.
     """
 
-    __slots__ = ("_names", "_right", "_root", "_settings", "_text", "_wrong", "blocks", "blocks_max", "cached_tokens",
-                 "computed", "contents", "hold", "nameless", "prompt_tokens", "pull", "request", "tokens",
-                 "tokens_max")  # fmt: skip
+    __slots__ = ("_choosing", "_drawn", "_names", "_reply", "_right", "_root", "_settings", "_text", "_wrong", "blocks",
+                 "blocks_max", "cached_tokens", "computed", "contents", "hold", "nameless", "prompt_tokens", "pull",
+                 "request", "tokens", "tokens_max")  # fmt: skip
 
     def __init__(
-        self, request: GenerateRequest, settings: SimulatedSettings, *, hold: bool = False, pull: bool = False
+        self,
+        request: GenerateRequest,
+        settings: SimulatedSettings,
+        *,
+        hold: bool = False,
+        pull: bool = False,
+        reply: tuple[int, ...] = (),
     ) -> None:
         self._settings = settings
+        self._choosing = Choosing(request.sampling, settings)
+        self._reply = reply
+        self._drawn = 0
+        """What the newest token was drawn by."""
         self.request = request
         self.hold = hold
         """Its prompt is computed for others, and no answer is wanted."""
@@ -43,7 +55,7 @@ class Sequence:
         self.tokens = array("I", request.tokens)
         """Prompt and answer."""
         self.prompt_tokens = len(self.tokens)
-        self.tokens_max = min(self.prompt_tokens + request.sampling.max_tokens, settings.context_max)
+        self.tokens_max = min(self.prompt_tokens + request.sampling.max_tokens, settings.tokens_max(request.task))
         """When it has so many, it is finished."""
         self.blocks_max = -(-(self.tokens_max - 1) // settings.block_size)
         """Blocks that it may come to need; the last token is never computed."""
@@ -127,29 +139,37 @@ class Sequence:
 
     def finish(self) -> str | None:
         """Why the answer ends with the newest token; None if it goes on."""
-        if self._ends(self.tokens[-1]) and not self._too_short(len(self.tokens) - 1):
+        if self._choosing.ends(self.tokens[-1]) and not self._too_short(len(self.tokens) - 1):
             return "stop"
         return "length" if len(self.tokens) >= self.tokens_max else None
 
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the newest token, if they were asked for; made up."""
+        top = self.request.sampling.logprobs
+        if top < 0:
+            return ()
+        return (made_up.answer_logprobs(self._drawn, self.tokens[-1], top, self._settings.vocab),)
+
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        """Of the prompt's tokens, if they were asked for; made up. O(prompt)."""
+        top = self.request.sampling.prompt_logprobs
+        if top < 0:
+            return ()
+        return made_up.prompt_logprobs(self.tokens[: self.prompt_tokens], top, self._settings.vocab)
+
     def _next(self) -> int:
-        settings = self._settings
+        settings, made = self._settings, len(self.tokens) - self.prompt_tokens
         drawn: int = self._text.intdigest()
         if self._wrong:
             drawn = xxhash.xxh3_64_intdigest(self._wrong + drawn.to_bytes(8, "little"), _WRONG_SEED)
+        self._drawn = drawn
         usual = settings.vocab - settings.token_min
         token = settings.token_min + (drawn >> 16) % usual
         if settings.eos_every and drawn % settings.eos_every == 0:
             token = settings.eos_token
-        if self._too_short(len(self.tokens)):
-            for _ in range(len(self.request.sampling.stop_token_ids) + 1):  # enough to get past all of them
-                if not self._ends(token):
-                    break
-                token = settings.token_min + (token + 1 - settings.token_min) % usual
-        return token
-
-    def _ends(self, token: int) -> bool:
-        sampling = self.request.sampling
-        return token in sampling.stop_token_ids or (token == self._settings.eos_token and not sampling.ignore_eos)
+        if made < len(self._reply) and not self._wrong:
+            token = self._reply[made]
+        return self._choosing.choose(token, drawn, early=self._too_short(len(self.tokens)))
 
     def _too_short(self, length: int) -> bool:
         """With so many tokens before it, no token may end the answer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,11 +15,15 @@ from actors.engines.simulated_inputs import Abort, Input, Submit
 from actors.engines.simulated_settings import SimulatedSettings
 from actors.engines.simulated_transfer import SimulatedTransfer
 from actors.engines.step import EngineState, load_of, refuse, step
+from actors.gathered import Gathered
 from core.clock import Clock, SystemClock
 from core.errors import CallerError, EngineDead, PeerError
-from core.generation import GenerateRequest, Output
+from core.generation import TASK_EMBED, GenerateRequest, Output
 from core.ids import RequestId
 from core.transfer import KvPull
+
+if TYPE_CHECKING:
+    from actors.engines.simulated_replies import Replies
 
 __all__ = ["SimulatedEngine", "SimulatedSettings"]
 
@@ -54,6 +59,7 @@ class SimulatedEngine:
             where = self.settings.side_channel_host, self.settings.side_channel_port
             self.transfer = self._moves = SimulatedTransfer(self, channel or TcpSideChannel(*where))
         self._clock = clock or SystemClock()
+        self._replies: Replies | None = None
         self._accepted = 0
         self._inputs: list[Input] = []
         self._streams: dict[RequestId, _TokenStream] = {}
@@ -68,8 +74,15 @@ class SimulatedEngine:
         return f"<SimulatedEngine {self.info.model} {'dead: ' + self._dead if self._dead else self.state}>"
 
     async def start(self, on_cache: Callable[[CacheChange], None]) -> None:
-        """The engine serves; `on_cache` is called for every change of its cache. CallerError if its port is taken."""
+        """The engine serves; `on_cache` is called for every change of its cache.
+
+        CallerError if its port is taken, or the tokenizer for its replies cannot be read.
+        """
         assert self._driver is None
+        if self.settings.replies:
+            from actors.engines.simulated_replies import Replies  # noqa: PLC0415 - tokenizers, only if needed
+
+            self._replies = await asyncio.to_thread(Replies, self.settings)
         if self._moves is not None:
             await self._moves.open()
         self._on_cache = on_cache
@@ -88,7 +101,7 @@ class SimulatedEngine:
         stream = self._streams[own.id] = _TokenStream()
         if pull is not None and self._moves is not None:
             self._moves.expect(own.id, pull, stream.fail)
-        self.tell(Submit(own, pull=pull is not None))
+        self.tell(Submit(own, pull=pull is not None, reply=self._reply_to(own)))
         try:
             while not stream.finished:
                 yield await stream.next()
@@ -126,6 +139,11 @@ class SimulatedEngine:
         """Fault: nothing is computed any more, and nobody is told; `check` finds nothing wrong."""
         if self._driver is not None:
             self._driver.cancel()
+
+    def _reply_to(self, request: GenerateRequest) -> tuple[int, ...]:
+        if self._replies is None or request.task == TASK_EMBED:
+            return ()
+        return self._replies.to(request.tokens)
 
     async def accept(self, request: GenerateRequest) -> GenerateRequest:
         """The request under a name of our own: one that is sent again is another one. Errors as of `generate`."""
@@ -209,17 +227,12 @@ class _TokenStream:
     def __init__(self) -> None:
         self.finished = False
         """The reader has had the last output."""
-        self._tokens: list[int] = []
-        self._finish: str | None = None
-        self._cached_tokens: int | None = None
+        self._gathered = Gathered()
         self._error: PeerError | None = None
         self._ready = asyncio.Event()
 
     def put(self, output: Output) -> None:
-        self._tokens += output.tokens
-        self._finish = output.finish
-        if output.cached_tokens is not None:
-            self._cached_tokens = output.cached_tokens
+        self._gathered.add(output)
         self._ready.set()
 
     def fail(self, error: PeerError) -> None:
@@ -227,13 +240,12 @@ class _TokenStream:
         self._ready.set()
 
     async def next(self) -> Output:
-        """All that is ready, at least one token; the error once what came before it has been read."""
+        """All that is ready; the error once what came before it has been read."""
         await self._ready.wait()
-        if not self._tokens and self._finish is None and self._error is not None:
+        if not self._gathered and self._error is not None:
             raise self._error
-        output = Output(tokens=tuple(self._tokens), finish=self._finish, cached_tokens=self._cached_tokens)
+        output = self._gathered.take()
         self.finished = output.finish is not None
-        self._tokens, self._cached_tokens = [], None
         if self._error is None:
             self._ready.clear()
         return output

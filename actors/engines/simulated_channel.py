@@ -155,7 +155,7 @@ class _Side(asyncio.Protocol):
             self.on_error(error)
             self.abort()
 
-    def on_body(self, body: bytes) -> None:
+    def on_body(self, body: bytes | memoryview) -> None:
         raise NotImplementedError
 
     def on_error(self, error: Exception) -> None:
@@ -191,7 +191,7 @@ class _Served(_Side):
         if self._timer is not None:
             self._timer.cancel()
 
-    def on_body(self, body: bytes) -> None:
+    def on_body(self, body: bytes | memoryview) -> None:
         question = _questions.decode(body)
         if question.engine != self._engine_id:
             self.send(Refused(reason=f"this is engine {self._engine_id}, not {question.engine}"))
@@ -219,7 +219,7 @@ class _Asking(_Side):
     def connection_lost(self, exc: Exception | None) -> None:
         self.on_error(exc or ConnectionResetError("the connection broke"))
 
-    def on_body(self, body: bytes) -> None:
+    def on_body(self, body: bytes | memoryview) -> None:
         answer = _answers.decode(body)
         if not self._answer.done():
             self._answer.set_result(answer)

@@ -16,6 +16,8 @@ class Submit(NamedTuple):
     """Its prompt is computed for others, and no answer is wanted."""
     pull: bool = False
     """Its prompt's blocks come from elsewhere."""
+    reply: tuple[int, ...] = ()
+    """Tokens to answer with first, instead of made-up ones."""
 
 
 class Abort(NamedTuple):

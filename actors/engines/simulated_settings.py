@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from core.errors import CallerError
+from core.generation import TASK_EMBED
 
 PORT_MAX = 65535
 ABOVE_ZERO = (
@@ -20,6 +21,7 @@ ABOVE_ZERO = (
     "time_scale",
     "keep_ms",
     "block_bytes",
+    "embedding_dimensions",
 )
 
 
@@ -64,6 +66,10 @@ class SimulatedSettings:
     """0 is a free one."""
     block_bytes: int = 131_072
     """What a block would weigh."""
+    embedding_dimensions: int = 64
+    """Numbers in an embedding."""
+    replies: tuple[str, ...] = ()
+    """Texts to answer with, one for each prompt, instead of made-up tokens; they need model_path with a tokenizer."""
 
     def __post_init__(self) -> None:
         for name in ABOVE_ZERO:
@@ -80,6 +86,12 @@ class SimulatedSettings:
             raise CallerError(f"engine_args: context_max must hold a prompt and an answer, not {self.context_max}")
         if self.vocab <= self.token_min:
             raise CallerError(f"engine_args: vocab ({self.vocab}) must be above token_min ({self.token_min})")
+        if self.replies and not self.model_path:
+            raise CallerError("engine_args: replies are texts, which need model_path, a folder with tokenizer.json")
+
+    def tokens_max(self, task: str) -> int:
+        """Tokens of prompt and answer together; what is embedded needs no room for an answer."""
+        return self.context_max + (task == TASK_EMBED)
 
     def layout(self, model: str) -> str:
         """Blocks of engines of an equal layout and block size mean the same."""

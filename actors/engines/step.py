@@ -18,17 +18,22 @@ from bisect import insort
 from collections.abc import Iterable
 from typing import NamedTuple, assert_never
 
+from actors.engines import made_up
 from actors.engines.block_pool import BlockPool
+from actors.engines.choosing import refuse_bounds
 from actors.engines.engine import CacheChange, EngineLoad
+from actors.engines.prompt_logprobs import refuse_too_many
 from actors.engines.sequence import Sequence
 from actors.engines.simulated_holds import SimulatedHolds
 from actors.engines.simulated_inputs import Abort, Arrived, Fetch, Forget, Free, Input, Prefilled, Submit
 from actors.engines.simulated_settings import SimulatedSettings
 from core.errors import CallerError
-from core.generation import GenerateRequest, Output
+from core.generation import TASK_EMBED, GenerateRequest, Output, Sampling
 from core.ids import RequestId
 from core.prompt import TOKEN_BYTES
 
+LOGPROBS_MAX = 20
+"""How many of the likeliest tokens can be asked for, as in vLLM."""
 WORK_MAX = 256
 """Pieces of work ended in one step; after a long pause the caller steps again at once."""
 
@@ -65,6 +70,8 @@ class EngineState:
         """Those whose prefill is done, in the order in which it was."""
         self.work: Work | None = None
         self.arrivals = 0
+        self.steps = 0
+        """Pieces of work that were ended."""
         self.moving: dict[RequestId, Sequence] = {}
         """Those that have their place, and whose blocks are on their way."""
         self.landing: list[tuple[int, RequestId]] = []
@@ -115,25 +122,41 @@ def refuse(settings: SimulatedSettings, request: GenerateRequest) -> None:
     tokens = len(request.tokens) // TOKEN_BYTES
     if not tokens or len(request.tokens) % TOKEN_BYTES:
         raise CallerError("the prompt must hold at least one token, four bytes each")
-    if tokens >= settings.context_max:
+    if tokens >= settings.tokens_max(request.task):
         raise CallerError(
             f"the prompt has {tokens} tokens, which leaves no room for an answer: "
             f"the context of this model is {settings.context_max} tokens"
         )
     if request.sampling.max_tokens < 1:
         raise CallerError(f"max_tokens must be at least 1, not {request.sampling.max_tokens}")
-    tokens_max = min(tokens + request.sampling.max_tokens, settings.context_max)
+    tokens_max = min(tokens + request.sampling.max_tokens, settings.tokens_max(request.task))
     blocks = -(-(tokens_max - 1) // settings.block_size)
     if blocks > settings.capacity_blocks:
         raise CallerError(
             f"{tokens_max} tokens need {blocks} cache blocks, and this engine has {settings.capacity_blocks}: "
             "send a shorter prompt or a smaller max_tokens"
         )
+    refuse_too_many(request)
+    _refuse_options(settings, request.sampling)
+
+
+def _refuse_options(settings: SimulatedSettings, sampling: Sampling) -> None:
+    if max(sampling.logprobs, sampling.prompt_logprobs) > LOGPROBS_MAX:
+        raise CallerError(f"logprobs and prompt_logprobs can be {LOGPROBS_MAX} at most")
+    if sampling.bad_words:
+        raise CallerError("this engine is simulated: its tokens are no words, so bad_words cannot be kept out")
+    if sampling.guided is not None and not settings.replies:
+        raise CallerError(
+            "this engine is simulated: its tokens follow no schema, pattern or grammar; give it engine_args `replies` "
+            "that do"
+        )
+    refuse_bounds(settings, sampling)
 
 
 def load_of(state: EngineState) -> EngineLoad:
     """The engine's numbers now."""
-    return EngineLoad(len(state.admitted), len(state.waiting), state.pool.used, state.pool.capacity_blocks)
+    pool = state.pool
+    return EngineLoad(len(state.admitted), len(state.waiting), pool.used, pool.capacity_blocks, state.steps)
 
 
 def _due(state: EngineState) -> int | None:
@@ -182,7 +205,7 @@ def _take_in(state: EngineState, item: Input) -> list[tuple[RequestId, Output]]:
 def _submit(state: EngineState, item: Submit) -> None:
     assert not state.holds(item.request.id)
     state.arrivals += 1
-    seq = Sequence(item.request, state.settings, hold=item.hold, pull=item.pull)
+    seq = Sequence(item.request, state.settings, hold=item.hold, pull=item.pull, reply=item.reply)
     insort(state.waiting, (item.request.priority, state.arrivals, seq))
 
 
@@ -242,6 +265,7 @@ def _admit(state: EngineState) -> Sequence | None:
 
 def _end(state: EngineState, work: Work) -> list[tuple[RequestId, Output]]:
     """The work is done: each request that it was for has one token more, unless it was for others."""
+    state.steps += 1
     seq = work.prefill
     if seq is None:
         return [_one_more(state, seq) for seq in list(state.running)]
@@ -257,10 +281,20 @@ def _end(state: EngineState, work: Work) -> list[tuple[RequestId, Output]]:
 def _one_more(state: EngineState, seq: Sequence) -> tuple[RequestId, Output]:
     first = seq.computed < seq.prompt_tokens
     token = seq.compute(state.pool)
+    if seq.request.task == TASK_EMBED:
+        _release(state, seq)
+        vector = made_up.embedding(seq.request.tokens, state.settings.embedding_dimensions)
+        return seq.request.id, Output(embedding=vector, finish="stop", cached_tokens=seq.cached_tokens)
     finish = seq.finish()
     if finish is not None:
         _release(state, seq)
-    return seq.request.id, Output(tokens=(token,), finish=finish, cached_tokens=seq.cached_tokens if first else None)
+    return seq.request.id, Output(
+        tokens=(token,),
+        finish=finish,
+        cached_tokens=seq.cached_tokens if first else None,
+        logprobs=seq.logprobs(),
+        prompt_logprobs=seq.prompt_logprobs() if first else (),
+    )
 
 
 def _release(state: EngineState, seq: Sequence) -> None:

@@ -27,10 +27,11 @@ from typing import Any
 from actors.engines import vllm_args, vllm_calls, vllm_side_channel, vllm_threads
 from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
 from actors.engines.vllm_events import KvEventReader
+from actors.engines.vllm_reasoning import guide_behind_reasoning
 from actors.engines.vllm_side_channel import SideChannel
 from actors.engines.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, connector, pull_params
 from core.errors import CallerError, Corrupt, EngineDead, Unavailable
-from core.generation import GenerateRequest, Output
+from core.generation import TASK_EMBED, GenerateRequest, Output
 from core.models import GenerationFailed
 from core.transfer import KvPull
 
@@ -52,9 +53,11 @@ VLLM_PARTS = {
     "KVEventsConfig": "vllm.config",
     "KVTransferConfig": "vllm.config",
     "LoRARequest": "vllm.lora.request",
+    "PoolingParams": "vllm.pooling_params",
     "RequestOutputKind": "vllm.sampling_params",
     "SamplingParams": "vllm.sampling_params",
     "StatLoggerBase": "vllm.v1.metrics.loggers",
+    "StructuredOutputsParams": "vllm.sampling_params",
     "VLLMClientError": "vllm.exceptions",
     "__version__": "vllm",
     "current_platform": "vllm.platforms",
@@ -66,6 +69,7 @@ class VllmEngine:
     """One vLLM engine with one cache. `adapters` maps LoRA names to their folders.
 
     `moves_blocks` is `prefill` if others are to fetch blocks here, `decode` if it fetches them, empty if neither.
+    `reasoning_parser` is vLLM's name of how the model reasons: guided answers begin behind that.
     """
 
     info: EngineInfo
@@ -81,6 +85,7 @@ class VllmEngine:
         start_timeout_s: float = START_TIMEOUT_S,
         moves_blocks: str = "",
         keep_ms: int = KEEP_MS,
+        reasoning_parser: str = "",
     ) -> None:
         assert not moves_blocks or moves_blocks in ROLES
         self._model = model
@@ -89,6 +94,7 @@ class VllmEngine:
         self._adapters = dict(adapters or {})
         self._start_timeout_s = start_timeout_s
         self._moves_blocks = moves_blocks
+        self._reasoning_parser = reasoning_parser
         self._transfer = VllmTransfer(self._results, keep_ms) if moves_blocks else None
         self.transfer = self._transfer
         self._side_channel: SideChannel | None = None
@@ -200,10 +206,12 @@ class VllmEngine:
             moving = connector(self._moves_blocks, self._transfer.keep_ms)
             arguments["kv_transfer_config"] = self._vllm.KVTransferConfig(**moving)
         try:
-            return self._vllm.AsyncEngineArgs(**arguments).create_engine_config()
+            config = self._vllm.AsyncEngineArgs(**arguments).create_engine_config()
         except (TypeError, ValueError, NotImplementedError, OSError) as error:
             why = vllm_args.reason(error)
             raise CallerError(f"vLLM refuses the model {self._model_path} or an argument: {why}") from error
+        guide_behind_reasoning(config, self._reasoning_parser)
+        return config
 
     def _note(self, stats: Any) -> None:
         if self._transfer is not None:
@@ -214,6 +222,7 @@ class VllmEngine:
             waiting=stats.num_waiting_reqs,
             blocks_used=round(stats.kv_cache_usage * total),
             blocks_total=total,
+            steps=self._numbers.steps + 1,
         )
 
     def _describe(self) -> EngineInfo:
@@ -246,22 +255,27 @@ class VllmEngine:
                 await until_first.enter_async_context(self._transfer.pulling(request.id))
             async with aclosing(self._results(request, moving)) as results:
                 async for result in results:
-                    if first and pull is not None and self._transfer is not None:
+                    if first and pull is not None and self._transfer is not None:  # never for an embedding
                         result.num_cached_tokens = self._transfer.cached_here(request.id)
                         await until_first.aclose()
                         if result.outputs[0].finish_reason == "error":
                             raise TransferFailed("the engine could not fetch the blocks, its lines on stderr say why")
-                    output = vllm_calls.output(result, first=first)
+                    if request.task == TASK_EMBED:
+                        output = vllm_calls.embedding(result)
+                    else:
+                        output = vllm_calls.output(result, request.sampling, first=first)
                     first = False
                     yield output
 
     async def _results(self, request: GenerateRequest, moving: Mapping[str, Any] | None) -> AsyncGenerator[Any]:
-        """vLLM's RequestOutputs; `moving` is what it is to do with the prompt's blocks. Errors are ours."""
+        """vLLM's RequestOutputs, for an embedding its PoolingRequestOutput; `moving` is what it is to do with the
+        prompt's blocks. Errors are ours."""
         if self._llm is None:
             raise EngineDead("the engine is not running")
         try:
             call = vllm_calls.arguments(request, self._vllm, self._llm, self._adapters, moving)
-            async with aclosing(self._llm.generate(**call)) as results:
+            ask = self._llm.encode if request.task == TASK_EMBED else self._llm.generate
+            async with aclosing(ask(**call)) as results:
                 async for result in results:
                     yield result
         except self._vllm.EngineDeadError as error:
@@ -269,8 +283,10 @@ class VllmEngine:
         except self._vllm.GracefulHTTPError as error:
             raise Unavailable(f"the engine takes no more requests now: {error}") from error
         except (self._vllm.VLLMClientError, ValueError) as error:
-            raise CallerError(str(error)) from error
+            raise CallerError(vllm_calls.sentence(error)) from error
         except self._vllm.EngineGenerateError as error:
+            if isinstance(error.__cause__, ValueError):  # of what was asked: it was not given to the engine yet
+                raise CallerError(vllm_calls.sentence(error.__cause__)) from error
             raise GenerationFailed(f"the engine failed on this request: {error.__cause__}") from error
 
     def load(self) -> EngineLoad:

@@ -117,7 +117,7 @@ class VllmTransfer:
         result, since_ms = None, self._clock.monotonic_ms()
         async with aclosing(self._results(asked, HELD)) as results:
             async for result in results:
-                vllm_calls.output(result, first=True)
+                vllm_calls.output(result, ONE_TOKEN, first=True)
         params = getattr(result, "kv_transfer_params", None)
         if result is None or not params:
             raise GenerationFailed("the engine holds no blocks of this prompt")

@@ -6,6 +6,7 @@
 3. Nothing is pulled that `core.transfer.mismatch` objects to, or with too little left of the time that the holder
    promised. No token leaves before the holder said that the blocks were held until they had come. If it does not say
    so, all that is cached is forgotten: wrong blocks would be found under right names.
+   Logprobs of a prompt and embeddings are no part of its blocks: such a prompt is computed here, without a verdict.
 4. Who takes a job loses it with its connection; it is offered again at once, and the queue hands it out again too.
 """
 
@@ -27,7 +28,7 @@ from actors.prefilling.asking import Asking
 from actors.prefilling.doubts import Doubts
 from actors.prefilling.job import Answer, Job, Recompute
 from core.clock import Clock
-from core.generation import NO_HINT, GenerateRequest, Hint, Output, PrefillReport
+from core.generation import NO_HINT, TASK_GENERATE, GenerateRequest, Hint, Output, PrefillReport
 from core.prompt import Prompt, scope_bytes
 from core.transfer import KvPull
 from projections.decide_prefill import PrefillInputs, decide_prefill
@@ -90,6 +91,11 @@ class PrefillDesk:
         info = self._engine.info
         scope = scope_bytes(request.adapter, request.cache_salt)
         prompt = Prompt(request.tokens, info.block_size, self._hash_seed, scope)
+        if request.task != TASK_GENERATE or request.sampling.prompt_logprobs >= 0:
+            async with aclosing(self._here(request, prompt)) as outputs:
+                async for output in outputs:
+                    yield output
+            return
         depth = self._overlap(prompt)
         report = self._verdict(prompt, depth)
         with self._doubts.live(prompt):
@@ -114,6 +120,16 @@ class PrefillDesk:
             async with aclosing(begun.rest) as rest:
                 yield msgspec.structs.replace(begun.first, prefill=begun.report)
                 async for output in rest:
+                    yield output
+
+    async def _here(self, request: GenerateRequest, prompt: Prompt) -> AsyncGenerator[Output, None]:
+        """What comes of computing the prompt itself, and not with its blocks: there is nothing to decide, nor to
+        report."""
+        with self._doubts.live(prompt):
+            await self._doubts.clear(prompt)
+            # by the engine's contract its iterator can be closed, as generators can
+            async with aclosing(cast(AsyncGenerator[Output, None], self._engine.generate(request))) as outputs:
+                async for output in outputs:
                     yield output
 
     def _verdict(self, prompt: Prompt, depth: int) -> PrefillReport:

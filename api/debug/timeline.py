@@ -218,7 +218,7 @@ class Timeline:
                 other = self._replica_name(event.other)
                 text = f"{_named(life)} and {other} differed at {event.stream}:{event.seq}; {event.verdict}"
                 self._note(ms, "divergence", text, ROUTING, seq, replica=number)
-            case "RequestRejected":
+            case "RequestRejected" | "RequestTurnedAway":
                 text = f"{event.request} was refused with {event.status}: {event.reason}"
                 self._note(ms, "rejected", text, ROUTING, seq, replica=number, request=event.request)
             case "RequestMigrated":

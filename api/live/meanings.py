@@ -21,6 +21,9 @@ MEANINGS = {
     "candidates_recorded_max": "how many of the best candidates a decision records",
     "remote_prefill_min_tokens": "a prompt of which its worker's cache lacks more may be computed elsewhere",
     "prefill_queue_max": "if fewer jobs than this wait for prefill workers; 0 keeps all prefill where the decoding is",
+    "active_max": "with so many requests in flight per worker further ones wait; 0 goes by what engines run at once",
+    "queue_max": "how many requests of a model may wait in each front end; 0 refuses them at once",
+    "queue_wait_max_ms": "a request that waits so many milliseconds, or would have to, is refused",
     "prefill_wait_max_ms": "after so many milliseconds a decode worker computes the prompt itself",
 }
 """By key; a test demands one for every setting."""

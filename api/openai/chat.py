@@ -2,6 +2,10 @@
 
 The environment is sandboxed and immutable, blocks are trimmed, `tojson` escapes no HTML. `strftime_now` is not
 there: a prompt with today's date in it would be another prompt tomorrow, and templates ask whether it is defined.
+
+Bounded are the rendered text (RENDERED_CHARS_MAX, counted while it is made) and each range (jinja's MAX_RANGE). Not
+bounded are a template's own loops within loops, and text that it multiplies before any leaves: a template is the
+model's, chosen by who runs it, and a request brings none.
 """
 
 from __future__ import annotations
@@ -16,7 +20,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from api.openai.errors import bad_parameter
+from api.openai.template_tree import reads_parts
 from core.errors import Corrupt
+
+RENDERED_CHARS_MAX = 64 * 1024 * 1024
+"""Longest prompt's text; several times what a body of the largest size becomes."""
+CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Stands for the end of a message that is to be continued, while the template runs; the same as transformers'."""
 
 
 class _GenerationTag(Extension):
@@ -40,7 +50,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
 class ChatTemplate:
     """A model's chat template, compiled; Corrupt if it does not compile."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
@@ -48,15 +58,49 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         try:
             self._template = environment.from_string(source)
+            tree = environment.parse(source)
         except TemplateError as error:
             raise Corrupt(f"the model's chat template does not compile: {error}") from error
+        # jinja joins them with the context of every rendering, and takes a third longer over its own chain of two
+        self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
+        self.wants_parts = reads_parts(tree)
+        """Whether it goes through a message's content part by part, rather than take it as text."""
+        self.knows_developer = '"developer"' in source or "'developer'" in source
+        """Whether it has that role."""
+        self.with_tools = None if tool_source is None else ChatTemplate(tool_source, special_tokens)
+        """What stands in for it where tools are offered, if the model has two."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt up to where the assistant speaks; ApiError if the template refuses these messages."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt, up to where the assistant speaks; ApiError if the template refuses these messages.
+
+        `variables` are its own, such as `enable_thinking`; what it does not know it ignores.
+        """
+        context = self._special_tokens | dict(variables or {})
+        context |= {"messages": list(messages), "tools": tools, "documents": documents}
         try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=True, tools=None, documents=None, **self._special_tokens
-            )
-        except (TemplateError, TypeError, ValueError) as error:
+            return _bounded(self._template.generate(context, add_generation_prompt=add_generation_prompt))
+        # a template's expressions raise whatever Python raises for what a request holds
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise bad_parameter("messages", f"the model's chat template refuses them: {error}") from error
+        except RecursionError as error:
+            raise bad_parameter("messages", "they are nested too deeply for the model's chat template") from error
+
+
+def _bounded(pieces: Any) -> str:
+    rendered: list[str] = []
+    length = 0
+    for piece in pieces:
+        length += len(piece)
+        if length > RENDERED_CHARS_MAX:
+            raise ValueError(f"they become a prompt of more than {RENDERED_CHARS_MAX} characters")
+        rendered.append(piece)
+    return "".join(rendered)

@@ -1,7 +1,8 @@
 """Token ids to text, piece by piece, never splitting a character.
 
 The last tokens are decoded together with some before them, because many tokenizers write a token differently at
-the start of a text; a text that ends in U+FFFD waits for the bytes that are missing.
+the start of a text; a text that ends in U+FFFD waits for the bytes that are missing. Where each token stands for
+bytes of its own, `ByteText` does the same for less.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ INCOMPLETE = "\ufffd"
 
 
 class Detokenizer:
-    """One generation's text. `with_context` is False where every token's bytes stand for themselves."""
+    """One generation's text."""
 
-    def __init__(self, tokenizer: Tokenizer, *, with_context: bool, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._with_context = with_context
         self._skip_special_tokens = skip_special_tokens
         self._context: list[int] = []
         self._context_text = ""
@@ -28,6 +28,11 @@ class Detokenizer:
 
     def __repr__(self) -> str:
         return f"<Detokenizer {len(self._waiting)} tokens waiting>"
+
+    @property
+    def waits(self) -> bool:
+        """Whether a character is incomplete."""
+        return bool(self._waiting)
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete; empty while a character is incomplete."""
@@ -50,10 +55,9 @@ class Detokenizer:
 
     def _taken(self, text: str) -> str:
         new = text[len(self._context_text) :]
-        if self._with_context:
-            # tokens without text (special ones, a first space) still shape the text of the next
-            self._context = self._waiting if new else (self._context + self._waiting)[-HOLD_TOKENS_MAX:]
-            self._context_text = self._decode(self._context)
+        # tokens without text (special ones, a first space) still shape the text of the next
+        self._context = self._waiting if new else (self._context + self._waiting)[-HOLD_TOKENS_MAX:]
+        self._context_text = self._decode(self._context)
         self._waiting = []
         return new
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from core.errors import CallerError, ContrailError, Unavailable
-from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
+from core.models import DeadlineExceeded, GenerationFailed, NoWorkers, Overloaded, RateLimited, UnknownModel
 
 RETRY_AFTER_S = 1
 """What a client is told to wait when nobody knows better."""
@@ -82,8 +82,10 @@ def answer_to(error: ContrailError) -> ApiError:
             return ApiError(400, str(error))
         case Unavailable():
             return _unavailable(error)
-        case GenerationFailed():
-            return ApiError(500, str(error), type="server_error", code="generation_failed")
+        case DeadlineExceeded() | GenerationFailed():
+            late = isinstance(error, DeadlineExceeded)
+            status, code = (504, "deadline_exceeded") if late else (500, "generation_failed")
+            return ApiError(status, str(error), type="server_error", code=code)
         case _:
             return internal_error()
 
@@ -92,4 +94,6 @@ def _unavailable(error: Unavailable) -> ApiError:
     retry_after_s = error.retry_after_s if isinstance(error, NoWorkers) else RETRY_AFTER_S
     code = "overloaded" if isinstance(error, Overloaded) else "unavailable"
     headers = {"retry-after": str(retry_after_s)}
+    if isinstance(error, RateLimited):
+        return ApiError(429, str(error), type="rate_limit_error", code="rate_limit_exceeded", headers=headers)
     return ApiError(503, str(error), type="server_error", code=code, headers=headers)

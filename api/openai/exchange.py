@@ -1,15 +1,31 @@
-"""One HTTP exchange below the framework: the body within a bound, the answer, and a client that may hang up."""
+"""One HTTP exchange below the framework: the body within a bound, the answer, and a client that may hang up.
+
+A client that does not read costs no more than its own answer: what it was sent waits in the server up to its
+high-water mark, what comes after that is merged where it comes from, and after SLOW_READER_S the exchange is over.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from api.http_wire import STATE_KEY, ClientWire
 from api.openai.errors import ApiError, stopping, too_large
+from core.models import DeadlineExceeded
 
+SLOW_READER_S = 60.0
+"""A write that waits for its client for so long ends the exchange: it takes some 50 KB, once in so long, to go on."""
+LOOKS = 4
+"""In that time it is looked so often whether a write waits: it may take a part of it longer."""
+DEADLINE_HEADER = b"x-contrail-deadline-ms"
+TOO_LATE = "the request was not answered within its x-contrail-deadline-ms"
+DEADLINE_DIGITS = 10
+"""More of them than the largest deadline has; what is no deadline is refused by whoever reads the request."""
 JSON_TYPE = (b"content-type", b"application/json")
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -32,6 +48,10 @@ class Exchange:
         """Whether the status has left; after that an error can only end the stream."""
         self._receive = receive
         self._send = send
+        self._deadline_s = _deadline_s(self.headers)
+        """By the loop's clock; infinite if the client named none."""
+        self._writes = 0
+        self._wire: ClientWire | None = scope["state"].get(STATE_KEY)
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id}, {'answering' if self.started else 'not answered yet'}>"
@@ -56,6 +76,9 @@ class Exchange:
 
     async def answer(self, body: bytes) -> None:
         """The whole answer has been handed to the server: 200, JSON."""
+        self.started = True
+        if self._wire is not None and self._wire.whole(body):
+            return
         await self._respond(200, [], body)
 
     async def refuse(self, error: ApiError) -> None:
@@ -66,7 +89,7 @@ class Exchange:
     async def _respond(self, status: int, extra: list[tuple[bytes, bytes]], body: bytes) -> None:
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [JSON_TYPE, length, *extra])
-        await self._send({"type": "http.response.body", "body": body})
+        await self._last({"type": "http.response.body", "body": body})
 
     async def open_stream(self) -> None:
         """A stream of events has begun: 200."""
@@ -74,32 +97,126 @@ class Exchange:
 
     async def write(self, piece: bytes) -> None:
         """The piece has been handed on; waits while the client is slower than we are."""
+        if self._wire is not None and self._wire.chunk(piece):
+            return
+        self._writes += 1
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._writes += 1
 
     async def close_stream(self, piece: bytes) -> None:
-        """The stream has ended with this piece."""
-        await self._send({"type": "http.response.body", "body": piece})
+        """The stream has ended with this piece, as far as the client takes it."""
+        if self._wire is not None and self._wire.last_chunk(piece):
+            return
+        await self._last({"type": "http.response.body", "body": piece})
+
+    async def _last(self, message: Message) -> None:
+        with suppress(TimeoutError):  # then the server cuts the connection: the answer is not whole
+            async with asyncio.timeout(SLOW_READER_S):
+                await self._send(message)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
-        """The work is done; if the client hangs up first, it has been cancelled and ClientGone is raised."""
-        task = asyncio.ensure_future(work)
-        hangup = asyncio.ensure_future(self._hangup())
+        """The work is done. If the client hangs up first, or does not read, it has been cancelled and ClientGone is
+        raised; DeadlineExceeded if the client waits no longer."""
+        vigil = Vigil(self)
+        watching = self._watch(vigil)
         try:
-            await asyncio.wait((task, hangup), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ClientGone
-            task.result()
+            await work
         except asyncio.CancelledError as error:
-            raise stopping() from error  # the grace time is over: there is still time to say so
+            # nobody but us ended it: or the grace time is over, and there is still time to say so
+            raise vigil.verdict() or stopping() from error
         finally:
-            task.cancel()
-            hangup.cancel()
-            await asyncio.gather(task, hangup, return_exceptions=True)
+            vigil.close()
+            if watching is not None:
+                watching.cancel()
 
-    async def _hangup(self) -> None:
+    def _watch(self, vigil: Vigil) -> asyncio.Task[None] | None:
+        """The vigil hears of the client's end: from our own server, else from a task that waits for it."""
+        if self._wire is not None:
+            self._wire.listen(vigil.gone)
+            return None
+        return asyncio.create_task(self._hangup(vigil))
+
+    async def _hangup(self, vigil: Vigil) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass  # nothing else comes after the body
+        vigil.gone()
+
+    @property
+    def deadline_s(self) -> float:
+        """When the client waits no longer, by the loop's clock; infinite if it did not say."""
+        return self._deadline_s
+
+    @property
+    def writes(self) -> int:
+        """Begun and ended, together: odd while one waits."""
+        return self._writes
+
+    def forget(self) -> None:
+        """Nobody hears of the client's end any more."""
+        if self._wire is not None:
+            self._wire.listen(None)
+
+
+class Vigil:
+    """Ends the task that answers a request when there is nobody to answer any more, and knows why."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task(self._loop)
+        self._why: Exception | None = None
+        self._seen = exchange.writes
+        self._waits = 0
+        late_s = exchange.deadline_s
+        self._deadline = None if late_s == math.inf else self._loop.call_at(late_s, self._late)
+        self._look_due = self._loop.call_later(SLOW_READER_S / LOOKS, self._look)
+
+    def __repr__(self) -> str:
+        return f"<Vigil over {self._exchange!r}, {self._why or 'nothing yet'}>"
+
+    def close(self) -> None:
+        """Nothing is ended any more."""
+        self._look_due.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._exchange.forget()
+
+    def gone(self) -> None:
+        """The client hung up."""
+        self._end(ClientGone())
+
+    def verdict(self) -> Exception | None:
+        """Why the task was ended here; None if it was not. Its cancellation counts as dealt with."""
+        if self._why is not None and self._task is not None:
+            self._task.uncancel()
+        return self._why
+
+    def _late(self) -> None:
+        self._end(DeadlineExceeded(TOO_LATE))
+
+    def _look(self) -> None:
+        """A write that waits for its client is counted, and ended when that took SLOW_READER_S."""
+        writes = self._exchange.writes
+        self._waits = self._waits + 1 if self._seen % 2 and self._seen == writes else 0
+        self._seen = writes
+        if self._waits >= LOOKS:
+            self._end(ClientGone())
+        else:
+            self._look_due = self._loop.call_later(SLOW_READER_S / LOOKS, self._look)
+
+    def _end(self, why: Exception) -> None:
+        if self._why is None and self._task is not None:
+            self._why = why
+            self._task.cancel()
+
+
+def _deadline_s(headers: Mapping[bytes, bytes]) -> float:
+    """When the client waits no longer, counted from now."""
+    raw = headers.get(DEADLINE_HEADER, b"")
+    if not raw.isdigit() or len(raw) > DEADLINE_DIGITS:
+        return math.inf
+    return asyncio.get_running_loop().time() + int(raw) / 1000

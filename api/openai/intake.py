@@ -1,144 +1,159 @@
-"""A body becomes a generation: checked, rendered, tokenized, with everything that the answer needs."""
+"""A request becomes generations: rendered, tokenized, with everything that the answer needs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
-import msgspec
-
+from api.openai.accepted import Accepted, Shown
 from api.openai.backend import Backend
-from api.openai.errors import ApiError, bad_parameter
+from api.openai.choice import Choice, Echo
 from api.openai.headers import Hints, hints_of
-from api.openai.prompts import prompt_tokens
+from api.openai.interpreting import interpreter_of
+from api.openai.ledger import Ledger
+from api.openai.prompts import PromptTokens, prompts_of
+from api.openai.said import Interpreter
+from api.openai.sampling import room_of, sampling_of, shown_logprobs, with_seed
 from api.openai.settings import ApiSettings
 from api.openai.stops import Stops
 from api.openai.tokenizer import ModelTokenizer, Tokenizers
 from api.openai.transcript import Transcript
-from api.openai.types import ChatRequest, CompletionRequest, Parameters
-from api.openai.validation import check, decode, stop_strings
+from api.openai.types import ChatRequest, CompletionRequest
+from api.openai.validation import stop_strings
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES
 
-COMPLETION_TOKENS = 16
-"""What /v1/completions generates when it is not said, as OpenAI and vLLM do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A request that can be sent to a worker."""
-
-    model: str
-    request: GenerateRequest
-    prompt_tokens: int
-    stream: bool
-    include_usage: bool
-    transcript: Transcript
-
 
 class Intake:
-    """Turns bodies into generations; holds nothing of any request."""
+    """Turns requests into generations; holds nothing of any request."""
 
-    def __init__(self, backend: Backend, settings: ApiSettings) -> None:
+    def __init__(self, backend: Backend, settings: ApiSettings, tokenizers: Tokenizers) -> None:
         self._backend = backend
         self._settings = settings
-        self._tokenizers = Tokenizers()
+        self._tokenizers = tokenizers
 
     async def accept(
-        self, decoder: msgspec.json.Decoder[Any], raw: bytes, headers: Mapping[bytes, bytes], request_id: str
+        self, parameters: ChatRequest | CompletionRequest, headers: Mapping[bytes, bytes], request_id: str, size: int
     ) -> Accepted:
-        """The generation that the body asks for; raises ApiError, or what `Backend.card` raises."""
+        """The generations that a decoded and checked request asks for; `size` are the bytes of its body.
+
+        Raises ApiError, or what `Backend.card` raises.
+        """
         hints = hints_of(headers)
-        parameters: ChatRequest | CompletionRequest = decode(decoder, raw)
-        check(parameters)
         card = self._backend.card(parameters.model)
         tokenizer = await self._tokenizers.of(card)
-        if len(raw) <= self._settings.inline_bytes_max:
-            tokens = prompt_tokens(parameters, tokenizer, card.context_max)
+        if size <= self._settings.inline_bytes_max:
+            prompts = prompts_of(parameters, tokenizer, card.context_max)
         else:
-            tokens = await asyncio.to_thread(prompt_tokens, parameters, tokenizer, card.context_max)
-        count = len(tokens) // TOKEN_BYTES
-        sampling = sampling_of(parameters, tokenizer, _room(parameters, card, count))
-        stream_options = parameters.stream_options
+            prompts = await asyncio.to_thread(prompts_of, parameters, tokenizer, card.context_max)
+        making = Making(parameters, card, tokenizer, hints, request_id)
+        return making.accepted(prompts)
+
+
+class Making:
+    """One request while its choices are made."""
+
+    def __init__(
+        self,
+        parameters: ChatRequest | CompletionRequest,
+        card: ModelCard,
+        tokenizer: ModelTokenizer,
+        hints: Hints,
+        request_id: str,
+    ) -> None:
+        self._parameters = parameters
+        self._card = card
+        self._tokenizer = tokenizer
+        self._hints = hints
+        self._request_id = request_id
+        self._best_of = getattr(parameters, "best_of", None) or parameters.n or 1
+        self._shown = _shown(parameters, tokenizer, self._best_of)
+        self._by_token = self._shown.logprobs >= 0 or self._shown.token_ids or self._best_of > self._shown.n
+        """Whether the answer needs to know which tokens its text is made of."""
+
+    def __repr__(self) -> str:
+        return f"<Making {self._request_id}>"
+
+    def accepted(self, prompts: list[PromptTokens]) -> Accepted:
+        """Every choice of every prompt; ApiError if one of them cannot be."""
+        choices: list[Choice] = []
+        count = 0
+        for prompt, sent in enumerate(prompts):
+            tokens = len(sent.tokens) // TOKEN_BYTES
+            count += tokens
+            sampling = sampling_of(self._parameters, self._tokenizer, room_of(self._parameters, self._card, tokens))
+            for place in range(self._best_of):
+                choices.append(self._choice(len(choices), prompt, sent, with_seed(sampling, place)))
         return Accepted(
-            model=card.name,
-            request=_generate_request(parameters, hints, request_id, tokens, sampling),
+            model=self._card.name,
+            choices=tuple(choices),
             prompt_tokens=count,
-            stream=bool(parameters.stream),
-            include_usage=bool(stream_options and stream_options.include_usage),
-            transcript=_transcript(parameters, tokenizer, sampling),
+            stream=bool(self._parameters.stream),
+            shown=self._shown,
+            plain=len(choices) == 1 and self._is_plain(choices[0]),
+        )
+
+    def _is_plain(self, choice: Choice) -> bool:
+        special = self._shown.continuous_usage or self._shown.prompt_logprobs or choice.echo is not None
+        return not (special or self._by_token or choice.interpreter is not None)
+
+    def _choice(self, index: int, prompt: int, sent: PromptTokens, sampling: Sampling) -> Choice:
+        parameters = self._parameters
+        interpreter: Interpreter | None = None
+        echo: Echo | None = None
+        if isinstance(parameters, ChatRequest):
+            interpreter = interpreter_of(parameters, self._tokenizer, sent.tokens)
+        elif parameters.echo:
+            echo = Echo(sent.text or "", only=parameters.max_tokens == 0)
+        request = self._request(index, sent.tokens, sampling)
+        return Choice(index, prompt, request, self._transcript(sampling, interpreter), interpreter, echo)
+
+    def _transcript(self, sampling: Sampling, interpreter: Interpreter | None) -> Transcript:
+        parameters, tokenizer = self._parameters, self._tokenizer
+        kept = interpreter is not None and interpreter.keeps_special_tokens
+        skip = parameters.skip_special_tokens is not False and not kept
+        stops = Stops(stop_strings(parameters), included=bool(parameters.include_stop_str_in_output))
+        return Transcript(
+            tokenizer.detokenizer(skip_special_tokens=skip),
+            stops,
+            # with ignore_eos an engine may still stop at its own end token after others: its text never leaves
+            {*sampling.stop_token_ids, *tokenizer.eos_ids},
+            sampling.min_tokens,
+            # the reason is told of every end but the model's first one, as vLLM does
+            told_ends=set(sampling.stop_token_ids) - ({tokenizer.eos_id} if not sampling.ignore_eos else set()),
+            ledger=Ledger() if self._by_token or interpreter is not None else None,
+        )
+
+    def _request(self, index: int, tokens: bytes, sampling: Sampling) -> GenerateRequest:
+        parameters, hints = self._parameters, self._hints
+        return GenerateRequest(
+            id=RequestId(f"{self._request_id}.{index}" if index else self._request_id),
+            tokens=tokens,
+            sampling=sampling,
+            cache_salt=parameters.cache_salt or None,
+            priority=(parameters.priority or 0) if hints.priority is None else hints.priority,
+            tenant=hints.tenant,
+            traceparent=hints.traceparent,
+            deadline_ms=hints.deadline_ms,
+            # a stop string is found here: the worker is to hear of it soon
+            gather=not parameters.stream and not parameters.stop,
         )
 
 
-def _room(parameters: ChatRequest | CompletionRequest, card: ModelCard, prompt: int) -> int:
-    """How many tokens to generate at most; ApiError if prompt and answer do not fit."""
-    room = card.context_max - prompt
-    if isinstance(parameters, ChatRequest):
-        name = "max_tokens" if parameters.max_completion_tokens is None else "max_completion_tokens"
-        asked = parameters.max_completion_tokens or parameters.max_tokens
-    else:
-        name, asked = "max_tokens", parameters.max_tokens or min(COMPLETION_TOKENS, max(room, 1))
-    part = "messages" if isinstance(parameters, ChatRequest) else "prompt"
-    length = f"model {card.name!r} has a context of {card.context_max} tokens"
-    if room < 1:
-        fault = f"{length}, and the prompt alone has at least {prompt}: shorten it"
-        raise ApiError(400, f"{part}: {fault}", param=part, code="context_length_exceeded")
-    if asked is not None and asked > room:
-        fault = f"{length}; the prompt's {prompt} leave {room}, not {asked}"
-        raise ApiError(400, f"{name}: {fault}", param=name, code="context_length_exceeded")
-    return asked or room
-
-
-def sampling_of(parameters: Parameters, tokenizer: ModelTokenizer, max_tokens: int) -> Sampling:
-    """The request's sampling with OpenAI's defaults; the model's end tokens are stop tokens, unless ignored."""
-    ignore_eos = bool(parameters.ignore_eos)
-    stops = set(parameters.stop_token_ids or ())
-    if stops and max(stops) >= tokenizer.vocabulary:
-        raise bad_parameter("stop_token_ids", f"must be from 0 to {tokenizer.vocabulary - 1}")
-    min_tokens = parameters.min_tokens or 0
-    if min_tokens > max_tokens:
-        raise bad_parameter("min_tokens", f"must be at most max_tokens ({max_tokens})")
-    return Sampling(
-        max_tokens=max_tokens,
-        temperature=_given(parameters.temperature, 1.0),
-        top_p=_given(parameters.top_p, 1.0),
-        top_k=max(0, parameters.top_k or 0),
-        min_p=_given(parameters.min_p, 0.0),
-        seed=parameters.seed,
-        stop_token_ids=tuple(sorted(stops if ignore_eos else stops | set(tokenizer.eos_ids))),
-        ignore_eos=ignore_eos,
-        min_tokens=min_tokens,
-        presence_penalty=_given(parameters.presence_penalty, 0.0),
-        frequency_penalty=_given(parameters.frequency_penalty, 0.0),
-        repetition_penalty=_given(parameters.repetition_penalty, 1.0),
-    )
-
-
-def _given(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
-
-
-def _transcript(parameters: Parameters, tokenizer: ModelTokenizer, sampling: Sampling) -> Transcript:
-    detokenizer = tokenizer.detokenizer(skip_special_tokens=parameters.skip_special_tokens is not False)
-    # with ignore_eos an engine may still stop at its own end token after others: its text never leaves
-    ends = {*sampling.stop_token_ids, *tokenizer.eos_ids}
-    return Transcript(detokenizer, Stops(stop_strings(parameters)), ends, sampling.min_tokens)
-
-
-def _generate_request(
-    parameters: Parameters, hints: Hints, request_id: str, tokens: bytes, sampling: Sampling
-) -> GenerateRequest:
-    return GenerateRequest(
-        id=RequestId(request_id),
-        tokens=tokens,
-        sampling=sampling,
-        cache_salt=parameters.cache_salt or None,
-        priority=(parameters.priority or 0) if hints.priority is None else hints.priority,
-        tenant=hints.tenant,
-        traceparent=hints.traceparent,
-        deadline_ms=hints.deadline_ms,
+def _shown(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, best_of: int) -> Shown:
+    options = parameters.stream_options
+    return Shown(
+        texts=tokenizer.texts,
+        logprobs=shown_logprobs(parameters),
+        as_ids=bool(parameters.return_tokens_as_token_ids),
+        prompt_logprobs=parameters.prompt_logprobs is not None,
+        token_ids=bool(parameters.return_token_ids),
+        special_tokens=parameters.skip_special_tokens is False,
+        service_tier="default" if getattr(parameters, "service_tier", None) else None,
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+        best_of=best_of,
+        n=parameters.n or 1,
     )

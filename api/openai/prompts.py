@@ -1,64 +1,126 @@
-"""The prompt of a request as token ids: rendered and tokenized text, or ids as they were sent."""
+"""The prompts of a request as token ids: rendered and tokenized text, or ids as they were sent."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
-from api.openai.errors import ApiError, bad_parameter, not_supported
+from api.openai.conversation import render
+from api.openai.errors import ApiError, bad_parameter
 from api.openai.tokenizer import ModelTokenizer
-from api.openai.types import ChatRequest, CompletionRequest
-from api.openai.validation import text_of
-from core.prompt import tokens_to_bytes
+from api.openai.types import CHOICES_MAX, COMPLETION_TOKENS, ChatRequest, CompletionRequest
+from core.prompt import TOKEN_BYTES, tokens_from_bytes, tokens_to_bytes
+
+TRUNCATED_CHARS_PER_TOKEN = 16
+"""Of a text whose last tokens are kept, so many characters are tokenized for each: few tokens are longer."""
 
 
-def prompt_tokens(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, tokens_max: int) -> bytes:
-    """The prompt's token ids as little-endian uint32; ApiError if there is none in it.
+class PromptTokens(NamedTuple):
+    """One prompt of a request."""
+
+    tokens: bytes
+    """Little-endian uint32."""
+    text: str | None = None
+    """As it was sent, if it was text; always there if it is to be echoed."""
+
+
+def prompts_of(
+    parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, tokens_max: int
+) -> list[PromptTokens]:
+    """The request's prompts; ApiError if there is no token in one of them, or too many prompts.
 
     Of a prompt with many more than `tokens_max`, only the first of them, more than that too.
     """
+    keep = _Keep.of(parameters, tokens_max)
     if isinstance(parameters, ChatRequest):
-        return _chat_tokens(parameters, tokenizer, tokens_max)
-    prompt = _single(parameters.prompt)
-    if isinstance(prompt, str):
-        return _not_empty(tokenizer.encode(prompt, tokens_max, add_special_tokens=True))
-    return _checked_ids(prompt, tokenizer.vocabulary)
+        return [PromptTokens(keep.of_text(_chat_text(parameters, tokenizer), tokenizer))]
+    prompts = _several(parameters.prompt)
+    each = max(parameters.n or 1, parameters.best_of or 1)
+    if len(prompts) * each > CHOICES_MAX:
+        fault = f"asks for {len(prompts)} times {each} answers, and one request may have {CHOICES_MAX}"
+        raise bad_parameter("prompt", fault)
+    sent = [_prompt(prompt, tokenizer, keep) for prompt in prompts]
+    return [_with_text(prompt, parameters, tokenizer) for prompt in sent] if parameters.echo else sent
 
 
-def _single(prompt: str | list[int | str | list[int]]) -> str | list[int]:
-    """The one prompt, which may stand in a list of its own."""
+class _Keep(NamedTuple):
+    """Which of a prompt's tokens are kept."""
+
+    tokens_max: int
+    truncate: int | None
+    """So many; None: all."""
+    left: bool
+    """The last ones, as vLLM does unless told otherwise."""
+    special: bool
+    """Whether the tokenizer adds its special tokens."""
+
+    @classmethod
+    def of(cls, parameters: ChatRequest | CompletionRequest, tokens_max: int) -> _Keep:
+        """What the request says of it."""
+        truncate = parameters.truncate_prompt_tokens
+        if truncate == -1:
+            truncate = max(1, tokens_max - _answer_tokens(parameters))
+        if truncate is not None and not 0 < truncate <= tokens_max:
+            raise bad_parameter("truncate_prompt_tokens", f"must be -1 or from 1 to {tokens_max}")
+        chat = isinstance(parameters, ChatRequest)
+        # a chat's template itself writes the special tokens
+        special = bool(parameters.add_special_tokens) if chat else parameters.add_special_tokens is not False
+        return cls(tokens_max, truncate, parameters.truncation_side != "right", special)
+
+    def of_text(self, text: str, tokenizer: ModelTokenizer) -> bytes:
+        """The tokens of a text that are kept; ApiError if there are none."""
+        tokens_max = self.tokens_max
+        if self.truncate is not None and self.left:
+            text = text[-TRUNCATED_CHARS_PER_TOKEN * self.truncate :]
+            tokens_max = len(text)
+        return self.of_tokens(tokenizer.encode(text, tokens_max, add_special_tokens=self.special))
+
+    def of_tokens(self, tokens: bytes) -> bytes:
+        """Those of them that are kept; ApiError if there are none."""
+        if not tokens:
+            raise bad_parameter("prompt", "must hold at least one token")
+        if self.truncate is None:
+            return tokens
+        size = self.truncate * TOKEN_BYTES
+        return tokens[-size:] if self.left else tokens[:size]
+
+
+def _answer_tokens(parameters: ChatRequest | CompletionRequest) -> int:
+    if isinstance(parameters, ChatRequest):
+        return parameters.max_completion_tokens or parameters.max_tokens or 1
+    return COMPLETION_TOKENS if parameters.max_tokens is None else max(1, parameters.max_tokens)
+
+
+def _prompt(prompt: str | list[int], tokenizer: ModelTokenizer, keep: _Keep) -> PromptTokens:
     if isinstance(prompt, str):
+        # a truncated text is another one: it is told from its tokens
+        return PromptTokens(keep.of_text(prompt, tokenizer), prompt if keep.truncate is None else None)
+    return PromptTokens(keep.of_tokens(_checked_ids(prompt, tokenizer.vocabulary)))
+
+
+def _with_text(prompt: PromptTokens, parameters: CompletionRequest, tokenizer: ModelTokenizer) -> PromptTokens:
+    if prompt.text is not None:
         return prompt
-    match prompt:
-        case [str() | list() as only]:
-            return only
-        case [str() | list(), *_]:
-            raise not_supported("prompt", "a list of several prompts")
-    if not all(isinstance(token, int) for token in prompt):
-        raise bad_parameter("prompt", "must be a string, a list of token ids, or a list with one of these")
-    return cast(list[int], prompt)
+    skip = parameters.skip_special_tokens is not False
+    return prompt._replace(text=tokenizer.texts.decode(tokens_from_bytes(prompt.tokens), skip_special_tokens=skip))
 
 
-def _chat_tokens(parameters: ChatRequest, tokenizer: ModelTokenizer, tokens_max: int) -> bytes:
+def _several(prompt: str | list[int | str | list[int]]) -> list[str] | list[list[int]]:
+    """The prompts: one, or a list of texts, or a list of lists of token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    for kind, wrapped in ((int, True), (str, False), (list, False)):
+        if all(isinstance(it, kind) for it in prompt):
+            return cast(list[list[int]], [prompt] if wrapped else prompt)
+    raise bad_parameter("prompt", "must be a string, a list of token ids, or a list of strings or of such lists")
+
+
+def _chat_text(parameters: ChatRequest, tokenizer: ModelTokenizer) -> str:
     if tokenizer.chat_template is None:
         raise ApiError(400, f"model {parameters.model!r} has no chat template: use /v1/completions", param="model")
-    named = [
-        {"role": message.role, "content": text_of(message)} | ({"name": message.name} if message.name else {})
-        for message in parameters.messages
-    ]
-    # the template itself writes the special tokens
-    text = tokenizer.chat_template.render(named)
-    return _not_empty(tokenizer.encode(text, tokens_max, add_special_tokens=False))
-
-
-def _not_empty(tokens: bytes) -> bytes:
-    if not tokens:
-        raise bad_parameter("prompt", "must hold at least one token")
-    return tokens
+    return render(parameters, tokenizer.chat_template)
 
 
 def _checked_ids(ids: list[int], vocabulary: int) -> bytes:
-    if not ids:
-        raise bad_parameter("prompt", "must hold at least one token")
-    if min(ids) < 0 or max(ids) >= vocabulary:
+    if ids and (min(ids) < 0 or max(ids) >= vocabulary):
         raise bad_parameter("prompt", f"token ids must be from 0 to {vocabulary - 1}")
     return tokens_to_bytes(ids)

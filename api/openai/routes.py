@@ -1,58 +1,37 @@
-"""OpenAI's routes. The two hot ones are plain ASGI callables inside the app; `/v1/models` is FastAPI's."""
+"""OpenAI's routes that generate: plain ASGI callables inside the app, because every token passes them."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+import asyncio
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-import orjson
-from fastapi import APIRouter, Response
 from starlette.types import Receive, Scope, Send
 
-from actors.metrics import FrontendMetrics, ModelMetrics
+from actors.metrics import FrontendMetrics
+from api.openai.accepted import Accepted
+from api.openai.answering import Answering, broken_off, outputs_of
 from api.openai.backend import Backend
-from api.openai.errors import ApiError, answer_to
+from api.openai.chat_writer import ChatWriter
+from api.openai.choice import Choice
+from api.openai.collected import Collected, best
+from api.openai.completion_writer import CompletionWriter
 from api.openai.exchange import ClientGone, Exchange
-from api.openai.intake import Accepted, Intake
+from api.openai.intake import Intake
+from api.openai.refusal import outcome_of, shown
+from api.openai.said import Step
 from api.openai.settings import ApiSettings
-from api.openai.sse import ChatWriter, CompletionWriter, Usage, Writer, error_event
+from api.openai.sse import Writer, error_event
+from api.openai.tokenizer import Tokenizers
 from api.openai.types import ChatRequest, CompletionRequest
+from api.openai.validation import check, decode
+from api.openai.watch import Watch
 from core.clock import Clock
 from core.errors import ContrailError
-from core.generation import Output
-from core.models import GenerationFailed, ModelCard
 
-log = logging.getLogger(__name__)
-
-
-class Watch:
-    """The times of one request, told to the metrics as they come."""
-
-    def __init__(self, clock: Clock, metrics: ModelMetrics, arrived_ms: int) -> None:
-        self._clock = clock
-        self._metrics = metrics
-        self._arrived_ms = arrived_ms
-        self._last_ms: int | None = None
-
-    def tokens(self) -> None:
-        """Tokens came now."""
-        now_ms = self._clock.monotonic_ms()
-        if self._last_ms is None:
-            self._metrics.first_token_seconds.observe((now_ms - self._arrived_ms) / 1000)
-        else:
-            self._metrics.inter_token_seconds.observe((now_ms - self._last_ms) / 1000)
-        self._last_ms = now_ms
-
-    def ended(self, outcome: str, accepted: Accepted) -> None:
-        """The request is over."""
-        self._metrics.finished(outcome, (self._clock.monotonic_ms() - self._arrived_ms) / 1000)
-        if self._last_ms is not None:
-            self._metrics.prompt_tokens.inc(accepted.prompt_tokens)
-            self._metrics.cached_tokens.inc(accepted.transcript.cached_tokens)
-            self._metrics.completion_tokens.inc(accepted.transcript.completion_tokens)
+LOGPROBS_INLINE_MAX = 512
+"""Logprobs of more tokens, of a long prompt for instance, are written beside the event loop: 20 us and more each."""
 
 
 class GenerationRoute:
@@ -81,12 +60,15 @@ class GenerationRoute:
         exchange = Exchange(scope, receive, send)
         try:
             raw = await exchange.body(self._settings.body_bytes_max)
-            accepted = await self._intake.accept(self._decoder, raw, exchange.headers, exchange.request_id)
+            parameters = decode(self._decoder, raw)
+            check(parameters)
+            _named(exchange, scope, parameters)
+            accepted = await self._intake.accept(parameters, exchange.headers, exchange.request_id, len(raw))
         except ClientGone:
             self._metrics.rejected("abort")
         except ContrailError as error:
-            failure = _shown(error, exchange)
-            self._metrics.rejected(_outcome(failure))
+            failure = shown(error, exchange.request_id)
+            self._metrics.rejected(outcome_of(failure))
             await exchange.refuse(failure)
         else:
             watch = Watch(self._clock, self._metrics.of_model(accepted.model), arrived_ms)
@@ -94,34 +76,40 @@ class GenerationRoute:
             try:
                 outcome = await self._serve(exchange, accepted, watch)
             finally:
-                watch.ended(outcome, accepted)
+                watch.ended(outcome, accepted.usage())
 
     async def _serve(self, exchange: Exchange, accepted: Accepted, watch: Watch) -> str:
         """The request is answered, as far as there is a client; returns the outcome."""
-        writer = self._writer_type(
-            exchange.request_id,
-            accepted.model,
-            self._clock.wall_ms() // 1000,
-            include_usage=accepted.include_usage,
-        )
-        answer = self._stream if accepted.stream else self._whole
+        writer = self._writer_type(exchange.request_id, self._clock.wall_ms() // 1000, accepted)
         try:
-            await exchange.while_there(answer(exchange, accepted, writer, watch))
+            await exchange.while_there(self._answer(exchange, accepted, writer, watch))
         except ClientGone:
             return "abort"
         except ContrailError as error:
-            failure = _shown(error, exchange)
-            if exchange.started:
-                await exchange.close_stream(error_event(failure.body()))
-            else:
+            failure = shown(error, exchange.request_id)
+            if not exchange.started:
                 await exchange.refuse(failure)
-            return _outcome(failure)
-        return accepted.transcript.finish or "error"
+            elif accepted.stream:
+                await exchange.close_stream(error_event(failure.body()))
+            return outcome_of(failure)
+        return accepted.finish or "error"
 
-    async def _stream(self, exchange: Exchange, accepted: Accepted, writer: Writer, watch: Watch) -> None:
-        transcript = accepted.transcript
+    async def _answer(self, exchange: Exchange, accepted: Accepted, writer: Writer, watch: Watch) -> None:
+        if accepted.plain:
+            plain = self._stream_plain if accepted.stream else self._whole_plain
+            await plain(exchange, accepted.choices[0], writer, watch)
+            return
+        answering = Answering(self._backend, accepted, watch)
+        if accepted.stream:
+            await _stream(exchange, answering, writer)
+        else:
+            await _whole(exchange, answering, writer)
+
+    async def _stream_plain(self, exchange: Exchange, choice: Choice, writer: Writer, watch: Watch) -> None:
+        """The same as `_stream`, for one choice that is nothing but text: every token passes here."""
+        transcript = choice.transcript
         pending = writer.opening()
-        async with aclosing(self._outputs(accepted)) as outputs:
+        async with aclosing(outputs_of(self._backend, writer.accepted.model, choice)) as outputs:
             async for output in outputs:
                 watch.tokens()
                 text = transcript.push(output)
@@ -135,90 +123,75 @@ class GenerationRoute:
                 if pending:
                     await exchange.write(pending)
                     pending = b""
-        await exchange.close_stream(pending + writer.closing(_finish(accepted), _usage(accepted)))
+        if transcript.finish is None:
+            raise broken_off()
+        ending = writer.ending(transcript.finish, transcript.stop_reason)
+        await exchange.close_stream(pending + ending + writer.closing(writer.accepted.usage()))
 
-    async def _whole(self, exchange: Exchange, accepted: Accepted, writer: Writer, watch: Watch) -> None:
-        transcript = accepted.transcript
-        pieces: list[str] = []
-        async with aclosing(self._outputs(accepted)) as outputs:
+    async def _whole_plain(self, exchange: Exchange, choice: Choice, writer: Writer, watch: Watch) -> None:
+        """The same as `_whole`, likewise."""
+        transcript = choice.transcript
+        collected = Collected(choice)
+        async with aclosing(outputs_of(self._backend, writer.accepted.model, choice)) as outputs:
             async for output in outputs:
                 watch.tokens()
-                pieces.append(transcript.push(output))
+                collected.text.append(transcript.push(output))
                 if transcript.finish is not None:
                     break
-        finish = _finish(accepted)
-        await exchange.answer(writer.whole("".join(pieces), finish, _usage(accepted)))
-
-    def _outputs(self, accepted: Accepted) -> AsyncGenerator[Output, None]:
-        transcript = accepted.transcript
-        outputs: AsyncIterator[Output] = self._backend.generate(
-            accepted.model, accepted.request, lambda: transcript.finish
-        )
-        # the backend's contract: the iterator has aclose(), as generators do
-        return cast(AsyncGenerator[Output, None], outputs)
+        if transcript.finish is None:
+            raise broken_off()
+        await exchange.answer(writer.whole([collected], writer.accepted.usage()))
 
 
-def _finish(accepted: Accepted) -> str:
-    if accepted.transcript.finish is None:
-        raise GenerationFailed("the worker's stream ended before the generation did")
-    return accepted.transcript.finish
+async def _stream(exchange: Exchange, answering: Answering, writer: Writer) -> None:
+    """Each step leaves as it comes; the stream begins with the first one."""
+    async with aclosing(answering.steps()) as steps:
+        async for step in steps:
+            piece = await _written(step, writer)
+            if not exchange.started:
+                await exchange.open_stream()
+                piece = writer.openings() + piece
+            if piece:
+                await exchange.write(piece)
+    await exchange.close_stream(writer.closing(answering.usage()))
 
 
-def _usage(accepted: Accepted) -> Usage:
-    transcript = accepted.transcript
-    return Usage(accepted.prompt_tokens, transcript.completion_tokens, transcript.cached_tokens)
+async def _written(step: Step, writer: Writer) -> bytes:
+    if len(step.logprobs) <= LOGPROBS_INLINE_MAX:
+        return writer.step(step)
+    return await asyncio.to_thread(writer.step, step)
 
 
-def _shown(error: ContrailError, exchange: Exchange) -> ApiError:
-    """What the client sees of it; what is not the client's fault is logged."""
-    failure = answer_to(error)
-    if failure.status >= 500:
-        log.warning("answered %d: %s", failure.status, error, extra={"request_id": exchange.request_id})
-    return failure
+async def _whole(exchange: Exchange, answering: Answering, writer: Writer) -> None:
+    collected = [Collected(choice) for choice in writer.accepted.choices]
+    async with aclosing(answering.steps()) as steps:
+        async for step in steps:
+            collected[step.choice].add(step)
+    if writer.shown.best_of > writer.shown.n:
+        collected = best(collected, writer.shown.n)
+    if sum(one.logprobs_count() for one in collected) <= LOGPROBS_INLINE_MAX:
+        answer = writer.whole(collected, answering.usage())
+    else:
+        answer = await asyncio.to_thread(writer.whole, collected, answering.usage())
+    await exchange.answer(answer)
 
 
-def _outcome(failure: ApiError) -> str:
-    if failure.status == 503:
-        return "unavailable"
-    return "error" if failure.status >= 500 else "rejected"
-
-
-def model_routes(backend: Backend) -> APIRouter:
-    """`/v1/models` and `/v1/models/{id}`."""
-    router = APIRouter()
-
-    @router.get("/v1/models")
-    async def list_models() -> Response:
-        return _json({"object": "list", "data": [_model(card) for card in backend.models()]})
-
-    @router.get("/v1/models/{model:path}")
-    async def show_model(model: str) -> Response:
-        return _json(_model(backend.card(model)))
-
-    return router
-
-
-def _model(card: ModelCard) -> dict[str, Any]:
-    return {
-        "id": card.name,
-        "object": "model",
-        "created": card.created_s,
-        "owned_by": "contrail",
-        "engine": card.engine,
-        "context_max": card.context_max,
-        "workers": card.workers,
-    }
-
-
-def _json(value: Any) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+def _named(exchange: Exchange, scope: Scope, parameters: ChatRequest | CompletionRequest) -> None:
+    """The request has the id that its body gives it, unless a header gave it one that can be used."""
+    header = exchange.headers.get(b"x-request-id", b"")
+    if parameters.request_id is not None and header != exchange.request_id.encode():
+        exchange.request_id = scope["state"]["request_id"] = parameters.request_id
 
 
 def generation_routes(
-    backend: Backend, metrics: FrontendMetrics, settings: ApiSettings, clock: Clock
+    backend: Backend,
+    metrics: FrontendMetrics,
+    settings: ApiSettings,
+    clock: Clock,
+    tokenizers: Tokenizers,
 ) -> dict[str, GenerationRoute]:
-    """Path to the application that answers POST there."""
-    intake = Intake(backend, settings)
+    """Path to the application that answers POST there; `tokenizers` may serve other routes too."""
+    intake = Intake(backend, settings, tokenizers)
     parts = (intake, backend, metrics, settings, clock)
     return {
         "/v1/chat/completions": GenerationRoute(*parts, ChatRequest, ChatWriter),

@@ -35,10 +35,13 @@ NOTHING = Said()
 class Interpreter(Protocol):
     """Reads one choice's text as it comes."""
 
-    keeps_special_tokens: bool
-    """Whether it must see special tokens in the text: then they are not skipped."""
-    called: bool
-    """Whether a call of a tool has been found: then the choice ends with `tool_calls` instead of `stop`."""
+    @property
+    def keeps_special_tokens(self) -> bool:
+        """Whether it must see special tokens in the text: then they are not skipped."""
+
+    @property
+    def called(self) -> bool:
+        """Whether a call of a tool has been found: then the choice ends with `tool_calls` instead of `stop`."""
 
     def push(self, text: str, tokens: Sequence[int]) -> Said:
         """What the new text says for certain; `tokens` are those that came with it."""
@@ -54,8 +57,10 @@ class Step(NamedTuple):
     """Which choice of it, from 0."""
     said: Said
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the tokens whose text leaves, if the request asked for them; a logprob that nobody knows is nan."""
+    """Of the tokens whose text leaves, if the request asked for them; nan where none is known."""
     finish: str | None = None
     """`stop`, `length` or `tool_calls` with its last step."""
     tokens: tuple[int, ...] = ()
-    """The tokens whose text leaves, those of an echoed prompt included; only if something of the answer needs them."""
+    """The answer's tokens whose text leaves, if something of it needs them."""
+    completion_tokens: int = 0
+    """Tokens of the choice until now."""

@@ -10,10 +10,16 @@ from collections.abc import Sequence
 
 
 class Stops:
-    """Pushes pieces in, takes text out; `found` is the stop string that ended it, None so far."""
+    """Pushes pieces in, takes text out; `found` is the stop string that ended it, None so far.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    `included` says that the stop string is part of the answer.
+    """
+
+    def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
         self._stops = tuple(stops)
+        self.any = bool(self._stops)
+        """Whether there is anything to look for."""
+        self.included = included
         self._held = ""
         self.found: str | None = None
 
@@ -28,8 +34,11 @@ class Stops:
             return ""
         text = self._held + piece
         start, self.found = _first(text, self._stops)
-        end = start if self.found is not None else len(text) - _open_end(text, self._stops)
-        self._held = "" if self.found is not None else text[end:]
+        if self.found is not None:
+            self._held = ""
+            return text[: start + len(self.found)] if self.included else text[:start]
+        end = len(text) - _open_end(text, self._stops)
+        self._held = text[end:]
         return text[:end]
 
     def flush(self) -> str:

@@ -9,9 +9,12 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer, decoders
 
+from api.openai.byte_text import ByteText, TokenBytes
 from api.openai.chat import ChatTemplate
 from api.openai.detokenizer import Detokenizer
 from api.openai.encoder import Encoder
+from api.openai.parsers import load
+from api.openai.token_texts import TokenTexts
 from core.errors import Corrupt
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES
@@ -33,14 +36,22 @@ class ModelTokenizer:
         config = _json(model, files, "tokenizer_config.json")
         special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name))) is not None}
         source = _template_source(files, config)
-        self.chat_template = None if source is None else ChatTemplate(source, special)
+        tools = _template_source(files, config, "tool_use")
+        self.chat_template = None if source is None else ChatTemplate(source, special, tools)
         """None if the model has none: it completes, but does not chat."""
         self.eos_ids = self._eos_ids(special.get("eos_token"), _json(model, files, "generation_config.json"))
         """Tokens that end an answer, sorted."""
+        self.eos_id = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
+        """The one that the tokenizer itself names."""
         self.vocabulary = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         """One more than the highest token id."""
+        self.texts = TokenTexts(self._tokenizer)
+        """What single tokens are as text and as bytes."""
         # byte-level tokens stand for their bytes wherever they are; all others depend on what is before them
-        self._with_context = not isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+        byte_level = isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+        self._bytes = [TokenBytes(self.texts, skip_special_tokens=skip) for skip in (False, True)] if byte_level else []
+        self.parsers = load(model, files, self._tokenizer)
+        """How the model writes calls and reasoning."""
         self._model = model
 
     def __repr__(self) -> str:
@@ -59,9 +70,11 @@ class ModelTokenizer:
             tokens = self._encoder.encode(text[:end], add_special_tokens=add_special_tokens)
         return tokens
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer | ByteText:
         """A new one, for one generation."""
-        return Detokenizer(self._tokenizer, with_context=self._with_context, skip_special_tokens=skip_special_tokens)
+        if self._bytes:
+            return ByteText(self._bytes[skip_special_tokens])
+        return Detokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens)
 
     def _eos_ids(self, eos_token: str | None, generation_config: Mapping[str, Any]) -> tuple[int, ...]:
         listed = generation_config.get("eos_token_id")
@@ -128,10 +141,10 @@ def _token_text(token: Any) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def _template_source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
+def _template_source(files: Mapping[str, bytes], config: Mapping[str, Any], name: str = "default") -> str | None:
     if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
+        return files["chat_template.jinja"].decode() if name == "default" else None
     source = config.get("chat_template")
     if isinstance(source, list):
-        return next((named["template"] for named in source if named.get("name") == "default"), None)
-    return source
+        return next((named["template"] for named in source if named.get("name") == name), None)
+    return source if name == "default" else None

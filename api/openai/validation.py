@@ -3,22 +3,70 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from api.openai.errors import ApiError, bad_parameter, not_supported
-from api.openai.types import STOP_CHARS_MAX, STOP_MAX, ChatMessage, ChatRequest, CompletionRequest, Parameters
+from api.openai.types import (
+    BIASES_MAX,
+    STOP_CHARS_MAX,
+    STOP_MAX,
+    TOKEN_LIST_MAX,
+    WORDS_MAX,
+    ChatRequest,
+    CompletionRequest,
+    Parameters,
+)
 
-Request = TypeVar("Request", bound=Parameters)
+Request = TypeVar("Request", bound=msgspec.Struct)
 
-UNSUPPORTED_CHAT = ("logprobs", "top_logprobs", "tools", "functions", "chat_template_kwargs")
-UNSUPPORTED_COMPLETION = ("logprobs", "echo", "suffix")
-UNSUPPORTED = ("logit_bias", "structured_outputs", "use_beam_search", "prompt_logprobs")
+UNSUPPORTED_CHAT = (
+    "functions",
+    "function_call",
+    "audio",
+    "moderation",
+    "web_search_options",
+    "store",
+    "echo",
+    "chat_template",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "return_prompt_text",
+)
+UNSUPPORTED_COMPLETION = ("suffix", "prompt_embeds")
+UNSUPPORTED = (
+    "use_beam_search",
+    "logprob_token_ids",
+    "thinking_token_budget",
+    "watermarking",
+    "repetition_detection",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "vllm_xargs",
+)
 """Known parameters that must be off: null, false, or empty."""
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-
+LONGEST = {
+    "logit_bias": BIASES_MAX,
+    "allowed_token_ids": TOKEN_LIST_MAX,
+    "stop_token_ids": TOKEN_LIST_MAX,
+    "bad_words": WORDS_MAX,
+}
+"""Entries that each of these may have."""
+_lists = attrgetter(*LONGEST)
+_NONE = (None,) * 32
+_REFUSED: dict[type[Parameters], tuple[tuple[str, ...], Callable[[Parameters], tuple[Any, ...]]]] = {
+    kind: (names, attrgetter(*names))
+    for kind, names in (
+        (ChatRequest, (*UNSUPPORTED, *UNSUPPORTED_CHAT)),
+        (CompletionRequest, (*UNSUPPORTED, *UNSUPPORTED_COMPLETION)),
+    )
+}
+SERVICE_TIERS = ("auto", "default")
+TRUNCATION_SIDES = ("left", "right")
 _PLACED = re.compile(r"(?P<text>.*) - at `\$\.(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 _EXPECTED = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`$")
@@ -48,7 +96,7 @@ def decode(decoder: msgspec.json.Decoder[Request], raw: bytes) -> Request:
 
 def _explained(text: str, kind: Any) -> ApiError:
     placed = _PLACED.fullmatch(text)
-    path = placed["path"] if placed else ""
+    path = placed["path"].removesuffix("[...]") if placed else ""
     if missing := _MISSING.search(text):
         param = f"{path}.{missing['name']}" if path else missing["name"]
         return bad_parameter(param, "is required")
@@ -80,29 +128,71 @@ def _flattened(kind: Any) -> list[Any]:
 
 
 def check(request: Parameters) -> None:
-    """Raises ApiError for what types and ranges alone do not say, and for what is known but not supported yet."""
+    """Raises ApiError for what types and ranges alone do not say, and for what is known and cannot be done.
+
+    Messages are checked where they become a prompt, tools and formats where these are read.
+    """
     _check_supported(request)
     _check_stops(stop_strings(request))
+    _check_lists(request)
     if request.stream_options is not None and not request.stream:
         raise bad_parameter("stream_options", "is allowed only with stream=true")
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad_parameter("prompt_logprobs", "is allowed only without stream")
+    if request.truncation_side not in {None, *TRUNCATION_SIDES}:
+        raise bad_parameter("truncation_side", f"must be one of {', '.join(TRUNCATION_SIDES)}")
     match request:
         case ChatRequest():
-            _check_messages(request.messages)
-        case CompletionRequest() if not request.prompt:
-            raise bad_parameter("prompt", "must not be empty")
+            _check_chat(request)
+        case CompletionRequest():
+            _check_completion(request)
 
 
 def _check_supported(request: Parameters) -> None:
-    own = UNSUPPORTED_CHAT if isinstance(request, ChatRequest) else UNSUPPORTED_COMPLETION
-    for name in (*UNSUPPORTED, *own):
-        if not _is_off(getattr(request, name)):
+    names, given = _REFUSED[type(request)]
+    values = given(request)
+    if values == _NONE[: len(values)]:
+        return  # almost always, and much cheaper than to look at each
+    for name, value in zip(names, values, strict=True):
+        if not _is_off(value):
             raise not_supported(name)
-    if (request.n or 1) > 1:
-        raise not_supported("n", "n > 1 (several answers)")
-    if isinstance(request, CompletionRequest) and (request.best_of or 1) > 1:
-        raise not_supported("best_of", "best_of > 1")
-    if not _is_off(request.response_format) and request.response_format != {"type": "text"}:
-        raise not_supported("response_format", "a response_format other than {'type': 'text'}")
+
+
+def _check_chat(request: ChatRequest) -> None:
+    if request.max_tokens == 0:
+        raise bad_parameter("max_tokens", "must be at least 1")
+    if request.top_logprobs and not request.logprobs:
+        raise bad_parameter("top_logprobs", "is allowed only with logprobs=true")
+    if request.service_tier not in {None, *SERVICE_TIERS}:
+        raise not_supported("service_tier", f"a service_tier other than {' and '.join(SERVICE_TIERS)}")
+    if request.verbosity not in {None, "medium"}:
+        raise not_supported("verbosity", "a verbosity other than medium")
+    if request.modalities is not None and request.modalities != ["text"]:
+        raise not_supported("modalities", "modalities other than ['text']")
+
+
+def _check_completion(request: CompletionRequest) -> None:
+    if not request.prompt:
+        raise bad_parameter("prompt", "must not be empty")
+    if request.max_tokens == 0 and not request.echo:
+        raise bad_parameter("max_tokens", "must be at least 1, unless echo is true")
+    if request.best_of is None:
+        return
+    if request.best_of < (request.n or 1):
+        raise bad_parameter("best_of", f"must be at least n ({request.n or 1})")
+    if request.stream and request.best_of > (request.n or 1):
+        raise bad_parameter("best_of", "must be n with stream=true: the best are not known before all are over")
+
+
+def _check_lists(request: Parameters) -> None:
+    lists = _lists(request)
+    if lists == _NONE[: len(lists)]:
+        return
+    for (name, longest), entries in zip(LONGEST.items(), lists, strict=True):
+        if entries is not None and len(entries) > longest:
+            raise bad_parameter(name, f"must hold at most {longest} entries, not {len(entries)}")
+    if any(not 0 < len(word) <= STOP_CHARS_MAX for word in request.bad_words or ()):
+        raise bad_parameter("bad_words", f"each must have 1 to {STOP_CHARS_MAX} characters")
 
 
 def _is_off(value: Any) -> bool:
@@ -117,31 +207,6 @@ def _check_stops(stops: list[str]) -> None:
             raise bad_parameter("stop", f"each string must have 1 to {STOP_CHARS_MAX} characters")
 
 
-def _check_messages(messages: list[ChatMessage]) -> None:
-    if not messages:
-        raise bad_parameter("messages", "must hold at least one message")
-    for place, message in enumerate(messages):
-        _check_message(f"messages[{place}]", message)
-
-
-def _check_message(place: str, message: ChatMessage) -> None:
-    if message.role not in ROLES:
-        raise bad_parameter(f"{place}.role", f"must be one of {', '.join(ROLES)}")
-    if message.tool_calls:
-        raise not_supported(f"{place}.tool_calls")
-    match message.content:
-        case None:
-            raise bad_parameter(f"{place}.content", "must be a string or a list of text parts")
-        case list(parts):
-            for index, part in enumerate(parts):
-                if part.type != "text":
-                    raise not_supported(
-                        f"{place}.content[{index}]", f"{place}.content[{index}]: content of type {part.type!r}"
-                    )
-                if part.text is None:
-                    raise bad_parameter(f"{place}.content[{index}].text", "is required")
-
-
 def stop_strings(request: Parameters) -> list[str]:
     """The request's stop strings, none, one or several."""
     match request.stop:
@@ -151,10 +216,3 @@ def stop_strings(request: Parameters) -> list[str]:
             return [stop]
         case stops:
             return stops
-
-
-def text_of(message: ChatMessage) -> str:
-    """A checked message's text; several parts are joined by line ends, as vLLM's server does."""
-    if isinstance(message.content, str):
-        return message.content
-    return "\n".join(part.text or "" for part in message.content or ())

@@ -8,6 +8,7 @@ from api.amounts import number_text
 from api.replaying.explained_prefill import of_which, prefill_lines
 from api.text_table import text_table
 from replay.explaining.form import Attempt, Explanation, Phases, Row
+from replay.explaining.queue_form import Queued
 from replay.explaining.reasons import LOOKS_AT
 
 _COSTS = (
@@ -32,6 +33,12 @@ _KNOWN = (
     "load report",
 )
 UNKNOWN = "?"
+WAITED_FOR = {
+    "full": "workers had all that they may have",
+    "overloaded": "too much waited in the workers' engines",
+    "behind": "others came first",
+}
+"""What is behind the words of `core.queue_events.WAITS_FOR`."""
 
 
 def explained(explanation: Explanation) -> str:
@@ -39,18 +46,26 @@ def explained(explanation: Explanation) -> str:
     lines = [f"request {explanation.request}, model {explanation.model}"]
     if explanation.uses > 1:
         lines.append(f"{explanation.uses} requests had this id; this is the last one that was routed")
+    moved = [attempt for attempt in explanation.attempts if attempt.told_tokens]
+    if len(moved) > 1:
+        workers = [attempt.worker_name for attempt in explanation.attempts]
+        lines.append(f"the answer moved {len(moved)} times: {' → '.join(workers)}")
     for attempt in explanation.attempts:
         lines += ["", *_attempt(attempt)]
     for rejection in explanation.rejections:
         reason = rejection.reason.replace("_", " ")
         lines += ["", f"{rejection.time}  rejected with {rejection.status}: {reason}", *left_out(rejection.excluded)]
+        if rejection.queued is not None:
+            lines.append(f"  waited   {_waited(rejection.queued)}")
     return "\n".join(lines)
 
 
 def _attempt(attempt: Attempt) -> list[str]:
     lines = [f"{attempt.decided}  attempt {attempt.attempt}: {attempt.worker_name} ({attempt.worker})"]
+    if attempt.queued is not None:
+        lines.append(f"  waited   {_waited(attempt.queued)}")
     if attempt.told_tokens:
-        lines.append(f"  goes on  behind {attempt.told_tokens} tokens that the client has; they are in the prompt")
+        lines.append(f"  goes on  {_goes_on(attempt)}")
     lines.append(f"  why      {attempt.why}")
     if attempt.runner_up is not None:
         lines.append(f"  else     {attempt.runner_up.text}")
@@ -64,6 +79,20 @@ def _attempt(attempt: Attempt) -> list[str]:
     for worker, reasons in attempt.local.items():
         lines.append(f"  this replica alone knew of {worker}: {', '.join(reasons).replace('_', ' ')}")
     return [*lines, "", *_known_table(attempt)]
+
+
+def _waited(queued: Queued) -> str:
+    took = "for a time that the log does not tell" if queued.waited_ms is None else f"{queued.waited_ms} ms"
+    why = WAITED_FOR.get(queued.why, queued.why)
+    who = f"priority {queued.priority}" + (f", tenant {queued.tenant}" if queued.tenant else "")
+    return f"{took}, since {queued.time}: {why}; {queued.depth} waited already ({who})"
+
+
+def _goes_on(attempt: Attempt) -> str:
+    told = _count(attempt.told_tokens, "token")
+    if attempt.compared:
+        return f"from the start: the {told} that the client has were made again and compared"
+    return f"behind {told} that the client has; they are in the prompt"
 
 
 def _setting(attempt: Attempt) -> list[tuple[str, str]]:
@@ -168,7 +197,7 @@ def _then(attempt: Attempt) -> list[tuple[str, str]]:
 def _phases(phases: Phases | None) -> str:
     if phases is None:
         return ""
-    parts = [f"{phases.before_ms} ms on attempts before"] if phases.before_ms else []
+    parts = [f"{phases.before_ms} ms until this was decided"] if phases.before_ms else []
     if phases.behind_requests:
         requests, tokens = _count(phases.behind_requests, "request"), number_text(phases.behind_tokens)
         there = f"{requests} being prefilled there ({tokens} tokens)"

@@ -28,6 +28,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int | None = None
     fold_version: int | None = None
     in_flight: int | None = None
+    waiting: int | None = None
+    """Requests that wait there for a worker with a free place."""
     incomplete: int | None = None
     """Sources whose chain has a gap that they have not yet mended by restating themselves."""
     gaps: int | None = None
@@ -74,6 +76,7 @@ def replica_of(answer: Answer) -> Replica:
         rss_bytes=_whole(state, "rss_bytes"),
         fold_version=_whole(state, "fold_version"),
         in_flight=_whole(state, "in_flight"),
+        waiting=_whole(_part(state, "admission"), "waiting"),
         incomplete=_whole(state, "incomplete"),
         gaps=_whole(state, "gaps"),
         corrupt=_whole(state, "corrupt"),
@@ -91,6 +94,11 @@ def _cursor(value: object) -> dict[str, int]:
     if not isinstance(value, dict):
         return {}
     return {str(stream): seq for stream, seq in value.items() if isinstance(seq, int)}
+
+
+def _part(state: dict[str, Any], key: str) -> dict[str, Any]:
+    value = state.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _text(value: object) -> str | None:

@@ -18,10 +18,11 @@ HEADS = (
     "memory",
     "fold",
     "in flight",
+    "waiting",
     "gaps",
     "agrees",
 )
-ALIGN = "<<>>><>>>>><"
+ALIGN = "<<>>><>>>>>><"
 
 
 def replicas_text(replicas: list[Replica], verdict: Verdict, *, streams: bool) -> str:
@@ -59,6 +60,7 @@ def _row(it: Replica) -> tuple[str, ...]:
         bytes_text(it.rss_bytes),
         number_text(it.fold_version),
         number_text(it.in_flight),
+        number_text(it.waiting),
         number_text(it.gaps),
         agrees,
     )

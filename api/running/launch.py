@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -14,39 +15,52 @@ from api.config import Deployment
 from api.data_folder import DataFolder, write_whole
 from api.model_source import ModelSource, model_source
 from api.parts import PartSpec, frontend_specs, worker_specs
+from api.restart_request import FRONTENDS, take_request
 from api.run_file import DRAINING, READY, STARTING, STOPPED, PartEntry, RunFile, read_run
+from api.running.listeners import close_all
 from api.running.private_servers import PrivateServers
 from api.running.process_part import ProcessPart
 from api.running.processes import end_leftovers, started_ticks
 from api.running.progress import Progress
 from api.running.readiness import wait_until_ready
+from api.running.rolling import Rolling
 from api.running.server_part import ServerPart
 from api.running.supervisor import Part, Supervisor
 from core.keys import DeploymentKey
 from core.roles import PREFILL
 
 FRONTEND_DRAIN_MAX_S = 45.0
-"""How long a front end may take to finish the answers it has begun (its own bound is 30 s) and to say so in the log."""
-WORKER_DRAIN_MAX_S = 45.0
-"""How long a worker may take to leave: by then its requests are done (its own bound is 30 s), its events appended."""
+"""How long a front end may take to finish the answers it has begun (its own bound is 30 s) and to say so in the log,
+beside its `stop_delay`."""
+WORKER_LEAVE_MAX_S = 15.0
+"""How long a worker may take to leave beside its `drain_timeout`: its events are appended by then."""
 RUN_FILE_S = 0.25
 """How soon `run.json` says what has changed."""
 LOG_FILE_KEPT = ".before"
 """Suffix of a part's output in the run before this one."""
 
 
+def frontend_drain_max_s(deployment: Deployment) -> float:
+    """How long a front end of this deployment may take to end."""
+    return deployment.frontend.stop_delay_s + FRONTEND_DRAIN_MAX_S
+
+
 class Launch:
     """Started once, drained once."""
 
-    def __init__(self, deployment: Deployment, data: DataFolder, port: int, progress: Progress) -> None:
+    def __init__(
+        self, deployment: Deployment, data: DataFolder, listeners: list[socket.socket], progress: Progress
+    ) -> None:
         self._deployment = deployment
         self._data = data
-        self._port = port
+        self._listeners = listeners
+        self._port: int = listeners[0].getsockname()[1]
         self._progress = progress
         self._servers = PrivateServers(deployment.log, data)
         self._frontends: list[ProcessPart] = []
         self._workers: list[ProcessPart] = []
         self._supervisor = Supervisor(progress.say)
+        self._rolling = Rolling(self._supervisor, self._frontends, self._workers, progress.say)
         self._state = STARTING
         self._started = datetime.now(UTC)
         self._models: tuple[str, ...] = ()
@@ -65,11 +79,13 @@ class Launch:
     def api(self) -> str:
         """Where clients on this machine reach the front ends."""
         host = self._deployment.frontend.host
-        return f"http://{join_address({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host), self._port)}"  # noqa: S104
+        scheme = "https" if self._deployment.frontend.tls else "http"
+        return f"{scheme}://{join_address({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host), self._port)}"  # noqa: S104
 
     async def start(self) -> None:
         """All parts are ready, and kept running; ContrailError says in one sentence what is wrong."""
         await self._end_leftovers()
+        take_request(self._data.restart)  # of a run before this one
         DeploymentKey.load_or_create(self._data.key)
         sources = await asyncio.to_thread(self._model_sources)
         self._writer = asyncio.create_task(self._keep_files(), name="run.json")
@@ -85,12 +101,25 @@ class Launch:
         for kept in self._parts():
             self._supervisor.keep(kept)
 
+    async def restart_when_told(self, told: asyncio.Event) -> None:
+        """Each time the event is set, what was asked for is restarted, or all front ends; cancel it to end."""
+        while True:
+            await told.wait()
+            told.clear()
+            asked = take_request(self._data.restart)
+            try:
+                await self._rolling.run(asked.id if asked else "", asked.parts if asked else (FRONTENDS,))
+            except Exception as error:  # noqa: BLE001 - a fault in a restart must not end the deployment
+                self._progress.say(f"the restart failed inside: {error!r}; what runs goes on as it is")
+
     async def drain(self, hurry: asyncio.Event) -> None:
         """Nothing of it runs any more: first front ends went, then decode workers, those they ask, etcd and NATS."""
         self._state = DRAINING
+        close_all(self._listeners)  # the front ends' copies are the last ones now
         asked = [part for part in self._workers if part.spec.role == PREFILL]
         decode = [part for part in self._workers if part.spec.role != PREFILL]
-        stages: list[Sequence[Part]] = [self._frontends, decode, asked, *([server] for server in self._servers.parts)]
+        frontends = [*self._frontends, *self._rolling.beside]
+        stages: list[Sequence[Part]] = [frontends, decode, asked, *([server] for server in self._servers.parts)]
         try:
             await self._supervisor.drain(stages, hurry)
         finally:
@@ -102,7 +131,7 @@ class Launch:
     async def _end_leftovers(self) -> None:
         """What a run that was killed has left is gone; we hold the folder's lock, so nobody else wants it."""
         before = read_run(self._data.run)
-        if before is not None and (ended := await end_leftovers(before.parts)):
+        if before is not None and (ended := await end_leftovers((*before.parts, *before.beside))):
             self._progress.say(f"ended what a run before this one had left: {', '.join(ended)}")
 
     def _model_sources(self) -> list[ModelSource]:
@@ -111,9 +140,10 @@ class Launch:
     def _plan(self, sources: list[ModelSource]) -> None:
         self._models = tuple(dict.fromkeys(source.name for source in sources))
         for group, source in zip(self._deployment.workers, sources, strict=True):
-            self._workers += [self._part(spec, WORKER_DRAIN_MAX_S) for spec in worker_specs(group, source, self._data)]
-        specs = frontend_specs(self._deployment, self._data, self._port)
-        self._frontends = [self._part(spec, FRONTEND_DRAIN_MAX_S) for spec in specs]
+            bound_s = group.drain_timeout_s + WORKER_LEAVE_MAX_S
+            self._workers += [self._part(spec, bound_s) for spec in worker_specs(group, source, self._data)]
+        specs = frontend_specs(self._deployment, self._data, self._listeners)
+        self._frontends += [self._part(spec, frontend_drain_max_s(self._deployment)) for spec in specs]
         for part in (*self._workers, *self._frontends):
             if part.log.exists():
                 part.log.replace(part.log.with_suffix(LOG_FILE_KEPT))
@@ -154,6 +184,8 @@ class Launch:
             nats=deployment.log.nats,
             etcd=deployment.log.etcd,
             parts=tuple(_entry(part) for part in self._parts() if part.running),
+            beside=tuple(_entry(part) for part in self._rolling.beside if part.running),
+            restart=self._rolling.restart,
         )
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import shutil
-import socket
 from pathlib import Path
 
 import msgspec
 
-from api.addresses import join_address
 from api.config import Deployment, WorkerGroup
 from api.config_load import Loaded
 from api.model_source import VLLM, check_engine, check_model
@@ -75,31 +72,6 @@ def fit_log_to_disk(loaded: Loaded, data: Path) -> Deployment:
         )
     fitting = f"{max(int(free * DISK_SHARE) >> 20, 1)}MiB"
     return msgspec.structs.replace(deployment, log=msgspec.structs.replace(deployment.log, max_bytes=fitting))
-
-
-def hold_port(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen: it keeps the port for the front ends, which all share it.
-
-    Nobody else listens there; CallerError if somebody does, or if the host is not an address of this machine.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as alone:
-            # connections of an earlier run that are in TIME_WAIT do not count
-            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind((host, port))
-        held = socket.socket(family, socket.SOCK_STREAM)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind((host, port))
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            text = f"port {port} is in use: end the program that has it, or take another with --port"
-        elif error.errno == errno.EACCES:
-            text = f"port {port} is not for everybody: take one above 1023 with --port"
-        else:
-            text = f"cannot listen on {join_address(host, port)} ({error.strerror or error})"
-        raise CallerError(text) from error
-    return held
 
 
 def _existing(path: Path) -> Path:

@@ -36,6 +36,7 @@ class ProcessPart:
         self.starts = 0
         self._data = data
         self._process: subprocess.Popen[bytes] | None = None
+        self._said: Announcement | None = None
         self._cleared = True
         self._log_start = 0
 
@@ -66,13 +67,24 @@ class ProcessPart:
     @property
     def announcement(self) -> Announcement | None:
         """What the running process has said of itself."""
-        said = announcement_of(self._data, self.name) if self.running else None
-        return said if said is not None and said.pid == self.pid else None
+        if not self.running:
+            return None
+        said = announcement_of(self._data, self.name)
+        if said is not None and said.pid == self.pid:
+            self._said = said  # beside a successor the file may say the other's
+        return self._said
+
+    def successor(self) -> ProcessPart:
+        """The same part, to run beside this process and then in its place."""
+        part = ProcessPart(self.spec, self._data, self.drain_max_s)
+        part.starts = self.starts
+        return part
 
     async def start(self) -> None:
         """The process runs, in a group of its own; it need not listen yet."""
         assert not self.running
         self._data.part(self.name).unlink(missing_ok=True)
+        self._said = None
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it blocks for a millisecond, and is polled
@@ -81,6 +93,7 @@ class ProcessPart:
                 stdout=log,
                 stderr=log,
                 env=_environment(),
+                pass_fds=self.spec.files,
                 start_new_session=True,
             )
         self._cleared = False

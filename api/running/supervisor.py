@@ -77,24 +77,35 @@ class Supervisor:
         self._say = say
         self._new_backoff = new_backoff
         self._probe_every_s = probe_every_s
-        self._keepers: list[asyncio.Task[None]] = []
-        self._leaving = asyncio.Event()
+        self._keepers: dict[Part, tuple[asyncio.Task[None], asyncio.Event]] = {}
+        self._draining = False
 
     def __repr__(self) -> str:
-        return f"<Supervisor {len(self._keepers)} parts{', draining' if self._leaving.is_set() else ''}>"
+        return f"<Supervisor {len(self._keepers)} parts{', draining' if self._draining else ''}>"
 
     def keep(self, part: Part) -> None:
         """The part, which runs, will be started again whenever it ends."""
-        assert not self._leaving.is_set()
-        self._keepers.append(asyncio.create_task(self._keep(part), name=f"keeper of {part.name}"))
+        assert not self._draining
+        assert part not in self._keepers
+        leaving = asyncio.Event()
+        keeper = asyncio.create_task(self._keep(part, leaving), name=f"keeper of {part.name}")
+        self._keepers[part] = (keeper, leaving)
+
+    async def release(self, part: Part) -> None:
+        """The part is left to itself: nobody starts it again. A start that was under way has come to its end."""
+        keeper, leaving = self._keepers.pop(part)
+        leaving.set()
+        await keeper
 
     async def drain(self, stages: Sequence[Sequence[Part]], hurry: asyncio.Event) -> None:
         """No part runs any more; stage after stage, each bounded, each in a hurry once that is asked.
 
         What went wrong on the way is raised at the end, when all stages have been let go.
         """
-        self._leaving.set()
-        results = await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._draining = True
+        for _, leaving in self._keepers.values():
+            leaving.set()
+        results = await asyncio.gather(*(keeper for keeper, _ in self._keepers.values()), return_exceptions=True)
         for stage in stages:
             results += await asyncio.gather(*(self._let_go(part, hurry) for part in stage), return_exceptions=True)
         failures = [result for result in results if isinstance(result, Exception)]
@@ -113,18 +124,18 @@ class Supervisor:
             await part.kill()
         await stopping
 
-    async def _keep(self, part: Part) -> None:
+    async def _keep(self, part: Part, leaving: asyncio.Event) -> None:
         backoff = self._new_backoff()
         clock_s = asyncio.get_running_loop().time
         started_s, told_ready = clock_s(), True
         while True:
-            why = await self._until_gone(part, started_s, told_ready)
+            why = await self._until_gone(part, leaving, started_s, told_ready)
             if why is None:
                 return
             await part.kill()
             delay_s = backoff.after(clock_s() - started_s)
             self._say(f"{part.name} {why}; it is started again in {delay_s:g} s")
-            if await self._leaving_within(delay_s):
+            if await _set_within(leaving, delay_s):
                 return
             started_s, told_ready = clock_s(), False
             try:
@@ -132,11 +143,11 @@ class Supervisor:
             except (ContrailError, OSError) as error:
                 self._say(f"{part.name} cannot be started: {error}")
 
-    async def _until_gone(self, part: Part, started_s: float, told_ready: bool) -> str | None:
+    async def _until_gone(self, part: Part, leaving: asyncio.Event, started_s: float, told_ready: bool) -> str | None:
         """Why the part is gone, or to be taken for gone; None if we are leaving. Says when it is ready (again)."""
         clock_s = asyncio.get_running_loop().time
         probe_at_s, failures = clock_s() + self._probe_every_s, 0
-        while not await self._leaving_within(WATCH_S):
+        while not await _set_within(leaving, WATCH_S):
             if not part.running:
                 return part.ending()
             if not told_ready and await part.ready():
@@ -150,10 +161,11 @@ class Supervisor:
             probe_at_s = clock_s() + self._probe_every_s
         return None
 
-    async def _leaving_within(self, delay_s: float) -> bool:
-        try:
-            async with asyncio.timeout(delay_s):
-                await self._leaving.wait()
-        except TimeoutError:
-            return False
-        return True
+
+async def _set_within(event: asyncio.Event, delay_s: float) -> bool:
+    try:
+        async with asyncio.timeout(delay_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -20,6 +20,7 @@ from replay.explaining.knowledge import decided_ms, knowledge
 from replay.explaining.needs import terms
 from replay.explaining.prefill_job import job_of
 from replay.explaining.prefilled import hint, prefilled, report_of
+from replay.explaining.queued import came_ms, queued, turned_away
 from replay.explaining.reasons import chances, runner_up, why
 from replay.explaining.reuse import reuse
 from replay.explaining.times import phases
@@ -48,8 +49,9 @@ def explain(recording: Recording, request: str, *, whole: bool | None = None) ->
     for tried in last:
         event = routed_event(recording, tried) if tried.worker else None
         if event is not None:
-            first_now_ms = event.now_ms if first_now_ms is None else first_now_ms
+            first_now_ms = came_ms(recording, tried, event.now_ms) if first_now_ms is None else first_now_ms
             attempts.append(_attempt(recording, tried, event, first_now_ms, whole=whole))
+            attempts[-1].compared = _compared(attempts)
     refused = [tried for tried in recording.index.tried(request) if not tried.worker]
     return Explanation(
         request=request,
@@ -94,6 +96,7 @@ def _attempt(
         draw=draw(event.seed) if drawn(on.settings) else None,
         again=on.again,
         doubts=on.doubts,
+        queued=queued(recording, tried, event.now_ms),
         told_tokens=_told_tokens(recording, tried),
         phases=phases(recording, tried, first_now_ms, event.now_ms, made_ms),
         reuse=reuse(recording, tried, on, made_ms) if tried.prefilled_seq or tried.ended_seq else None,
@@ -163,6 +166,12 @@ def _told_tokens(recording: Recording, tried: Tried) -> int:
     return told
 
 
+def _compared(attempts: list[Attempt]) -> bool:
+    """Whether the newest one began the answer anew, though the client had some of it: its prompt is no longer."""
+    first, last = attempts[0], attempts[-1]
+    return bool(last.told_tokens) and first.attempt == 0 and last.prompt_tokens == first.prompt_tokens
+
+
 def _ended(recording: Recording, tried: Tried, attempt: Attempt) -> None:
     """What came of it stands in the attempt."""
     if tried.prefilled_seq:
@@ -177,6 +186,8 @@ def _ended(recording: Recording, tried: Tried, attempt: Attempt) -> None:
 
 
 def _rejection(recording: Recording, tried: Tried) -> Rejection:
+    if (away := turned_away(recording, tried)) is not None:
+        return away
     (event, *_) = (
         event
         for event in _events(recording, tried.seq)
@@ -192,6 +203,7 @@ def _rejection(recording: Recording, tried: Tried) -> Rejection:
         reason=event.reason,
         status=event.status,
         excluded=excluded_named(excluded, recording.names),
+        queued=queued(recording, tried, event.now_ms),
     )
 
 

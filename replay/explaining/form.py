@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from replay.explaining.prefill_form import Hint, Prefilled, PrefillJob
+from replay.explaining.queue_form import Queued
 
 
 class Knowledge(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,8 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
 
     ttft_ms: int
     before_ms: int
-    """From the arrival to this decision: attempts before it. (Tokenizing comes before the arrival.)"""
+    """From the arrival to this decision: its wait for a free place, and attempts before it. (Tokenizing comes before
+    the arrival.)"""
     behind_ms: int
     """From there until those that were to be prefilled before it on the same worker had their first tokens."""
     behind_requests: int
@@ -167,8 +169,12 @@ class Attempt(msgspec.Struct, kw_only=True):
     take long or cannot be."""
     doubts: list[str]
     """Why the log may not show all that the decision stood on."""
+    queued: Queued | None = None
+    """Its wait for a worker with a free place, if there was one."""
     told_tokens: int = 0
-    """Tokens of the answer that the client had already, from an attempt before whose worker broke off."""
+    """Tokens of the answer that the client had already, from attempts before whose workers broke off."""
+    compared: bool = False
+    """The answer was made again from its start, and these tokens compared; else they stand at the prompt's end."""
     real_cached_tokens: int | None = None
     ttft_ms: int | None = None
     phases: Phases | None = None
@@ -186,13 +192,15 @@ class Attempt(msgspec.Struct, kw_only=True):
 
 
 class Rejection(msgspec.Struct, kw_only=True):
-    """No worker could take it."""
+    """No worker could take it, or none had a place for it in time."""
 
     attempt: int
     time: str
     reason: str
     status: int
     excluded: dict[str, dict[str, Any]]
+    queued: Queued | None = None
+    """Its wait before."""
 
 
 class Explanation(msgspec.Struct, kw_only=True):

@@ -33,6 +33,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     worker_name: str
     replica: str
     replica_name: str
+    tenant: str
+    """Empty if it had none."""
     prompt_tokens: int | None
     predicted_cached_tokens: int | None
     real_cached_tokens: int | None
@@ -56,6 +58,7 @@ def requests(
     worker: str | None = None,
     replica: str | None = None,
     model: str | None = None,
+    tenant: str | None = None,
     outcome: str | None = None,
     start: Moment | None = None,
     end: Moment | None = None,
@@ -78,6 +81,8 @@ def requests(
         tries = (tried for tried in tries if tried.replica in replicas)
     if model is not None:
         tries = (tried for tried in tries if tried.model == model)
+    if tenant is not None:
+        tries = (tried for tried in tries if tried.tenant == tenant)
     if outcome is not None:
         tries = (tried for tried in tries if _outcome(recording, tried) == outcome)
     if slowest is not None:
@@ -124,6 +129,7 @@ def _listed(recording: Recording, tried: Tried) -> Listed:
         worker_name=names.worker(tried.worker),
         replica=tried.replica,
         replica_name=names.replica(tried.replica),
+        tenant=tried.tenant,
         prompt_tokens=tried.prompt_tokens if routed else None,
         predicted_cached_tokens=tried.predicted_tokens if routed else None,
         real_cached_tokens=tried.cached_tokens if tried.prefilled_seq else None,

@@ -9,7 +9,7 @@ from replay.routing_index import Tried
 
 def phases(recording: Recording, tried: Tried, first_now_ms: int, now_ms: int, decided_ms: int) -> Phases | None:
     """None if no token came. `first_now_ms` and `now_ms` are the replica's clock when the request came (its first
-    attempt is decided at once) and at this decision; `decided_ms` is the log's clock at this decision."""
+    attempt is decided at once, unless it waits) and at this decision; `decided_ms` is the log's clock at that."""
     if not tried.prefilled_seq:
         return None
     before_ms = now_ms - first_now_ms

@@ -40,6 +40,7 @@ from core.job_events import (
     PrefillRequested,
     PrefillStarted,
 )
+from core.queue_events import QueueEvent, RequestQueued, RequestTurnedAway
 from replay.redacting.jobs import of_job, verdict
 from replay.redacting.names import OUTCOMES, TEXT, Names
 
@@ -54,7 +55,15 @@ def redacted(event: Event | UnknownEvent, names: Names) -> Event | None:
             return None
         case WorkerJoined() | LoadReported() | ReplicaJoined() | SettingsChanged():
             return _about_itself(event, names)
-        case RequestRouted() | RequestPrefilled() | RequestFinished() | RequestMigrated() | RequestRejected():
+        case (
+            RequestQueued()
+            | RequestTurnedAway()
+            | RequestRouted()
+            | RequestPrefilled()
+            | RequestFinished()
+            | RequestMigrated()
+            | RequestRejected()
+        ):
             return _of_request(event, names)
         case CacheCleared() | WorkerLeft() | WorkerLost() | ReplicaLeft() | ReplicaLost() | ReplicaRestated():
             return _with_reason(event, names)
@@ -88,7 +97,8 @@ def _about_itself(
 
 
 def _of_request(
-    event: RequestRouted | RequestPrefilled | RequestFinished | RequestMigrated | RequestRejected, names: Names
+    event: QueueEvent | RequestRouted | RequestPrefilled | RequestFinished | RequestMigrated | RequestRejected,
+    names: Names,
 ) -> Event:
     names.note((event.request,))
     match event:
@@ -99,7 +109,11 @@ def _of_request(
         case RequestFinished():
             outcome = event.outcome if event.outcome in OUTCOMES else TEXT
             return replace(event, outcome=outcome, detail=names.text(event.detail))
-        case RequestMigrated() | RequestRejected():
+        case RequestQueued():
+            return replace(event, tenant=names.of("tenant", event.tenant), why=names.text(event.why))
+        case RequestTurnedAway() | RequestRejected():
+            return replace(event, tenant=names.of("tenant", event.tenant), reason=names.text(event.reason))
+        case RequestMigrated():
             return replace(event, reason=names.text(event.reason))
         case _:
             assert_never(event)

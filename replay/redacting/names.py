@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from core.ids import LOST_SUFFIX
+from core.queue_events import TURNED_AWAY, WAITS_FOR
 from core.settings import POLICIES
 
 TEXT = "redacted"
@@ -30,6 +31,8 @@ PLAIN_TEXTS = frozenset(
         "events of ours are missing",
         "overloaded",
         "no_workers",
+        *WAITS_FOR,
+        *TURNED_AWAY,
     }
 )
 """What this program itself says without a name in it."""

@@ -21,6 +21,8 @@ class ScriptedEngine:
         self.info = EngineInfo("scripted", model, "", 16, 100, 4096)
         self.transfer: BlockTransfer | None = None
         self.scripts: dict[str, asyncio.Queue[Output | Exception]] = {}
+        self.asked: list[GenerateRequest] = []
+        """What it was asked for."""
         self.ended: list[str] = []
         """Ids of requests that are over, however."""
         self.health: Callable[[], object] | None = None
@@ -35,6 +37,7 @@ class ScriptedEngine:
         pass
 
     async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
+        self.asked.append(request)
         script = self.script(request.id)
         try:
             while True:

@@ -292,7 +292,7 @@ def test_tokens_nobody_reads_are_merged(run: Run) -> None:
             for token in range(1, 50):
                 await asyncio.sleep(0)
                 host.engine.script("a").put_nowait(Output(tokens=(token,)))
-            await eventually(lambda: len(stream._gathered._tokens) == 50, "all came")
+            await eventually(lambda: stream._gathered.count == 50, "all came")
             link.cut()
             assert await anext(stream) == Output(tokens=tuple(range(50)), cached_tokens=3)
             with pytest.raises(WorkerGone):

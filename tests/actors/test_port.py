@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from actors import port as port_module
-from actors.port import REQUESTS_MAX, WRITE_HIGH_BYTES, Port
+from actors.port import GATHERED_TOKENS_MAX, REQUESTS_MAX, WRITE_HIGH_BYTES, Port
 from actors.wire import (
     FRAME_BYTES_MAX,
     HELLO_BYTES_MAX,
@@ -28,7 +28,6 @@ from actors.wire import (
     Pong,
     Refusal,
     Restate,
-    Splitter,
     Tokens,
     ToReplica,
     ToWorker,
@@ -36,7 +35,7 @@ from actors.wire import (
     encode,
     read_by_replica,
 )
-from core.errors import CallerError, EngineDead, PeerError
+from core.errors import CallerError, EngineDead
 from core.generation import Output
 from tests.actors.scripted_engine import WORKER, ScriptedHost
 from tests.actors.world import request
@@ -227,6 +226,35 @@ def test_streams_are_kept_apart(run: Run) -> None:
     run(scenario)
 
 
+def test_an_answer_that_is_taken_whole_comes_in_few_pieces(run: Run) -> None:
+    """Its first tokens at once, then so many together, the rest with its end; an error keeps what was made."""
+
+    async def scenario() -> None:
+        async with site() as it:
+            client = await it.connect()
+            for stream, name in enumerate(("whole", "broken")):
+                asked = request(range(8), id=name, gather=True)
+                client.say(Generate(stream=stream, model="sim", request=asked))
+            await eventually(lambda: len(it.host.engine.scripts) == 2, "both run")
+            script = it.host.engine.script("whole")
+            script.put_nowait(Output(tokens=(0,), cached_tokens=0))
+            assert await client.hear() == Tokens(stream=0, output=Output(tokens=(0,), cached_tokens=0))
+            for token in range(1, GATHERED_TOKENS_MAX + 4):
+                await asyncio.sleep(0)
+                script.put_nowait(Output(tokens=(token,)))
+            many = await client.hear()
+            assert many == Tokens(stream=0, output=Output(tokens=tuple(range(1, GATHERED_TOKENS_MAX + 1))))
+            script.put_nowait(Output(tokens=(99,), finish="stop"))
+            rest = (*range(GATHERED_TOKENS_MAX + 1, GATHERED_TOKENS_MAX + 4), 99)
+            assert await client.hear() == Tokens(stream=0, output=Output(tokens=rest, finish="stop"))
+            it.host.engine.script("broken").put_nowait(Output(tokens=(7,)))
+            it.host.engine.script("broken").put_nowait(EngineDead("gone"))
+            assert await client.hear() == Tokens(stream=1, output=Output(tokens=(7,)))
+            assert await client.hear() == Failed(stream=1, fault="worker", text="gone")
+
+    run(scenario)
+
+
 def test_what_cannot_be_served_fails_alone(run: Run) -> None:
     """Another model, a dead engine, a defect, a worker that drains: that stream fails, the connection stands."""
 
@@ -243,7 +271,7 @@ def test_what_cannot_be_served_fails_alone(run: Run) -> None:
             assert texts[3] == ("worker", "internal error of the worker")
             it.port.draining = True
             client.say(generate(4))
-            assert await client.hear() == Failed(stream=4, fault="worker", text="draining")
+            assert await client.hear() == Failed(stream=4, fault="leaving", text="draining")
 
     run(scenario)
 
@@ -366,14 +394,3 @@ def test_close_is_bounded_for_a_reader_who_never_reads(run: Run, monkeypatch: py
             await eventually(lambda: sorted(it.host.engine.ended) == ["open", "slow"], "nothing is served")
 
     run(scenario)
-
-
-def test_frames_are_cut_wherever_the_network_cuts(run: Run) -> None:
-    """One byte at a time or all at once, the same frames come out; a length above the bound is an error at once."""
-    said = [b"", b"abc", bytes(300)]
-    raw = b"".join(struct.pack("<I", len(body)) + body for body in said)
-    for step in (1, 2, 5, len(raw)):
-        splitter = Splitter(300)
-        assert [body for at in range(0, len(raw), step) for body in splitter.feed(raw[at : at + step])] == said
-    with pytest.raises(PeerError, match="a frame of 301 bytes; at most 300"):
-        list(Splitter(300).feed(struct.pack("<I", 301)))

@@ -11,6 +11,7 @@ from actors.engines.engine import CacheChange
 from actors.engines.simulated import SimulatedEngine, SimulatedSettings
 from core.errors import CallerError, EngineDead
 from tests.contracts.engine import EngineContract, Started, answer_to, prompt, request, until_idle
+from tests.contracts.engine_sampling import SamplingContract
 
 FAST = SimulatedSettings(block_size=16, capacity_blocks=200, context_max=1024, time_scale=20.0)
 
@@ -22,6 +23,10 @@ async def engine() -> AsyncIterator[SimulatedEngine]:
     await engine.start(changes.append)
     yield engine
     await engine.stop()
+
+
+class TestSimulatedSampling(SamplingContract):
+    """The contract of logprobs, biases and allowed tokens."""
 
 
 class TestSimulatedEngine(EngineContract):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from actors import suspicion as suspicion_module
+from core.codec import encode_event
 from core.events import WorkerLost
 from core.ids import StreamSeq, WorkerId, new_id
 from core.subjects import JOBS, answered_token, asked_token, job_kind, subject
@@ -72,3 +73,17 @@ async def test_the_end_of_jobs_is_written_by_whoever_is_left() -> None:
         await eventually(lambda: {unknown, half} <= router.state.jobs.ended.keys(), "both ends")
         assert not router.state.jobs.parts
         assert len(await it.told(JOBS, WorkerLost)) == 2
+
+
+async def test_an_end_that_was_read_meanwhile_is_not_written_elsewhere() -> None:
+    """With the end, where the worker asked is forgotten: a second one, by whoever judged it before it read the first,
+    would stand on another subject and look like a chain that somebody broke."""
+    async with world() as it:
+        await it.log.ensure([JOBS])
+        worker, lost = WorkerId(new_id()), WorkerLost(by="x", reason="test")
+        await say(it, KV, f"{worker}-lost", lost, about=worker)
+        await say(it, JOBS, worker, asked("a", 1), about=asks_here(worker))
+        router = await it.router()
+        await eventually(lambda: worker in router.state.jobs.ended, "its end")
+        assert await router.suspicion._write_end(JOBS, worker, encode_event(lost))
+        assert len(await it.told(JOBS, WorkerLost)) == 1

@@ -12,8 +12,9 @@ from actors import engine_health
 from actors import entry as entry_module
 from actors import presence as presence_module
 from actors import worker as worker_module
+from actors.addresses import advertised
 from actors.tokenizer_files import tokenizer_files
-from actors.worker import Worker, advertised
+from actors.worker import Worker
 from core.errors import CallerError, EngineDead
 from core.events import CacheRestated, LoadReported, RequestMigrated, WorkerJoined, WorkerLeft, WorkerLost
 from core.ids import WorkerId
@@ -125,7 +126,7 @@ async def test_what_is_in_flight_finishes_while_it_drains() -> None:
 
 
 async def test_draining_has_an_end() -> None:
-    """What does not finish within the bound is broken off."""
+    """What does not finish within the bound is handed on, which is an error if there is nobody else."""
     async with world() as it:
         worker = await it.worker("a", drain_timeout_s=0.05)
         router = await it.router()
@@ -210,7 +211,7 @@ async def test_an_engine_that_cannot_say_whether_it_lives_is_dead(monkeypatch: p
 
 
 async def test_an_engine_that_hangs_holds_only_what_it_has() -> None:
-    """Nothing tells that it hangs: its requests wait until their clients leave, the others go where less is open."""
+    """Until it is found out its requests wait, or until their clients leave; the others go where less is open."""
     async with world() as it:
         a = await it.worker("a")
         router = await it.router()

@@ -9,6 +9,7 @@ from functools import cache
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from actors.routed import HEARS_ROUTED
 from core.generation import GenerateRequest, Output
 from core.models import ModelCard, UnknownModel
 from core.readiness import Readiness
@@ -79,10 +80,12 @@ def spoken(*pieces: str, finish: str = "stop") -> list[Step]:
 
 
 class ScriptedBackend:
-    """Every generation follows `script`; what was asked is in `requests`, `closed` counts the ended ones."""
+    """Every generation follows its script; what was asked is in `requests`, `closed` counts the ended ones."""
 
     def __init__(self) -> None:
         self.script: Sequence[Step] = spoken("hello")
+        self.scripts: dict[str, Sequence[Step]] = {}
+        """For requests whose id ends so, instead of `script`."""
         self.requests: list[GenerateRequest] = []
         self.ended: list[str | None] = []
         """What callers said of the end when they closed."""
@@ -107,7 +110,9 @@ class ScriptedBackend:
             async with self.changed:
                 self.requests.append(request)
                 self.changed.notify_all()
-            for step in self.script:
+            if (hears := HEARS_ROUTED.get()) is not None:
+                hears("decode-0")
+            for step in self._script(request):
                 match step:
                     case Exception():
                         raise step
@@ -120,6 +125,9 @@ class ScriptedBackend:
             async with self.changed:
                 self.closed += 1
                 self.changed.notify_all()
+
+    def _script(self, request: GenerateRequest) -> Sequence[Step]:
+        return next((script for end, script in self.scripts.items() if request.id.endswith(end)), self.script)
 
     async def until_asked(self, count: int = 1) -> None:
         """So many generations have begun."""

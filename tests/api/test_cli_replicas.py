@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from api.census import Answer, Part
 from api.cli_replicas import ROUNDS_MAX, replicas
 from api.replicas.comparison import Comparison, Sighting, Verdict
-from api.replicas.replica import Replica
+from api.replicas.replica import Replica, replica_of
 from api.replicas.reports import points, shared
 from api.replicas.table import replicas_text
 from core.codec import CHAIN_START, encode_event, encode_message
@@ -192,17 +193,31 @@ def test_reports_count_at_the_newest_common_point_of_every_stream() -> None:
 
 def test_the_table() -> None:
     """One line for each replica, numbers to the right, a question mark for what was not said."""
-    known = replica("1", lag_events=0, lag_ms=0.25, events_per_s=1200.0, rss_bytes=3 << 19, in_flight=4, gaps=0)
+    told: dict[str, Any] = {"lag_events": 0, "lag_ms": 0.25, "events_per_s": 1200.0, "rss_bytes": 3 << 19, "gaps": 0}
+    known = replica("1", in_flight=4, waiting=1, **told)
     gone = Replica(name="frontend-2", id="2", ops="", answered=False, why="does not answer")
     text = replicas_text([known, gone], judged([known, gone]), streams=False)
     assert text.splitlines() == [
-        "replica     id  cursor  lag  lag ms  digest            events/s   memory  fold  in flight  gaps  agrees",
         (
-            "frontend-1  1       59    0     0.2  dddddddddddddddd     1,200  1.5 MiB     2          4     0  "
+            "replica     id  cursor  lag  lag ms  digest            events/s   memory  fold  in flight  waiting  gaps  "
+            "agrees"
+        ),
+        (
+            "frontend-1  1       59    0     0.2  dddddddddddddddd     1,200  1.5 MiB     2          4        1     0  "
             "not comparable yet"
         ),
-        "frontend-2  2        ?    ?       ?  ?                        ?        ?     ?          ?     ?  no answer",
+        (
+            "frontend-2  2        ?    ?       ?  ?                        ?        ?     ?          ?        ?     ?  "
+            "no answer"
+        ),
         "",
         "frontend-2 (2) does not answer",
         "not comparable yet: there is nothing to compare with fewer than two answers",
     ]
+
+
+def test_a_replica_says_how_many_wait() -> None:
+    """One of a version before says nothing of it."""
+    part = Part("id", "frontend-0", "", {}, 1)
+    assert replica_of(Answer(part, {"admission": {"waiting": 3}})).waiting == 3
+    assert replica_of(Answer(part, {})).waiting is None

@@ -27,7 +27,7 @@ O200K = (
 CORPUS = [
     "The quick brown fox doesn't jump over 12345 lazy dogs; we've seen it, they'll see it.",
     "def f(x):\n    return {'a': [1, 2, 3], \"b\": x ** 2}\n\n\nclass C:\n\tpass  # done",
-    "Grüße aus Köln – naïve café, 東京, Привет! 🤡",
+    "Grüße aus Köln, naïve café, 東京, Привет! 🤡",
 ] * 20
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|im", "</s>"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http_protocol import HEAD_BYTES_MAX
+from api.http_limits import HEAD_BYTES_MAX
 from core.errors import CallerError
 from core.models import GenerationFailed, NoWorkers, Overloaded
 from tests.api.conftest import Api
@@ -65,11 +65,29 @@ async def refused(api: Api, answer: httpx.Response, status: int, param: str | No
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "at most max_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
         ({"stream": "yes"}, "stream", "must be true or false"),
-        ({"n": 2}, "n", "not supported yet"),
-        ({"logprobs": True}, "logprobs", "not supported yet"),
-        ({"tools": [{}]}, "tools", "not supported yet"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported yet"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+        ({"n": 0}, "n", "from 1 to 128"),
+        ({"n": 129}, "n", "from 1 to 128"),
+        ({"top_logprobs": 2}, "top_logprobs", "only with logprobs=true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
+        ({"logprobs": 1}, "logprobs", "true or false"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "between -100 and 100"),
+        ({"logit_bias": {"five": 1}}, "logit_bias", "token id"),
+        ({"logit_bias": {str(10**6): 1}}, "logit_bias", "from 0 to"),
+        ({"logit_bias": {str(key): 1 for key in range(1025)}}, "logit_bias", "at most 1024"),
+        ({"allowed_token_ids": [10**6]}, "allowed_token_ids", "from 0 to"),
+        ({"bad_words": [""]}, "bad_words", "1 to"),
+        ({"bad_words": ["a"] * 257}, "bad_words", "at most 256"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "without stream"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or from 1"),
+        ({"truncation_side": "middle"}, "truncation_side", "left, right"),
+        ({"request_id": "a b"}, "request_id", "1 to 128 of"),
+        ({"service_tier": "flex"}, "service_tier", "not supported"),
+        ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
+        ({"store": True}, "store", "not supported"),
+        ({"verbosity": "low"}, "verbosity", "not supported"),
+        ({"moderation": {"model": "x"}}, "moderation", "not supported"),
+        ({"functions": [{}]}, "functions", "not supported"),
+        ({"use_beam_search": True}, "use_beam_search", "not supported"),
     ],
 )
 async def test_a_bad_parameter_is_named(api: Api, fields: dict[str, Any], param: str, text: str) -> None:
@@ -86,7 +104,10 @@ async def test_a_bad_parameter_is_named(api: Api, fields: dict[str, Any], param:
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [[5], []]}, "prompt"),
+        ({"prompt": [[5], "a"]}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
@@ -95,14 +116,16 @@ async def test_a_bad_parameter_is_named(api: Api, fields: dict[str, Any], param:
         ({"prompt": [[-1]]}, "prompt[0][0]"),
         ({"prompt": {"a": 1}}, "prompt"),
         ({"prompt": [5] * CONTEXT_MAX}, "prompt"),
-        ({"best_of": 2}, "best_of"),
-        ({"echo": True}, "echo"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 129}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
     ],
 )
 async def test_a_bad_prompt_is_refused(api: Api, fields: dict[str, Any], param: str) -> None:
-    """A prompt is a text or a list of token ids that the model has, alone or in a list of one."""
+    """A prompt is a text or a list of token ids that the model has, or not too many of these."""
     answer = await api.http.post(COMPLETIONS, json={"model": "tiny", "prompt": "hi"} | fields)
     assert not api.backend.requests
     await refused(api, answer, 400, param)

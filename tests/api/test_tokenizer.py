@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from api.openai.byte_text import ByteText
 from api.openai.detokenizer import HOLD_TOKENS_MAX, Detokenizer
 from api.openai.stops import Stops
 from api.openai.tokenizer import ModelTokenizer, Tokenizers
@@ -20,7 +21,7 @@ from tests.api.scripted import END, card, files, ids, tokenizer
 TINY = ModelTokenizer("tiny", files())
 
 
-def detokenizer() -> Detokenizer:
+def detokenizer() -> Detokenizer | ByteText:
     return TINY.detokenizer()
 
 
@@ -43,7 +44,7 @@ def test_a_character_split_over_tokens_comes_whole() -> None:
 
 def test_bytes_that_never_become_text_are_not_held_for_ever() -> None:
     """After so many tokens it is no character any more."""
-    under_test, broken = detokenizer(), ids("🤡")[1]
+    under_test, broken = Detokenizer(tokenizer()), ids("🤡")[1]
     pieces = [under_test.push([broken]) for _ in range(HOLD_TOKENS_MAX)]
     assert pieces[:-1] == [""] * (HOLD_TOKENS_MAX - 1)
     assert pieces[-1] == "\ufffd" * HOLD_TOKENS_MAX
@@ -57,7 +58,7 @@ def test_a_first_space_is_kept_inside_a_text() -> None:
     made.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    under_test = Detokenizer(made, with_context=True)
+    under_test = Detokenizer(made)
     assert [under_test.push([token]) for token in (1, 2, 3, 4, 5, 1)] == ["a", " b", "", "é", "", " a"]
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+import msgspec
+
 from core.events import RequestPrefilled
+from core.generation import TASK_EMBED
 from core.job_events import PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
 from core.subjects import JOBS, ROUTING
 from tests.actors.world import collect, request
@@ -68,3 +71,21 @@ async def test_a_job_names_the_attempt_that_it_is_for() -> None:
         await it.crash(name)
         assert (await answer)[0] == await alone(asked)
         assert [event.attempt for event in await it.told(JOBS, PrefillRequested)] == [0, 1]
+
+
+async def test_what_blocks_do_not_hold_is_computed_here() -> None:
+    """Logprobs of a long prompt, and its embedding, come from the worker that was asked; nobody is asked for blocks."""
+    async with disagg() as it:
+        workers = [await decode(it, "decode-0"), await prefill(it, "prefill-0")]
+        router = await it.router()
+        await it.ready(router, 1)
+        await linked(workers[:1], 1)
+        asked = request(list(TOKENS))
+        whole = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(asked.sampling, prompt_logprobs=0))
+        tokens, outputs = await collect(router, whole)
+        assert len(outputs[0].prompt_logprobs) == len(TOKENS)
+        assert tokens == await alone(asked)
+        _, outputs = await collect(router, msgspec.structs.replace(request(list(TOKENS)[1:]), task=TASK_EMBED))
+        assert [bool(output.embedding) for output in outputs] == [True]
+        assert await it.told(JOBS, PrefillRequested) == []
+        await at_rest(workers)

@@ -27,6 +27,7 @@ from core.job_events import (
     JobsRestated,
 )
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
+from core.queue_events import QueueEvent
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.state import State
@@ -36,7 +37,9 @@ from tests.projections.speaker import CHAIN_KEY
 V1 = Path(__file__).parents[1] / "golden" / "v1.log.jsonl"
 V1_DIGEST = 0x960D255F65E4F292
 """Under FOLD_VERSION 2. A fold of another version may have another digest; what it holds, below, stays."""
-LATER = {RequestMigrated, ReplicaReported, DivergenceFound, JobsRestated, *get_args(JobEvent)}
+LATER = {
+    RequestMigrated, ReplicaReported, DivergenceFound, JobsRestated, *get_args(JobEvent), *get_args(QueueEvent)
+}  # fmt: skip
 """Types that came after version 1."""
 STEADY, SHAKY = WorkerId("a1" * 8), WorkerId("b2" * 8)
 ROUTER, RESTATED = ReplicaId("e5" * 8), ReplicaId("f6" * 8)

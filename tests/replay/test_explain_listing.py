@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from core.errors import CallerError
@@ -29,7 +30,7 @@ def stage() -> Stage:
     it.clock.advance(1000)
     refused = RequestRejected(
         request="refused", attempt=0, model="tiny", reason="no_workers", status=503, cursor={}, excluded={},
-        settings_revision=0, now_ms=0,
+        settings_revision=0, now_ms=0, tenant="refused-team",
     )  # fmt: skip
     it.tell(refused)
     it.clock.advance(1000)
@@ -60,6 +61,16 @@ def served(stage: Stage, name: str, *, ttft_ms: int, cached: int, outcome: str =
 
 def names(listed: list[Listed]) -> list[str]:
     return [each.request for each in listed]
+
+
+def test_lists_what_a_tenant_asked(stage: Stage, tmp_path: Path) -> None:
+    """Also what was refused; requests of others and of none are left out."""
+    event = stage.decided("theirs", prompt(70))
+    stage.tell(msgspec.structs.replace(event, tenant="team"))
+    with stage.recording(tmp_path / "log") as recording:
+        assert [(each.request, each.tenant) for each in requests(recording, tenant="team")] == [("theirs", "team")]
+        assert names(requests(recording, tenant="refused-team")) == ["refused"]
+        assert requests(recording, tenant="nobody") == []
 
 
 def test_lists(stage: Stage, tmp_path: Path) -> None:

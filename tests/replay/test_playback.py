@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 import pytest
@@ -13,7 +14,7 @@ from actors.live_settings import SETTINGS_KEY
 from actors.router import Router
 from core.errors import ContrailError
 from core.events import SettingsChanged
-from core.ids import StreamName, StreamSeq
+from core.ids import ReplicaId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, SNAPSHOTS, kv_stream
 from projections.decide import decide
@@ -34,6 +35,7 @@ from tests.fixtures.eventually import eventually
 from tests.replay.recorded import archived, conversations, pair, recorded
 from tests.simulation import run as simulation
 from tests.simulation.engine import KEY as SIMULATED_KEY
+from tests.simulation.parts import ReplicaPart
 from tests.simulation.world import World as Simulated
 
 KV = kv_stream(0)
@@ -41,6 +43,10 @@ WORLDS = (1, 3, 5, 12, 14, 19)
 """Simulated worlds of which the log keeps all that it acknowledged …"""
 BROKEN_WORLDS = (0, 4, 13, 43, 55, 70, 98)
 """… and others: cut, restored, made anew, with messages deleted, flipped and expired."""
+TAMPERED_WORLDS = (1, 11, 21, 67, 161, 184)
+"""Such as keep their log, but not all replicas their fold …"""
+TAMPER_RATE = 0.3
+"""… which is changed so often per virtual second, once in a world."""
 
 
 def again(situation: Situation) -> str:
@@ -235,10 +241,20 @@ async def test_a_stream_made_anew(tmp_path: Path) -> None:
 # --- simulated worlds --------------------------------------------------------------------------------------------
 
 
-def simulated(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Verified, list[Verdict], list[str]]:
-    """The log of a world in which everything goes wrong, verified; every verdict, and the digests of its decisions when
-    they are made again in the order of the log."""
-    told: list[tuple[Verified, list[Verdict], list[str]]] = []
+class Lived(NamedTuple):
+    """The log of a world in which everything goes wrong, verified."""
+
+    found: Verified
+    verdicts: list[Verdict]
+    alone: list[str]
+    """The digests of its decisions when they are made again in the order of the log."""
+    tampered: set[ReplicaId]
+    """Replicas whose fold was changed behind their back."""
+
+
+def simulated(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, *, tamper: float = 0.0) -> Lived:
+    """The world of this seed; `tamper` is how often a fold is changed, if there is more than one replica."""
+    told: list[Lived] = []
     probe = simulation._probe
 
     async def probed(it: Simulated) -> None:
@@ -246,15 +262,22 @@ def simulated(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[V
         with Recording.open(stored(it, path), SIMULATED_KEY) as recording:
             verdicts: list[Verdict] = []
             found = verify(recording, tell=verdicts.append)
-            told.append((found, verdicts, [again(situation) for situation in Playback(recording)]))
+            alone = [again(situation) for situation in Playback(recording)]
+            told.append(Lived(found, verdicts, alone, _tampered(it)))
             parts = Work(recording, 1, None, None, found.proof.lacks).parts(3)
             played = [verdict for part in parts for verdict in of_playback(part.playback(recording))]
             assert played == verdicts
 
     monkeypatch.setattr(verify_work, "SHARE_MIN", 1)
     monkeypatch.setattr(simulation, "_probe", probed)
-    simulation.simulate(seed)
+    simulation.simulate(seed, {"tamper": tamper})
     return told[-1]
+
+
+def _tampered(it: Simulated) -> set[ReplicaId]:
+    parts = [part for part in (*it.replicas.values(), *it.dead) if isinstance(part, ReplicaPart)]
+    changed = [part for part in parts if part.process in it.witness.tampered]
+    return {each for part in changed for each in (part.first_id, part.router.voice.id)}
 
 
 def stored(it: Simulated, path: Path) -> Path:
@@ -273,17 +296,30 @@ def stored(it: Simulated, path: Path) -> Path:
 @pytest.mark.parametrize("seed", WORLDS)
 def test_worlds_that_keep_their_log(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else goes wrong: every decision is verified, every fold that was told is ours, every chain holds."""
-    found, verdicts, alone = simulated(seed, tmp_path / "log", monkeypatch)
+    found, verdicts, alone, _ = simulated(seed, tmp_path / "log", monkeypatch)
     assert found.holds
     assert found.verified == found.decisions > 0
     assert not found.proof.lacks.all
     assert alone == [verdict.recomputed for verdict in verdicts if not verdict.refusal]
 
 
+def test_worlds_in_which_a_fold_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica whose index was changed behind its back is found out by what it said of its fold, and nobody else is
+    accused."""
+    found_out = 0
+    for seed in TAMPERED_WORLDS:
+        found, _, _, tampered = simulated(seed, tmp_path / f"log-{seed}", monkeypatch, tamper=TAMPER_RATE)
+        assert {difference.replica for difference in found.folds.differences} <= tampered
+        assert found.proof.holds
+        assert (found.different, found.unaccounted, found.verified) == (0, 0, found.decisions)
+        found_out += bool(found.folds.different)
+    assert found_out
+
+
 @pytest.mark.parametrize("seed", BROKEN_WORLDS)
 def test_worlds_whose_log_was_broken(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is called different that only cannot be judged, and nothing is passed over."""
-    found, verdicts, alone = simulated(seed, tmp_path / "log", monkeypatch)
+    found, verdicts, alone, _ = simulated(seed, tmp_path / "log", monkeypatch)
     assert (found.different, found.unaccounted, found.refusals.different, found.folds.different) == (0, 0, 0, 0)
     assert found.verified + sum(found.not_judged.values()) == found.decisions > 0
     made = [verdict for verdict in verdicts if not verdict.refusal]

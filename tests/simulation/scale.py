@@ -11,6 +11,7 @@ from unittest import mock
 
 import actors.prefilling.desk
 import actors.snapshots
+import actors.suspicion
 import actors.voice
 from actors.prefilling.service import PrefillService
 from streams.journal_file import JournalFile
@@ -23,6 +24,8 @@ SNAPSHOT_EVENTS_MIN = 20
 MANIFEST_READ_EVERY_MS = 1000
 PULL_TIMEOUT_S = 4.0
 PREFILL_WAIT_MAX_MS = 3000
+MUTE_S, SILENT_S = 1.0, 3.0
+"""The second is longer than a message may take, and shorter than a way may be cut."""
 QUEUE = QUEUE_LIMITS._replace(ack_wait_s=1.5)
 
 
@@ -37,6 +40,7 @@ def scaled(options: Options) -> Iterator[None]:
         patches.enter_context(mock.patch.object(actors.snapshots, "MIN_EVENTS", SNAPSHOT_EVENTS_MIN))
         patches.enter_context(mock.patch.object(actors.snapshots, "READ_EVERY_MS", MANIFEST_READ_EVERY_MS))
         patches.enter_context(mock.patch.object(actors.prefilling.desk, "PULL_TIMEOUT_S", PULL_TIMEOUT_S))
+        patches.enter_context(mock.patch.multiple(actors.suspicion, MUTE_S=MUTE_S, SILENT_S=SILENT_S))
         patches.enter_context(mock.patch.dict(prefill_defaults, {"limits": QUEUE}))
         patches.enter_context(mock.patch.object(JournalFile, "__init__", _known_to_its_process(JournalFile.__init__)))
         if options.pending_events_max:

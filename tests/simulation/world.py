@@ -29,6 +29,7 @@ from tests.simulation.moving_engine import right_text
 from tests.simulation.network import Network
 from tests.simulation.options import Options
 from tests.simulation.parts import LEASE_MS, NAMESPACE, Part, ReplicaPart, WorkerPart
+from tests.simulation.patience import drawn_s, until_gone
 from tests.simulation.remote_log import Broker, RemoteLog
 from tests.simulation.remote_registry import RemoteRegistry
 from tests.simulation.witness import Broken, Witness
@@ -192,7 +193,10 @@ class World:
             sampling=Sampling(max_tokens=self.random.randrange(2, 12)),
         )
         hangs_up = self.random.random() < 0.1
-        task = part.spawn(self._served(part, request, hangs_up=hangs_up))
+        # a prompt that is computed elsewhere is a job that a client may not wait for
+        patience_s = drawn_s(self.random, hangs_up=hangs_up) if self.options.prefill_workers else None
+        served = self._served(part, request, hangs_up=hangs_up)
+        task = part.spawn(until_gone(served, patience_s, self.witness))
         self.requests[task] = part
         return task
 

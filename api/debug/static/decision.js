@@ -210,7 +210,7 @@ export class Decision extends EventTarget {
 
   phases(found) {
     const parts = [
-      ["earlier", found.before_ms, "attempts before"],
+      ["earlier", found.before_ms, "waited, or attempts before"],
       ["behind", found.behind_ms, `behind ${count(found.behind_requests)} requests with ${count(found.behind_tokens)} tokens to compute`],
       ["rest", found.rest_ms, "its own prefill"],
     ].filter(([, ms]) => ms > 0);

@@ -1,0 +1,55 @@
+"""What admission shows: who is active, who waits, how long that took, and who was turned away; read at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from actors.queue_counts import WAIT_MS
+
+
+def queue_metrics(about: Mapping[str, Any]) -> Iterator[Metric]:
+    """`about` is what `actors.admission` says of itself."""
+    models = about.get("models", ())
+    yield _gauge("contrail_requests_waiting", "Requests that wait for a worker with a free place", models, "waiting")
+    yield _gauge("contrail_requests_active", "Requests that have a place on a worker", models, "active")
+    yield _of_tenants(about.get("tenants", ()))
+    refused = CounterMetricFamily(
+        "contrail_requests_turned_away", "Requests that ended before any worker was chosen", labels=["model", "reason"]
+    )
+    for row in about.get("turned_away", ()):
+        refused.add_metric([row["model"], row["reason"]], row["requests"])
+    yield refused
+    yield _waits(about.get("waits", ()))
+
+
+def _gauge(name: str, text: str, rows: Any, key: str) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=["model"])
+    for row in rows:
+        family.add_metric([row["model"]], row[key])
+    return family
+
+
+def _of_tenants(rows: Any) -> Metric:
+    family = GaugeMetricFamily(
+        "contrail_tenant_requests_active",
+        "Requests that have a place on a worker, of the tenants with most of them, and of all others",
+        labels=["model", "tenant"],
+    )
+    for row in rows:
+        family.add_metric([row["model"], row["tenant"]], row["active"])
+    return family
+
+
+def _waits(rows: Any) -> Metric:
+    family = HistogramMetricFamily(
+        "contrail_queue_wait_seconds", "How long requests waited that then got a place", labels=["model"]
+    )
+    for row in rows:
+        sums = list(accumulate(row["counts"]))
+        bounds = [*(str(ms / 1000) for ms in WAIT_MS), "+Inf"]
+        family.add_metric([row["model"]], list(zip(bounds, sums, strict=True)), row["sum_ms"] / 1000)
+    return family

@@ -1,0 +1,103 @@
+"""WaitingLine: one model's requests in one replica, those in flight and those that wait, and how fast they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from math import ceil
+
+from core.generation import TASK_GENERATE, GenerateRequest
+from core.prompt import TOKEN_BYTES
+from core.settings import RoutingSettings
+from projections.fair_queue import FairQueue
+
+ANSWER_TOKENS = 256
+"""What an answer is taken to have until the first ones have ended."""
+SMOOTHING = 1 / 16
+"""What the newest request weighs in a running mean."""
+RETRY_AFTER_MAX_S = 60
+"""The longest time after which a client is told to try again; the shortest is a second."""
+
+
+class Waiting:
+    """One request that waits."""
+
+    __slots__ = ("arrived_ms", "let_in", "request", "tenant", "turn", "turned_away")
+
+    def __init__(self, request: GenerateRequest, arrived_ms: int) -> None:
+        self.request = request
+        self.tenant = request.tenant or ""
+        self.arrived_ms = arrived_ms
+        self.let_in = False
+        self.turned_away = False
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when it is let in; failed when it is turned away."""
+
+    def __repr__(self) -> str:
+        return f"<Waiting {self.request.id} of {self.tenant or 'nobody'}, priority {self.request.priority}>"
+
+
+class WaitingLine:
+    """See the module's text. Times are milliseconds of the monotonic clock."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.queue = FairQueue[Waiting]()
+        self.active = 0
+        """Requests of ours that have a place."""
+        self.coming = 0
+        """Those of them that were let in and have not been routed yet."""
+        self.share = 0
+        """How many may have one whatever other replicas do, as it was counted last …"""
+        self.share_until_ms = 0
+        """… and until when that may be relied on."""
+        self.tenants = Counter[str]()
+        """Active ones by tenant."""
+        self._service_ms = 0.0
+        """Running mean of how long a place is held; 0 until one was given back."""
+        self._answer_tokens = float(ANSWER_TOKENS)
+
+    def __repr__(self) -> str:
+        return f"<WaitingLine {self.model}: {self.active} active, {len(self.queue)} waiting>"
+
+    def begin(self, tenant: str) -> None:
+        """One more has a place."""
+        self.active += 1
+        self.tenants[tenant] += 1
+
+    def end(self, tenant: str) -> None:
+        """One has given its place back."""
+        self.active -= 1
+        left = self.tenants[tenant] - 1
+        if left:
+            self.tenants[tenant] = left
+        else:
+            del self.tenants[tenant]
+
+    def learn(self, held_ms: int, answer_tokens: int) -> None:
+        """A request was answered: so long it had its place, so many tokens it got."""
+        self._service_ms += (held_ms - self._service_ms) * (SMOOTHING if self._service_ms else 1)
+        self._answer_tokens += (answer_tokens - self._answer_tokens) * SMOOTHING
+
+    def work(self, request: GenerateRequest) -> int:
+        """What the request is expected to cost, in tokens: those of its prompt, and of a usual answer if it may be as
+        long."""
+        prompt = len(request.tokens) // TOKEN_BYTES
+        if request.task != TASK_GENERATE:
+            return max(1, prompt)
+        return max(1, prompt + min(request.sampling.max_tokens, round(self._answer_tokens)))
+
+    def wait_ms(self, depth: int) -> float:
+        """How long the last of so many waits at the rate at which requests end now; 0 if nothing is known of that."""
+        return depth * self._service_ms / max(1, self.active)
+
+    def waiting_max(self, settings: RoutingSettings) -> int:
+        """How many may wait now: no more than are served within the longest wait."""
+        each_ms = self.wait_ms(1)
+        if not each_ms:
+            return settings.queue_max
+        return min(settings.queue_max, ceil(settings.queue_wait_max_ms / each_ms))
+
+    def retry_after_s(self) -> int:
+        """When those that wait now will have been served, as far as can be told: 1 to RETRY_AFTER_MAX_S."""
+        return max(1, min(RETRY_AFTER_MAX_S, ceil(self.wait_ms(len(self.queue)) / 1000)))

@@ -1,0 +1,159 @@
+"""Anthropic's messages as the chat that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from api.anthropic.body import Block, CountRequest, Message, MessagesRequest, OutputFormat, Tool, ToolChoice
+from api.openai.errors import bad_parameter, not_supported
+from api.openai.messages import (
+    CalledFunction,
+    ChatMessage,
+    Function,
+    JsonSchema,
+    NamedChoice,
+    Part,
+    ResponseFormat,
+    ToolCall,
+    ToolName,
+)
+from api.openai.messages import Tool as ChatTool
+from api.openai.types import ChatRequest
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+THINKING = {"enabled": True, "adaptive": True, "disabled": False}
+"""Types of `thinking`, and whether templates that know `enable_thinking` are told to."""
+
+
+def chat_of(asked: CountRequest) -> ChatRequest:
+    """The chat; ApiError for what cannot be had here."""
+    return ChatRequest(
+        model=asked.model,
+        messages=list(_messages(asked)),
+        tools=[_tool(f"tools[{at}]", tool) for at, tool in enumerate(asked.tools or ())] or None,
+        tool_choice=_choice(asked.tool_choice),
+        parallel_tool_calls=False if asked.tool_choice and asked.tool_choice.disable_parallel_tool_use else None,
+        chat_template_kwargs=_thinking(asked),
+        response_format=_format(asked.output_config.format if asked.output_config else None),
+        reasoning_effort=asked.output_config.effort if asked.output_config else None,
+        **_ended(asked),
+        **_sampling(asked),
+    )
+
+
+def _ended(asked: CountRequest) -> dict[str, Any]:
+    """An assistant's message at the end is the beginning of the answer."""
+    goes_on = bool(asked.messages) and asked.messages[-1].role == "assistant"
+    return {"add_generation_prompt": False, "continue_final_message": True} if goes_on else {}
+
+
+def _sampling(asked: CountRequest) -> dict[str, Any]:
+    if not isinstance(asked, MessagesRequest):
+        return {}
+    same = {name: getattr(asked, name) for name in ("stream", "temperature", "top_p", "top_k", "cache_salt")}
+    return {**same, "max_tokens": asked.max_tokens, "stop": asked.stop_sequences}
+
+
+def _thinking(asked: CountRequest) -> dict[str, Any] | None:
+    if asked.thinking is None:
+        return None
+    if asked.thinking.type not in THINKING:
+        raise bad_parameter("thinking.type", f"must be one of {', '.join(THINKING)}")
+    return {"enable_thinking": THINKING[asked.thinking.type]}
+
+
+def _format(wanted: OutputFormat | None) -> ResponseFormat | None:
+    if wanted is None:
+        return None
+    if wanted.type != "json_schema" or wanted.schema is None:
+        raise bad_parameter("output_config.format", "must be a json_schema with its schema")
+    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name="output", schema=wanted.schema))
+
+
+def _messages(asked: CountRequest) -> Iterator[ChatMessage]:
+    if asked.system:
+        yield ChatMessage(role="system", content=_content("system", asked.system))
+    for index, message in enumerate(asked.messages):
+        place = f"messages[{index}]"
+        match message.role:
+            case "assistant":
+                yield _turn(f"{place}.content", message)
+            case "user":
+                yield from _user(f"{place}.content", message)
+            case _:
+                raise bad_parameter(f"{place}.role", "must be user or assistant")
+
+
+def _user(place: str, message: Message) -> Iterator[ChatMessage]:
+    """Results of tools are messages of their own."""
+    if isinstance(message.content, str):
+        yield ChatMessage(role="user", content=message.content)
+        return
+    said: list[Part] = []
+    for index, block in enumerate(message.content):
+        here = f"{place}[{index}]"
+        if block.type != "tool_result":
+            said.append(_part(here, block))
+            continue
+        if said:
+            yield ChatMessage(role="user", content=said)
+            said = []
+        result = _content(f"{here}.content", block.content or "")
+        yield ChatMessage(role="tool", content=result, tool_call_id=block.tool_use_id)
+    if said:
+        yield ChatMessage(role="user", content=said)
+
+
+def _turn(place: str, message: Message) -> ChatMessage:
+    if isinstance(message.content, str):
+        return ChatMessage(role="assistant", content=message.content)
+    said, thought, calls = "", "", []
+    for index, block in enumerate(message.content):
+        match block.type:
+            case "thinking":
+                thought += block.thinking or ""
+            case "redacted_thinking":
+                raise not_supported(f"{place}[{index}]", "redacted_thinking: nothing here can read it")
+            case "tool_use":
+                function = CalledFunction(
+                    name=_given(block.name, f"{place}[{index}].name"), arguments=block.input or {}
+                )
+                calls.append(ToolCall(function=function, id=block.id))
+            case _:
+                said += _part(f"{place}[{index}]", block).text or ""
+    return ChatMessage(role="assistant", content=said, reasoning=thought or None, tool_calls=calls or None)
+
+
+def _content(place: str, content: str | Sequence[Block]) -> str | list[Part]:
+    if isinstance(content, str):
+        return content
+    return [_part(f"{place}[{index}]", block) for index, block in enumerate(content)]
+
+
+def _part(place: str, block: Block) -> Part:
+    if block.type != "text":
+        raise not_supported(place, f"{place}: content of type {block.type!r}")
+    return Part(type="text", text=_given(block.text, f"{place}.text"))
+
+
+def _tool(place: str, tool: Tool) -> ChatTool:
+    if tool.type not in {None, "custom"}:
+        raise not_supported(place, f"{place}: a tool of type {tool.type!r}")
+    return ChatTool(function=Function(name=tool.name, description=tool.description, parameters=tool.input_schema))
+
+
+def _choice(choice: ToolChoice | None) -> str | NamedChoice | None:
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        return NamedChoice(function=ToolName(name=_given(choice.name, "tool_choice.name")))
+    if choice.type not in CHOICES:
+        raise bad_parameter("tool_choice.type", f"must be one of {', '.join(CHOICES)}, tool")
+    return CHOICES[choice.type]
+
+
+def _given(value: str | None, param: str) -> str:
+    if value is None:
+        raise bad_parameter(param, "is required")
+    return value

@@ -1,0 +1,116 @@
+"""`contrail restart`: front ends, workers or single parts of a running deployment, one after the other."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from api.connection import DEFAULT_DATA
+from api.data_folder import DataFolder
+from api.restart_request import FRONTENDS, WORKERS, RestartRequest, ask_restart
+from api.run_file import DONE, FAILED, READY, RUNNING, WAITING, Restart, RestartStep, RunFile, read_run
+from api.running.interrupts import RESTARTS
+from core.errors import CallerError, Unavailable
+
+POLL_S = 0.2
+TAKEN_MAX_S = 20.0
+"""How soon a `contrail up` that is not in the middle of a restart must have begun."""
+FRONTEND_KIND, WORKER_KIND = "frontend", "worker"
+SAYS_NO = 1
+
+
+@click.command()
+@click.argument("parts", nargs=-1, metavar="[frontends|workers|NAME]…")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    envvar="CONTRAIL_DATA",
+    default=DEFAULT_DATA,
+    show_default=True,
+    help="Folder of the deployment, as given to `contrail up`.",
+)
+@click.option("--json", "as_json", is_flag=True, help="How it went, as JSON.")
+def restart(parts: tuple[str, ...], data: Path, as_json: bool) -> None:
+    """Restart parts of a running deployment one after the other: all front ends, unless told which.
+
+    A front end is replaced: the new one is ready before the old one takes no more requests, and that one finishes what
+    it has. So no request fails, except those that do not end within 30 s. A worker ends before its successor starts;
+    its requests go on elsewhere, so a model with one worker has none for that time.
+
+    \b
+    contrail restart                       all front ends; so does SIGHUP, sent to a `contrail up` without a terminal
+    contrail restart frontend-1 --data /var/lib/contrail
+    contrail restart workers --json
+
+    Exit status 1 if a part did not come up again; what came after it was left as it was.
+    """
+    folder = DataFolder(data.absolute())
+    run = _running(folder, data)
+    asked = parts or (FRONTENDS,)
+    _check(asked, run)
+    request = RestartRequest(id=secrets.token_hex(8), parts=asked)
+    ask_restart(folder.restart, request)
+    try:
+        os.kill(run.pid, RESTARTS)
+    except (ProcessLookupError, PermissionError) as error:
+        folder.restart.unlink(missing_ok=True)
+        raise CallerError(f"cannot reach `contrail up` (pid {run.pid}): {error.strerror}") from error
+    ended = _followed(folder, data, request, quiet=as_json)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(ended)).decode())
+    if ended.state == FAILED:
+        raise SystemExit(SAYS_NO)
+
+
+def _running(folder: DataFolder, data: Path) -> RunFile:
+    """What runs there, ready; CallerError if nothing does."""
+    run = read_run(folder.run)
+    if run is None or run.state != READY:
+        state = f" (it is {run.state})" if run else ""
+        raise CallerError(f"no deployment runs with the data folder {data}{state}: name another folder with --data")
+    return run
+
+
+def _check(asked: tuple[str, ...], run: RunFile) -> None:
+    names = [part.name for part in run.parts if part.kind in (FRONTEND_KIND, WORKER_KIND)]
+    for word in asked:
+        if word not in (FRONTENDS, WORKERS, *names):
+            raise CallerError(f"there is no part {word!r} to restart: say frontends, workers, or {', '.join(names)}")
+
+
+def _followed(folder: DataFolder, data: Path, request: RestartRequest, *, quiet: bool) -> Restart:
+    """The restart, once it has ended; each change is said. Unavailable if nobody takes it or the deployment ends."""
+    said: dict[str, str] = {}
+    taken_until_s = time.monotonic() + TAKEN_MAX_S
+    while True:
+        run = _running(folder, data)
+        restart = run.restart
+        if restart is not None and restart.id == request.id:
+            if not quiet:
+                _say(restart, said)
+            if restart.state != RUNNING:
+                return restart
+        elif restart is not None and restart.state == RUNNING:
+            taken_until_s = time.monotonic() + TAKEN_MAX_S  # another one's turn
+        elif time.monotonic() > taken_until_s:
+            folder.restart.unlink(missing_ok=True)
+            raise Unavailable(f"`contrail up` (pid {run.pid}) did not begin within {TAKEN_MAX_S:g} s: see what it says")
+        time.sleep(POLL_S)
+
+
+def _say(restart: Restart, said: dict[str, str]) -> None:
+    for step in restart.parts:
+        if step.state not in (said.get(step.name), WAITING):
+            said[step.name] = step.state
+            click.echo(f"  {step.name}  {_told(step)}")
+
+
+def _told(step: RestartStep) -> str:
+    if step.state == DONE:
+        return f"restarted in {step.took_s:.1f} s"
+    return f"failed: {step.why}" if step.state == FAILED else step.state

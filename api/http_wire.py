@@ -1,0 +1,106 @@
+"""A request's client as the server has it: a way to it that is shorter than ASGI's, for what every answer passes.
+
+It writes what `RequestResponseCycle.send` would, and leaves the cycle as that would. What it cannot do so it leaves to
+ASGI: clients that are slower than we are, that speak HTTP/1.0, or answers that a layer in between has a say in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+STATE_KEY = "contrail.wire"
+"""Where a scope's state has it; whoever must see all that is sent takes it out."""
+HEAD = b"HTTP/1.1 200 OK\r\n"
+JSON = b"content-type: application/json\r\ncontent-length: %d\r\n"
+CLOSE = b"connection: close\r\n"
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+def nothing() -> Headers:
+    """No headers."""
+    return ()
+
+
+class ClientWire:
+    """One request's. `gone` is told to one listener, once."""
+
+    __slots__ = ("_cycle", "_listener", "gone", "named")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._listener: Callable[[], None] | None = None
+        self.gone = False
+        """Whether the client hung up."""
+        self.named: Callable[[], Headers] = nothing
+        """What every answer has in its head, when it begins."""
+
+    def __repr__(self) -> str:
+        return f"<ClientWire {'gone' if self.gone else 'there'}>"
+
+    @property
+    def began(self) -> bool:
+        """Whether something of the answer has left."""
+        return self._cycle.response_started
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """The listener is called when the client hangs up, at once if it has; None listens no more."""
+        self._listener = listener
+        if self.gone and listener is not None:
+            listener()
+
+    def hung_up(self) -> None:
+        """The connection is gone."""
+        self.gone = True
+        if self._listener is not None:
+            self._listener()
+
+    def whole(self, body: bytes) -> bool:
+        """The body is on its way as the whole answer: 200, JSON. False if it must go ASGI's way."""
+        cycle = self._cycle
+        if cycle.response_started or cycle.flow.write_paused or cycle.scope["http_version"] != "1.1":
+            return False
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        if not cycle.disconnected:
+            headers = b"".join([b"%b: %b\r\n" % pair for pair in (*cycle.default_headers, *self.named())])
+            close = b"" if cycle.keep_alive else CLOSE
+            cycle.transport.write(b"".join((HEAD, headers, JSON % len(body), close, b"\r\n", body)))
+            self._complete()
+        return True
+
+    def chunk(self, piece: bytes) -> bool:
+        """The piece is on its way as a chunk of the answer that has begun. False if it must go ASGI's way."""
+        cycle = self._cycle
+        if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.response_complete:
+            return False
+        if not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
+    def last_chunk(self, piece: bytes) -> bool:
+        """The same, and the answer is over."""
+        cycle = self._cycle
+        if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.response_complete:
+            return False
+        if not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece))
+            self._complete()
+        return True
+
+    def _complete(self) -> None:
+        cycle = self._cycle
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+
+
+def client_gone(cycle: RequestResponseCycle) -> None:
+    """Whoever answers the cycle's request hears that nobody waits for it."""
+    wire: ClientWire | None = cycle.scope["state"].get(STATE_KEY)
+    if wire is not None:
+        wire.hung_up()

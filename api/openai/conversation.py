@@ -1,0 +1,208 @@
+"""The messages of a chat as a template sees them, as vLLM's server hands them on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from api.openai.chat import CONTINUED, ChatTemplate
+from api.openai.errors import bad_parameter, not_supported
+from api.openai.messages import CalledFunction, ChatMessage, Part, Tool
+from api.openai.types import ChatRequest
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_PARTS = ("text", "input_text", "output_text")
+VARIABLES_MAX = 64
+"""Entries of chat_template_kwargs."""
+VARIABLES_BYTES_MAX = 64 * 1024
+"""Of all of them as JSON."""
+RESERVED = ("messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt")
+"""What a request may not set through chat_template_kwargs: it has fields of its own, or none."""
+
+Message = dict[str, Any]
+
+
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Raises ApiError, with the place of what no template is given."""
+    if not messages:
+        raise bad_parameter("messages", "must hold at least one message")
+    for index, message in enumerate(messages):
+        _check_message(f"messages[{index}]", message)
+
+
+def _check_message(place: str, message: ChatMessage) -> None:
+    if message.role not in ROLES:
+        raise bad_parameter(f"{place}.role", f"must be one of {', '.join(ROLES)}")
+    if message.function_call is not None:
+        raise not_supported(f"{place}.function_call", f"{place}.function_call (deprecated; use tool_calls)")
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        raise bad_parameter(f"{place}.content", "must be a string or a list of text parts")
+    for index, call in enumerate(message.tool_calls or ()):
+        if call.type != "function":
+            raise bad_parameter(f"{place}.tool_calls[{index}].type", f"must be 'function', not {call.type!r}")
+    if isinstance(message.content, list):
+        for index, part in enumerate(message.content):
+            _check_part(f"{place}.content[{index}]", part)
+
+
+def _check_part(place: str, part: Part) -> None:
+    if part.type not in (*TEXT_PARTS, "refusal"):
+        raise not_supported(place, f"{place}: content of type {part.type!r}")
+    if _text_of(part) is None:
+        raise bad_parameter(f"{place}.{'refusal' if part.type == 'refusal' else 'text'}", "is required")
+
+
+def _text_of(part: Part) -> str | None:
+    return part.refusal if part.type == "refusal" else part.text
+
+
+def render(request: ChatRequest, template: ChatTemplate) -> str:
+    """The prompt's text; ApiError if messages or variables are not what a template is given, or it refuses them."""
+    check_messages(request.messages)
+    if request.tools and template.with_tools is not None:
+        template = template.with_tools
+    continued = bool(request.continue_final_message)
+    if continued and request.add_generation_prompt:
+        raise bad_parameter("continue_final_message", "cannot be given with add_generation_prompt")
+    messages = messages_of(request.messages, template)
+    if continued:
+        _mark_end(messages[-1])
+    text = template.render(
+        messages,
+        tools=None if request.tools is None else [_tool(tool) for tool in request.tools],
+        documents=request.documents,
+        add_generation_prompt=request.add_generation_prompt is not False and not continued,
+        variables=_variables(request),
+    )
+    return _up_to_mark(text) if continued else text
+
+
+def messages_of(messages: Sequence[ChatMessage], template: ChatTemplate) -> list[Message]:
+    """Checked messages as a template's: content as text or as parts, arguments of calls as objects."""
+    shown = [_message(message, parts=template.wants_parts) for message in messages]
+    if template.knows_developer or all(message["role"] != "developer" for message in shown):
+        return shown
+    return _with_one_system(shown)
+
+
+def _message(message: ChatMessage, *, parts: bool) -> Message:
+    texts = _texts(message)
+    # templates take a tool's answer as text, whatever they do with others
+    as_parts = parts and message.role != "tool"
+    content = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+    shown: Message = {"role": message.role, "content": content}
+    if message.role == "assistant":
+        shown |= _said(message)
+    elif message.role == "tool" and message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        shown["name"] = message.name
+    return shown
+
+
+def _texts(message: ChatMessage) -> list[str]:
+    match message.content:
+        case None:
+            return []
+        case str(text):
+            return [text]
+        case parts:
+            return [_text_of(part) or "" for part in parts]
+
+
+def _said(message: ChatMessage) -> Message:
+    """What only an assistant's message has."""
+    said: Message = {}
+    if message.tool_calls:
+        said["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": _arguments(call.function)},
+            }
+            for call in message.tool_calls
+        ]
+    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if reasoning is not None:
+        said |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    return said
+
+
+def _arguments(function: CalledFunction) -> dict[str, Any]:
+    """As an object. What is none becomes an empty one: it stands in the past, and would fail every later turn."""
+    given = function.arguments
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            given = None
+    return given if isinstance(given, dict) else {}
+
+
+def _with_one_system(messages: list[Message]) -> list[Message]:
+    """Developers as system; if one stands behind the start, all of them become one message there."""
+    renamed = [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
+    systems = [message for message in renamed if message["role"] == "system"]
+    if len(systems) == 1 and renamed[0]["role"] == "system":
+        return renamed
+    texts = [text for message in systems if (text := _joined(message["content"]))]
+    others = [message for message in renamed if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def _joined(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = tool.function
+    shown: dict[str, Any] = {
+        "name": function.name,
+        "description": function.description,
+        "parameters": function.parameters,
+    }
+    if function.strict is not None:
+        shown["strict"] = function.strict
+    return {"type": tool.type, "function": shown}
+
+
+def _variables(request: ChatRequest) -> Mapping[str, Any]:
+    given = request.chat_template_kwargs or {}
+    if given:
+        _check_variables(given)
+    effort = request.reasoning_effort
+    if effort is None:
+        return given
+    thinking = {} if "enable_thinking" in given else {"enable_thinking": effort != "none"}
+    return {**given, **thinking, "reasoning_effort": effort}
+
+
+def _check_variables(given: Mapping[str, Any]) -> None:
+    if reserved := [name for name in given if name in RESERVED]:
+        raise bad_parameter("chat_template_kwargs", f"must not hold {', '.join(reserved)}")
+    if len(given) > VARIABLES_MAX or len(msgspec.json.encode(given)) > VARIABLES_BYTES_MAX:
+        limit = f"{VARIABLES_MAX} entries, and {VARIABLES_BYTES_MAX} bytes"
+        raise bad_parameter("chat_template_kwargs", f"must hold at most {limit}")
+
+
+def _mark_end(last: Message) -> None:
+    """The mark behind its text: what a template writes after that is cut off again."""
+    content = last["content"]
+    if not content:
+        raise bad_parameter("continue_final_message", "needs text in the last message")
+    if isinstance(content, str):
+        last["content"] = content + CONTINUED
+    else:
+        content[-1] = content[-1] | {"text": content[-1]["text"] + CONTINUED}
+
+
+def _up_to_mark(text: str) -> str:
+    at = text.rfind(CONTINUED.strip())
+    if at < 0:
+        raise bad_parameter("continue_final_message", "the model's chat template does not write the last message")
+    # a template that trims the message has trimmed the mark's own blank, and before it the message's end
+    whole = text.startswith(CONTINUED, at)
+    return text[:at] if whole else text[:at].rstrip()

@@ -1,0 +1,151 @@
+"""Other ways to ask for a chat: bodies that are translated into one, and answers told in that API's own words.
+
+Behind the translation everything is the chat's: templates, tools, reasoning, formats, bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from actors.metrics import FrontendMetrics
+from api.openai.accepted import Accepted
+from api.openai.answering import Answering
+from api.openai.backend import Backend
+from api.openai.errors import ApiError
+from api.openai.exchange import ClientGone, Exchange
+from api.openai.intake import Intake
+from api.openai.refusal import outcome_of, shown
+from api.openai.said import Step
+from api.openai.settings import ApiSettings
+from api.openai.types import ChatRequest
+from api.openai.validation import check, decode
+from api.openai.watch import Watch
+from core.clock import Clock
+from core.errors import ContrailError
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class Teller(Protocol):
+    """Tells one answer: pieces of a stream as bytes, or all of it at its end."""
+
+    def opening(self) -> bytes:
+        """What a stream begins with, once the first tokens are there."""
+
+    def step(self, step: Step) -> bytes:
+        """The events of one step; kept for the whole answer too."""
+
+    def closing(self) -> bytes:
+        """What a stream ends with."""
+
+    def broken(self, error: ApiError) -> bytes:
+        """What a stream ends with that cannot go on."""
+
+    def whole(self) -> bytes:
+        """The answer that is not streamed, of all steps that were told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect(Generic[Body]):
+    """One API's bodies, answers and errors."""
+
+    body_type: type[Body]
+    chat_of: Callable[[Body], ChatRequest]
+    """The chat that is asked for; ApiError for what cannot be had here."""
+    teller: Callable[[Body, Accepted, str, Clock], Teller]
+    """A new one for the answer to this request id."""
+    told: Callable[[ApiError, str], ApiError]
+    """An error of this request id in that API's words and shape."""
+
+
+class DialectRoute(Generic[Body]):
+    """A route that generates in another dialect: an ASGI application for POST."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        backend: Backend,
+        metrics: FrontendMetrics,
+        settings: ApiSettings,
+        clock: Clock,
+        dialect: Dialect[Body],
+    ) -> None:
+        self._intake = intake
+        self._backend = backend
+        self._metrics = metrics
+        self._settings = settings
+        self._clock = clock
+        self._decoder = msgspec.json.Decoder(dialect.body_type)
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrived_ms = self._clock.monotonic_ms()
+        exchange = Exchange(scope, receive, send)
+        try:
+            raw = await exchange.body(self._settings.body_bytes_max)
+            asked = decode(self._decoder, raw)
+            chat = self._dialect.chat_of(asked)
+            check(chat)
+            accepted = await self._intake.accept(chat, exchange.headers, exchange.request_id, len(raw))
+        except ClientGone:
+            self._metrics.rejected("abort")
+        except ContrailError as error:
+            failure = self._failure(error, exchange)
+            self._metrics.rejected(outcome_of(failure))
+            await exchange.refuse(failure)
+        else:
+            watch = Watch(self._clock, self._metrics.of_model(accepted.model), arrived_ms)
+            teller = self._dialect.teller(asked, accepted, exchange.request_id, self._clock)
+            outcome = "error"
+            try:
+                outcome = await self._serve(exchange, accepted, teller, watch)
+            finally:
+                watch.ended(outcome, accepted.usage())
+
+    def _failure(self, error: ContrailError, exchange: Exchange) -> ApiError:
+        return self._dialect.told(shown(error, exchange.request_id), exchange.request_id)
+
+    async def _serve(self, exchange: Exchange, accepted: Accepted, teller: Teller, watch: Watch) -> str:
+        """The request is answered, as far as there is a client; returns the outcome."""
+        answer = _stream if accepted.stream else _whole
+        steps = Answering(self._backend, accepted, watch).steps()
+        try:
+            await exchange.while_there(answer(exchange, teller, steps))
+        except ClientGone:
+            return "abort"
+        except ContrailError as error:
+            failure = self._failure(error, exchange)
+            if not exchange.started:
+                await exchange.refuse(failure)
+            elif accepted.stream:
+                await exchange.close_stream(teller.broken(failure))
+            return outcome_of(failure)
+        return accepted.finish or "error"
+
+
+async def _stream(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> None:
+    pending = b""
+    async with aclosing(steps):
+        async for step in steps:
+            if not exchange.started:
+                # only now is it known that a worker took it: errors before have a status of their own
+                await exchange.open_stream()
+                pending = teller.opening()
+            pending += teller.step(step)
+            if step.finish is None and pending:
+                await exchange.write(pending)
+                pending = b""
+    await exchange.close_stream(pending + teller.closing())
+
+
+async def _whole(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> None:
+    async with aclosing(steps):
+        async for step in steps:
+            teller.step(step)
+    await exchange.answer(teller.whole())

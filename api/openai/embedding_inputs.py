@@ -1,0 +1,77 @@
+"""What is to be embedded: the body of /v1/embeddings, and the token ids of each of its inputs."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+from api.openai.errors import ApiError, bad_parameter, not_supported
+from api.openai.tokenizer import ModelTokenizer
+from api.openai.types import AtLeastOne, Int32, Salt, TokenId
+from core.models import ModelCard
+from core.prompt import TOKEN_BYTES, tokens_to_bytes
+
+EMBEDDING_INPUTS_MAX = 2048
+"""Inputs per request, as OpenAI has it."""
+ENCODING_FORMATS = ("float", "base64")
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of /v1/embeddings."""
+
+    model: str
+    input: str | list[int | str | list[TokenId]]
+    encoding_format: str | None = None
+    dimensions: AtLeastOne | None = None
+    # vLLM's
+    add_special_tokens: bool | None = None
+    cache_salt: Salt | None = None
+    priority: Int32 | None = None
+    truncate_prompt_tokens: Any = None
+
+
+def embedding_tokens(asked: EmbeddingRequest, tokenizer: ModelTokenizer, card: ModelCard) -> list[bytes]:
+    """Each input's token ids as little-endian uint32; ApiError names what cannot be embedded."""
+    if asked.encoding_format not in {None, *ENCODING_FORMATS}:
+        raise bad_parameter("encoding_format", f"must be one of {', '.join(ENCODING_FORMATS)}")
+    if asked.truncate_prompt_tokens is not None:
+        raise not_supported("truncate_prompt_tokens")
+    inputs = _inputs(asked.input)
+    if not inputs:
+        raise bad_parameter("input", "must hold at least one input")
+    if len(inputs) > EMBEDDING_INPUTS_MAX:
+        raise bad_parameter("input", f"must hold at most {EMBEDDING_INPUTS_MAX} inputs, not {len(inputs)}")
+    special = asked.add_special_tokens is not False
+    return [_checked(_tokens(one, tokenizer, card, special=special), card) for one in inputs]
+
+
+def _inputs(given: str | list[int | str | list[int]]) -> list[str | list[int]]:
+    if isinstance(given, str):
+        return [given]
+    if given and all(isinstance(one, int) for one in given):
+        return [cast(list[int], given)]
+    if any(isinstance(one, int) for one in given):
+        raise bad_parameter("input", "must be a string, a list of token ids, or a list of these")
+    return cast(list[str | list[int]], given)
+
+
+def _tokens(one: str | list[int], tokenizer: ModelTokenizer, card: ModelCard, *, special: bool) -> bytes:
+    if isinstance(one, str):
+        if not one:
+            raise bad_parameter("input", "must not hold an empty string")
+        return tokenizer.encode(one, card.context_max, add_special_tokens=special)
+    if one and not 0 <= min(one) <= max(one) < tokenizer.vocabulary:
+        raise bad_parameter("input", f"token ids must be from 0 to {tokenizer.vocabulary - 1}")
+    return tokens_to_bytes(one)
+
+
+def _checked(tokens: bytes, card: ModelCard) -> bytes:
+    count = len(tokens) // TOKEN_BYTES
+    if not count:
+        raise bad_parameter("input", "each input must have at least one token")
+    if count > card.context_max:
+        length = f"model {card.name!r} has a context of {card.context_max} tokens"
+        fault = f"{length}, and one input has at least {count}: shorten it"
+        raise ApiError(400, f"input: {fault}", param="input", code="context_length_exceeded")
+    return tokens

@@ -1,0 +1,93 @@
+"""What is answered whole and is no generation: a JSON body in, a JSON body out, counted, given up with its client."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from actors.metrics import FrontendMetrics
+from api.openai.errors import ApiError
+from api.openai.exchange import ClientGone, Exchange
+from api.openai.refusal import outcome_of, shown
+from api.openai.settings import ApiSettings
+from api.openai.validation import decode
+from core.clock import Clock
+from core.errors import ContrailError
+
+ANSWERED = "answered"
+"""How an errand ended for the client, in the metrics; otherwise as of generations."""
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class Errand:
+    """One request of such a route, and what is counted of it."""
+
+    def __init__(self, headers: Mapping[bytes, bytes], request_id: str, size: int) -> None:
+        self.headers = headers
+        self.request_id = request_id
+        self.size = size
+        """Bytes of the body."""
+        self.model = ""
+        """Set once its workers are asked: only names of models that are served may stand here."""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"<Errand {self.request_id}, {self.size} bytes>"
+
+
+class ErrandRoute(Generic[Body]):
+    """One route for errands: an ASGI application for POST."""
+
+    def __init__(
+        self,
+        metrics: FrontendMetrics,
+        settings: ApiSettings,
+        clock: Clock,
+        body_type: type[Body],
+        work: Callable[[Body, Errand], Awaitable[bytes]],
+        told: Callable[[ApiError, str], ApiError] = lambda error, _request_id: error,
+    ) -> None:
+        """`told` puts an error into the words of another API."""
+        self._metrics = metrics
+        self._settings = settings
+        self._clock = clock
+        self._decoder = msgspec.json.Decoder(body_type)
+        self._work = work
+        self._told = told
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrived_ms = self._clock.monotonic_ms()
+        exchange = Exchange(scope, receive, send)
+        errand = Errand(exchange.headers, exchange.request_id, 0)
+        outcome = "error"
+        try:
+            raw = await exchange.body(self._settings.body_bytes_max)
+            errand.size = len(raw)
+            await exchange.while_there(self._answer(exchange, raw, errand))
+            outcome = ANSWERED
+        except ClientGone:
+            outcome = "abort"
+        except ContrailError as error:
+            failure = shown(error, exchange.request_id)
+            outcome = outcome_of(failure)
+            if not exchange.started:
+                await exchange.refuse(self._told(failure, exchange.request_id))
+        finally:
+            self._count(errand, outcome, self._clock.monotonic_ms() - arrived_ms)
+
+    async def _answer(self, exchange: Exchange, raw: bytes, errand: Errand) -> None:
+        await exchange.answer(await self._work(decode(self._decoder, raw), errand))
+
+    def _count(self, errand: Errand, outcome: str, took_ms: int) -> None:
+        if not errand.model:
+            self._metrics.rejected(outcome)
+            return
+        metrics = self._metrics.of_model(errand.model)
+        metrics.finished(outcome, took_ms / 1000)
+        metrics.prompt_tokens.inc(errand.prompt_tokens)
+        metrics.cached_tokens.inc(errand.cached_tokens)

@@ -1,0 +1,54 @@
+"""Several streams as one, in the order in which they get on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+WAITING_MAX = 32
+"""Items of all streams together that wait for the reader; then the streams wait, too."""
+
+Item = TypeVar("Item")
+
+
+class _Over:
+    """One stream has ended: with this error, or well."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+
+async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    """Every item of every stream. The first error of one ends all, and so does closing: then all streams are closed.
+
+    Costs a task per stream, and a queue's passage per item.
+    """
+    queue: asyncio.Queue[Item | _Over] = asyncio.Queue(WAITING_MAX)
+    tasks = [asyncio.ensure_future(_pump(stream, queue)) for stream in streams]
+    try:
+        left = len(tasks)
+        while left:
+            item = await queue.get()
+            if not isinstance(item, _Over):
+                yield item
+            elif item.error is not None:
+                raise item.error
+            else:
+                left -= 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(stream: AsyncGenerator[Item, None], queue: asyncio.Queue[Item | _Over]) -> None:
+    try:
+        async with aclosing(stream):
+            async for item in stream:
+                await queue.put(item)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
+        await queue.put(_Over(error))
+    else:
+        await queue.put(_Over())

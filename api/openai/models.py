@@ -1,0 +1,47 @@
+"""`/v1/models`: what can be asked for here, as OpenAI lists it, with vLLM's fields and ours beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Response
+
+from api.openai.backend import Backend
+from core.models import ModelCard
+
+
+def model_routes(backend: Backend) -> APIRouter:
+    """`/v1/models` and `/v1/models/{id}`; an unknown id is answered with 404 in OpenAI's shape."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        return _json({"object": "list", "data": [_model(card) for card in backend.models()]})
+
+    @router.get("/v1/models/{model:path}")
+    async def show_model(model: str) -> Response:
+        return _json(_model(backend.card(model)))
+
+    return router
+
+
+def _model(card: ModelCard) -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created_s,
+        "owned_by": "contrail",
+        # vLLM's
+        "root": card.name,
+        "parent": None,
+        "max_model_len": card.context_max,
+        # ours
+        "engine": card.engine,
+        "context_max": card.context_max,
+        "workers": card.workers,
+    }
+
+
+def _json(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

@@ -1,0 +1,140 @@
+"""A response in OpenAI's words: whole, or as its sequence of events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import orjson
+
+from api.openai.accepted import Accepted
+from api.openai.errors import ApiError
+from api.openai.logprobs_form import TokenNames, chat_logprobs
+from api.openai.responses.body import ResponsesRequest
+from api.openai.responses.output import ResponseOutput
+from api.openai.responses.output_items import Event
+from api.openai.said import Step
+from core.clock import Clock
+
+
+class ResponseTeller:
+    """Tells one response; every event has the number that follows."""
+
+    def __init__(self, asked: ResponsesRequest, accepted: Accepted, request_id: str, clock: Clock) -> None:
+        self._accepted = accepted
+        self._names = TokenNames(accepted.shown.texts, as_ids=False)
+        self._clock = clock
+        self._output = ResponseOutput(request_id)
+        self._events = 0
+        self._response: dict[str, Any] = {
+            "id": f"resp_{request_id}",
+            "object": "response",
+            "created_at": clock.wall_ms() // 1000,
+            "status": "in_progress",
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            **_echoed(asked),
+            "output": [],
+            "usage": None,
+        }
+
+    def __repr__(self) -> str:
+        return f"<ResponseTeller {self._response['id']}, {self._events} events>"
+
+    def opening(self) -> bytes:
+        """The response as it begins."""
+        return self._told([self._state("response.created"), self._state("response.in_progress")])
+
+    def step(self, step: Step) -> bytes:
+        """What the step says."""
+        return self._told(self._output.add(step.said, self._logprobs(step)))
+
+    def _logprobs(self, step: Step) -> list[dict[str, Any]]:
+        if not step.logprobs:
+            return []
+        told: list[dict[str, Any]] = chat_logprobs(step.logprobs, self._names, self._accepted.shown.logprobs)["content"]
+        return told
+
+    def closing(self) -> bytes:
+        """The ends of the last item and of the response."""
+        events = self._end()
+        return self._told([*events, self._state(f"response.{self._response['status']}")])
+
+    def broken(self, error: ApiError) -> bytes:
+        """The response as it failed, with the items that were whole."""
+        self._response["status"] = "failed"
+        self._response["error"] = {"code": "server_error", "message": error.message}
+        self._response["output"] = self._output.shown()
+        return self._told([self._state("response.failed")])
+
+    def whole(self) -> bytes:
+        """The response as it ended."""
+        self._end()
+        return orjson.dumps(self._response)
+
+    def _end(self) -> list[Event]:
+        usage = self._accepted.usage()
+        cut = self._accepted.finish == "length"
+        events = self._output.close("incomplete" if cut else "completed")
+        if cut:
+            self._response["status"] = "incomplete"
+            self._response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self._response["status"] = "completed"
+            self._response["completed_at"] = self._clock.wall_ms() // 1000
+        self._response["output"] = self._output.shown()
+        self._response["usage"] = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+        return events
+
+    def _state(self, kind: str) -> Event:
+        return kind, {"response": self._response}
+
+    def _told(self, events: list[Event]) -> bytes:
+        told: list[bytes] = []
+        for kind, fields in events:
+            data = orjson.dumps({"type": kind, "sequence_number": self._events, **fields})
+            told.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+            self._events += 1
+        return b"".join(told)
+
+
+def _echoed(asked: ResponsesRequest) -> dict[str, Any]:
+    """What the response says of its request, with the defaults that it was computed with."""
+    text_format = msgspec.to_builtins(asked.text.format) if asked.text and asked.text.format else {"type": "text"}
+    return {
+        "model": asked.model,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "max_tool_calls": None,
+        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "top_logprobs": asked.top_logprobs or 0,
+        "text": {"format": _without_nulls(text_format), "verbosity": asked.text.verbosity if asked.text else None},
+        "tools": msgspec.to_builtins(asked.tools or []),
+        "tool_choice": msgspec.to_builtins(asked.tool_choice or "auto"),
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "reasoning": {
+            "effort": asked.reasoning.effort if asked.reasoning else None,
+            "summary": asked.reasoning.summary if asked.reasoning else None,
+        },
+        "metadata": asked.metadata or {},
+        "user": asked.user,
+        "safety_identifier": asked.safety_identifier,
+        "prompt_cache_key": asked.prompt_cache_key,
+        "truncation": "disabled",
+        "service_tier": "default",
+        "store": False,
+        "background": False,
+        "previous_response_id": None,
+    }
+
+
+def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

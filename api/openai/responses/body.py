@@ -1,0 +1,130 @@
+"""The body of /v1/responses. Types only; what they do not say is checked where it is translated."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from api.openai.types import (
+    AtLeastOne,
+    Count,
+    Int32,
+    Int64,
+    Repetition,
+    Salt,
+    Share,
+    Temperature,
+    TokenId,
+    Top,
+    TopK,
+    TopP,
+)
+
+Metadata = Annotated[dict[str, str], Meta(max_length=16, description="an object of at most 16 strings")]
+
+
+class ItemPart(msgspec.Struct, frozen=True):
+    """One piece of an item's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One item of the input: which fields it has depends on its type."""
+
+    type: str = "message"
+    role: str | None = None
+    """Of a message."""
+    content: str | list[ItemPart] | None = None
+    """Of a message; of reasoning, what was thought."""
+    summary: list[ItemPart] | None = None
+    """Of reasoning."""
+    call_id: str | None = None
+    """Of a function_call, and of the function_call_output that belongs to it."""
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[ItemPart] | None = None
+
+
+class TextFormat(msgspec.Struct, frozen=True):
+    """`text`, `json_object`, or `json_schema` with one."""
+
+    type: str
+    name: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class Text(msgspec.Struct, frozen=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class FunctionTool(msgspec.Struct, frozen=True):
+    """A tool; of those that OpenAI has, functions alone can be called here."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenTool(msgspec.Struct, frozen=True):
+    """`tool_choice` that names a tool."""
+
+    type: str
+    name: str | None = None
+
+
+class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of /v1/responses. Fields of type Any are known and refused unless they are off."""
+
+    model: str
+    input: str | list[Item]
+    instructions: str | None = None
+    max_output_tokens: AtLeastOne | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    text: Text | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    metadata: Metadata | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    stream: bool | None = None
+    truncation: str | None = None
+    include: list[str] | None = None
+    top_logprobs: Top | None = None
+    # what would have to be kept or run here
+    store: Any = None
+    background: Any = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    # vLLM's
+    stop: str | list[str] | None = None
+    seed: Int64 | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    repetition_penalty: Repetition | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: list[TokenId] | None = None
+    cache_salt: Salt | None = None
+    priority: Int32 | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

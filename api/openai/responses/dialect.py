@@ -1,0 +1,15 @@
+"""`/v1/responses`, stateless: each request brings its whole input."""
+
+from __future__ import annotations
+
+from api.openai.dialect import Dialect
+from api.openai.responses.answer import ResponseTeller
+from api.openai.responses.body import ResponsesRequest
+from api.openai.responses.translation import chat_of, named_here
+
+RESPONSES = Dialect(
+    body_type=ResponsesRequest,
+    chat_of=chat_of,
+    teller=ResponseTeller,
+    told=lambda error, _request_id: named_here(error),
+)

@@ -1,0 +1,77 @@
+"""The output of one response: what a choice says, sorted into items one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from api.openai.responses.output_items import CallItem, Event, MessageItem, OutputItem, ReasoningItem
+from api.openai.said import Said, ToolDelta
+
+
+class ResponseOutput:
+    """Items so far, of which the last one may be open; each step costs what is new in it."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._items: list[dict[str, Any]] = []
+        self._open: OutputItem | None = None
+        self._call: int | None = None
+        """Which call the open item is."""
+
+    def __repr__(self) -> str:
+        return f"<ResponseOutput {len(self._items)} items closed>"
+
+    def add(self, said: Said, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """The events of what was said, in the order in which a model says it.
+
+        Logprobs are shown with the text that they came with; of reasoning and of calls OpenAI shows none.
+        """
+        events: list[Event] = []
+        if said.reasoning:
+            events += self._grow(ReasoningItem, said.reasoning)
+        if said.text:
+            events += self._grow(MessageItem, said.text, logprobs)
+        for delta in said.tools:
+            events += self._grow_call(delta)
+        return events
+
+    def close(self, status: str) -> list[Event]:
+        """The events of the end; the last item has this status. An answer without any text is an empty message."""
+        events = [] if self._open or self._items else self._begin(MessageItem(self._request_id, 0))
+        return events + self._end(status)
+
+    def shown(self) -> list[dict[str, Any]]:
+        """OpenAI's JSON of the items that are closed."""
+        return self._items
+
+    def _grow(
+        self, kind: type[MessageItem | ReasoningItem], piece: str, logprobs: Sequence[dict[str, Any]] = ()
+    ) -> list[Event]:
+        events: list[Event] = []
+        if not isinstance(self._open, kind):
+            events = self._end("completed")
+            events += self._begin(kind(self._request_id, len(self._items)))
+        assert self._open is not None
+        return events + self._open.more(piece, logprobs)
+
+    def _grow_call(self, delta: ToolDelta) -> list[Event]:
+        events: list[Event] = []
+        if self._call != delta.call:
+            events = self._end("completed")
+            events += self._begin(CallItem(self._request_id, len(self._items), delta.id, delta.name))
+            self._call = delta.call
+        assert self._open is not None
+        return events + (self._open.more(delta.arguments) if delta.arguments else [])
+
+    def _begin(self, item: OutputItem) -> list[Event]:
+        self._open = item
+        return item.opened()
+
+    def _end(self, status: str) -> list[Event]:
+        if self._open is None:
+            return []
+        events = self._open.closed(status)
+        self._items.append(self._open.shown(status))
+        self._open, self._call = None, None
+        return events

@@ -1,0 +1,170 @@
+"""The items that a response is made of, each with the events that it is told by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+Event = tuple[str, dict[str, Any]]
+"""Its type and its fields, less the sequence number."""
+
+
+class OutputItem(Protocol):
+    """One item while it grows."""
+
+    def opened(self) -> list[Event]:
+        """It begins."""
+
+    def more(self, piece: str, _logprobs: Sequence[dict[str, Any]] = (), /) -> list[Event]:
+        """It goes on."""
+
+    def closed(self, status: str) -> list[Event]:
+        """It is over, `completed` or `incomplete`."""
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """OpenAI's JSON of what there is of it."""
+
+
+class _Item:
+    """What all items have in common: where they stand, and what has come of them."""
+
+    id_prefix: str
+
+    def __init__(self, request_id: str, index: int) -> None:
+        self._id = f"{self.id_prefix}_{request_id}_{index}"
+        self._index = index
+        self._place = {"item_id": self._id, "output_index": index}
+        self._pieces: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._id}, {len(self._pieces)} pieces>"
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """OpenAI's JSON of it."""
+        raise NotImplementedError
+
+    def _text(self) -> str:
+        return "".join(self._pieces)
+
+    def _added(self) -> Event:
+        return "response.output_item.added", {"output_index": self._index, "item": self.shown("in_progress")}
+
+    def _done(self, status: str) -> Event:
+        return "response.output_item.done", {"output_index": self._index, "item": self.shown(status)}
+
+
+class _PartItem(_Item):
+    """An item whose content is one part with text."""
+
+    event: str
+    """What its own events' names begin with."""
+
+    def __init__(self, request_id: str, index: int) -> None:
+        super().__init__(request_id, index)
+        self._place["content_index"] = 0
+        self._logprobs: list[dict[str, Any]] = []
+
+    def opened(self) -> list[Event]:
+        """The item, still without content, and its part."""
+        return [self._added(), ("response.content_part.added", {**self._place, "part": self._part("")})]
+
+    def more(self, piece: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """One delta."""
+        self._pieces.append(piece)
+        self._logprobs += logprobs
+        return [(f"{self.event}.delta", {**self._place, "delta": piece, **self._beside(logprobs)})]
+
+    def closed(self, status: str) -> list[Event]:
+        """The text, the part and the item, whole."""
+        text = self._text()
+        return [
+            (f"{self.event}.done", {**self._place, "text": text, **self._beside(self._logprobs)}),
+            ("response.content_part.done", {**self._place, "part": self._part(text)}),
+            self._done(status),
+        ]
+
+    def _content(self, status: str) -> list[dict[str, Any]]:
+        return [] if status == "in_progress" else [self._part(self._text())]
+
+    def _part(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _beside(self, _logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {}
+
+
+class MessageItem(_PartItem):
+    """What is said to the user."""
+
+    id_prefix = "msg"
+    event = "response.output_text"
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """OpenAI's JSON of it."""
+        content = self._content(status)
+        return {"id": self._id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self._logprobs)}
+
+    def _beside(self, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {"logprobs": list(logprobs)}
+
+
+class ReasoningItem(_PartItem):
+    """What the model thought before."""
+
+    id_prefix = "rs"
+    event = "response.reasoning_text"
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """OpenAI's JSON of it."""
+        content = self._content(status)
+        return {
+            "id": self._id,
+            "type": "reasoning",
+            "summary": [],
+            "content": content,
+            "encrypted_content": None,
+            "status": status,
+        }
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": text}
+
+
+class CallItem(_Item):
+    """A call of a function."""
+
+    id_prefix = "fc"
+    event = "response.function_call_arguments"
+
+    def __init__(self, request_id: str, index: int, call_id: str, name: str) -> None:
+        super().__init__(request_id, index)
+        self._call_id = call_id
+        self._name = name
+
+    def opened(self) -> list[Event]:
+        """The call, still without arguments."""
+        return [self._added()]
+
+    def more(self, piece: str, _logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """More of its arguments."""
+        self._pieces.append(piece)
+        return [(f"{self.event}.delta", {**self._place, "delta": piece})]
+
+    def closed(self, status: str) -> list[Event]:
+        """The arguments and the call, whole."""
+        done = {**self._place, "name": self._name, "arguments": self._text()}
+        return [(f"{self.event}.done", done), self._done(status)]
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """OpenAI's JSON of it."""
+        return {
+            "id": self._id,
+            "type": "function_call",
+            "call_id": self._call_id,
+            "name": self._name,
+            "arguments": self._text(),
+            "status": status,
+        }

@@ -1,0 +1,114 @@
+"""A body of /v1/responses as the chat that it asks for. Nothing is stored here: what would need that is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from api.openai.errors import ApiError, bad_parameter, not_supported
+from api.openai.messages import Function, JsonSchema, NamedChoice, ResponseFormat, Tool, ToolName
+from api.openai.responses.body import ChosenTool, FunctionTool, ResponsesRequest, TextFormat
+from api.openai.responses.conversation import messages_of
+from api.openai.types import ChatRequest
+
+STORED = ("store", "background", "previous_response_id", "conversation", "prompt")
+"""What would have to be kept here between requests."""
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = {LOGPROBS, "reasoning.encrypted_content"}
+"""What may be asked for; reasoning comes as text in any case."""
+SAME_NAME = (
+    "model", "temperature", "top_p", "user", "stream", "stop", "seed", "top_k", "min_p",
+    "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids", "cache_salt", "priority",
+    "chat_template_kwargs",
+)  # fmt: skip
+"""Parameters that a chat has too, and means the same by them."""
+NAMED_HERE = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "tools": "tools",
+}
+"""Parameters of the chat that have another name in this body, or other ones within."""
+WRAPPED = (".json_schema", ".function")
+"""What a chat has around a format and around a tool, and this body has not."""
+
+
+def chat_of(asked: ResponsesRequest) -> ChatRequest:
+    """The chat whose answer is the response; ApiError for what cannot be had here."""
+    _check(asked)
+    return ChatRequest(
+        messages=messages_of(asked.instructions, asked.input),
+        max_completion_tokens=asked.max_output_tokens,
+        logprobs=bool(asked.top_logprobs) or LOGPROBS in (asked.include or ()),
+        top_logprobs=asked.top_logprobs,
+        **_tools(asked),
+        response_format=_format(asked.text.format if asked.text else None),
+        reasoning_effort=asked.reasoning.effort if asked.reasoning else None,
+        **{name: getattr(asked, name) for name in SAME_NAME},
+    )
+
+
+def named_here(error: ApiError) -> ApiError:
+    """The error with the parameter's name in this body."""
+    param = error.param or ""
+    outer = re.split(r"[.\[]", param)[0]
+    if outer not in NAMED_HERE:
+        return error
+    # messages are not the items one by one
+    inner = "" if outer == "messages" else param[len(outer) :]
+    for wrapping in WRAPPED:
+        inner = inner.replace(wrapping, "", 1)
+    name = NAMED_HERE[outer] + inner
+    message = error.message.replace(f"{param}: ", f"{name}: ", 1)
+    return ApiError(error.status, message, type=error.type, param=name, code=error.code, headers=error.headers)
+
+
+def _check(asked: ResponsesRequest) -> None:
+    for name in STORED:
+        if getattr(asked, name) not in (None, False, ""):
+            raise bad_parameter(
+                name, "nothing is stored here: send the whole input, and leave this out", "unsupported_parameter"
+            )
+    if asked.truncation not in {None, "disabled"}:
+        raise not_supported("truncation", f"truncation: {asked.truncation!r}")
+    if unknown := set(asked.include or ()) - INCLUDED:
+        raise not_supported("include", f"include: {min(unknown)!r}")
+    if not asked.input:
+        raise bad_parameter("input", "must not be empty")
+
+
+def _tools(asked: ResponsesRequest) -> dict[str, Any]:
+    """What a chat is told of tools: nothing if there are none, though clients say how to choose among them."""
+    choice = _choice(asked.tool_choice)
+    if not asked.tools and choice in {None, "auto", "none"}:
+        return {}
+    tools = [_tool(f"tools[{at}]", tool) for at, tool in enumerate(asked.tools or ())]
+    return {"tools": tools or None, "tool_choice": choice, "parallel_tool_calls": asked.parallel_tool_calls}
+
+
+def _tool(place: str, tool: FunctionTool) -> Tool:
+    if tool.type != "function":
+        raise not_supported(place, f"{place}: a tool of type {tool.type!r}; only functions")
+    if not tool.name:
+        raise bad_parameter(f"{place}.name", "is required")
+    function = Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+    return Tool(function=function)
+
+
+def _choice(choice: str | ChosenTool | None) -> str | NamedChoice | None:
+    if choice is None or isinstance(choice, str):
+        return choice
+    if choice.type != "function" or not choice.name:
+        raise not_supported("tool_choice", f"tool_choice: type {choice.type!r}; a function by its name can be chosen")
+    return NamedChoice(function=ToolName(name=choice.name))
+
+
+def _format(wanted: TextFormat | None) -> ResponseFormat | None:
+    if wanted is None:
+        return None
+    if wanted.type != "json_schema":
+        return ResponseFormat(type=wanted.type)
+    if not wanted.name:
+        raise bad_parameter("text.format.name", "is required")
+    schema = JsonSchema(name=wanted.name, schema=wanted.schema, description=wanted.description, strict=wanted.strict)
+    return ResponseFormat(type="json_schema", json_schema=schema)

@@ -1,0 +1,121 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them: what a prompt or a chat becomes, and what token ids say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import orjson
+
+from api.openai.backend import Backend
+from api.openai.errand import Errand
+from api.openai.errors import ApiError, bad_parameter, not_supported
+from api.openai.messages import ChatMessage, Tool
+from api.openai.prompts import prompts_of
+from api.openai.settings import ApiSettings
+from api.openai.tokenizer import ModelTokenizer, Tokenizers
+from api.openai.types import ChatRequest, CompletionRequest, TokenId
+from api.openai.validation import check
+from core.models import ModelCard
+from core.prompt import TOKEN_BYTES, tokens_from_bytes
+
+TOKENIZED_MAX = 131_072
+"""So many tokens may a text have whatever the model's context is; more take the tokenizer too much memory."""
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of /tokenize: a prompt, or the messages of a chat."""
+
+    model: str | None = None
+    """May be left out where one model is served."""
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    """Of a prompt; a chat's template writes them itself."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class Tokenizing:
+    """Text to tokens and back, with the same code as a generation; no worker is asked."""
+
+    def __init__(self, backend: Backend, settings: ApiSettings, tokenizers: Tokenizers) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._tokenizers = tokenizers
+
+    async def tokenize(self, asked: TokenizeRequest, errand: Errand) -> bytes:
+        """vLLM's JSON of the token ids."""
+        if asked.return_token_strs:
+            raise not_supported("return_token_strs")
+        card = self._card(asked.model)
+        tokens = tokens_from_bytes(await self.prompt(_parameters(asked, card), errand.size))
+        told = {"count": len(tokens), "max_model_len": card.context_max, "tokens": tokens, "token_strs": None}
+        return orjson.dumps(told)
+
+    async def prompt(self, parameters: ChatRequest | CompletionRequest, size: int) -> bytes:
+        """The token ids of the only prompt of a request with a body of `size` bytes, as little-endian uint32."""
+        check(parameters)
+        card = self._backend.card(parameters.model)
+        tokenizer = await self._tokenizers.of(card)
+        tokens_max = max(card.context_max, TOKENIZED_MAX)
+        if size <= self._settings.inline_bytes_max:
+            (prompt,) = prompts_of(parameters, tokenizer, tokens_max)
+        else:
+            (prompt,) = await asyncio.to_thread(prompts_of, parameters, tokenizer, tokens_max)
+        count = len(prompt.tokens) // TOKEN_BYTES
+        if count > tokens_max:
+            part = "messages" if isinstance(parameters, ChatRequest) else "prompt"
+            fault = f"{part}: has at least {count} tokens, and at most {tokens_max} are told here: shorten it"
+            raise ApiError(400, fault, param=part, code="context_length_exceeded")
+        return prompt.tokens
+
+    async def detokenize(self, asked: DetokenizeRequest, _errand: Errand) -> bytes:
+        """vLLM's JSON of the text; special tokens are in it."""
+        tokenizer = await self._tokenizers.of(self._card(asked.model))
+        if asked.tokens and max(asked.tokens) >= tokenizer.vocabulary:
+            raise bad_parameter("tokens", f"token ids must be from 0 to {tokenizer.vocabulary - 1}")
+        text = await asyncio.to_thread(_text, tokenizer, asked.tokens)
+        return orjson.dumps({"prompt": text})
+
+    def _card(self, model: str | None) -> ModelCard:
+        if model is not None:
+            return self._backend.card(model)
+        match self._backend.models():
+            case [only]:
+                return only
+            case several:
+                names = ", ".join(card.name for card in several) or "none yet"
+                raise bad_parameter("model", f"is required where not one model alone is served; here: {names}")
+
+
+def _parameters(asked: TokenizeRequest, card: ModelCard) -> ChatRequest | CompletionRequest:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise bad_parameter("prompt", "give either prompt or messages")
+    if asked.messages is None:
+        return CompletionRequest(
+            model=card.name, prompt=asked.prompt or "", add_special_tokens=asked.add_special_tokens
+        )
+    return ChatRequest(
+        model=card.name,
+        messages=asked.messages,
+        tools=asked.tools,
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        chat_template_kwargs=asked.chat_template_kwargs,
+    )
+
+
+def _text(tokenizer: ModelTokenizer, tokens: list[int]) -> str:
+    return tokenizer.texts.decode(tokens, skip_special_tokens=False)

@@ -1,0 +1,54 @@
+"""The API's sockets: `contrail up` makes one for each front end and keeps them all, so that none ends with a process.
+
+A front end inherits them: it accepts on its own, and helps out on the others. A socket that is closed takes the
+connections in its queue with it, and the kernel gives a share of all connections to each socket on the port; so none
+may be closed while clients are to be served. None listens before its first front end does.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from api.addresses import join_address
+from core.errors import CallerError
+
+
+def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
+    """So many sockets bound to one port (0: any free one).
+
+    Nobody else listens there; CallerError if somebody does, or if the host is not an address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listeners: list[socket.socket] = []
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as alone:
+            # connections of an earlier run that are in TIME_WAIT do not count
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind((host, port))
+        for _ in range(count):
+            # with its protocol told: asyncio sets TCP_NODELAY only on connections of such a socket
+            listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listeners.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind((host, port or listeners[0].getsockname()[1]))
+            listener.setblocking(False)
+    except OSError as error:
+        close_all(listeners)
+        raise CallerError(_why(error, host, port)) from error
+    return listeners
+
+
+def close_all(listeners: list[socket.socket]) -> None:
+    """They are closed here; processes that inherited them still have them."""
+    for listener in listeners:
+        listener.close()
+
+
+def _why(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use: end the program that has it, or take another with --port"
+    if error.errno == errno.EACCES:
+        return f"port {port} is not for everybody: take one above 1023 with --port"
+    return f"cannot listen on {join_address(host, port)} ({error.strerror or error})"

@@ -1,0 +1,30 @@
+"""Who a request comes from, known to all that is done for it.
+
+It stands in the request's context and not in arguments, so that no route can forget to pass it on; whoever lets a
+request in sets it anew, because the next request of a connection may begin in the context of the one before.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import NamedTuple
+
+
+class Caller(NamedTuple):
+    """What the request's key says."""
+
+    key: str
+    """The key's name."""
+    tenant: str
+    models: frozenset[str] = frozenset()
+    """If any: no other model is there."""
+    gateway: bool = False
+    """Whether the request's own header may name another tenant."""
+
+    def may_use(self, model: str) -> bool:
+        """Whether this model is there for the caller."""
+        return not self.models or model in self.models
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("contrail_caller", default=None)
+"""None where no keys are asked for."""

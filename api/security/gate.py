@@ -1,0 +1,71 @@
+"""Gate: no request gets past it without a key; health and what has a lock of its own are not behind it."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.answers import refuse
+from api.anthropic.dialect import AnthropicError
+from api.openai.errors import ApiError
+from api.security.api_key import ApiKey
+from api.security.caller import CALLER, Caller
+from api.security.keyring import Keyring
+
+OPEN = frozenset({"/health", "/openapi.json", "/debug"})
+"""Whether it serves, how it is asked, and the page, which has a token of its own. Nothing else: a route that is new is
+behind the gate."""
+OPEN_BELOW = "/debug/"
+ANTHROPIC = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+"""Where errors have Anthropic's shape."""
+MISSING = "no API key was given: send it as `Authorization: Bearer KEY`, or as `x-api-key`"
+WRONG = "this API key is not valid here: it is unknown, revoked or expired"
+
+
+class Gate:
+    """Around the application. With a keyring every request has its key's `Caller`, without one nobody's."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring | None) -> None:
+        self._app = app
+        self._keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        CALLER.set(None)
+        if self._keyring is not None and scope["type"] == "http" and not _is_open(scope["path"]):
+            secret = _secret(scope)
+            key = self._keyring.find(secret) if secret else None
+            if key is None:
+                await refuse(send, _refusal(scope, WRONG if secret else MISSING))
+                return
+            CALLER.set(_caller(key))
+        await self._app(scope, receive, send)
+
+
+def _refusal(scope: Scope, message: str) -> ApiError:
+    """401 as the clients of the route know it."""
+    error = ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+    if scope["path"] in ANTHROPIC:
+        return AnthropicError(error, scope["state"]["request_id"])
+    return error
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(OPEN_BELOW)
+
+
+def _caller(key: ApiKey) -> Caller:
+    return Caller(key.name, key.tenant, frozenset(key.models), key.gateway)
+
+
+def _secret(scope: Scope) -> bytes:
+    """What the request shows as its key; empty if nothing. Two different ones are none: which was meant?"""
+    shown = {secret for name, value in scope["headers"] if (secret := _shown(name, value))}
+    return bytes(shown.pop()) if len(shown) == 1 else b""
+
+
+def _shown(name: bytes, value: bytes) -> bytes:
+    if name == b"x-api-key":
+        return value.strip()
+    if name == b"authorization":
+        scheme, _, secret = value.partition(b" ")
+        return secret.strip() if scheme.lower() == b"bearer" else b""
+    return b""

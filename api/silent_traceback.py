@@ -1,0 +1,23 @@
+"""A failure as a log may have it: where it happened and of what kind, and not what it said.
+
+What an exception says may be a piece of what a client asked, such as the key that was not found.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+
+
+def silent_traceback(error: BaseException) -> str:
+    """The stack with the kinds of the error and of those that led to it, in Python's form, without their texts."""
+    return "".join(_lines(error)).rstrip()
+
+
+def _lines(error: BaseException) -> Iterator[str]:
+    led = error.__cause__ if error.__cause__ is not None or error.__suppress_context__ else error.__context__
+    if led is not None:
+        yield from _lines(led)
+        yield "\nwhich led to:\n\n"
+    yield from traceback.format_tb(error.__traceback__)
+    yield f"{type(error).__module__}.{type(error).__qualname__}\n"

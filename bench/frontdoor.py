@@ -1,0 +1,189 @@
+"""frontdoor: what a request and a streamed token cost in front of the workers, beside the peers in the same run.
+
+`python -m bench.frontdoor --json FILE --peer-venvs DIR DIR DIR`. Workers cost nothing and have no cache; the
+processor time is that of the front end's process, all that belongs to a request included: HTTP, template,
+tokenizing, decision, log. Every request has a system prompt that all share and a user's turn of its own. The peers'
+routers pass bytes on: they neither tokenize nor write anything down; Dynamo's front end tokenizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import msgspec
+
+from actors.engines.checkpoint import ensure_tiny_checkpoint
+from bench.figures import MICRO, Figure, main
+from bench.frontdoor_load import Found, Job
+from bench.frontdoor_parts import parts
+from bench.frontdoor_targets import PEERS, Target, ours
+from bench.frontdoor_worker import MODEL
+
+OURS = "contrail"
+BODIES = 2048
+"""Requests that differ; then they come again."""
+TURN_WORDS = 100
+WORDS = ["alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "theta"]
+TOKENS_OUT = 64
+PACE_MS = 10.0
+STREAMS = 64
+REPEATS, REPEATS_QUICK = 3, 1
+SECONDS, SECONDS_QUICK = 5.0, 2.0
+PROMPT_TOKENS = 256
+"""Of a prompt that is sent as token ids."""
+
+Opened = Callable[[float], AbstractContextManager[Target]]
+"""From the pace of tokens in milliseconds to a front door that serves."""
+
+
+class Measured(NamedTuple):
+    """One run of the load."""
+
+    found: Found
+    cpu_us: float
+    """Of the front door, per request."""
+
+    @property
+    def chunk_us(self) -> float:
+        """The same, per chunk of its stream."""
+        return self.cpu_us * self.found.all_requests / max(1, self.found.all_chunks)
+
+
+def measure(options: argparse.Namespace) -> Iterable[Figure]:
+    """All front doors one after the other, as often as asked, so that what disturbs the machine disturbs all."""
+    with tempfile.TemporaryDirectory() as folder:
+        ensure_tiny_checkpoint(Path(folder), lambda *_: None)
+        doors: dict[str, Opened] = {OURS: lambda pace_ms: ours(folder, pace_ms)}
+        doors |= dict(_peers(options.peer_venvs, folder))
+        yield from _plain(doors, options)
+        yield from parts(folder, list(_bodies(stream=False, tokenized=False)))
+        yield from _alone(doors[OURS], options)
+        yield from _streamed(doors, options)
+
+
+def _peers(venvs: list[Path], folder: str) -> Iterator[tuple[str, Opened]]:
+    for venv in venvs:
+        found = [peer for mark, peer in PEERS.items() if _has(venv, mark)]
+        if not found:
+            sys.exit(f"--peer-venvs {venv}: none of {', '.join(PEERS)} is installed there")
+        for name, opened in found:
+            yield name, lambda pace_ms, opened=opened, venv=venv: opened(venv, folder, pace_ms)  # type: ignore[misc]
+
+
+def _has(venv: Path, mark: str) -> bool:
+    return (venv / "bin" / mark).exists() or any(venv.glob(f"lib/*/site-packages/{mark}/frontend"))
+
+
+def _plain(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
+    """Whole answers, sixteen clients."""
+    runs = _runs(doors, options, 0.0, partial(_job, options, clients=16))
+    yield from _beside("plain chat, CPU per request", "us", runs, lambda run: run.cpu_us)
+    rate = "plain chat, 16 clients"
+    yield from _beside(rate, "requests/s", runs, lambda run: run.found.requests / run.found.seconds, lower=False)
+    runs = _runs(doors, options, PACE_MS, partial(_job, options, clients=STREAMS))
+    yield from _beside("plain chat, tokens one by one, CPU per request", "us", runs, lambda run: run.cpu_us)
+
+
+def _alone(opened: Opened, options: argparse.Namespace) -> Iterable[Figure]:
+    """What is added to a worker that answers at once, for a client that is alone."""
+    with opened(0.0) as target:
+        tokenized = _run(target, _job(options, target.port, clients=1, tokenized=True))
+        yield Figure("prompt of token ids, one client, p50", tokenized.found.p50_ms, "ms")
+        yield Figure("chat, one client, p50", _run(target, _job(options, target.port, clients=1)).found.p50_ms, "ms")
+
+
+def _streamed(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
+    """Streams at the pace of an engine's steps; with and without delayed acknowledgements on the client's side."""
+    for quick in (False, True):
+        runs = _runs(doors, options, PACE_MS, partial(_job, options, clients=STREAMS, stream=True, quick=quick))
+        how = ", quick acknowledgements" if quick else ""
+        yield from _beside(f"streamed, CPU per token{how}", "us", runs, lambda run: run.chunk_us)
+        yield from _beside(f"streamed, first token p50{how}", "ms", runs, lambda run: run.found.first_p50_ms)
+
+
+def _beside(
+    what: str, unit: str, runs: dict[str, list[Measured]], of: Callable[[Measured], float], *, lower: bool = True
+) -> Iterable[Figure]:
+    """Our median, once for each peer."""
+    medians = {name: median(map(of, measured)) for name, measured in runs.items()}
+    mine = medians.pop(OURS)
+    if not medians:
+        yield Figure(what, mine, unit, lower_is_better=lower)
+    for peer, theirs in medians.items():
+        yield Figure(what, mine, unit, theirs, lower_is_better=lower, note=f"peer: {peer}")
+
+
+def _runs(
+    doors: dict[str, Opened], options: argparse.Namespace, pace_ms: float, job: Callable[[int], Job]
+) -> dict[str, list[Measured]]:
+    found: dict[str, list[Measured]] = {name: [] for name in doors}
+    for _ in range(REPEATS_QUICK if options.quick else REPEATS):
+        for name, opened in doors.items():
+            with opened(pace_ms) as target:
+                found[name].append(_run(target, job(target.port)))
+    return found
+
+
+def _run(target: Target, job: Job) -> Measured:
+    before_s = target.cpu_s()
+    load = subprocess.run(
+        [sys.executable, "-m", "bench.frontdoor_load"], input=msgspec.json.encode(job).decode() + "\n",
+        capture_output=True, text=True, check=True, timeout=job.seconds + 60,
+    )  # fmt: skip
+    spent_s = target.cpu_s() - before_s
+    found = msgspec.json.decode(load.stdout, type=Found)
+    if found.errors:
+        sys.exit(f"{target.name}: {found.errors} of {found.all_requests} requests were not answered with 200")
+    return Measured(found, spent_s / found.all_requests * MICRO)
+
+
+def _job(
+    options: argparse.Namespace, port: int, *, clients: int, stream: bool = False, quick: bool = False,
+    tokenized: bool = False,
+) -> Job:  # fmt: skip
+    return Job(
+        port=port, bodies=list(_bodies(stream=stream, tokenized=tokenized)), clients=clients,
+        seconds=SECONDS_QUICK if options.quick else SECONDS, quick_ack=quick,
+        path="/v1/completions" if tokenized else "/v1/chat/completions",
+    )  # fmt: skip
+
+
+def _bodies(*, stream: bool, tokenized: bool) -> Iterator[str]:
+    made = random.Random(1)
+    system = _words(made)
+    for _ in range(BODIES):
+        body: dict[str, Any] = {"model": MODEL, "max_tokens": TOKENS_OUT}
+        if tokenized:
+            body["prompt"] = [made.randrange(300, 4000) for _ in range(PROMPT_TOKENS)]
+        else:
+            turns = ({"role": "system", "content": system}, {"role": "user", "content": _words(made)})
+            body["messages"] = turns
+        if stream:
+            body["stream"] = True
+        yield json.dumps(body)
+
+
+def _words(made: random.Random) -> str:
+    return " ".join(made.choice(WORDS) for _ in range(TURN_WORDS))
+
+
+def _extend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--peer-venvs", type=Path, nargs="+", default=[], metavar="DIR",
+        help=f"environments with any of {', '.join(PEERS)}; each is measured in the same run",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main("frontdoor", measure, _extend)

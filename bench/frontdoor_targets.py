@@ -1,0 +1,213 @@
+"""Front doors to be measured by `bench.frontdoor`: ours, and those of peers from environments of their own.
+
+All listen on loopback only; each comes with workers that cost nothing, and is gone when its context ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from bench.frontdoor_worker import MODEL
+from streams.ports import free_port
+
+WORKERS = 4
+READY_S = 60.0
+END_S = 15.0
+SETTLE_S = 2.0
+"""After the first answer: what a start leaves to be done is not measured."""
+ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+DYNAMO_HERE = (
+    "DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_SYSTEM_HOST", "DYN_EVENT_PLANE_HOST",
+)  # fmt: skip
+
+
+class Target(NamedTuple):
+    """One front door that serves."""
+
+    name: str
+    port: int
+    pids: tuple[int, ...]
+    """Of the front door alone: their processor time is what it costs."""
+
+    def cpu_s(self) -> float:
+        """Spent by it and its children until now."""
+        return sum(map(_cpu_s, [child for pid in self.pids for child in _family(pid)]))
+
+
+@contextmanager
+def ours(folder: str, pace_ms: float) -> Iterator[Target]:
+    """One front end of ours, with a real log and registry, over workers without a cost."""
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        data, port = home / "data", free_port()
+        # a deployment wants a worker of its own: it idles under another name
+        group = {"name": "idle", "model": "tiny", "served_name": "idle", "count": 1, "engine": "simulated"}
+        (home / "up.yaml").write_text(json.dumps({"version": 1, "workers": [group]}))
+        command = ["-P", "-m", "api.cli", "up", "-f", str(home / "up.yaml"), "--data", str(data), "--port", str(port)]
+        stack.enter_context(_running([sys.executable, *command], home / "up.log", end=signal.SIGINT))
+        _answers(port, home / "up.log", {**ASKED, "model": "idle"})
+        worker = [sys.executable, "-m", "bench.frontdoor_worker", str(data), folder, str(WORKERS), str(pace_ms)]
+        stack.enter_context(_told(worker, home / "worker.log"))
+        _answers(port, home / "worker.log", ASKED)
+        parts = json.loads((data / "run.json").read_text())["parts"]
+        time.sleep(SETTLE_S)
+        yield Target("contrail", port, tuple(part["pid"] for part in parts if part["kind"] == "frontend"))
+
+
+@contextmanager
+def dynamo(venv: Path, folder: str, pace_ms: float) -> Iterator[Target]:
+    """Dynamo's front end with its KV router over its mocker; the pace is the mocker's own where there is one."""
+    with ExitStack() as stack:
+        home, port = Path(stack.enter_context(tempfile.TemporaryDirectory())), free_port()
+        (home / "kv").mkdir()
+        env = dict.fromkeys(DYNAMO_HERE, "127.0.0.1") | {
+            "DYN_LOG": "error", "DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(home / "kv"),
+            "DYN_REQUEST_PLANE": "tcp",
+        }  # fmt: skip
+        python, speed = str(venv / "bin" / "python"), "1" if pace_ms else "1000"
+        mocker = [
+            python, "-m", "dynamo.mocker", "--model-path", folder, "--model-name", MODEL, "--num-workers", str(WORKERS),
+            "--speedup-ratio", speed, "--block-size", "16", "--num-gpu-blocks-override", "65536",
+        ]  # fmt: skip
+        front = [
+            python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port),
+            "--router-mode", "kv",
+        ]  # fmt: skip
+        stack.enter_context(_running(mocker, home / "mocker.log", env))
+        process = stack.enter_context(_running(front, home / "front.log", env))
+        _answers(port, home / "front.log", ASKED)
+        time.sleep(SETTLE_S)
+        yield Target("dynamo", port, (process.pid,))
+
+
+@contextmanager
+def sglang(venv: Path, _folder: str, pace_ms: float) -> Iterator[Target]:
+    """sglang-router, cache-aware, over workers that speak OpenAI's API."""
+    command = [
+        str(venv / "bin" / "sglang-router"),
+        "launch",
+        "--policy",
+        "cache_aware",
+        "--max-concurrent-requests",
+        "-1",
+    ]
+    with _rust_router("sglang", command, pace_ms) as target:
+        yield target
+
+
+@contextmanager
+def vllm(venv: Path, _folder: str, pace_ms: float) -> Iterator[Target]:
+    """vllm-router, round-robin (its cache-aware policy asks the workers to tokenize each request)."""
+    with _rust_router("vllm", [str(venv / "bin" / "vllm-router"), "--policy", "round_robin"], pace_ms) as target:
+        yield target
+
+
+PEERS = {"dynamo": ("dynamo", dynamo), "sglang-router": ("sglang", sglang), "vllm-router": ("vllm", vllm)}
+"""By what an environment that has the peer holds in its bin, or as a package."""
+
+
+@contextmanager
+def _rust_router(name: str, command: list[str], pace_ms: float) -> Iterator[Target]:
+    with ExitStack() as stack:
+        home, port = Path(stack.enter_context(tempfile.TemporaryDirectory())), free_port()
+        ports = [free_port() for _ in range(WORKERS)]
+        fake = [sys.executable, "-m", "bench.frontdoor_fake", str(pace_ms), *map(str, ports)]
+        stack.enter_context(_told(fake, home / "fake.log"))
+        where = [
+            "--host", "127.0.0.1", "--port", str(port), "--prometheus-host", "127.0.0.1",
+            "--prometheus-port", str(free_port()), "--log-level", "error",
+            "--worker-urls", *[f"http://127.0.0.1:{each}" for each in ports],
+        ]  # fmt: skip
+        process = stack.enter_context(_running([*command, *where], home / "router.log"))
+        _answers(port, home / "router.log", ASKED)
+        time.sleep(SETTLE_S)
+        yield Target(name, port, (process.pid,))
+
+
+@contextmanager
+def _running(
+    command: list[str], log: Path, env: dict[str, str] | None = None, end: int = signal.SIGTERM
+) -> Iterator[subprocess.Popen[str]]:
+    """The process lives; at the end it was told to end, and killed with its children if it did not."""
+    with log.open("w") as out, _process(command, out, env) as process:
+        try:
+            yield process
+        finally:
+            family = _family(process.pid)
+            process.send_signal(end)
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                for pid in family:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def _told(command: list[str], log: Path) -> Iterator[None]:
+    """A helper of ours: it said "ready", and ends with its standard input."""
+    with log.open("w") as out, _process(command, out, None, talks=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if process.stdout.readline() != "ready\n":
+                sys.exit(f"{' '.join(command)} did not start:\n{log.read_text()}")
+            yield
+        finally:
+            process.stdin.close()
+            process.wait(END_S)
+
+
+def _process(
+    command: list[str], out: IO[str], env: dict[str, str] | None, *, talks: bool = False
+) -> subprocess.Popen[str]:
+    ours = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0", **(env or {})}
+    pipe = subprocess.PIPE if talks else None
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe or out, stderr=out, env=ours, text=True)
+
+
+def _answers(port: int, log: Path, body: dict[str, object]) -> None:
+    """Returns when the front door gives an answer; the program ends with what it wrote if that takes too long."""
+    end_s = time.monotonic() + READY_S
+    while time.monotonic() < end_s:
+        with (
+            contextlib.suppress(OSError, HTTPException),
+            closing(HTTPConnection("127.0.0.1", port, timeout=5)) as asked,
+        ):
+            asked.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+            answer = asked.getresponse()
+            answer.read()
+            if answer.status == HTTPStatus.OK:
+                return
+        time.sleep(0.25)
+    sys.exit(f"a front door did not answer within {READY_S:g} s; it wrote:\n{log.read_text()[-2000:]}")
+
+
+def _family(pid: int) -> list[int]:
+    found = [pid]
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in tasks.read_text().split():
+                found += _family(int(child))
+    return found
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

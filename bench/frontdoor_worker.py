@@ -1,0 +1,106 @@
+"""Workers that cost nothing, for `bench.frontdoor`: real ones but for their engines, which make tokens out of thin air.
+
+`python -m bench.frontdoor_worker DATA MODEL_FOLDER WORKERS PACE_MS` joins the deployment with that data folder, says
+"ready", and ends when its standard input does. PACE_MS 0 gives an answer at once and whole; above, one token of every
+stream that often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import uvloop
+
+from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
+from actors.worker import Worker, WorkerOptions
+from api.connection import connect_by_data
+from api.part import planes
+from core.clock import SystemClock
+from core.generation import GenerateRequest, Output
+from core.transfer import KvPull
+
+MODEL = "bench"
+TOKEN = 300
+"""Any that is text."""
+
+
+class FreeEngine:
+    """Tokens at no cost, and no cache."""
+
+    transfer: BlockTransfer | None = None
+
+    def __init__(self, folder: str, pace_s: float) -> None:
+        self.info = EngineInfo(
+            engine="free", model=MODEL, model_path=folder, block_size=16, capacity_blocks=65_536, context_max=65_536,
+            slots=4096,
+        )  # fmt: skip
+        self._pace_s = pace_s
+        self._running = 0
+        self._tick: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, on_cache: Callable[[CacheChange], None]) -> None:  # noqa: ARG002  # there is no cache
+        """It ticks, if it is to."""
+        if self._pace_s:
+            self._task = asyncio.create_task(self._ticks())
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(self._pace_s)
+            tick, self._tick = self._tick, asyncio.get_running_loop().create_future()
+            tick.set_result(None)
+
+    async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
+        """As many tokens as were asked for."""
+        assert pull is None
+        self._running += 1
+        try:
+            count = request.sampling.max_tokens
+            if not self._pace_s:
+                yield Output(tokens=(TOKEN,) * count, finish="length", cached_tokens=0)
+                return
+            for number in range(count):
+                await self._tick
+                last = number + 1 == count
+                yield Output(tokens=(TOKEN,), finish="length" if last else None, cached_tokens=None if number else 0)
+        finally:
+            self._running -= 1
+
+    def load(self) -> EngineLoad:
+        """As many as there are."""
+        return EngineLoad(running=self._running, waiting=0, blocks_used=0, blocks_total=65_536)
+
+    async def check(self) -> None:
+        """It is always well."""
+
+    async def settle(self) -> None:
+        """There is nothing to tell."""
+
+    async def stop(self) -> None:
+        """It ticks no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def serve(data: Path, folder: str, workers: int, pace_s: float) -> None:
+    """Until standard input ends."""
+    connection = connect_by_data(data)
+    async with AsyncExitStack() as stack:
+        for number in range(workers):
+            both = await stack.enter_async_context(planes(connection))
+            options = WorkerOptions(namespace=connection.namespace, name=f"free-{number}")
+            engine = FreeEngine(folder, pace_s)
+            worker = Worker(options, engine, both.log, both.registry, SystemClock(), connection.key)
+            await worker.start({})
+            stack.push_async_callback(worker.stop, "measured", drain=False)
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    data, folder, workers, pace_ms = sys.argv[1:]
+    uvloop.run(serve(Path(data), folder, int(workers), float(pace_ms) / 1000))

@@ -1,0 +1,106 @@
+"""Clients for `bench.overload`: requests at a rate of several tenants' own, whatever becomes of those before."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import httpx
+
+MODEL = "tiny"
+VOCAB = (16, 4096)
+PROMPT_TOKENS = 64
+ANSWER_TOKENS = 20
+GIVE_UP_S = 30.0
+"""A request without an answer for so long is an error."""
+
+
+class Told(NamedTuple):
+    """What one request came to, as its client saw it."""
+
+    tenant: str
+    status: int
+    """Of the answer; 0 if there was none."""
+    seconds: float
+    retry_after: bool
+    """It was refused, and told when to try again."""
+    failure: str = ""
+
+
+class Phase(NamedTuple):
+    """All requests of one time at one rate."""
+
+    seconds: float
+    """In which they were sent."""
+    told: list[Told]
+
+    def good(self, slo_s: float, tenant: str | None = None) -> list[Told]:
+        """Those that were answered in time."""
+        mine = self.told if tenant is None else self.of(tenant)
+        return [each for each in mine if each.status == 200 and each.seconds <= slo_s]
+
+    def of(self, tenant: str) -> list[Told]:
+        """Those of one tenant."""
+        return [each for each in self.told if each.tenant == tenant]
+
+    @property
+    def refused(self) -> list[Told]:
+        """Those that were told to come again."""
+        return [each for each in self.told if each.status in {429, 503} and each.retry_after]
+
+    @property
+    def failed(self) -> list[Told]:
+        """Those that ended in any other way."""
+        return [each for each in self.told if each.status != 200 and each not in self.refused]
+
+
+def percentile(values: Iterable[float], percent: int) -> float:
+    """Nearest rank; 0 of none."""
+    found = sorted(values)
+    return found[min(len(found) - 1, len(found) * percent // 100)] if found else 0.0
+
+
+async def answered_per_s(http: httpx.AsyncClient, at_once: int, seconds: float) -> float:
+    """How many requests the deployment ends in a second with so many always under way."""
+    rng, ends = random.Random(0), list[float]()
+    until_s = time.monotonic() + seconds
+
+    async def again_and_again() -> None:
+        while time.monotonic() < until_s:
+            told = await _ask(http, rng, "calibration")
+            if told.status == 200:
+                ends.append(time.monotonic())
+
+    await asyncio.gather(*(again_and_again() for _ in range(at_once)))
+    first, last = ends[at_once - 1], max(end for end in ends if end <= until_s)  # the first ones began all at once
+    return sum(first < end <= last for end in ends) / (last - first)
+
+
+async def offered(http: httpx.AsyncClient, rates: dict[str, float], seconds: float, seed: int) -> Phase:
+    """Each tenant sends at its own rate (per second), at random moments, and nobody waits for an answer before."""
+    rng, asking = random.Random(seed), list[asyncio.Task[Told]]()
+    total, started_s, at_s = sum(rates.values()), time.monotonic(), 0.0
+    while (at_s := at_s + rng.expovariate(total)) < seconds:
+        await asyncio.sleep(max(started_s + at_s - time.monotonic(), 0))
+        (tenant,) = rng.choices(list(rates), list(rates.values()))
+        asking.append(asyncio.create_task(_ask(http, rng, tenant)))
+    took_s = time.monotonic() - started_s
+    return Phase(took_s, list(await asyncio.gather(*asking)))
+
+
+async def _ask(http: httpx.AsyncClient, rng: random.Random, tenant: str) -> Told:
+    tokens = [rng.randrange(*VOCAB) for _ in range(PROMPT_TOKENS)]
+    body = {"model": MODEL, "prompt": tokens, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+    started_s = time.monotonic()
+    try:
+        answer = await http.post(
+            "/v1/completions", json=body, headers={"x-contrail-tenant": tenant}, timeout=httpx.Timeout(GIVE_UP_S)
+        )
+    except httpx.HTTPError as error:
+        return Told(tenant, 0, time.monotonic() - started_s, False, repr(error))
+    after = "retry-after" in answer.headers
+    failure = "" if answer.status_code == 200 else answer.text
+    return Told(tenant, answer.status_code, time.monotonic() - started_s, after, failure)

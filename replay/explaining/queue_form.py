@@ -1,0 +1,20 @@
+"""What an explanation says of a request that waited in its replica: keys of `contrail explain --json`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Queued(msgspec.Struct, frozen=True, kw_only=True):
+    """No worker had a place for it when it came."""
+
+    time: str
+    """When the log stored that."""
+    why: str
+    """`core.queue_events.WAITS_FOR`."""
+    priority: int
+    tenant: str
+    depth: int
+    """How many waited already."""
+    waited_ms: int | None
+    """Until it was routed or ended; None if the log does not tell."""

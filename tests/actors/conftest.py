@@ -1,0 +1,16 @@
+"""What all tests of actors share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from actors import dispatch
+
+
+@pytest.fixture(autouse=True)
+def no_long_wait(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An answer that nobody can go on with fails soon, so that tests wait little."""
+    monkeypatch.setattr(dispatch, "RESUME_WAIT_S", 0.2)
+    yield

@@ -1,0 +1,156 @@
+"""Anthropic's /v1/messages as its own client reads it, over a backend that follows a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from core.generation import Output
+from core.models import GenerationFailed, NoWorkers
+from core.prompt import tokens_from_bytes
+from tests.api.conftest import Api
+from tests.api.scripted import CONTEXT_MAX, ids, spoken, tokenizer
+from tests.api.speaking import speak
+
+ASKED: Any = [{"role": "user", "content": "why?"}]
+PROMPT = "<|start|><|system|>be brief<|end|><|user|>why?<|end|><|assistant|>"
+WEATHER: Any = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+
+
+@pytest.fixture
+async def client(api: Api) -> AsyncIterator[Any]:
+    """Anthropic's client of the same API."""
+    base_url = str(api.http.base_url)
+    async with anthropic.AsyncAnthropic(base_url=base_url, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def sent(api: Api) -> str:
+    """The last prompt as text."""
+    return tokenizer().decode(tokens_from_bytes(api.backend.requests[-1].tokens), skip_special_tokens=False)
+
+
+async def test_a_text_whole_and_streamed(api: Api, client: Any) -> None:
+    """The same message, and the usage counts what was cached beside the rest."""
+    api.backend.script = spoken("so ", "be it")
+    options: Any = {"model": "tiny", "max_tokens": 9, "system": "be brief", "messages": ASKED}
+    whole = await client.messages.create(**options, extra_body={"temperature": 0.5, "top_k": 3})
+    async with client.messages.stream(**options) as stream:
+        pieces = [piece async for piece in stream.text_stream]
+        streamed = await stream.get_final_message()
+    assert pieces == ["so ", "be it"]
+    for message in (whole, streamed):
+        assert [(block.type, block.text) for block in message.content] == [("text", "so be it")]
+        assert (message.stop_reason, message.stop_sequence, message.model) == ("end_turn", None, "tiny")
+        assert message.usage.input_tokens + message.usage.cache_read_input_tokens == len(ids(PROMPT))
+        assert message.usage.cache_read_input_tokens == 7
+        assert message.usage.output_tokens > 0
+    assert sent(api) == PROMPT
+    sampling = api.backend.requests[0].sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_k) == (9, 0.5, 3)
+    await api.counted("tiny", "stop", 2)
+
+
+async def test_thoughts_and_calls_are_blocks(api: Api, client: Any) -> None:
+    """One after another, and a turn that is sent back is one message of the assistant again."""
+    speak(api.backend)
+    api.backend.script = spoken("think", "ing</think>", "I ask", CALL, CALL)
+    options: Any = {"model": "tiny", "max_tokens": 50, "tools": [WEATHER], "tool_choice": {"type": "auto"}}
+    whole = await client.messages.create(messages=ASKED, **options)
+    async with client.messages.stream(messages=ASKED, **options) as stream:
+        streamed = await stream.get_final_message()
+    for message in (whole, streamed):
+        assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
+        assert (message.content[0].thinking, message.content[1].text) == ("thinking", "I ask")
+        assert (message.content[2].name, message.content[2].input) == ("weather", {"city": "Rome"})
+        assert message.stop_reason == "tool_use"
+    call = whole.content[2]
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}
+    turn = {"role": "assistant", "content": [block.model_dump() for block in whole.content[:3]]}
+    user = {"role": "user", "content": [result, {"type": "text", "text": "well?"}]}
+    await client.messages.create(messages=[*ASKED, turn, user], **options)
+    asked = sent(api)
+    assert f"<|assistant|>I ask<call {call.id} weather" in asked
+    assert f"<|tool|>sunny<of {call.id}><|end|><|user|>well?<|end|>" in asked
+
+
+async def test_how_it_ended_is_said(api: Api, client: Any) -> None:
+    """Stop sequences, and no more room."""
+    api.backend.script = spoken("so END more")
+    message = await client.messages.create(model="tiny", max_tokens=9, messages=ASKED, stop_sequences=["END"])
+    assert (message.stop_reason, message.stop_sequence, message.content[0].text) == ("stop_sequence", "END", "so ")
+    api.backend.script = spoken("so", finish="length")
+    message = await client.messages.create(model="tiny", max_tokens=9, messages=ASKED)
+    assert message.stop_reason == "max_tokens"
+
+
+async def test_an_output_format_is_kept(api: Api, client: Any) -> None:
+    """It is a JSON schema, as a chat's is."""
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    api.backend.script = spoken('{"x": 5}')
+    config = {"format": {"type": "json_schema", "schema": schema}}
+    await client.messages.create(model="tiny", max_tokens=9, messages=ASKED, output_config=config)
+    guided = api.backend.requests[0].sampling.guided
+    assert guided
+    assert guided.json_schema
+    assert json.loads(guided.json_schema) == schema
+
+
+async def test_the_beginning_of_an_answer_is_continued(api: Api, client: Any) -> None:
+    """An assistant's message at the end is open."""
+    await client.messages.create(model="tiny", max_tokens=9, messages=[*ASKED, {"role": "assistant", "content": "so"}])
+    assert sent(api).endswith("<|assistant|>so")
+
+
+async def test_tokens_are_counted_without_a_worker(api: Api, client: Any) -> None:
+    """As many as the prompt of the message would have."""
+    counted = await client.messages.count_tokens(model="tiny", system="be brief", messages=ASKED)
+    assert counted.input_tokens == len(ids(PROMPT))
+    assert not api.backend.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"max_tokens": None}, "max_tokens: must be an integer"),
+        ({"messages": []}, "messages: must hold at least one"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role: must be user or assistant"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]: content of type"),
+        ({"messages": [{"role": "user", "content": "word " * 1000}]}, f"context of {CONTEXT_MAX} tokens"),
+        ({"tools": [{"name": "bash", "type": "bash_20250124"}]}, "tools[0]: a tool of type 'bash_20250124'"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type: must be one of"),
+        ({"thinking": {"type": "deep"}}, "thinking.type: must be one of"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format: must be a json_schema"),
+        ({"temperature": 1.5}, "temperature: must be between 0 and 1"),
+    ],
+)
+async def test_errors_have_anthropics_shape(api: Api, fields: dict[str, Any], text: str) -> None:
+    """And say which parameter is wrong."""
+    answer = await api.http.post("/v1/messages", json={"model": "tiny", "max_tokens": 5, "messages": ASKED, **fields})
+    body = answer.json()
+    assert (answer.status_code, body["type"], set(body["error"])) == (400, "error", {"type", "message"})
+    assert body["error"]["type"] == "invalid_request_error"
+    assert text in body["error"]["message"]
+    assert body["request_id"] == answer.headers["x-request-id"]
+    assert not api.backend.requests
+
+
+async def test_the_client_knows_our_failures(api: Api, client: Any) -> None:
+    """By their status, and in the middle of a stream by an event."""
+    with pytest.raises(anthropic.NotFoundError):
+        await client.messages.create(model="none", max_tokens=5, messages=ASKED)
+    with pytest.raises(anthropic.NotFoundError):
+        await client.messages.count_tokens(model="none", messages=ASKED)
+    api.backend.script = [NoWorkers("none")]
+    with pytest.raises(anthropic.APIStatusError) as failure:
+        await client.messages.create(model="tiny", max_tokens=5, messages=ASKED)
+    assert failure.value.response.headers["retry-after"]
+    api.backend.script = [Output(tokens=ids("so")), GenerationFailed("the worker is gone")]
+    with pytest.raises(anthropic.APIStatusError, match="gone"):
+        async with client.messages.stream(model="tiny", max_tokens=5, messages=ASKED) as stream:
+            await stream.until_done()

@@ -1,0 +1,268 @@
+"""/v1/responses as OpenAI's client reads it, over a backend that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import BaseModel
+
+from core.generation import Output, TokenLogprobs
+from core.models import GenerationFailed
+from core.prompt import tokens_from_bytes
+from tests.api.conftest import Api
+from tests.api.scripted import CONTEXT_MAX, END, ids, spoken, tokenizer
+from tests.api.speaking import speak
+
+PATH = "/v1/responses"
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+CALL_AGAIN = CALL.replace("Rome", "Oslo")
+
+
+def sent(api: Api) -> str:
+    """The last prompt as text."""
+    return tokenizer().decode(tokens_from_bytes(api.backend.requests[-1].tokens), skip_special_tokens=False)
+
+
+async def told(api: Api, **fields: Any) -> list[ResponseStreamEvent]:
+    """All events of a streamed response."""
+    stream = await api.client.responses.create(model="tiny", stream=True, **{"input": "hi", **fields})
+    return [event async for event in stream]
+
+
+async def test_a_text_whole(api: Api) -> None:
+    """The response says what it was computed with."""
+    api.backend.script = spoken("so ", "be it")
+    answer = await api.client.responses.create(
+        model="tiny", input="why?", instructions="be brief", temperature=0.5, max_output_tokens=9, metadata={"a": "b"},
+        user="me", reasoning={"effort": "low"}, prompt_cache_key="k",
+    )  # fmt: skip
+    assert (answer.output_text, answer.status, answer.error) == ("so be it", "completed", None)
+    assert (answer.temperature, answer.max_output_tokens, answer.metadata) == (0.5, 9, {"a": "b"})
+    assert (answer.instructions, answer.user, answer.tools, answer.tool_choice) == ("be brief", "me", [], "auto")
+    prompt = "<|start|><|system|>be brief<|end|><|user|>why?<|end|><|assistant|>"
+    assert sent(api) == prompt
+    assert answer.usage
+    assert answer.usage.input_tokens == len(ids(prompt))
+    assert answer.usage.input_tokens_details.cached_tokens == 7
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+    sampling = api.backend.requests[0].sampling
+    assert (sampling.temperature, sampling.max_tokens) == (0.5, 9)
+    await api.counted("tiny", "stop")
+
+
+async def test_the_events_of_a_text(api: Api) -> None:
+    """In OpenAI's order, numbered from 0 without a gap; the items are the same in all of them."""
+    api.backend.script = spoken("so ", "be it")
+    events = await told(api)
+    assert [event.type for event in events] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        "response.output_text.delta", "response.output_text.delta", "response.output_text.done",
+        "response.content_part.done", "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == "so be it"
+    assert len({getattr(event, "item_id", last.response.output[0].id) for event in events}) == 1
+    assert last.response.id == getattr(events[0], "response").id  # noqa: B009 - the first event's type is known by its name
+
+
+async def test_reasoning_text_and_calls_are_items_one_after_another(api: Api) -> None:
+    """The same whole and streamed, and each call can be told from the others."""
+    speak(api.backend)
+    api.backend.script = spoken("think", "ing</think>", "I ask", CALL, CALL_AGAIN)
+    whole = await api.client.responses.create(model="tiny", input="hi", tools=[WEATHER])
+    events = await told(api, tools=[WEATHER])
+    last = events[-1]
+    assert last.type == "response.completed"
+    for response in (whole, last.response):
+        assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
+        calls = [item for item in response.output if item.type == "function_call"]
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+            ("weather", {"city": "Rome"}),
+            ("weather", {"city": "Oslo"}),
+        ]
+        assert len({call.call_id for call in calls}) == 2
+        assert response.output_text == "I ask"
+        reasoning = response.output[0]
+        assert reasoning.type == "reasoning"
+        assert reasoning.content
+        assert reasoning.content[0].text == "thinking"
+    assert last.response.usage
+    assert last.response.usage.output_tokens_details.reasoning_tokens > 0
+    kinds = {event.type for event in events}
+    assert {"response.reasoning_text.delta", "response.reasoning_text.done"} <= kinds
+    deltas = [it.delta for it in events if it.type == "response.function_call_arguments.delta" and it.output_index == 2]
+    assert json.loads("".join(deltas)) == {"city": "Rome"}
+    assert [it.output_index for it in events if it.type == "response.output_item.done"] == [0, 1, 2, 3]
+    assert "<tool weather>" in sent(api)
+
+
+async def test_the_clients_own_stream_puts_it_together(api: Api) -> None:
+    """The library keeps a snapshot and checks it against the end; it parses what was formatted."""
+
+    class Point(BaseModel):
+        x: int
+
+    api.backend.script = spoken('{"x"', ": 5}")
+    async with api.client.responses.stream(model="tiny", input="hi", text_format=Point) as stream:
+        snapshots = [event.snapshot async for event in stream if event.type == "response.output_text.delta"]
+        final = await stream.get_final_response()
+    assert snapshots == ['{"x"', '{"x": 5}']
+    assert final.output_parsed == Point(x=5)
+    guided = api.backend.requests[0].sampling.guided
+    assert guided
+    assert guided.json_schema
+    assert json.loads(guided.json_schema)["properties"]["x"]
+
+
+async def test_logprobs_come_with_their_text(api: Api) -> None:
+    """With each delta, and together at the end; nobody is told of any unless it was asked for."""
+    told_of = [TokenLogprobs(token, -0.5, ((token, -0.5), (5, -2.0))) for token in (*ids("so"), *ids(" it"), END)]
+    api.backend.script = [
+        *(Output(tokens=(it.token,), logprobs=(it,)) for it in told_of[:-1]),
+        Output(tokens=(END,), logprobs=(told_of[-1],), finish="stop"),
+    ]
+    include: Any = ["message.output_text.logprobs"]
+    events = await told(api, top_logprobs=1, include=include)
+    pieces = [entry.token for it in events if it.type == "response.output_text.delta" for entry in it.logprobs]
+    last = events[-1]
+    assert last.type == "response.completed"
+    message = last.response.output[0]
+    assert message.type == "message"
+    assert message.content[0].type == "output_text"
+    logprobs = message.content[0].logprobs
+    assert logprobs
+    assert "".join(pieces) == "".join(entry.token for entry in logprobs) == "so it"
+    assert {(entry.logprob, len(entry.top_logprobs)) for entry in logprobs} == {(-0.5, 1)}
+    assert api.backend.requests[0].sampling.logprobs == 1
+
+
+async def test_a_turn_goes_on_with_its_own_items(api: Api) -> None:
+    """What came is sent back: thoughts, text and calls are one message of the assistant again."""
+    speak(api.backend)
+    api.backend.script = spoken("hm</think>", "I ask", CALL)
+    first = await api.client.responses.create(model="tiny", input="hi", tools=[WEATHER])
+    call = first.output[-1]
+    assert call.type == "function_call"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    given: Any = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
+    given += [item.model_dump(exclude_none=True) for item in first.output] + [result]
+    api.backend.script = spoken("</think>", "sunny")
+    second = await api.client.responses.create(model="tiny", input=given, tools=[WEATHER])
+    assert second.output_text == "sunny"
+    asked = sent(api)
+    assert f"<|assistant|>I ask<call {call.call_id} weather" in asked
+    assert f"sunny<of {call.call_id}>" in asked
+    assert asked.count("<|assistant|>") == 2
+
+
+async def test_the_model_is_cut_short(api: Api) -> None:
+    """`incomplete` says why, whole and streamed."""
+    api.backend.script = spoken("so", finish="length")
+    whole = await api.client.responses.create(model="tiny", input="hi")
+    last = (await told(api))[-1]
+    assert last.type == "response.incomplete"
+    for response in (whole, last.response):
+        assert (response.status, response.output[0].status) == ("incomplete", "incomplete")  # type: ignore[union-attr]
+        assert response.incomplete_details
+        assert response.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_an_empty_answer_is_an_empty_message(api: Api) -> None:
+    """Readers take the first message for granted."""
+    api.backend.script = spoken()
+    whole = await api.client.responses.create(model="tiny", input="hi")
+    assert [item.type for item in whole.output] == ["message"]
+    assert (await told(api))[-1].type == "response.completed"
+
+
+async def test_a_stream_that_breaks_ends_with_a_failure(api: Api) -> None:
+    """An error before the first token has a status of its own."""
+    api.backend.script = [Output(tokens=ids("so")), GenerationFailed("the worker is gone")]
+    last = (await told(api))[-1]
+    assert last.type == "response.failed"
+    assert last.response.error
+    assert "gone" in last.response.error.message
+    await api.counted("tiny", "error")
+    api.backend.script = [GenerationFailed("the worker is gone")]
+    with pytest.raises(openai.InternalServerError):
+        await told(api)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "text"),
+    [
+        ({"store": True}, "store", "nothing is stored here"),
+        ({"background": True}, "background", "nothing is stored here"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole input"),
+        ({"conversation": {"id": "c"}}, "conversation", "nothing is stored"),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "send the item itself"),
+        ({"input": []}, "input", "must not be empty"),
+        ({"input": [{"role": "king", "content": "hi"}]}, "input", "must be one of"),
+        ({"input": [{"role": "user"}]}, "input[0].content", "is required"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "'input_image'"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0]", "'web_search_call'"),
+        ({"input": [{"type": "function_call", "call_id": "c", "arguments": "{}"}]}, "input[0].name", "is required"),
+        ({"input": "word " * 1000}, "input", f"context of {CONTEXT_MAX} tokens"),
+        ({"max_output_tokens": CONTEXT_MAX}, "max_output_tokens", "leave"),
+        ({"temperature": 3}, "temperature", "between 0 and 2"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]", "only functions"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name", "is required"),
+        ({"tools": [{"type": "function", "name": "not a name"}]}, "tools[0].name", "1 to 64"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice", "'mcp'"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.name", "is required"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type", "must be"),
+        ({"truncation": "auto"}, "truncation", "not supported"),
+        ({"include": ["file_search_call.results"]}, "include", "not supported"),
+        ({"metadata": {"a": 1}}, "metadata", "a string"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "at most 16"),
+    ],
+)
+async def test_a_bad_parameter_is_named(api: Api, fields: dict[str, Any], param: str, text: str) -> None:
+    """By the name that it has in this body."""
+    answer = await api.http.post(PATH, json={"model": "tiny", "input": "hi", **fields})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert text in error["message"]
+    assert error["message"].startswith(param.split("[", maxsplit=1)[0])
+    assert not api.backend.requests
+    await api.counted("", "rejected")
+
+
+async def test_what_changes_nothing_is_taken(api: Api) -> None:
+    """As clients send it without being asked."""
+    answer = await api.http.post(
+        PATH,
+        json={
+            "model": "tiny", "input": "hi", "store": None, "background": False, "truncation": "disabled", "tools": [],
+            "include": ["reasoning.encrypted_content"], "service_tier": "auto", "text": {"format": {"type": "text"}},
+            "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"effort": None, "summary": "auto"},
+        },
+    )  # fmt: skip
+    assert answer.status_code == 200, answer.text
+
+
+async def test_hanging_up_cancels(api: Api) -> None:
+    """In the middle of a stream."""
+    api.backend.script = [*spoken("so")[:-1], asyncio.Event()]
+    with pytest.raises(httpx.ReadTimeout):
+        await api.http.post(
+            PATH, json={"model": "tiny", "input": "hi", "stream": True}, timeout=httpx.Timeout(5, read=0.1)
+        )
+    await api.backend.until_closed()
+    assert api.backend.ended == [None]
+    await api.counted("tiny", "abort")
