@@ -19,7 +19,7 @@ from api.openai.endpoints import further_routes, reading_routes
 from api.openai.errors import ApiError, answer_to, internal_error, of_status
 from api.openai.routes import generation_routes
 from api.openai.settings import ApiSettings
-from api.openai.tokenizer import Tokenizers
+from api.openai.text.tokenizer import Tokenizers
 from api.security.cors import Cors
 from api.security.gate import Gate
 from api.security.policy import AccessPolicy

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 
 from api.anthropic.blocks import Blocks, Event
-from api.openai.accepted import Accepted
+from api.openai.answers.said import Step
 from api.openai.errors import ApiError
-from api.openai.said import Step
+from api.openai.requests.accepted import Accepted
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

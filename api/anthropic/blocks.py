@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from api.openai.said import Said, ToolDelta
+from api.openai.answers.said import Said, ToolDelta
 
 Event = dict[str, Any]
 

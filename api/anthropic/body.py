@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from api.openai.types import AtLeastOne, Salt, Share, TopK, TopP
+from api.openai.requests.types import AtLeastOne, Salt, Share, TopK, TopP
 
 
 class Block(msgspec.Struct, frozen=True):

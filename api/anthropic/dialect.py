@@ -8,9 +8,9 @@ from api.anthropic.answer import MessageTeller
 from api.anthropic.body import CountRequest, MessagesRequest
 from api.anthropic.translation import chat_of
 from api.openai.dialect import Dialect
-from api.openai.errand import Errand
 from api.openai.errors import ApiError
-from api.openai.tokenizing import Tokenizing
+from api.openai.further.errand import Errand
+from api.openai.further.tokenizing import Tokenizing
 from core.prompt import TOKEN_BYTES
 
 ERROR_TYPES = {

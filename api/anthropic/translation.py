@@ -7,7 +7,8 @@ from typing import Any
 
 from api.anthropic.body import Block, CountRequest, Message, MessagesRequest, OutputFormat, Tool, ToolChoice
 from api.openai.errors import bad_parameter, not_supported
-from api.openai.messages import (
+from api.openai.requests.types import ChatRequest
+from api.openai.templates.messages import (
     CalledFunction,
     ChatMessage,
     Function,
@@ -18,8 +19,7 @@ from api.openai.messages import (
     ToolCall,
     ToolName,
 )
-from api.openai.messages import Tool as ChatTool
-from api.openai.types import ChatRequest
+from api.openai.templates.messages import Tool as ChatTool
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 THINKING = {"enabled": True, "adaptive": True, "disabled": False}

@@ -12,7 +12,7 @@ import orjson
 
 from api.description import told
 from api.description.surface import SURFACE, Operation
-from api.openai.headers import DEADLINE_MS_MAX, PRIORITY_MAX
+from api.openai.requests.headers import DEADLINE_MS_MAX, PRIORITY_MAX
 
 Json = dict[str, Any]
 

@@ -9,10 +9,10 @@ import msgspec
 
 from api.anthropic.body import CountRequest, MessagesRequest
 from api.description import told
-from api.openai.embedding_inputs import EmbeddingRequest
+from api.openai.further.embedding_inputs import EmbeddingRequest
+from api.openai.further.tokenizing import DetokenizeRequest, TokenizeRequest
+from api.openai.requests.types import ChatRequest, CompletionRequest
 from api.openai.responses.body import ResponsesRequest
-from api.openai.tokenizing import DetokenizeRequest, TokenizeRequest
-from api.openai.types import ChatRequest, CompletionRequest
 
 Json = dict[str, Any]
 

@@ -14,18 +14,18 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics import FrontendMetrics
-from api.openai.accepted import Accepted
-from api.openai.answering import Answering
+from api.openai.answers.answering import Answering
+from api.openai.answers.said import Step
+from api.openai.answers.watch import Watch
 from api.openai.backend import Backend
 from api.openai.errors import ApiError
 from api.openai.exchange import ClientGone, Exchange
-from api.openai.intake import Intake
 from api.openai.refusal import outcome_of, shown
-from api.openai.said import Step
+from api.openai.requests.accepted import Accepted
+from api.openai.requests.intake import Intake
+from api.openai.requests.types import ChatRequest
+from api.openai.requests.validation import check, decode
 from api.openai.settings import ApiSettings
-from api.openai.types import ChatRequest
-from api.openai.validation import check, decode
-from api.openai.watch import Watch
 from core.clock import Clock
 from core.errors import ContrailError
 

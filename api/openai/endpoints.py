@@ -14,15 +14,15 @@ from api.anthropic.body import CountRequest
 from api.anthropic.dialect import MESSAGES, AnthropicError, TokenCount
 from api.openai.backend import Backend
 from api.openai.dialect import DialectRoute
-from api.openai.embedding_inputs import EmbeddingRequest
-from api.openai.embeddings import Embeddings
-from api.openai.errand import ErrandRoute
-from api.openai.intake import Intake
-from api.openai.models import model_routes
+from api.openai.further.embedding_inputs import EmbeddingRequest
+from api.openai.further.embeddings import Embeddings
+from api.openai.further.errand import ErrandRoute
+from api.openai.further.models import model_routes
+from api.openai.further.tokenizing import DetokenizeRequest, TokenizeRequest, Tokenizing
+from api.openai.requests.intake import Intake
 from api.openai.responses.dialect import RESPONSES
 from api.openai.settings import ApiSettings
-from api.openai.tokenizer import Tokenizers
-from api.openai.tokenizing import DetokenizeRequest, TokenizeRequest, Tokenizing
+from api.openai.text.tokenizer import Tokenizers
 from core.clock import Clock
 
 

@@ -10,23 +10,23 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics import FrontendMetrics
-from api.openai.accepted import Accepted
-from api.openai.answering import Answering, broken_off, outputs_of
+from api.openai.answers.answering import Answering, broken_off, outputs_of
+from api.openai.answers.chat_writer import ChatWriter
+from api.openai.answers.choice import Choice
+from api.openai.answers.collected import Collected, best
+from api.openai.answers.completion_writer import CompletionWriter
+from api.openai.answers.said import Step
+from api.openai.answers.sse import Writer, error_event
+from api.openai.answers.watch import Watch
 from api.openai.backend import Backend
-from api.openai.chat_writer import ChatWriter
-from api.openai.choice import Choice
-from api.openai.collected import Collected, best
-from api.openai.completion_writer import CompletionWriter
 from api.openai.exchange import ClientGone, Exchange
-from api.openai.intake import Intake
 from api.openai.refusal import outcome_of, shown
-from api.openai.said import Step
+from api.openai.requests.accepted import Accepted
+from api.openai.requests.intake import Intake
+from api.openai.requests.types import ChatRequest, CompletionRequest
+from api.openai.requests.validation import check, decode
 from api.openai.settings import ApiSettings
-from api.openai.sse import Writer, error_event
-from api.openai.tokenizer import Tokenizers
-from api.openai.types import ChatRequest, CompletionRequest
-from api.openai.validation import check, decode
-from api.openai.watch import Watch
+from api.openai.text.tokenizer import Tokenizers
 from core.clock import Clock
 from core.errors import ContrailError
 

@@ -11,7 +11,7 @@ from actors.wire import PROTOCOL, Hello
 from api.census import WORKERS, registered
 from api.connection import Connection
 from api.contacts import open_registry
-from api.openai.tokenizer import ModelTokenizer
+from api.openai.text.tokenizer import ModelTokenizer
 from core.errors import CallerError, PeerError, Unavailable
 from core.ids import WorkerId
 from core.prompt import tokens_to_bytes

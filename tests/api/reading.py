@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from api.openai.said import Interpreter
+from api.openai.answers.said import Interpreter
 
 
 class Message(NamedTuple):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from api.openai.byte_text import ByteText, TokenBytes
-from api.openai.token_texts import TokenTexts
+from api.openai.text.byte_text import ByteText, TokenBytes
+from api.openai.text.token_texts import TokenTexts
 from tests.api.test_encoder import SPECIAL, TOKENIZERS
 
 GPT2: Tokenizer = TOKENIZERS["gpt2"]

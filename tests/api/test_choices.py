@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.merging import WAITING_MAX
+from api.openai.answers.merging import WAITING_MAX
 from core.generation import Output, TokenLogprobs
 from core.models import GenerationFailed
 from core.prompt import tokens_from_bytes

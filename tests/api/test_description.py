@@ -20,7 +20,7 @@ from api.description.surface import SURFACE, Operation
 from api.openai.endpoints import further_routes
 from api.openai.routes import generation_routes
 from api.openai.settings import ApiSettings
-from api.openai.tokenizer import Tokenizers
+from api.openai.text.tokenizer import Tokenizers
 from core.clock import SystemClock
 from core.generation import Output
 from tests.api.conftest import Api

@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from api.openai.embedding_inputs import EMBEDDING_INPUTS_MAX
-from api.openai.embeddings import EMBEDDINGS_AT_ONCE
+from api.openai.further.embedding_inputs import EMBEDDING_INPUTS_MAX
+from api.openai.further.embeddings import EMBEDDINGS_AT_ONCE
 from core.errors import CallerError
 from core.generation import TASK_EMBED, Output
 from core.models import GenerationFailed, NoWorkers

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from api.openai.encoder import Encoder
-from api.openai.segments import Segments
-from api.openai.words import WORDS_MAX, words_of
+from api.openai.text.encoder import Encoder
+from api.openai.text.segments import Segments
+from api.openai.text.words import WORDS_MAX, words_of
 from core.prompt import tokens_to_bytes
 
 LLAMA3 = (

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from api.openai.errors import ApiError
-from api.openai.formats import CHOICES_MAX, SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX
-from api.openai.guiding import guided_of
-from api.openai.types import ChatRequest, CompletionRequest
+from api.openai.requests.formats import CHOICES_MAX, SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX
+from api.openai.requests.guiding import guided_of
+from api.openai.requests.types import ChatRequest, CompletionRequest
 from core.generation import Guided
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"$ref": "#/$defs/a"}}}

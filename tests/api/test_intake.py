@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.openai.intake import Intake
-from api.openai.said import Step
+from api.openai.answers.said import Step
+from api.openai.requests.intake import Intake
+from api.openai.requests.types import ChatRequest, CompletionRequest
 from api.openai.settings import ApiSettings
-from api.openai.tokenizer import Tokenizers
-from api.openai.types import ChatRequest, CompletionRequest
+from api.openai.text.tokenizer import Tokenizers
 from tests.api.scripted import ScriptedBackend
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
@@ -50,7 +50,7 @@ async def test_a_plain_stream_makes_no_steps(monkeypatch: pytest.MonkeyPatch, ap
     def never(*_: Any, **__: Any) -> Step:
         raise AssertionError("a step was made")
 
-    monkeypatch.setattr("api.openai.choice.Step", never)
+    monkeypatch.setattr("api.openai.answers.choice.Step", never)
     for stream in (False, True):
         answer = await api.http.post("/v1/completions", json=BODY | {"stream": stream})
         assert "hello" in answer.text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from api.openai import routes
-from api.openai.token_texts import TokenTexts
+from api.openai.text.token_texts import TokenTexts
 from core.generation import Output, TokenLogprobs
 from tests.api.conftest import Api
 from tests.api.scripted import END, Step, ids, tokenizer

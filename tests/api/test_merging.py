@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from api.openai.merging import WAITING_MAX, merged
+from api.openai.answers.merging import WAITING_MAX, merged
 
 STREAMS = 3
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from api.openai import intake
-from api.openai.said import NOTHING, Interpreter, Said, ToolDelta
+from api.openai.answers.said import NOTHING, Interpreter, Said, ToolDelta
+from api.openai.requests import intake
 from core.generation import Output, Sampling
 from core.prompt import tokens_from_bytes
 from tests.api.conftest import Api

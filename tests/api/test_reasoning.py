@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from api.openai.interpreting import interpreter_of
+from api.openai.answers.interpreting import interpreter_of
+from api.openai.answers.said import Interpreter
 from api.openai.reasoning.reasoned import Reasoned
 from api.openai.reasoning.think import Think
-from api.openai.said import Interpreter
-from api.openai.tokenizer import ModelTokenizer
+from api.openai.requests.types import ChatRequest
+from api.openai.text.tokenizer import ModelTokenizer
 from api.openai.tools.called import Called
 from api.openai.tools.hermes import Hermes
-from api.openai.types import ChatRequest
 from core.prompt import tokens_to_bytes
 from tests.api.reading import Message, cut, read
 from tests.api.scripted import files, ids, tokenizer

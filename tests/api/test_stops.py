@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.openai.stops import Stops
+from api.openai.text.stops import Stops
 
 letters = st.text("ab", max_size=12)
 

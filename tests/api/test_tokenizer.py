@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from api.openai.byte_text import ByteText
-from api.openai.detokenizer import HOLD_TOKENS_MAX, Detokenizer
-from api.openai.stops import Stops
-from api.openai.tokenizer import ModelTokenizer, Tokenizers
-from api.openai.transcript import Transcript
+from api.openai.text.byte_text import ByteText
+from api.openai.text.detokenizer import HOLD_TOKENS_MAX, Detokenizer
+from api.openai.text.stops import Stops
+from api.openai.text.tokenizer import ModelTokenizer, Tokenizers
+from api.openai.text.transcript import Transcript
 from core.errors import Corrupt
 from core.generation import Output
 from core.models import ModelCard

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from api.openai.answers.interpreting import interpreter_of
+from api.openai.answers.parsers import load
+from api.openai.answers.said import Interpreter
 from api.openai.errors import ApiError
-from api.openai.interpreting import interpreter_of
-from api.openai.parsers import load
-from api.openai.said import Interpreter
-from api.openai.tokenizer import ModelTokenizer
+from api.openai.requests.types import ChatRequest
+from api.openai.text.tokenizer import ModelTokenizer
 from api.openai.tools.offer import TOOLS_MAX
-from api.openai.types import ChatRequest
 from core.errors import Corrupt
 from tests.api.reading import Message, read
 from tests.api.scripted import files, tokenizer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.openai.said import Interpreter
+from api.openai.answers.said import Interpreter
 from api.openai.tools.called import Called, mistral_id, openai_id
 from api.openai.tools.forced import Named, Required
 from api.openai.tools.hermes import Hermes

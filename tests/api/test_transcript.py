@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.openai.byte_text import ByteText, TokenBytes
-from api.openai.ledger import Ledger
-from api.openai.stops import Stops
-from api.openai.token_texts import TokenTexts
-from api.openai.transcript import Transcript
+from api.openai.text.byte_text import ByteText, TokenBytes
+from api.openai.text.ledger import Ledger
+from api.openai.text.stops import Stops
+from api.openai.text.token_texts import TokenTexts
+from api.openai.text.transcript import Transcript
 from core.generation import Output, TokenLogprobs
 from tests.api.scripted import END, ids, tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from api.openai.said import Interpreter, Said
+from api.openai.answers.said import Interpreter, Said
 
 
 class Reasoned:

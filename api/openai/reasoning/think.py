@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
-from api.openai.said import NOTHING, Said
+from api.openai.answers.said import NOTHING, Said
 from api.openai.tools.reader import BLANK, overlap
 
 OPENING = "<think>"

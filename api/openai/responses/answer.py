@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import orjson
 
-from api.openai.accepted import Accepted
+from api.openai.answers.logprobs_form import TokenNames, chat_logprobs
+from api.openai.answers.said import Step
 from api.openai.errors import ApiError
-from api.openai.logprobs_form import TokenNames, chat_logprobs
+from api.openai.requests.accepted import Accepted
 from api.openai.responses.body import ResponsesRequest
 from api.openai.responses.output import ResponseOutput
 from api.openai.responses.output_items import Event
-from api.openai.said import Step
 from core.clock import Clock
 
 

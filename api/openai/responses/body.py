@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from api.openai.types import (
+from api.openai.requests.types import (
     AtLeastOne,
     Count,
     Int32,

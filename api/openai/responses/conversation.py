@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from api.openai.errors import bad_parameter, not_supported
-from api.openai.messages import CalledFunction, ChatMessage, Part, ToolCall
 from api.openai.responses.body import Item, ItemPart
+from api.openai.templates.messages import CalledFunction, ChatMessage, Part, ToolCall
 
 Content = str | list[ItemPart]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from api.openai.answers.said import Said, ToolDelta
 from api.openai.responses.output_items import CallItem, Event, MessageItem, OutputItem, ReasoningItem
-from api.openai.said import Said, ToolDelta
 
 
 class ResponseOutput:

@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 from api.openai.errors import ApiError, bad_parameter, not_supported
-from api.openai.messages import Function, JsonSchema, NamedChoice, ResponseFormat, Tool, ToolName
+from api.openai.requests.types import ChatRequest
 from api.openai.responses.body import ChosenTool, FunctionTool, ResponsesRequest, TextFormat
 from api.openai.responses.conversation import messages_of
-from api.openai.types import ChatRequest
+from api.openai.templates.messages import Function, JsonSchema, NamedChoice, ResponseFormat, Tool, ToolName
 
 STORED = ("store", "background", "previous_response_id", "conversation", "prompt")
 """What would have to be kept here between requests."""

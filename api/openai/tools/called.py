@@ -6,7 +6,7 @@ import secrets
 import string
 from collections.abc import Callable
 
-from api.openai.said import ToolDelta
+from api.openai.answers.said import ToolDelta
 
 ID_BYTES = 12
 MISTRAL_ID_CHARS = 9

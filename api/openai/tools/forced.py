@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from api.openai.said import Said
+from api.openai.answers.said import Said
 from api.openai.tools.call_list import CallList
 from api.openai.tools.call_object import CallObject
 from api.openai.tools.called import Called

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from api.openai.errors import ApiError, bad_parameter
-from api.openai.messages import NamedChoice, Tool
-from api.openai.types import ChatRequest
+from api.openai.requests.types import ChatRequest
+from api.openai.templates.messages import NamedChoice, Tool
 
 TOOLS_MAX = 128
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

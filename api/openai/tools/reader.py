@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
-from api.openai.said import Said
+from api.openai.answers.said import Said
 from api.openai.tools.called import Called
 
 BLANK = " \t\r\n"

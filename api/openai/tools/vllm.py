@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from api.openai.answers.said import NOTHING, Said, ToolDelta
 from api.openai.errors import ApiError
-from api.openai.said import NOTHING, Said, ToolDelta
+from api.openai.requests.types import ChatRequest
 from api.openai.tools.called import openai_id
-from api.openai.types import ChatRequest
 from api.silent_traceback import silent_traceback
 from core.errors import ContrailError
 from core.prompt import tokens_from_bytes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import isnan
 from typing import Any
 
-from api.openai.token_texts import TokenTexts
+from api.openai.text.token_texts import TokenTexts
 from core.generation import TokenLogprobs
 
 LOWEST = -9999.0

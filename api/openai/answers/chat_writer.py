@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.openai.collected import Call, Collected
-from api.openai.logprobs_form import chat_logprobs, prompt_logprobs
-from api.openai.said import NOTHING, Said, Step, ToolDelta
-from api.openai.sse import Writer
+from api.openai.answers.collected import Call, Collected
+from api.openai.answers.logprobs_form import chat_logprobs, prompt_logprobs
+from api.openai.answers.said import NOTHING, Said, Step, ToolDelta
+from api.openai.answers.sse import Writer
 from core.generation import TokenLogprobs
 from core.prompt import tokens_from_bytes
 

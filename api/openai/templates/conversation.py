@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from api.openai.chat import CONTINUED, ChatTemplate
 from api.openai.errors import bad_parameter, not_supported
-from api.openai.messages import CalledFunction, ChatMessage, Part, Tool
-from api.openai.types import ChatRequest
+from api.openai.requests.types import ChatRequest
+from api.openai.templates.chat import CONTINUED, ChatTemplate
+from api.openai.templates.messages import CalledFunction, ChatMessage, Part, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS = ("text", "input_text", "output_text")

@@ -9,14 +9,14 @@ import msgspec
 import orjson
 
 from api.openai.backend import Backend
-from api.openai.errand import Errand
 from api.openai.errors import ApiError, bad_parameter, not_supported
-from api.openai.messages import ChatMessage, Tool
-from api.openai.prompts import prompts_of
+from api.openai.further.errand import Errand
+from api.openai.requests.prompts import prompts_of
+from api.openai.requests.types import ChatRequest, CompletionRequest, TokenId
+from api.openai.requests.validation import check
 from api.openai.settings import ApiSettings
-from api.openai.tokenizer import ModelTokenizer, Tokenizers
-from api.openai.types import ChatRequest, CompletionRequest, TokenId
-from api.openai.validation import check
+from api.openai.templates.messages import ChatMessage, Tool
+from api.openai.text.tokenizer import ModelTokenizer, Tokenizers
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES, tokens_from_bytes
 

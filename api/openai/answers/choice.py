@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import nan
 from typing import NamedTuple
 
-from api.openai.said import NOTHING, Interpreter, Said, Step
-from api.openai.transcript import Transcript
+from api.openai.answers.said import NOTHING, Interpreter, Said, Step
+from api.openai.text.transcript import Transcript
 from core.generation import GenerateRequest, Output, TokenLogprobs
 from core.prompt import tokens_from_bytes
 

@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from api.openai.errors import bad_parameter
-from api.openai.template_tree import reads_parts
+from api.openai.templates.template_tree import reads_parts
 from core.errors import Corrupt
 
 RENDERED_CHARS_MAX = 64 * 1024 * 1024

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, cast
 
-from api.openai.conversation import render
 from api.openai.errors import ApiError, bad_parameter
-from api.openai.tokenizer import ModelTokenizer
-from api.openai.types import CHOICES_MAX, COMPLETION_TOKENS, ChatRequest, CompletionRequest
+from api.openai.requests.types import CHOICES_MAX, COMPLETION_TOKENS, ChatRequest, CompletionRequest
+from api.openai.templates.conversation import render
+from api.openai.text.tokenizer import ModelTokenizer
 from core.prompt import TOKEN_BYTES, tokens_from_bytes, tokens_to_bytes
 
 TRUNCATED_CHARS_PER_TOKEN = 16

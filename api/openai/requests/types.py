@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from api.openai.messages import ChatMessage, ResponseFormat, StructuredOutputs, Tool, ToolChoice
+from api.openai.templates.messages import ChatMessage, ResponseFormat, StructuredOutputs, Tool, ToolChoice
 
 STOP_MAX = 4
 """Stop strings per request."""

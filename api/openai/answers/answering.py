@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Protocol, cast
 
-from api.openai.accepted import Accepted
+from api.openai.answers.choice import Choice
+from api.openai.answers.merging import merged
+from api.openai.answers.said import Step
+from api.openai.answers.usage import Usage
 from api.openai.backend import Backend
-from api.openai.choice import Choice
-from api.openai.merging import merged
-from api.openai.said import Step
-from api.openai.usage import Usage
+from api.openai.requests.accepted import Accepted
 from core.generation import Output
 from core.models import GenerationFailed
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from api.openai.errors import ApiError, bad_parameter
-from api.openai.guiding import guided_of
-from api.openai.tokenizer import ModelTokenizer
-from api.openai.types import COMPLETION_TOKENS, ChatRequest, CompletionRequest
+from api.openai.requests.guiding import guided_of
+from api.openai.requests.types import COMPLETION_TOKENS, ChatRequest, CompletionRequest
+from api.openai.text.tokenizer import ModelTokenizer
 from core.generation import Sampling
 from core.models import ModelCard
 

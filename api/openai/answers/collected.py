@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from api.openai.choice import Choice
-from api.openai.said import Step
+from api.openai.answers.choice import Choice
+from api.openai.answers.said import Step
 from core.generation import TokenLogprobs
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from api.openai.segments import Segments
-from api.openai.words import Words, words_of
+from api.openai.text.segments import Segments
+from api.openai.text.words import Words, words_of
 from core.prompt import tokens_to_bytes
 
 WORDS_CHARS_MAX = 16 * 1024

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 from api.openai.errors import ApiError, bad_parameter, not_supported
-from api.openai.types import (
+from api.openai.requests.types import (
     BIASES_MAX,
     STOP_CHARS_MAX,
     STOP_MAX,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.metrics import ModelMetrics
-from api.openai.usage import Usage
+from api.openai.answers.usage import Usage
 from core.clock import Clock
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from api.openai.token_texts import TokenTexts
+from api.openai.text.token_texts import TokenTexts
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from api.openai.byte_text import ByteText
-from api.openai.detokenizer import Detokenizer
-from api.openai.ledger import Ledger
-from api.openai.stops import Stops
+from api.openai.text.byte_text import ByteText
+from api.openai.text.detokenizer import Detokenizer
+from api.openai.text.ledger import Ledger
+from api.openai.text.stops import Stops
 from core.generation import Output, TokenLogprobs
 from core.models import GenerationFailed
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from api.openai.choice import Choice
-from api.openai.token_texts import TokenTexts
-from api.openai.usage import Usage
+from api.openai.answers.choice import Choice
+from api.openai.answers.usage import Usage
+from api.openai.text.token_texts import TokenTexts
 
 
 class Shown(msgspec.Struct, frozen=True):

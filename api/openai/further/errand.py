@@ -12,8 +12,8 @@ from actors.metrics import FrontendMetrics
 from api.openai.errors import ApiError
 from api.openai.exchange import ClientGone, Exchange
 from api.openai.refusal import outcome_of, shown
+from api.openai.requests.validation import decode
 from api.openai.settings import ApiSettings
-from api.openai.validation import decode
 from core.clock import Clock
 from core.errors import ContrailError
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from api.openai.errors import bad_parameter, not_supported
-from api.openai.messages import ResponseFormat, StructuredOutputs
+from api.openai.templates.messages import ResponseFormat, StructuredOutputs
 from core.generation import Guided
 
 SCHEMA_BYTES_MAX = 256 * 1024

@@ -12,12 +12,12 @@ import numpy as np
 import orjson
 
 from api.openai.backend import Backend
-from api.openai.embedding_inputs import EmbeddingRequest, embedding_tokens
-from api.openai.errand import Errand
 from api.openai.errors import bad_parameter
-from api.openai.headers import Hints, hints_of
+from api.openai.further.embedding_inputs import EmbeddingRequest, embedding_tokens
+from api.openai.further.errand import Errand
+from api.openai.requests.headers import Hints, hints_of
 from api.openai.settings import ApiSettings
-from api.openai.tokenizer import Tokenizers
+from api.openai.text.tokenizer import Tokenizers
 from core.generation import TASK_EMBED, GenerateRequest, Output, Sampling
 from core.ids import RequestId
 from core.models import GenerationFailed

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 import orjson
 
-from api.openai.accepted import Accepted
-from api.openai.collected import Collected
-from api.openai.logprobs_form import TokenNames
-from api.openai.said import Step
-from api.openai.usage import Usage
+from api.openai.answers.collected import Collected
+from api.openai.answers.logprobs_form import TokenNames
+from api.openai.answers.said import Step
+from api.openai.answers.usage import Usage
+from api.openai.requests.accepted import Accepted
 from core.prompt import TOKEN_BYTES
 
 DONE = b"data: [DONE]\n\n"

@@ -7,8 +7,8 @@ from typing import Any, cast
 import msgspec
 
 from api.openai.errors import ApiError, bad_parameter, not_supported
-from api.openai.tokenizer import ModelTokenizer
-from api.openai.types import AtLeastOne, Int32, Salt, TokenId
+from api.openai.requests.types import AtLeastOne, Int32, Salt, TokenId
+from api.openai.text.tokenizer import ModelTokenizer
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES, tokens_to_bytes
 

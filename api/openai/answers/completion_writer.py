@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from api.openai.accepted import Accepted
-from api.openai.collected import Collected
-from api.openai.logprobs_form import CompletionLogprobs, prompt_logprobs
-from api.openai.said import Step
-from api.openai.sse import Writer
+from api.openai.answers.collected import Collected
+from api.openai.answers.logprobs_form import CompletionLogprobs, prompt_logprobs
+from api.openai.answers.said import Step
+from api.openai.answers.sse import Writer
+from api.openai.requests.accepted import Accepted
 from core.generation import TokenLogprobs
 from core.prompt import tokens_from_bytes
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer, decoders
 
-from api.openai.byte_text import ByteText, TokenBytes
-from api.openai.chat import ChatTemplate
-from api.openai.detokenizer import Detokenizer
-from api.openai.encoder import Encoder
-from api.openai.parsers import load
-from api.openai.token_texts import TokenTexts
+from api.openai.answers.parsers import load
+from api.openai.templates.chat import ChatTemplate
+from api.openai.text.byte_text import ByteText, TokenBytes
+from api.openai.text.detokenizer import Detokenizer
+from api.openai.text.encoder import Encoder
+from api.openai.text.token_texts import TokenTexts
 from core.errors import Corrupt
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES

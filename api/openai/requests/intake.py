@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from api.openai.accepted import Accepted, Shown
+from api.openai.answers.choice import Choice, Echo
+from api.openai.answers.interpreting import interpreter_of
+from api.openai.answers.said import Interpreter
 from api.openai.backend import Backend
-from api.openai.choice import Choice, Echo
-from api.openai.headers import Hints, hints_of
-from api.openai.interpreting import interpreter_of
-from api.openai.ledger import Ledger
-from api.openai.prompts import PromptTokens, prompts_of
-from api.openai.said import Interpreter
-from api.openai.sampling import room_of, sampling_of, shown_logprobs, with_seed
+from api.openai.requests.accepted import Accepted, Shown
+from api.openai.requests.headers import Hints, hints_of
+from api.openai.requests.prompts import PromptTokens, prompts_of
+from api.openai.requests.sampling import room_of, sampling_of, shown_logprobs, with_seed
+from api.openai.requests.types import ChatRequest, CompletionRequest
+from api.openai.requests.validation import stop_strings
 from api.openai.settings import ApiSettings
-from api.openai.stops import Stops
-from api.openai.tokenizer import ModelTokenizer, Tokenizers
-from api.openai.transcript import Transcript
-from api.openai.types import ChatRequest, CompletionRequest
-from api.openai.validation import stop_strings
+from api.openai.text.ledger import Ledger
+from api.openai.text.stops import Stops
+from api.openai.text.tokenizer import ModelTokenizer, Tokenizers
+from api.openai.text.transcript import Transcript
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.models import ModelCard

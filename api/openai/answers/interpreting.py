@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from api.openai.answers.parsers import REASONING, TOOLS, Parsers
+from api.openai.answers.said import Interpreter
 from api.openai.errors import ApiError, bad_parameter
-from api.openai.guiding import guided_of
-from api.openai.parsers import REASONING, TOOLS, Parsers
 from api.openai.reasoning.reasoned import Reasoned
 from api.openai.reasoning.think import CLOSING, OPENING, Think
-from api.openai.said import Interpreter
-from api.openai.tokenizer import ModelTokenizer
+from api.openai.requests.guiding import guided_of
+from api.openai.requests.types import ChatRequest
+from api.openai.text.tokenizer import ModelTokenizer
 from api.openai.tools.called import Called, mistral_id, openai_id
 from api.openai.tools.forced import Named, Required
 from api.openai.tools.hermes import Hermes
 from api.openai.tools.llama3_json import Llama3Json
 from api.openai.tools.mistral import Mistral
 from api.openai.tools.offer import AUTO, NAMED, NONE, REQUIRED, Offer, offer_of, without_parser
-from api.openai.types import ChatRequest
 from core.prompt import TOKEN_BYTES, tokens_from_bytes
 
 TAIL_TOKENS = 16
