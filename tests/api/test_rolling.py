@@ -142,6 +142,7 @@ async def test_a_terminal_that_is_gone_ends_what_has_one(
     """SIGHUP drains on a terminal and restarts without one; SIGUSR1 always restarts."""
     monkeypatch.setattr(api.running.interrupts, "has_terminal", lambda: terminal)
     interrupts, loop = Interrupts(), asyncio.get_running_loop()
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests may have it ignored
     interrupts.install()
     try:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -153,6 +154,7 @@ async def test_a_terminal_that_is_gone_ends_what_has_one(
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             loop.remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_an_inherited_socket_is_checked() -> None:
