@@ -23,7 +23,7 @@ from api.http_limits import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, TURNED_AW
 from api.http_strict import fault_of
 from api.http_wire import STATE_KEY, ClientWire, client_gone
 from api.openai.errors import RETRY_AFTER_S, ApiError
-from api.openai.exchange import SLOW_READER_S
+from api.openai.vigil import SLOW_READER_S
 
 DISCARD_BYTES_MAX = 64 * 1024 * 1024
 """Rest of a body that was refused: read and dropped up to this, so that the client gets to see the answer."""

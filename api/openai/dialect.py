@@ -19,13 +19,14 @@ from api.openai.answers.said import Step
 from api.openai.answers.watch import Watch
 from api.openai.backend import Backend
 from api.openai.errors import ApiError
-from api.openai.exchange import ClientGone, Exchange
+from api.openai.exchange import Exchange
 from api.openai.refusal import outcome_of, shown
 from api.openai.requests.accepted import Accepted
 from api.openai.requests.intake import Intake
 from api.openai.requests.types import ChatRequest
 from api.openai.requests.validation import check, decode
 from api.openai.settings import ApiSettings
+from api.openai.vigil import ClientGone
 from core.clock import Clock
 from core.errors import ContrailError
 

@@ -16,14 +16,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.http_wire import STATE_KEY, ClientWire
 from api.openai.errors import ApiError, stopping, too_large
-from core.models import DeadlineExceeded
+from api.openai.vigil import SLOW_READER_S, ClientGone, Vigil
 
-SLOW_READER_S = 60.0
-"""A write that waits for its client for so long ends the exchange: it takes some 50 KB, once in so long, to go on."""
-LOOKS = 4
-"""In that time it is looked so often whether a write waits: it may take a part of it longer."""
 DEADLINE_HEADER = b"x-contrail-deadline-ms"
-TOO_LATE = "the request was not answered within its x-contrail-deadline-ms"
 DEADLINE_DIGITS = 10
 """More of them than the largest deadline has; what is no deadline is refused by whoever reads the request."""
 JSON_TYPE = (b"content-type", b"application/json")
@@ -32,10 +27,6 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class ClientGone(Exception):
-    """The client hung up: there is nobody to answer."""
 
 
 class Exchange:
@@ -51,6 +42,7 @@ class Exchange:
         self._deadline_s = _deadline_s(self.headers)
         """By the loop's clock; infinite if the client named none."""
         self._writes = 0
+        """Begun and ended, together."""
         self._wire: ClientWire | None = scope["state"].get(STATE_KEY)
 
     def __repr__(self) -> str:
@@ -121,7 +113,7 @@ class Exchange:
     async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
         """The work is done. If the client hangs up first, or does not read, it has been cancelled and ClientGone is
         raised; DeadlineExceeded if the client waits no longer."""
-        vigil = Vigil(self)
+        vigil = Vigil(lambda: self._writes, self._deadline_s)
         watching = self._watch(vigil)
         try:
             await work
@@ -130,6 +122,8 @@ class Exchange:
             raise vigil.verdict() or stopping() from error
         finally:
             vigil.close()
+            if self._wire is not None:
+                self._wire.listen(None)
             if watching is not None:
                 watching.cancel()
 
@@ -144,74 +138,6 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass  # nothing else comes after the body
         vigil.gone()
-
-    @property
-    def deadline_s(self) -> float:
-        """When the client waits no longer, by the loop's clock; infinite if it did not say."""
-        return self._deadline_s
-
-    @property
-    def writes(self) -> int:
-        """Begun and ended, together: odd while one waits."""
-        return self._writes
-
-    def forget(self) -> None:
-        """Nobody hears of the client's end any more."""
-        if self._wire is not None:
-            self._wire.listen(None)
-
-
-class Vigil:
-    """Ends the task that answers a request when there is nobody to answer any more, and knows why."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task(self._loop)
-        self._why: Exception | None = None
-        self._seen = exchange.writes
-        self._waits = 0
-        late_s = exchange.deadline_s
-        self._deadline = None if late_s == math.inf else self._loop.call_at(late_s, self._late)
-        self._look_due = self._loop.call_later(SLOW_READER_S / LOOKS, self._look)
-
-    def __repr__(self) -> str:
-        return f"<Vigil over {self._exchange!r}, {self._why or 'nothing yet'}>"
-
-    def close(self) -> None:
-        """Nothing is ended any more."""
-        self._look_due.cancel()
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._exchange.forget()
-
-    def gone(self) -> None:
-        """The client hung up."""
-        self._end(ClientGone())
-
-    def verdict(self) -> Exception | None:
-        """Why the task was ended here; None if it was not. Its cancellation counts as dealt with."""
-        if self._why is not None and self._task is not None:
-            self._task.uncancel()
-        return self._why
-
-    def _late(self) -> None:
-        self._end(DeadlineExceeded(TOO_LATE))
-
-    def _look(self) -> None:
-        """A write that waits for its client is counted, and ended when that took SLOW_READER_S."""
-        writes = self._exchange.writes
-        self._waits = self._waits + 1 if self._seen % 2 and self._seen == writes else 0
-        self._seen = writes
-        if self._waits >= LOOKS:
-            self._end(ClientGone())
-        else:
-            self._look_due = self._loop.call_later(SLOW_READER_S / LOOKS, self._look)
-
-    def _end(self, why: Exception) -> None:
-        if self._why is None and self._task is not None:
-            self._why = why
-            self._task.cancel()
 
 
 def _deadline_s(headers: Mapping[bytes, bytes]) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 from actors.metrics import FrontendMetrics
 from api.app import create_app
-from api.openai import exchange as exchange_module
+from api.openai import vigil as vigil_module
 from api.openai.settings import ApiSettings
 from core.generation import Output
 from tests.api.conftest import Api
@@ -102,7 +102,7 @@ async def test_a_deadline_without_sense_is_the_callers_error(api: Api, wrong: st
 
 async def test_who_does_not_read_is_bounded_in_memory_and_in_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not much is taken from the worker for it, and after SLOW_READER_S the worker stops."""
-    monkeypatch.setattr(exchange_module, "SLOW_READER_S", 0.8)
+    monkeypatch.setattr(vigil_module, "SLOW_READER_S", 0.8)
     piece = ids("a jet leaves a contrail " * 40)
     taken = 0
 
@@ -127,7 +127,7 @@ async def test_who_does_not_read_is_bounded_in_memory_and_in_time(api: Api, monk
 
 async def test_who_reads_slowly_is_served(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it reads at all."""
-    monkeypatch.setattr(exchange_module, "SLOW_READER_S", 0.4)
+    monkeypatch.setattr(vigil_module, "SLOW_READER_S", 0.4)
     text = "a jet leaves a contrail " * 200
     api.backend.script = [*(Output(tokens=ids(text)) for _ in range(60)), Output(tokens=ids("end"), finish="stop")]
     host, port = str(api.http.base_url.host), api.http.base_url.port

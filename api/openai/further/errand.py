@@ -10,10 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 from actors.metrics import FrontendMetrics
 from api.openai.errors import ApiError
-from api.openai.exchange import ClientGone, Exchange
+from api.openai.exchange import Exchange
 from api.openai.refusal import outcome_of, shown
 from api.openai.requests.validation import decode
 from api.openai.settings import ApiSettings
+from api.openai.vigil import ClientGone
 from core.clock import Clock
 from core.errors import ContrailError
 
