@@ -198,7 +198,7 @@ class Admission:
             raise self._late(line, waiting, limit_ms, is_deadline=is_deadline) from None
         except NoWorkers:
             raise  # it was turned away, and that was said
-        except BaseException:
+        except BaseException:  # cancelled, mostly: whatever it was, nobody waits any more
             self._given_up(line, waiting)
             self._turned_away(line, waiting, "client_gone")
             raise

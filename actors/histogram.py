@@ -1,4 +1,4 @@
-"""Histogram: counts by bucket at a tenth of the library's price, which every token would pay."""
+"""Histogram: counts by bucket at a fifth of the library's price, which every token would pay."""
 
 from __future__ import annotations
 

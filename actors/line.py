@@ -80,7 +80,7 @@ class TokenStream:
         return output
 
     async def _news(self) -> None:
-        # a future of our own: an asyncio.Event costs three times as much, and every token waits here
+        # a future of our own: an asyncio.Event costs half as much again, and every token waits here
         assert self._line is not None
         self._waiter = self._line.loop.create_future()
         try:

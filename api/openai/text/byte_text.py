@@ -1,7 +1,7 @@
 """Tokens to text where each stands for bytes of its own, whatever is before it: byte-level tokenizers.
 
-A look into a table and Python's own decoder do in a tenth of the time what the library does, to the same text:
-`tests/api/test_byte_text.py` holds both to it.
+A look into a table and Python's own decoder take an eighth of `Detokenizer`'s time, and give the library's text:
+`tests/api/test_byte_text.py` holds them to it.
 """
 
 from __future__ import annotations
