@@ -8,6 +8,8 @@
    same step, and the publisher answers one replay at most between two looks into its queue. So when two answers in a
    row end with the same batch, the queue was empty in between: all that was there at the call has been sent. A busy
    engine may never come to that; there a batch that was made after the call (same machine, same clock) tells as much.
+4. An answer is one burst, and the engine's socket drops what its pipe (1 000 frames) does not hold while this process
+   is slow: frames, and the end too. So an answer that falls silent is over, proves nothing, and the rest is asked for.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from core.errors import EngineDead, Unavailable
 QUEUE_MESSAGES_MAX = 100_000
 """Messages that may wait on either side of the PUB socket; more are dropped, found missing and asked for."""
 REPLAY_TIMEOUT_S = 10.0
-"""How long the engine may take for the next frame of a replay; its publisher looks every 0.1 s."""
+"""How long the engine may take for the first frame of a replay; its publisher looks every 0.1 s."""
+SILENCE_S = 0.5
+"""How long an answer that has begun may be silent; it is sent at one go."""
 ROUNDS_MAX = 1_000
 """Replays in one `catch_up`; each but the last two found a new batch."""
 SEQ_BYTES = 8
@@ -42,6 +46,8 @@ class Replayed(NamedTuple):
     """sys.maxsize if it held nothing."""
     end: int
     """One behind the newest: how many batches the engine had published; 0 if it held nothing."""
+    whole: bool
+    """False if its end was lost: there may be newer ones."""
 
 
 class KvEventFeed:
@@ -83,11 +89,12 @@ class KvEventFeed:
         published = -1
         for _ in range(ROUNDS_MAX):
             self.check()
-            before, published = published, (await self._replay(max(self._next - 1, 0))).end
-            if self._next < published:
-                await self._fill(published)
-            if before == published or self._made_s > asked_s:
+            answer = await self._replay(max(self._next - 1, 0))
+            if self._next < answer.end:
+                await self._fill(answer.end)
+            if (answer.whole and published == answer.end) or self._made_s > asked_s:
                 return
+            published = answer.end if answer.whole else -1
         raise Unavailable(f"the engine went on sending cache events through {ROUNDS_MAX} replays")
 
     def check(self) -> None:
@@ -137,7 +144,7 @@ class KvEventFeed:
 
         A fresh socket each time, so that no late frame of another answer can be mistaken for one of this.
         """
-        oldest, end = sys.maxsize, 0
+        oldest, end, patience_s = sys.maxsize, 0, REPLAY_TIMEOUT_S
         with self._context.socket(zmq.DEALER) as socket:
             socket.linger = 0
             socket.set_hwm(QUEUE_MESSAGES_MAX)
@@ -145,13 +152,15 @@ class KvEventFeed:
             await socket.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")])
             while True:
                 try:
-                    async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                    async with asyncio.timeout(patience_s):
                         frames = await socket.recv_multipart()
                 except TimeoutError as error:
+                    if end:
+                        return Replayed(oldest, end, whole=False)
                     raise Unavailable(f"no answer to a replay for {REPLAY_TIMEOUT_S:.0f} s") from error
                 _, _, number, payload = frames
                 if number == END:
-                    return Replayed(oldest, end)
+                    return Replayed(oldest, end, whole=True)
                 seq = int.from_bytes(number, "big")
-                oldest, end = min(oldest, seq), seq + 1
+                oldest, end, patience_s = min(oldest, seq), seq + 1, SILENCE_S
                 self._take(seq, payload)

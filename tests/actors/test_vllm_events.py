@@ -123,7 +123,7 @@ class Publisher:
         from vllm.distributed.kv_events import EventBatch, ZmqEventPublisher  # noqa: PLC0415  (slow, and not always there)
 
         self._batch = EventBatch
-        self._publisher = ZmqEventPublisher(
+        self._publisher: Any = ZmqEventPublisher(
             0, endpoint=feed.events_endpoint, replay_endpoint=feed.replay_endpoint, buffer_steps=buffer_steps
         )
 
@@ -133,6 +133,21 @@ class Publisher:
     def newest(self) -> int:
         """The batch that was sent last, -1 if none was."""
         return int(self._publisher._buffer[-1][0]) if self._publisher._buffer else -1
+
+    def lose_after(self, frames: int) -> None:
+        """Of every answer to a replay only so many frames arrive: a ROUTER socket drops what its pipe does not hold."""
+        inner, sent = self._publisher._replay, dict[bytes, int]()
+
+        class Dropping:
+            def send_multipart(self, parts: tuple[bytes, ...]) -> None:
+                sent[parts[0]] = sent.get(parts[0], 0) + 1
+                if sent[parts[0]] <= frames:
+                    inner.send_multipart(parts)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(inner, name)
+
+        self._publisher._replay = Dropping()
 
     def stop(self) -> None:
         self._publisher.shutdown()
@@ -202,6 +217,19 @@ async def test_catch_up_waits_for_the_queue(wire: Wire) -> None:
             await wire.feed.catch_up()
             assert wire.taken[-1:] == [number]
     assert wire.taken == list(range(20_000))
+    assert wire.gaps == []
+
+
+async def test_catch_up_when_answers_are_cut(wire: Wire) -> None:
+    """An answer whose last frames were dropped, its end among them, is taken as far as it came and asked for again."""
+    publisher = wire.publisher()
+    for number in range(1_000):
+        publisher.publish(number)
+    await wire.until(lambda: publisher.newest() == 999)
+    publisher.lose_after(400)
+    wire.feed.start()
+    await wire.feed.catch_up()
+    assert wire.taken == list(range(1_000))
     assert wire.gaps == []
 
 
