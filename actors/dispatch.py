@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 
 from actors.fleet import Fleet
 from actors.flight import Flight, Flights
@@ -20,7 +19,7 @@ from core.clock import Clock
 from core.entropy import random_bits64
 from core.errors import CallerError
 from core.events import RequestRejected
-from core.generation import GenerateRequest, Hint, Output
+from core.generation import GenerateRequest, Hint, Output, Take
 from core.ids import WorkerId
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import Prompt, scope_bytes
@@ -80,16 +79,17 @@ class Dispatch:
                 raise NoWorkers(f"the workers of model {model!r} are not connected yet")
             raise UnknownModel(f"the model {model!r} does not exist")
 
-    async def generate(
+    async def run(
         self,
         model: str,
         request: GenerateRequest,
+        take: Take,
         ended: Callable[[], str | None] = lambda: None,
         arrived_ms: int | None = None,
-    ) -> AsyncIterator[Output]:
-        """Tokens of the request, from the workers that the decisions chose; closing it cancels there.
+    ) -> None:
+        """The answer has been taken, from the workers that the decisions chose; a cancellation cancels there.
 
-        When it is closed early, `ended` says how the answer ended for the client (`stop`, for a stop string), or None
+        When it ends early, `ended` says how the answer ended for the client (`stop`, for a stop string), or None
         if the client went away; the log has it then. `arrived_ms`: when the request came, if it had to wait since.
         UnknownModel, NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first token. After
         it GenerationFailed, if no other worker can go on with the answer.
@@ -100,14 +100,16 @@ class Dispatch:
             Told(request, self._fleet.catalog.context_max(model)),
             self._clock.monotonic_ms() if arrived_ms is None else arrived_ms,
         )
+        tell = trip.told.tell
+
+        def hear(output: Output) -> bool:
+            new = tell(output)
+            return new is None or take(new)
+
         while True:
             flight = await self._started(trip, request)
             try:
-                async with aclosing(flight.outputs()) as outputs:
-                    async for output in outputs:
-                        new = trip.told.tell(output)
-                        if new is not None:
-                            yield new
+                await flight.run(hear)
                 return  # noqa: TRY300  # the loop is over when an attempt ends well
             except WorkerGone as error:
                 self._broke_off(trip, flight, error)
@@ -120,7 +122,7 @@ class Dispatch:
             finally:
                 flight.close(ended() or "abort")
             if trip.told.complete:
-                yield Output(finish="length")
+                take(Output(finish="length"))
                 return
 
     def _broke_off(self, trip: Trip, flight: Flight, error: WorkerGone) -> None:

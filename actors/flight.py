@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from actors.line import TokenStream, WorkerGone
@@ -11,7 +11,7 @@ from actors.prefill_counts import PrefillCounts
 from core.clock import Clock
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestFinished, RequestPrefilled, RequestRouted
-from core.generation import Output
+from core.generation import Output, Take
 from core.ids import RequestId, WorkerId, to_column
 
 
@@ -72,16 +72,19 @@ class Flight:
     def __repr__(self) -> str:
         return f"<Flight {self.routed.request}/{self.routed.attempt} on {self.worker}, {self.output_tokens} tokens>"
 
-    async def outputs(self) -> AsyncGenerator[Output, None]:
-        """Tokens as the worker makes them. WorkerGone and CallerError as the stream has them."""
+    async def run(self, take: Take) -> None:
+        """Tokens have been taken as the worker made them. WorkerGone and CallerError as the stream has them."""
+
+        def hear(output: Output) -> bool:
+            if self.ttft_ms < 0 and (output.tokens or output.finish):
+                self._first(output)
+            self.output_tokens += len(output.tokens)
+            if output.finish is not None:
+                self._finish(output.finish)  # said before the client hears the end
+            return take(output)
+
         try:
-            async for output in self._stream:
-                if self.ttft_ms < 0 and (output.tokens or output.finish):
-                    self._first(output)
-                self.output_tokens += len(output.tokens)
-                if output.finish is not None:
-                    self._finish(output.finish)  # said before the client hears the end
-                yield output
+            await self._stream.run(hear)
         except WorkerGone as error:
             self._finish("worker_lost", str(error))
             raise

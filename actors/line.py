@@ -29,7 +29,7 @@ from actors.wire import (
     read_by_replica,
 )
 from core.errors import CallerError, PeerError, Unavailable
-from core.generation import GenerateRequest, Hint, Output
+from core.generation import GenerateRequest, Hint, Output, Take
 
 _logger = logging.getLogger(__name__)
 
@@ -43,17 +43,15 @@ class WorkerLeaves(WorkerGone):
 
 
 class TokenStream:
-    """The answer to one request: an async iterator that ends after the Output with `finish`.
-
-    Tokens that come faster than they are read are merged. WorkerGone if the connection breaks or the worker fails,
-    CallerError if the engine cannot take the request; what came before is read first.
-    """
+    """The answer to one request: every output is taken in the turn of the loop in which it comes, without a task's
+    having to wake up for it. What comes before `run` waits, merged."""
 
     def __init__(self, line: Line | None, model: str, request: GenerateRequest, hint: Hint) -> None:
         self._gathered = Gathered()
         self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        """Of whoever waits for something to come."""
+        self._take: Take | None = None
+        self._over: asyncio.Future[None] | None = None
+        """Of whoever waits for the end; there with `_take`."""
         self._ended = False
         self._line = line
         self._number = -1
@@ -62,45 +60,55 @@ class TokenStream:
         else:
             self._number = line.open(self, model, request, hint)
 
-    def __aiter__(self) -> TokenStream:
-        return self
+    async def run(self, take: Take) -> None:
+        """Every output has been taken, up to the one with `finish`, or until no more was wanted.
 
-    async def __anext__(self) -> Output:
-        if self._ended:
-            raise StopAsyncIteration
-        if not self._gathered and self._error is None:
-            await self._news()
-        if not self._gathered:
-            assert self._error is not None
-            self._end()
-            raise self._error
-        output = self._gathered.take()
-        if output.finish is not None:
-            self._end()
-        return output
-
-    async def _news(self) -> None:
-        # a future of our own: an asyncio.Event costs half as much again, and every token waits here
-        assert self._line is not None
-        self._waiter = self._line.loop.create_future()
+        WorkerGone if the connection breaks or the worker fails, CallerError if the engine cannot take the request, each
+        after what came before it was taken; and whatever `take` raises. Once.
+        """
+        assert self._over is None
+        self._over = asyncio.get_running_loop().create_future()
+        self._take = take
+        if self._gathered:
+            self._give(self._gathered.take())
+        if self._error is not None:
+            self._settle()
         try:
-            await self._waiter
+            await self._over
         finally:
-            self._waiter = None
+            self._take = None
+        if self._error is not None:
+            raise self._error
 
     def put(self, output: Output) -> None:
         """More of the answer came."""
-        self._gathered.add(output)
-        self._wake()
+        if self._take is None:
+            self._gathered.add(output)
+        else:
+            self._give(output)
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come."""
         self._error = error
-        self._wake()
+        self._end()
+        self._settle()
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _give(self, output: Output) -> None:
+        assert self._take is not None
+        try:
+            wants_more = self._take(output)
+        except Exception as error:  # noqa: BLE001  # the reader's own: others on this connection have no part in it
+            self._error, wants_more = error, False
+        if output.finish is not None:
+            self._end()
+        if output.finish is not None or not wants_more:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Whoever waits goes on; nothing is taken any more."""
+        self._take = None
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
 
     def close(self) -> None:
         """The worker stops within a step if it had not finished."""
@@ -128,7 +136,6 @@ class Line(asyncio.Protocol):
         """Something came since `Link.silence` was asked last."""
         self.silence = 0
         """How often it was asked since."""
-        self.loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
         self._splitter = Splitter(ANSWER_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
@@ -154,7 +161,7 @@ class Line(asyncio.Protocol):
             return
         self.closed.set()
         why = self.refusal or why
-        for stream in self.streams.values():
+        for stream in list(self.streams.values()):
             stream.fail(WorkerGone(why))
         for _, answer in self._asked:
             if not answer.done():

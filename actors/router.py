@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from actors.fleet import Fleet
 from actors.flight import Flights
 from actors.life import Life
 from actors.live_settings import LiveSettings
+from actors.pulled import pulled
 from actors.room import Rooms
 from actors.surroundings import Surroundings
 from actors.suspicion import Suspicion
@@ -27,7 +28,7 @@ from actors.voice import Voice
 from actors.wire import PROTOCOL, Hello
 from core.clock import Clock
 from core.events import Event, ReplicaJoined
-from core.generation import GenerateRequest, Output
+from core.generation import GenerateRequest, Output, Take
 from core.ids import ReplicaId, WorkerId
 from core.keys import DeploymentKey
 from core.models import ModelCard
@@ -262,26 +263,34 @@ class Router:
         )
         return self.fleet.catalog.card(model, workers)
 
-    async def generate(
-        self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
-    ) -> AsyncIterator[Output]:
-        """Tokens of the request from a worker that the decision chose, as `actors.dispatch` has it, once a worker has a
-        place for it; before that what `actors.admission` raises."""
+    async def run(
+        self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """The answer has been taken as it came, from a worker that the decision chose, as `actors.dispatch` has it,
+        once one had a place for the request; before that what `actors.admission` raises."""
         self.dispatch.check_known(model)
         with self.flights.named(request.id) as name:
             named = request if name == request.id else msgspec.structs.replace(request, id=name)
             arrived_ms, tokens = self._clock.monotonic_ms(), 0
             place = await self.admission.enter(model, named)
+
+            def hear(output: Output) -> bool:
+                nonlocal tokens
+                tokens += len(output.tokens)
+                if output.finish is not None:
+                    place.close(tokens)  # whoever reads it slowly holds nobody up
+                return take(output)
+
             try:
-                steps = self.dispatch.generate(model, named, ended, arrived_ms)
-                async with aclosing(cast(AsyncGenerator[Output, None], steps)) as outputs:
-                    async for output in outputs:
-                        tokens += len(output.tokens)
-                        if output.finish is not None:
-                            place.close(tokens)  # whoever reads it slowly holds nobody up
-                        yield output
+                await self.dispatch.run(model, named, hear, ended, arrived_ms)
             finally:
                 place.close(tokens if ended() else None)
+
+    def generate(
+        self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
+    ) -> AsyncGenerator[Output, None]:
+        """The same, to be read at the reader's own pace; closing it cancels."""
+        return pulled(lambda take: self.run(model, request, take, ended))
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 STATE_KEY = "contrail.wire"
 """Where a scope's state has it; whoever must see all that is sent takes it out."""
 HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n"
 JSON = b"content-type: application/json\r\ncontent-length: %d\r\n"
 CLOSE = b"connection: close\r\n"
 
@@ -62,14 +63,31 @@ class ClientWire:
         cycle = self._cycle
         if cycle.response_started or cycle.flow.write_paused or cycle.scope["http_version"] != "1.1":
             return False
-        cycle.response_started = True
-        cycle.waiting_for_100_continue = False
+        head = self._begin(())
         if not cycle.disconnected:
-            headers = b"".join([b"%b: %b\r\n" % pair for pair in (*cycle.default_headers, *self.named())])
-            close = b"" if cycle.keep_alive else CLOSE
-            cycle.transport.write(b"".join((HEAD, headers, JSON % len(body), close, b"\r\n", body)))
+            cycle.transport.write(b"".join((head, JSON % len(body), b"\r\n", body)))
             self._complete()
         return True
+
+    def first_chunk(self, headers: Headers, piece: bytes) -> bool:
+        """The piece is on its way as the first chunk of an answer: 200, with these headers. False if it must go ASGI's
+        way, of which nothing is done then."""
+        cycle = self._cycle
+        if cycle.response_started or cycle.flow.write_paused or cycle.scope["http_version"] != "1.1":
+            return False
+        head = self._begin(headers)
+        cycle.chunked_encoding = True
+        if not cycle.disconnected:
+            cycle.transport.write(b"".join((head, CHUNKED, b"\r\n%x\r\n" % len(piece), piece, b"\r\n")))
+        return True
+
+    def _begin(self, headers: Headers) -> bytes:
+        """The answer's head, but for what its body needs there and its end."""
+        cycle = self._cycle
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        lines = [b"%b: %b\r\n" % pair for pair in (*cycle.default_headers, *headers, *self.named())]
+        return b"".join((HEAD, *lines, b"" if cycle.keep_alive else CLOSE))
 
     def chunk(self, piece: bytes) -> bool:
         """The piece is on its way as a chunk of the answer that has begun. False if it must go ASGI's way."""

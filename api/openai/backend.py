@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
-from core.generation import GenerateRequest, Output
+from core.generation import GenerateRequest, Take
 from core.models import ModelCard
 from core.readiness import Readiness
 
@@ -19,14 +19,14 @@ class Backend(Protocol):
     def card(self, model: str) -> ModelCard:
         """The model of this name; UnknownModel if there is none."""
 
-    def generate(
-        self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
-    ) -> AsyncIterator[Output]:
-        """New tokens as they come, the last Output with `finish`.
+    async def run(
+        self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """New tokens have been taken as they came, the last Output with `finish`.
 
-        The first step raises UnknownModel, NoWorkers, Overloaded, CallerError or GenerationFailed; a later one
-        GenerationFailed. `aclose()` of the iterator cancels at the worker; `ended` says then how the answer ended
-        for the client, None if it went away.
+        Raises UnknownModel, NoWorkers, Overloaded, CallerError or GenerationFailed before the first output; after it
+        GenerationFailed. A cancellation, or a `take` that wants no more, cancels at the worker; `ended` says then how
+        the answer ended for the client, None if it went away.
         """
 
     def ready(self) -> Readiness:

@@ -95,6 +95,19 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         self._writes += 1
 
+    def write_now(self, piece: bytes) -> bool:
+        """The piece has been handed on, and the stream has begun; False, and nothing is done, if only `write` can."""
+        if self._wire is None:
+            return False
+        if self.started:
+            return self._wire.chunk(piece)
+        self.started = self._wire.first_chunk(STREAM_HEADERS, piece)
+        return self.started
+
+    def close_now(self, piece: bytes) -> bool:
+        """The stream has ended with this piece; False, and nothing is done, if only `close_stream` can."""
+        return self.started and self._wire is not None and self._wire.last_chunk(piece)
+
     async def close_stream(self, piece: bytes) -> None:
         """The stream has ended with this piece, as far as the client takes it."""
         if self._wire is not None and self._wire.last_chunk(piece):

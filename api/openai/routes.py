@@ -10,11 +10,12 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics import FrontendMetrics
-from api.openai.answers.answering import Answering, broken_off, outputs_of
+from api.openai.answers.answering import Answering, broken_off
 from api.openai.answers.chat_writer import ChatWriter
 from api.openai.answers.choice import Choice
 from api.openai.answers.collected import Collected, best
 from api.openai.answers.completion_writer import CompletionWriter
+from api.openai.answers.plain_stream import PlainStream
 from api.openai.answers.said import Step
 from api.openai.answers.sse import Writer, error_event
 from api.openai.answers.watch import Watch
@@ -30,6 +31,7 @@ from api.openai.text.tokenizer import Tokenizers
 from api.openai.vigil import ClientGone
 from core.clock import Clock
 from core.errors import ContrailError
+from core.generation import Output
 
 LOGPROBS_INLINE_MAX = 512
 """Logprobs of more tokens, of a long prompt for instance, are written beside the event loop: 20 us and more each."""
@@ -96,9 +98,11 @@ class GenerationRoute:
         return accepted.finish or "error"
 
     async def _answer(self, exchange: Exchange, accepted: Accepted, writer: Writer, watch: Watch) -> None:
+        if accepted.plain and accepted.stream:
+            await PlainStream(exchange, accepted.choices[0], writer, watch).run(self._backend)
+            return
         if accepted.plain:
-            plain = self._stream_plain if accepted.stream else self._whole_plain
-            await plain(exchange, accepted.choices[0], writer, watch)
+            await self._whole_plain(exchange, accepted.choices[0], writer, watch)
             return
         answering = Answering(self._backend, accepted, watch)
         if accepted.stream:
@@ -106,39 +110,17 @@ class GenerationRoute:
         else:
             await _whole(exchange, answering, writer)
 
-    async def _stream_plain(self, exchange: Exchange, choice: Choice, writer: Writer, watch: Watch) -> None:
-        """The same as `_stream`, for one choice that is nothing but text: every token passes here."""
-        transcript = choice.transcript
-        pending = writer.opening()
-        async with aclosing(outputs_of(self._backend, writer.accepted.model, choice)) as outputs:
-            async for output in outputs:
-                watch.tokens()
-                text = transcript.push(output)
-                if not exchange.started:
-                    # only now is it known that a worker took it: errors before have a status of their own
-                    await exchange.open_stream()
-                if text:
-                    pending += writer.text(text)
-                if transcript.finish is not None:
-                    break
-                if pending:
-                    await exchange.write(pending)
-                    pending = b""
-        if transcript.finish is None:
-            raise broken_off()
-        ending = writer.ending(transcript.finish, transcript.stop_reason)
-        await exchange.close_stream(pending + ending + writer.closing(writer.accepted.usage()))
-
     async def _whole_plain(self, exchange: Exchange, choice: Choice, writer: Writer, watch: Watch) -> None:
-        """The same as `_whole`, likewise."""
-        transcript = choice.transcript
-        collected = Collected(choice)
-        async with aclosing(outputs_of(self._backend, writer.accepted.model, choice)) as outputs:
-            async for output in outputs:
-                watch.tokens()
-                collected.text.append(transcript.push(output))
-                if transcript.finish is not None:
-                    break
+        """The same as `_whole`, for one choice that is nothing but text."""
+        transcript, collected = choice.transcript, Collected(choice)
+        said = collected.text.append
+
+        def take(output: Output) -> bool:
+            watch.tokens()
+            said(transcript.push(output))
+            return transcript.finish is None
+
+        await self._backend.run(writer.accepted.model, choice.request, take, choice.ended)
         if transcript.finish is None:
             raise broken_off()
         await exchange.answer(writer.whole([collected], writer.accepted.usage()))

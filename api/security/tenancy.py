@@ -5,13 +5,13 @@ Every route reaches models and workers through this, so none can forget what a k
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import msgspec
 
 from api.openai.backend import Backend
 from api.security.caller import CALLER, Caller
-from core.generation import GenerateRequest, Output
+from core.generation import GenerateRequest, Take
 from core.models import ModelCard, UnknownModel
 from core.readiness import Readiness
 
@@ -36,9 +36,9 @@ class Tenancy:
         _check_allowed(CALLER.get(), model)
         return self._backend.card(model)
 
-    def generate(
-        self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
-    ) -> AsyncIterator[Output]:
+    async def run(
+        self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None
+    ) -> None:
         """The backend's, of the request in the name of the key's tenant; UnknownModel at once."""
         caller = CALLER.get()
         _check_allowed(caller, model)
@@ -46,7 +46,7 @@ class Tenancy:
         salt = salt_of(tenant, request.cache_salt) if self._isolate else request.cache_salt
         if tenant != request.tenant or salt != request.cache_salt:
             request = msgspec.structs.replace(request, tenant=tenant, cache_salt=salt)
-        return self._backend.generate(model, request, ended)
+        await self._backend.run(model, request, take, ended)
 
     def ready(self) -> Readiness:
         """The backend's."""

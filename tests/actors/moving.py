@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncGenerator
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -46,7 +46,7 @@ async def fleet(it: World, *names: str, **options: Any) -> Router:
 
 
 def stream_of(router: Router, asked: GenerateRequest) -> AsyncGenerator[Output, None]:
-    return cast("AsyncGenerator[Output, None]", router.generate("sim", asked))
+    return router.generate("sim", asked)
 
 
 def where(it: World, router: Router) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator
 from random import Random
-from typing import cast
 
 from actors.engines.simulated import SimulatedEngine
 from actors.router import Router
@@ -33,8 +32,7 @@ async def stepped(it: World) -> tuple[Router, SimulatedEngine, ManualClock]:
 
 
 def asked(router: Router, number: int) -> AsyncGenerator[Output, None]:
-    outputs = router.generate("sim", request(range(number * 50, number * 50 + 40), max_tokens=1000))
-    return cast("AsyncGenerator[Output, None]", outputs)
+    return router.generate("sim", request(range(number * 50, number * 50 + 40), max_tokens=1000))
 
 
 async def test_the_engine_stops_within_a_step() -> None:

@@ -13,6 +13,7 @@ from actors import link as link_module
 from actors.line import TokenStream, WorkerGone
 from actors.link import Link
 from actors.port import Port
+from actors.pulled import pulled
 from actors.wire import (
     ANSWER_BYTES_MAX,
     FRAME_BYTES_MAX,
@@ -114,7 +115,14 @@ async def up(link: Link) -> None:
 
 
 async def rest(stream: TokenStream) -> list[int]:
-    return [token async for output in stream for token in output.tokens]
+    tokens: list[int] = []
+
+    def take(output: Output) -> bool:
+        tokens.extend(output.tokens)
+        return True
+
+    await stream.run(take)
+    return tokens
 
 
 def test_a_request_is_answered_to_its_end(run: Run) -> None:
@@ -151,7 +159,7 @@ def test_it_comes_back_whenever_the_worker_does(run: Run) -> None:
             keeper = linked(address)
             link, changes = await keeper.__aenter__()
             await up(link)
-            stream = link.open("sim", request(range(4), id="a"))
+            stream = pulled(link.open("sim", request(range(4), id="a")).run)
             host.engine.script("a").put_nowait(Output(tokens=(1, 2)))
             assert (await anext(stream)).tokens == (1, 2)
         await eventually(lambda: not link.up, "the link is down")
@@ -294,11 +302,57 @@ def test_tokens_nobody_reads_are_merged(run: Run) -> None:
                 host.engine.script("a").put_nowait(Output(tokens=(token,)))
             await eventually(lambda: stream._gathered.count == 50, "all came")
             link.cut()
-            assert await anext(stream) == Output(tokens=tuple(range(50)), cached_tokens=3)
+            taken: list[Output] = []
+
+            def take(output: Output) -> bool:
+                taken.append(output)
+                return True
+
             with pytest.raises(WorkerGone):
-                await anext(stream)
-            with pytest.raises(StopAsyncIteration):
-                await anext(stream)
+                await stream.run(take)
+            assert taken == [Output(tokens=tuple(range(50)), cached_tokens=3)]
+
+    run(scenario)
+
+
+def test_a_reader_who_wants_no_more(run: Run) -> None:
+    """It is given nothing else, and the stream can be closed."""
+
+    async def scenario() -> None:
+        host = ScriptedHost()
+        async with port(host) as address, linked(address) as (link, _):
+            await up(link)
+            stream, taken = link.open("sim", request(range(4), id="a")), list[int]()
+            for token in (1, 2, 3):
+                host.engine.script("a").put_nowait(Output(tokens=(token,)))
+
+            def take(output: Output) -> bool:
+                taken.extend(output.tokens)
+                return 2 not in taken
+
+            await stream.run(take)
+            stream.close()
+            assert taken in ([1, 2], [1, 2, 3])
+            assert link.streams == 0
+
+    run(scenario)
+
+
+def test_a_reader_who_fails_fails_alone(run: Run) -> None:
+    """What it raises is its own; others over the same connection go on."""
+
+    async def scenario() -> None:
+        host = ScriptedHost()
+        async with port(host) as address, linked(address) as (link, changes):
+            await up(link)
+            clumsy, other = (link.open("sim", request(range(4), id=name)) for name in ("a", "b"))
+            host.engine.script("a").put_nowait(Output(tokens=(1,)))
+            with pytest.raises(ZeroDivisionError):
+                await clumsy.run(lambda output: 1 // (output.tokens[0] - 1) == 0)
+            clumsy.close()
+            host.engine.script("b").put_nowait(Output(tokens=(1,), finish="stop"))
+            assert await rest(other) == [1]
+            assert changes == [True]
 
     run(scenario)
 

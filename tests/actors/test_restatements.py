@@ -49,7 +49,7 @@ async def test_a_replica_says_again_what_another_lost() -> None:
         part = second.state.routing.replicas[ReplicaId(first.voice.id)]
         assert list(part.in_flight) == [("long", 0)]
         assert any("lost track" in event.reason for event in await it.told(ROUTING, ReplicaRestated))
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         await it.settled(first)
         await eventually(
             lambda: first.state.cursor == second.state.cursor and first.state.digest == second.state.digest,

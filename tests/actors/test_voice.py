@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from typing import cast
 
 import pytest
 
@@ -37,7 +36,7 @@ from tests.fixtures.eventually import eventually
 
 
 def generate(router: Router, asked: GenerateRequest) -> AsyncGenerator[Output, None]:
-    return cast(AsyncGenerator[Output, None], router.generate("sim", asked))
+    return router.generate("sim", asked)
 
 
 async def scripted(it: World) -> tuple[Router, ScriptedEngine]:

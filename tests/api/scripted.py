@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from functools import cache
+from typing import cast
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from actors.routed import HEARS_ROUTED
-from core.generation import GenerateRequest, Output
+from core.generation import GenerateRequest, Output, Take
 from core.models import ModelCard, UnknownModel
 from core.readiness import Readiness
 
@@ -125,6 +127,16 @@ class ScriptedBackend:
             async with self.changed:
                 self.closed += 1
                 self.changed.notify_all()
+
+    async def run(
+        self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None
+    ) -> None:
+        steps = cast(AsyncGenerator[Output, None], self.generate(model, request, ended))
+        async with aclosing(steps) as outputs:
+            async for output in outputs:
+                if not take(output):
+                    break
+                await asyncio.sleep(0)  # each comes by itself, as a worker's do
 
     def _script(self, request: GenerateRequest) -> Sequence[Step]:
         return next((script for end, script in self.scripts.items() if request.id.endswith(end)), self.script)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from core.errors import Unavailable
-from core.generation import GenerateRequest, Output, Sampling
+from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId, StreamName
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import tokens_to_bytes
@@ -203,8 +203,7 @@ class World:
     async def _served(self, part: ReplicaPart, request: GenerateRequest, *, hangs_up: bool) -> bool:
         if not part.started:
             return False
-        # it is a generator, and can be closed
-        outputs = cast("AsyncGenerator[Output, None]", part.router.generate(MODEL, request))
+        outputs = part.router.generate(MODEL, request)
         text: list[int] = []
         try:
             async with aclosing(outputs) as stream:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Protocol, cast
+from typing import Protocol
 
+from actors.pulled import pulled
 from api.openai.answers.choice import Choice
 from api.openai.answers.merging import merged
 from api.openai.answers.said import Step
 from api.openai.answers.usage import Usage
 from api.openai.backend import Backend
 from api.openai.requests.accepted import Accepted
-from core.generation import Output
 from core.models import GenerationFailed
 
 
@@ -50,7 +50,8 @@ class Answering:
         return self._accepted.usage()
 
     async def _steps_of(self, choice: Choice) -> AsyncGenerator[Step, None]:
-        async with aclosing(outputs_of(self._backend, self._accepted.model, choice)) as outputs:
+        run, model, request, ended = self._backend.run, self._accepted.model, choice.request, choice.ended
+        async with aclosing(pulled(lambda take: run(model, request, take, ended))) as outputs:
             async for output in outputs:
                 if choice.index == 0:
                     self._watch.tokens()
@@ -60,16 +61,6 @@ class Answering:
                 if choice.finish is not None:
                     return
         raise broken_off()
-
-
-def outputs_of(backend: Backend, model: str, choice: Choice) -> AsyncGenerator[Output, None]:
-    """The choice's generation; a worker that is let go early is told how the answer ended."""
-    # what the record keeps is how the generation ended, not what was found in its text
-    outputs: AsyncIterator[Output] = backend.generate(
-        model, choice.request, lambda: choice.transcript.finish or choice.finish
-    )
-    # the backend's contract: the iterator has aclose(), as generators do
-    return cast(AsyncGenerator[Output, None], outputs)
 
 
 def broken_off() -> GenerationFailed:

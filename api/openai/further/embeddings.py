@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import orjson
@@ -78,15 +77,18 @@ class Embeddings:
             rows[index] = _row(asked, index, output.embedding)
 
     async def _output(self, model: str, request: GenerateRequest) -> Output:
-        finish: str | None = None
-        outputs = self._backend.generate(model, request, lambda: finish)
-        # the backend's contract: the iterator has aclose(), as generators do
-        async with aclosing(cast(AsyncGenerator[Output, None], outputs)) as stream:
-            async for output in stream:
-                if output.embedding:
-                    finish = output.finish
-                    return output
-        raise GenerationFailed("the worker's stream ended without an embedding")
+        found: Output | None = None
+
+        def take(output: Output) -> bool:
+            nonlocal found
+            if output.embedding:
+                found = output
+            return found is None
+
+        await self._backend.run(model, request, take, lambda: found.finish if found is not None else None)
+        if found is None:
+            raise GenerationFailed("the worker's stream ended without an embedding")
+        return found
 
 
 def _request(asked: EmbeddingRequest, hints: Hints, errand: Errand, index: int, tokens: bytes) -> GenerateRequest:

@@ -1,0 +1,40 @@
+"""A generation for readers who ask for its outputs, instead of being told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+from actors.gathered import Gathered
+from core.generation import Output, Take
+
+
+async def pulled(run: Callable[[Take], Coroutine[Any, Any, None]]) -> AsyncGenerator[Output, None]:
+    """Outputs as they come; what comes faster than it is read is merged.
+
+    Raises what `run` raises, once all before it was read; closing it cancels the run and waits for its end. Costs a
+    task, and waking up for every output.
+    """
+    gathered, news = Gathered(), asyncio.Event()
+
+    def take(output: Output) -> bool:
+        gathered.add(output)
+        news.set()
+        return True
+
+    running = asyncio.create_task(run(take))
+    running.add_done_callback(lambda _: news.set())
+    try:
+        while gathered or not running.done():
+            if gathered:
+                yield gathered.take()
+            else:
+                news.clear()
+                await news.wait()
+        await running
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # raised above; or nobody wants to hear of it any more

@@ -1,0 +1,115 @@
+"""PlainStream: the stream of one choice that is nothing but text, written in the turn of the loop in which its tokens
+come: every token passes here.
+
+While the client is slower than its worker, outputs are gathered, and a task writes them as the client takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from actors.gathered import Gathered
+from api.openai.answers.answering import TokenWatch, broken_off
+from api.openai.answers.choice import Choice
+from api.openai.answers.sse import Writer
+from api.openai.backend import Backend
+from core.errors import ContrailError
+from core.generation import Output
+
+
+class Client(Protocol):
+    """Who the stream is for (`api.openai.exchange`): at once if that can be, else as the client reads."""
+
+    started: bool
+
+    def write_now(self, piece: bytes) -> bool:
+        """False, and nothing is done, if the client must be waited for."""
+
+    def close_now(self, piece: bytes) -> bool:
+        """The same, with the stream's last piece."""
+
+    async def open_stream(self) -> None:
+        """The stream has begun."""
+
+    async def write(self, piece: bytes) -> None:
+        """Waits for the client."""
+
+    async def close_stream(self, piece: bytes) -> None:
+        """The same, with the stream's last piece."""
+
+
+class PlainStream:
+    """One request's. It begins with the first output: errors before it have a status of their own."""
+
+    def __init__(self, client: Client, choice: Choice, writer: Writer, watch: TokenWatch) -> None:
+        self._client = client
+        self._choice = choice
+        self._transcript = choice.transcript
+        self._writer = writer
+        self._watch = watch
+        self._opening = writer.opening()
+        self._held = Gathered()
+        """What came while the client was waited for."""
+        self._waits: asyncio.Task[None] | None = None
+        """Writes what the client must be waited for; None while there is no such thing."""
+
+    def __repr__(self) -> str:
+        return f"<PlainStream of {self._choice!r}>"
+
+    async def run(self, backend: Backend) -> None:
+        """The answer has been written, to its end. Raises what the backend raises, once all before it was written."""
+        try:
+            try:
+                await backend.run(self._writer.accepted.model, self._choice.request, self.take, self._choice.ended)
+            except ContrailError:
+                await self._all_written()
+                raise
+            await self._all_written()
+        finally:
+            if self._waits is not None:
+                self._waits.cancel()
+        if self._transcript.finish is None:
+            raise broken_off()
+
+    def take(self, output: Output) -> bool:
+        """The output's text has left, or will as soon as the client takes it; whether there is more to come."""
+        self._watch.tokens()
+        if self._waits is not None:
+            self._held.add(output)
+            return self._transcript.finish is None and not self._waits.done()
+        piece, client = self._piece(output), self._client
+        if self._transcript.finish is None:
+            if piece and not client.write_now(piece):
+                self._waits = asyncio.create_task(self._wait(piece))
+            return True
+        if not client.close_now(piece):
+            self._waits = asyncio.create_task(self._wait(piece))
+        return False
+
+    def _piece(self, output: Output) -> bytes:
+        """The events for this output, the stream's first and last ones included."""
+        transcript, writer = self._transcript, self._writer
+        text = transcript.push(output)
+        piece = writer.text(text) if text else b""
+        if self._opening:
+            piece, self._opening = self._opening + piece, b""
+        if transcript.finish is None:
+            return piece
+        ending = writer.ending(transcript.finish, transcript.stop_reason)
+        return piece + ending + writer.closing(writer.accepted.usage())
+
+    async def _wait(self, piece: bytes) -> None:
+        if not self._client.started:
+            await self._client.open_stream()
+        while self._transcript.finish is None:
+            await self._client.write(piece)
+            if not self._held:
+                self._waits = None
+                return
+            piece = self._piece(self._held.take())
+        await self._client.close_stream(piece)
+
+    async def _all_written(self) -> None:
+        if self._waits is not None:
+            await self._waits
