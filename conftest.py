@@ -6,4 +6,5 @@ pytest_plugins = [
     "tests.fixtures.engines",
     "tests.fixtures.nats_cluster",
     "tests.fixtures.certificate",
+    "tests.fixtures.worlds",
 ]

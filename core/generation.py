@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from core.ids import RequestId
@@ -67,6 +69,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     priority: int = 0
     """Lower is served first, as in vLLM."""
     tenant: str | None = None
+    session: str = ""
+    """What the client calls the session that this belongs to; the log has a keyed hash of it."""
     traceparent: str | None = None
     """W3C trace context, passed through."""
     deadline_ms: int | None = None
@@ -148,3 +152,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One for each token of the prompt, None for the first; set once, with the first tokens, if asked for."""
     embedding: bytes = b""
     """Little-endian float32, in the only output of a request for it, with `finish` `stop`."""
+
+
+Take = Callable[[Output], bool]
+"""Takes the next output of a generation as it comes; False if it wants no more. What it raises ends the generation."""
