@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import msgspec
 
+from api.draft import draft
 from api.recorded.copying import Wanted, program
 from api.recorded.exported import Exported, exported, exported_text
 from api.recorded.progress import told
 from api.recorded.source import Source, recording_options
 from core.clock import Clock, SystemClock
-from core.errors import CallerError
 from core.moments import parse_moment
 from replay.redacting.redaction import Redacted, redact
 from streams.archive import Archive
@@ -61,61 +57,30 @@ def export(
     clock = SystemClock()
     started_ms, now_ms = clock.monotonic_ms(), source.now_ms
     wanted = Wanted(*(parse_moment(text, now_ms) if text is not None else None for text in (start, end)))
-    with _draft(target, force=force) as draft:
-        archived, done = _redacted(source, draft, wanted, clock) if without_names else _plain(source, draft, wanted)
-        found = exported(target, draft, wanted, archived, done, (clock.monotonic_ms() - started_ms) / 1000)
+    with draft(target, force=force) as written:
+        archived, done = _redacted(source, written, wanted, clock) if without_names else _plain(source, written, wanted)
+        found = exported(target, written, wanted, archived, done, (clock.monotonic_ms() - started_ms) / 1000)
     click.echo(_json(found) if as_json else exported_text(found))
 
 
-def _plain(source: Source, draft: Path, wanted: Wanted) -> tuple[Archived, None]:
-    return source.copied(draft, wanted, told()), None
+def _plain(source: Source, written: Path, wanted: Wanted) -> tuple[Archived, None]:
+    return source.copied(written, wanted, told()), None
 
 
-def _redacted(source: Source, draft: Path, wanted: Wanted, clock: Clock) -> tuple[Archived, Redacted]:
+def _redacted(source: Source, written: Path, wanted: Wanted, clock: Clock) -> tuple[Archived, Redacted]:
     with tempfile.TemporaryDirectory(prefix="contrail-") as folder:  # for nobody else to read
         path = Path(folder) / "log"
         archived = source.copied(path, wanted, told())
         with Archive.open(path) as whole:
             done = redact(
                 whole,
-                draft,
+                written,
                 source.chain_key_of(whole.contents),
                 told("taking the names out"),
                 program=program(),
                 made_ms=clock.wall_ms(),
             )
     return archived, done
-
-
-@contextmanager
-def _draft(file: Path, *, force: bool) -> Iterator[Path]:
-    """A name beside the file, which gets the file's own when all went well; else nothing is left of it."""
-    _check_free(file, force=force)
-    if not file.absolute().parent.is_dir():
-        raise CallerError(f"{file} cannot be written: there is no folder {file.parent}")
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    try:
-        yield draft
-        _check_free(file, force=force)  # it may have come meanwhile
-        _put_in_place(draft, file)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _check_free(file: Path, *, force: bool) -> None:
-    if file.is_dir():
-        raise CallerError(f"{file} is a folder: name a file")
-    if file.exists() and not force:
-        raise CallerError(f"{file} exists: name another file, or overwrite it with --force")
-
-
-def _put_in_place(draft: Path, file: Path) -> None:
-    try:
-        with draft.open("rb") as written:
-            os.fsync(written.fileno())
-        draft.replace(file)
-    except OSError as error:
-        raise CallerError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def _json(found: Exported) -> str:

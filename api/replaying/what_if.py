@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from api.cli_settings import pairs_of
+from api.pairs import pairs, sweeps
 from api.recorded.copying import Wanted
 from api.recorded.progress import deciding
 from api.recorded.source import Source, recording_options
@@ -33,7 +33,7 @@ MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request 
 @click.option("--without", multiple=True, metavar="WORKER", help="As if this worker, by name or id, were not there.")
 @click.option("--lag", "lag_ms", type=int, default=0, metavar="MS", help="As if events were known so much later.")
 @click.option("--try", "tries", multiple=True, metavar="KEY=VALUE,…", help="A scenario to compare; repeat for more.")
-@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="A scenario per value, or combination.")
+@click.option("--sweep", "swept", multiple=True, metavar="KEY=A,B,…", help="A scenario per value, or combination.")
 @click.option("--recorded-load", is_flag=True, help="Loads as recorded; else they follow the new choices.")
 @click.option("--worst", type=click.IntRange(0), default=WORST, show_default=True, help="How many cases to show.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
@@ -47,7 +47,7 @@ def what_if(
     without: tuple[str, ...],
     lag_ms: int,
     tries: tuple[str, ...],
-    sweeps: tuple[str, ...],
+    swept: tuple[str, ...],
     worst: int,
     *,
     recorded_load: bool,
@@ -67,7 +67,7 @@ def what_if(
     contrail replay what-if --try policy=kv --try policy=kv,prefill_weight=4 --without decode-1 --lag 250
     """
     base = _base(given, policy, without, lag_ms, recorded_load=recorded_load)
-    asked = _asked(base, tries, sweeps)
+    asked = _asked(base, tries, swept)
     outcomes = _outcomes(source, asked, (start, end), worst, keep_changes=changes and as_json)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_plain(outcomes, changes=changes))))
@@ -81,9 +81,7 @@ def _base(
     given: tuple[str, ...], policy: str | None, without: tuple[str, ...], lag_ms: int, *, recorded_load: bool
 ) -> dict[str, Any]:
     """What all scenarios have in common."""
-    base: dict[str, Any] = {}
-    for text in given:
-        base.update(_pairs(text))
+    base = pairs(given)
     if policy is not None:
         base["policy"] = policy
     if without:
@@ -95,36 +93,10 @@ def _base(
     return base
 
 
-def _asked(base: dict[str, Any], tries: tuple[str, ...], sweeps: tuple[str, ...]) -> list[Scenario]:
-    if not base.keys() - {"follow_load"} and not tries and not sweeps:
+def _asked(base: dict[str, Any], tries: tuple[str, ...], swept: tuple[str, ...]) -> list[Scenario]:
+    if not base.keys() - {"follow_load"} and not tries and not swept:
         return scenarios(base, USUAL, {})
-    swept: dict[str, list[Any]] = {}
-    for text in sweeps:
-        key, values = _sweep(text)
-        if key in swept:
-            raise CallerError(f"--sweep: {key} is given twice")
-        swept[key] = values
-    return scenarios(base, [_pairs(text) for text in tries], swept)
-
-
-def _pairs(text: str) -> dict[str, Any]:
-    """`key=value,key=value`, as `contrail settings set` understands it."""
-    words: list[str] = []
-    for part in text.split(","):
-        key, equals, value = part.strip().partition("=")
-        if not (key and equals and value):
-            raise CallerError(f"{text!r} is not KEY=VALUE, or several of them with commas between")
-        words += [key.strip(), value.strip()]
-    return pairs_of(tuple(words))
-
-
-def _sweep(text: str) -> tuple[str, list[Any]]:
-    key, equals, values = text.partition("=")
-    found = [_pairs(f"{key.strip()}={value.strip()}") for value in values.split(",") if value.strip()]
-    if not equals or not found:
-        raise CallerError(f"--sweep: {text!r} is not KEY=VALUE,VALUE,…")
-    (name,) = found[0]
-    return name, [each[name] for each in found]
+    return scenarios(base, [pairs([text]) for text in tries], sweeps(swept))
 
 
 def _outcomes(

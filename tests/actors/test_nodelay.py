@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from tests.actors.linking import linked, port, up
 from tests.actors.scripted_engine import ScriptedHost
-from tests.actors.test_link import linked, port, up
 from tests.fixtures.loops import Run, run
 
 __all__ = ["run"]
