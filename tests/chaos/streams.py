@@ -4,9 +4,10 @@ python -m tests.chaos.streams --json streams.json
 python -m tests.chaos.streams --streams 40 --seconds 30 --fault killed --hang-ups 0
 python -m tests.chaos.streams --engine vllm --streams 8 --workers 2 --seconds 240 --every 40 --fault killed
 
-Four phases: faults while so many streams are in flight all the time; all workers killed at once, which must be a clear
-error soon; as many streams as before, undisturbed; and clients that hang up, after which nothing may be left. It ends
-by itself and leaves no process; exit status 1 if anything was not as it should be.
+Four phases: faults while so many streams are in flight all the time, each on a worker that answers some of them; all
+workers killed at once, which must be a clear error soon; as many streams as before, undisturbed; and clients that hang
+up, after which nothing may be left. It ends by itself and leaves no process; exit status 1 if anything was not as it
+should be.
 """
 
 # ruff: noqa: T201 - it talks to whoever started it
@@ -18,7 +19,6 @@ import itertools
 import json
 import shutil
 import signal
-import statistics
 import tempfile
 import time
 from collections import Counter
@@ -26,29 +26,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.engine_health import ENGINE_STALL_S
 from core.events import RequestMigrated
 from core.subjects import ROUTING
 from tests.chaos.complaints import SHOWN_MAX, complaints
 from tests.chaos.disagg_engines import KINDS, judge_of
 from tests.chaos.disagg_site import Worker
+from tests.chaos.streams_findings import PAUSE_HUNG_MAX_S, PAUSE_MAX_S, moved, summary
 from tests.chaos.streams_load import StreamLoad, StreamTally
 from tests.chaos.streams_site import END_S, StreamSite, stream_site
 from tests.fixtures.eventually import eventually
 
 FAULTS = ("killed", "stopped", "drained")
-HUNG = "hung"
-"""Only the engine is stopped: with `--engine vllm` it has a process of its own."""
+HUNG, CRASHED = "hung", "crashed"
+"""Only the engine is stopped, or killed: with `--engine vllm` it has a process of its own."""
 STOPPED_S = 7.5
 """Longer than a replica listens to a silent worker (`actors.suspicion.SILENT_S`), shorter than its lease and that."""
 OUTAGE_AFTER_S = 0.5
 """Streams that are to lose all workers have been in flight for so long."""
-ERROR_WITHIN_S = 15.0
+ERROR_WITHIN_S = 10.0
 """How long a stream may be silent without a worker until its error comes."""
-PAUSE_MAX_S = 15.0
-"""Longest pause of a stream that goes on behind its tokens: a stopped worker is found out, and then another …"""
-PAUSE_HUNG_MAX_S = 2 * ENGINE_STALL_S
-"""… and of one whose engine hangs."""
 SIMULATED = {"decode_us_per_step": 100_000, "capacity_blocks": 8192, "max_seqs": 256}
 MEMORY_MAX = 48 * 1024 * 1024
 """What the second half of the hang-ups may add to a process: allocators keep some of what they had."""
@@ -62,8 +58,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=200, help="so many in flight")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=120.0, help="of faults")
-    parser.add_argument("--every", type=float, default=3.0, help="seconds between two faults")
-    parser.add_argument("--fault", action="append", choices=[*FAULTS, HUNG], help="only this one; may be given again")
+    parser.add_argument("--every", type=float, default=3.0, help="seconds before each fault")
+    kinds = [*FAULTS, HUNG, CRASHED]
+    parser.add_argument("--fault", action="append", choices=kinds, help="only this one; may be given again")
     parser.add_argument("--max-tokens", type=int, default=300, help="of each answer")
     parser.add_argument("--step-ms", type=float, default=0.0, help="a decode step of a simulated engine")
     parser.add_argument("--hang-ups", type=int, default=1000)
@@ -104,14 +101,16 @@ async def _tried(site: StreamSite, wanted: argparse.Namespace) -> dict[str, Any]
     findings: dict[str, Any] = {"engine": site.kind.name, "seed": wanted.seed, "streams": wanted.streams}
     try:
         load.start(wanted.streams)
-        faults = await _harmed(site, wanted, violations)
+        faults, hit = await _harmed(site, wanted, violations)
         await load.finish()
         await site.whole()
         pause_max_s = PAUSE_HUNG_MAX_S if HUNG in faults else PAUSE_MAX_S
-        findings |= {"faults": dict(faults), "disturbed": _summary(load.tally, violations, pause_max_s)}
-        moved = [event for event in await site.running.events(ROUTING) if isinstance(event, RequestMigrated)]
-        findings["migrations"] = len(moved)
-        findings["most_of_one_stream"] = max(Counter(event.request for event in moved).values(), default=0)
+        findings |= {"faults": dict(faults), "requests_hit": hit}
+        findings["disturbed"] = summary(load.tally, violations, pause_max_s)
+        migrated = [event for event in await site.running.events(ROUTING) if isinstance(event, RequestMigrated)]
+        findings |= {"migrations": len(migrated), "moved": moved(migrated, load.tally)}
+        if faults and not migrated:
+            violations.append("no stream went on with another worker: the faults harmed nobody")
         _say(f"faults: {findings}")
         if not wanted.no_outage:
             findings["outage"] = await _without_workers(site, load, wanted.streams, violations)
@@ -124,27 +123,36 @@ async def _tried(site: StreamSite, wanted: argparse.Namespace) -> dict[str, Any]
     return findings | {"violations": violations}
 
 
-async def _harmed(site: StreamSite, wanted: argparse.Namespace, violations: list[str]) -> Counter[str]:
-    """One fault after the other, each on a worker that is well; half of them are always left alone."""
-    counts, under_way = Counter[str](), set[asyncio.Task[None]]()
+async def _harmed(
+    site: StreamSite, wanted: argparse.Namespace, violations: list[str]
+) -> tuple[Counter[str], list[int]]:
+    """One fault after the other, each on a worker that answers somebody; half of them are always left alone.
+
+    How often each was, and how many requests each worker had.
+    """
+    counts, hit, under_way = Counter[str](), list[int](), set[asyncio.Task[None]]()
     until_s, within_s = time.monotonic() + wanted.seconds, END_S + site.kind.start_s
     for fault in itertools.cycle(wanted.fault or FAULTS):
         if time.monotonic() >= until_s:
             break
-        await eventually(lambda: len(site.well) > max(1, wanted.workers // 2), "workers that are well", within_s)
-        under_way.add(asyncio.create_task(_harm(site, fault, site.random.choice(site.well))))
-        counts[fault] += 1
         await asyncio.sleep(wanted.every)
+        await eventually(lambda: len(site.well) > max(1, wanted.workers // 2), "workers that are well", within_s)
+        worker, requests = await site.busy()
+        under_way.add(asyncio.create_task(_harm(site, fault, worker)))
+        counts[fault] += 1
+        hit.append(requests)
     results = await asyncio.gather(*under_way, return_exceptions=True)
     violations += [f"a fault went wrong: {result!r}" for result in results if result is not None]
-    return counts
+    return counts, hit
 
 
 async def _harm(site: StreamSite, fault: str, worker: Worker) -> None:
     if fault == "killed":
         await site.killed(worker)
     elif fault == HUNG:
-        await site.hung(worker)
+        await site.engine_harmed(worker, signal.SIGSTOP)
+    elif fault == CRASHED:
+        await site.engine_harmed(worker, signal.SIGKILL)
     elif fault == "drained":
         await site.drained(worker)
     else:
@@ -156,17 +164,17 @@ async def _without_workers(site: StreamSite, load: StreamLoad, streams: int, vio
     load.tally = StreamTally()
     asking = asyncio.create_task(load.once(streams))
     await asyncio.sleep(OUTAGE_AFTER_S)
-    await site.all_killed()
     began_s = time.monotonic()
+    await site.all_killed()
     await asking
-    took_s = round(time.monotonic() - began_s, 1)
-    outage = _summary(load.tally, violations, whole=False)
+    took_s = round(load.tally.last_s - began_s, 1)
+    outage = summary(load.tally, violations, whole=False)
     if took_s > ERROR_WITHIN_S:
         violations.append(f"without a worker the last stream ended after {took_s} s")
     await site.whole()
     load.tally = StreamTally()
     await load.once(streams)
-    after = _summary(load.tally, violations)
+    after = summary(load.tally, violations)
     _say(f"outage: {outage}, afterwards {after}")
     return {"error_after_s": took_s, "during": outage, "after": after}
 
@@ -186,31 +194,6 @@ async def _hung_up(
     grown = {name: size - before[name] for name, size in site.memory().items()}
     violations += [f"{name} grew by {size >> 20} MiB" for name, size in grown.items() if size > MEMORY_MAX]
     return {"count": wanted.hang_ups, "idle_after_s": idle_s, "grown_bytes": grown}
-
-
-def _summary(
-    tally: StreamTally, violations: list[str], pause_max_s: float = PAUSE_MAX_S, *, whole: bool = True
-) -> dict[str, Any]:
-    """What the streams were told; `whole` if none may have got an error."""
-    violations += [f"wrong text: {sentence}" for sentence in tally.wrong]
-    violations += [f"no clear answer: {sentence}" for sentence in tally.broken]
-    if whole:
-        violations += [f"an error: {sentence}" for sentence in tally.errors]
-        pause_s = max(tally.pauses_s, default=0.0)
-        if pause_s > pause_max_s:
-            violations.append(f"a stream paused for {pause_s:.1f} s")
-    return {
-        "whole": tally.whole,
-        "errors": len(tally.errors),
-        "kinds_of_errors": sorted(set(tally.errors))[:SHOWN_MAX],
-        "wrong": len(tally.wrong),
-        "broken": len(tally.broken),
-        "ties": tally.ties,
-        "longest_pause_s": round(max(tally.pauses_s, default=0.0), 2),
-        "longest_pause_again_s": round(max(tally.pauses_again_s, default=0.0), 2),
-        "median_longest_pause_s": round(statistics.median(tally.pauses_s), 3) if tally.pauses_s else 0.0,
-        "longest_first_s": round(max(tally.firsts_s, default=0.0), 2),
-    }
 
 
 def _say(line: str) -> None:

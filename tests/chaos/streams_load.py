@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
+import time
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple
 
-from tests.chaos.disagg_engines import FIRST_TOKEN, LAST_TOKEN, Judge
+from tests.chaos.disagg_engines import FIRST_TOKEN, LAST_TOKEN, Judge, Verdict
+from tests.chaos.streams_reading import Reading, Told, request_of
 
 PROMPTS = 40
 """So many different prompts: the right text of each is made once."""
@@ -24,18 +25,15 @@ STATEFUL = ({"presence_penalty": 0.5}, {"seed": 7, "temperature": 0.7}, {"freque
 LINE_BYTES_MAX = 1 << 20
 
 
-class Told(NamedTuple):
-    """One stream, to its end."""
+class Ended(NamedTuple):
+    """One stream that is over, and whose it was."""
 
-    text: str
-    error: str
-    """The API's own sentence, if it refused or broke off."""
-    broken: str
-    """What is neither a whole answer nor a clear error."""
-    first_s: float
-    """Until the first event."""
-    pause_s: float
-    """The longest time between two events."""
+    request: str
+    number: int
+    """Of its prompt."""
+    more: dict[str, Any]
+    """What it asked for beside a greedy answer."""
+    told: Told
 
 
 @dataclass
@@ -43,7 +41,8 @@ class StreamTally:
     """What became of all streams."""
 
     whole: int = 0
-    ties: int = 0
+    ties: set[str] = field(default_factory=set)
+    """Requests whose text differs from a token on that had a rival as good."""
     wrong: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -52,10 +51,18 @@ class StreamTally:
     pauses_again_s: list[float] = field(default_factory=list)
     """… and of each that is made again from its start when it moves: that takes as long as it took."""
     firsts_s: list[float] = field(default_factory=list)
+    pause_of: dict[str, float] = field(default_factory=dict)
+    """The longest one of each plain stream, by its request."""
+    last_s: float = 0.0
+    """When the last stream ended, by the clock of `time.monotonic`."""
 
 
 class StreamLoad:
-    """Streams against one API. `stateful` of each hundred carry more than their tokens."""
+    """Streams against one API. `stateful` of each hundred carry more than their tokens.
+
+    Texts are judged when all streams of a phase are over: a judge takes as long as an engine, and streams that wait
+    for it are not in flight.
+    """
 
     def __init__(self, url: str, judge: Judge, max_tokens: int, seed: int, *, stateful: int) -> None:
         host, _, port = url.removeprefix("http://").rpartition(":")
@@ -67,6 +74,8 @@ class StreamLoad:
         self._random = Random(f"{seed}/streams load")
         self._prompts = [self._prompt() for _ in range(PROMPTS)]
         self._right: dict[int, str] = {}
+        self._ended: list[Ended] = []
+        """Not judged yet."""
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = asyncio.Event()
@@ -82,13 +91,15 @@ class StreamLoad:
         self._tasks = [asyncio.create_task(self._client()) for _ in range(clients)]
 
     async def finish(self) -> None:
-        """All streams that were begun are over."""
+        """All streams that were begun are over, and judged."""
         self._ending.set()
         await asyncio.gather(*self._tasks)
+        await self._judge_all()
 
     async def once(self, clients: int) -> None:
-        """So many streams at a time, each once."""
+        """So many streams at a time, each once; then they are judged."""
         await asyncio.gather(*(self._ask() for _ in range(clients)))
+        await self._judge_all()
 
     async def hang_ups(self, count: int) -> None:
         """So many requests whose clients went away, at any moment."""
@@ -110,35 +121,52 @@ class StreamLoad:
     async def _ask(self) -> None:
         number, request = self._random.randrange(PROMPTS), f"stream-{next(self._numbers)}"
         more = self._random.choice(STATEFUL) if self._random.randrange(100) < self._stateful else {}
-        told = await self._told(self._body(number, **more), request)
-        (self.tally.pauses_again_s if more else self.tally.pauses_s).append(told.pause_s)
-        await self._judged(number, told, f"{request} {more or ''}")
-
-    async def _judged(self, number: int, told: Told, about: str) -> None:
-        tally, whole = self.tally, not (told.error or told.broken)
+        told, tally = await self._told(self._body(number, **more), request), self.tally
+        tally.last_s = time.monotonic()
         tally.firsts_s.append(told.first_s)
-        if not whole or self._right.get(number) != told.text:
-            verdict = await self._judge.judge(self._prompts[number], self._max_tokens, told.text, whole=whole)
-            if verdict.right and whole and not verdict.tie:
-                self._right[number] = told.text
-            tally.ties += verdict.tie
+        if more:
+            tally.pauses_again_s.append(told.pause_s)
+        else:
+            tally.pauses_s.append(told.pause_s)
+            tally.pause_of[request] = told.pause_s
+        self._ended.append(Ended(request, number, more, told))
+
+    async def _judge_all(self) -> None:
+        """Whole texts first: what is right of them is right of those that broke off."""
+        ended, self._ended = sorted(self._ended, key=lambda one: not one.told.whole), []
+        verdicts: dict[tuple[int, bool, str], Verdict] = {}
+        for one in ended:
+            told, tally, about = one.told, self.tally, f"{one.request} {one.more or ''}"
+            key = one.number, told.whole, told.text
+            verdict = verdicts[key] = verdicts.get(key) or await self._verdict(*key)
+            if verdict.tie:
+                tally.ties.add(one.request)
             if not verdict.right:
                 tally.wrong.append(f"{about}: {told.text!r}, not {verdict.expected!r}")
-        if told.broken:
-            tally.broken.append(f"{about}: {told.broken}")
-        elif told.error:
-            tally.errors.append(told.error)
-        else:
-            tally.whole += 1
+            if told.broken:
+                tally.broken.append(f"{about}: {told.broken}")
+            elif told.error:
+                tally.errors.append(told.error)
+            else:
+                tally.whole += 1
+
+    async def _verdict(self, number: int, whole: bool, text: str) -> Verdict:
+        right = self._right.get(number)
+        if right is not None and (text == right or (not whole and right.startswith(text))):
+            return Verdict(right=True, expected=right)
+        verdict = await self._judge.judge(self._prompts[number], self._max_tokens, text, whole=whole)
+        if verdict.right and whole and not verdict.tie:
+            self._right[number] = text
+        return verdict
 
     async def _told(self, body: dict[str, Any], request: str) -> Told:
-        reading = _Reading()
+        reading = Reading()
         try:
             reader, writer = await asyncio.open_connection(*self._where, limit=LINE_BYTES_MAX)
         except OSError as error:
             return Told("", "", f"no connection: {error!r}", 0.0, 0.0)
         try:
-            writer.write(_request(body, request))
+            writer.write(request_of(body, request))
             await reading.all_of(reader)
         except (OSError, EOFError, ValueError) as error:
             reading.broken = f"the connection broke: {error!r}"
@@ -151,7 +179,7 @@ class StreamLoad:
         events, wait_s = self._random.randrange(-1, HANG_UP_EVENTS), self._random.choice(HANG_UP_WAITS_S)
         reader, writer = await asyncio.open_connection(*self._where, limit=LINE_BYTES_MAX)
         try:
-            writer.write(_request(self._body(number), request))
+            writer.write(request_of(self._body(number), request))
             await writer.drain()
             for _ in range(events):
                 await reader.readuntil(b"\n\n")
@@ -161,57 +189,3 @@ class StreamLoad:
             pass  # it was short, or refused
         finally:
             writer.transport.abort()
-
-
-class _Reading:
-    """One answer as it comes."""
-
-    def __init__(self) -> None:
-        self._time_s = asyncio.get_running_loop().time
-        self._began_s = self._last_s = self._time_s()
-        self._first_s = self._pause_s = 0.0
-        self._text = ""
-        self._error = ""
-        self._finished = self._done = False
-        self.broken = ""
-
-    async def all_of(self, reader: asyncio.StreamReader) -> None:
-        """To its end. EOFError or ValueError if it has no proper one."""
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-        if not head.startswith("http/1.1 200"):
-            length = int(head.split("content-length: ")[1].split("\r\n")[0])
-            self._error = str(json.loads(await reader.readexactly(length))["error"]["message"])
-            return
-        while size := int(await reader.readline() or b"no size", 16):
-            events = await reader.readexactly(size + 2)
-            now_s = self._time_s()
-            if self._first_s:
-                self._pause_s = max(self._pause_s, now_s - self._last_s)
-            self._first_s, self._last_s = self._first_s or now_s - self._began_s, now_s
-            for event in events.split(b"\n\n"):
-                self._take(event.strip().removeprefix(b"data: "))
-
-    def _take(self, event: bytes) -> None:
-        if event == b"[DONE]":
-            self._done = True
-        elif event:
-            found = json.loads(event)
-            if "error" in found:
-                self._error = str(found["error"]["message"])
-            for choice in found.get("choices", ()):
-                self._text += choice["text"]
-                self._finished = self._finished or choice["finish_reason"] is not None
-
-    def told(self) -> Told:
-        whole = self._finished and self._done
-        broken = self.broken or ("" if whole or self._error else "the stream has no proper end")
-        return Told(self._text, self._error, broken, self._first_s, self._pause_s)
-
-
-def _request(body: dict[str, Any], request: str) -> bytes:
-    content = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"x-request-id: {request}\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
-    return head.encode() + content

@@ -34,6 +34,9 @@ AGAIN_S = 1.0
 """A worker that drains is told a second time after so long."""
 END_S = 60.0
 """How long a worker may take to end that was told to, or to come in place of another."""
+BUSY_S = 60.0
+"""How long it may take until a worker answers somebody while streams are asked for all the time."""
+BUSY_LOOK_S = 0.05
 HANG_FOUND_S = 2 * ENGINE_STALL_S
 BUSY = {"frontend": ("in_flight", "ahead"), "worker": ("requests",)}
 """What of a state must be zero when nobody asks."""
@@ -64,6 +67,17 @@ class StreamSite:
         """Workers that run and are not stopped."""
         return [worker for worker in self.workers if worker.name not in self.stopped]
 
+    async def busy(self) -> tuple[Worker, int]:
+        """One of the workers that are well and answer somebody, and how many requests it has."""
+        async with asyncio.timeout(BUSY_S):
+            while True:
+                well = self.well
+                requests = await asyncio.gather(*(asyncio.to_thread(_requests, worker) for worker in well))
+                busy = [pair for pair in zip(well, requests, strict=True) if pair[1] and pair[0] in self.well]
+                if busy:
+                    return self.random.choice(busy)
+                await asyncio.sleep(BUSY_LOOK_S)
+
     async def whole(self) -> None:
         """As many workers as there should be, and both front ends can use them."""
         await asyncio.gather(*(self._start() for _ in range(self._wanted - len(self.workers))))
@@ -84,12 +98,12 @@ class StreamSite:
         worker.thaw()
         self.stopped.discard(worker.name)
 
-    async def hung(self, worker: Worker) -> None:
-        """Its engine does nothing any more, and it answers as before: it finds that out and ends; another follows."""
+    async def engine_harmed(self, worker: Worker, how: signal.Signals) -> None:
+        """Its engine is stopped or gone, and it answers as before: it finds that out and ends; another follows."""
         engines = _children(worker.pid, "VLLM::Engine")
-        assert engines, "only a real engine has a process that can be stopped alone"
+        assert engines, "only a real engine has a process that can be harmed alone"
         for pid in engines:
-            os.kill(pid, signal.SIGSTOP)
+            os.kill(pid, how)
         self.workers.remove(worker)
         status = await worker.ended(HANG_FOUND_S)
         worker.clear()
@@ -192,6 +206,14 @@ class StreamSite:
         self._all.append(worker)
         await worker.start()
         self.workers.append(worker)
+
+
+def _requests(worker: Worker) -> int:
+    """How many it has in flight, in its own words."""
+    try:
+        return int(worker.state()["requests"])
+    except OSError:
+        return 0  # it ends
 
 
 def _children(pid: int, name: str) -> list[int]:

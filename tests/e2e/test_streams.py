@@ -16,5 +16,6 @@ async def test_streams_survive_their_workers(tmp_path: Path) -> None:
     assert not findings["violations"]
     assert set(findings["faults"]) == {"killed", "stopped", "drained"}
     assert findings["migrations"]
+    assert all(findings["requests_hit"])
     assert findings["disturbed"]["whole"] >= 48
     assert findings["outage"]["during"]["errors"]
