@@ -13,6 +13,7 @@ from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestFinished, RequestPrefilled, RequestRouted
 from core.generation import Output, Take
 from core.ids import RequestId, WorkerId, to_column
+from projections.requests import in_flight
 
 
 class Flights:
@@ -51,6 +52,7 @@ class Flights:
             blocks=tuple(event.blocks for event in routed),
             prefill_tokens=tuple(0 if f.ttft_ms >= 0 else f.routed.prefill_tokens for f in flights),
             reason=reason,
+            begins_us=tuple(0 if f.ttft_ms >= 0 else in_flight(f.routed).begins_us for f in flights),
         )
 
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "doctor": Command("api.cli_doctor:doctor", "Check a deployment, one sentence for each thing."),
     "explain": Command("api.cli_explain:explain_command", "Say why a request went where it went."),
     "replay": Command("api.cli_replay:replay", "Verify the past, look at it, ask what if."),
+    "simulate": Command("api.simulating.command:simulate", "Route a trace on simulated engines, in virtual time."),
     "debug": Command("api.cli_debug:debug", "Open the page of a running deployment."),
     "export": Command("api.cli_export:export", "Write the log, or a range of it, to a file."),
 }

@@ -21,6 +21,10 @@ any tier; blocks being computed there for another request; blocks to prefill the
 included, credit taken off); blocks and requests in flight; requests waiting by its last report; 1 if its cache is
 known, 0 after a gap in its chain."""
 
+TIMED_COLUMNS = ("wait_us",)
+"""Recorded beside these by policies that estimate times: how long prefills that are outstanding there would hold up a
+new one. Under such a policy the cost is in microseconds, and what is queued has no part in the blocks to prefill."""
+
 EXCLUDED_SHOWN_MAX = 4
 """Ids shown per exclusion reason; the count is always whole."""
 

@@ -145,11 +145,13 @@ class ReplicaRestated(EventBase, frozen=True):
     prefill_tokens: tuple[int, ...]
     """0 where the prefill is done."""
     reason: str = ""
+    begins_us: tuple[int, ...] = ()
+    """When each prefill was expected to begin, by this replica's clock; 0 where it is done. Empty if nobody knows."""
 
     def __post_init__(self) -> None:
         check_width(self.workers)
         columns = (self.attempts, self.models, self.blocks, self.prefill_tokens)
-        lengths = {len(self.workers) // COLUMN_WIDTH, *map(len, columns)}
+        lengths = {len(self.workers) // COLUMN_WIDTH, *map(len, columns), len(self.begins_us or self.requests)}
         if lengths != {len(self.requests)}:
             raise ValueError(f"columns of different lengths for {len(self.requests)} requests")
 
@@ -223,6 +225,12 @@ class RequestRouted(EventBase, frozen=True):
     """The prefill worker that holds most of the prompt; empty if none holds any of it."""
     prefer_tokens: int = 0
     """How much it holds."""
+    session: str = ""
+    """`core.session.session_key` of the session that the client named; empty if it named none."""
+    wait_us: int = 0
+    """How long outstanding prefills were expected to hold it up there; 0 under policies that do not ask."""
+    prefill_time: tuple[int, ...] = ()
+    """`projections.backlog.PrefillTime` as this replica had learned it, where the settings leave that to it."""
 
 
 class RequestPrefilled(EventBase, frozen=True):

@@ -12,10 +12,17 @@ import msgspec
 
 from core.errors import CallerError
 
-POLICIES = ("kv", "round-robin", "random", "least-loaded")
+POLICIES = ("kv", "round-robin", "random", "least-loaded", "time", "power-of-two", "session")
 WEIGHT_MAX = 1000.0
 COUNT_MAX = 1_000_000
-MAY_BE_ZERO = ("remote_prefill_min_tokens", "prefill_queue_max", "active_max", "queue_max")
+MAY_BE_ZERO = (
+    "remote_prefill_min_tokens",
+    "prefill_queue_max",
+    "active_max",
+    "queue_max",
+    "prefill_base_us",
+    "session_wait_max_ms",
+)
 TIERS = ("device", "host", "disk", "remote")
 """Where a block can lie, nearest first."""
 
@@ -39,8 +46,23 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The same for a block that another request is computing there right now."""
     stale_credit_m: int = 500
     """All credit of a worker whose load reports stopped is multiplied by this."""
+    own_weight_m: int = 4000
+    """Policy `time`: price of a microsecond of the request's own prefill. 1 is the time that it takes; the rest stands
+    for the copy that it makes, which pushes out what others would have found."""
+    own_request_weight_m: int = 30
+    """Policy `time`: the same once more for each active request there, all of which the prefill holds up."""
+    decode_us_per_token_m: int = 781
+    """Policy `time`: price of the active blocks, in microseconds per token that fits into them (50 for one of 64)."""
+    prefill_base_us: int = 8000
+    """Policies `time` and `session`: a prefill is taken to last so long …"""
+    prefill_us_per_token_m: int = 20_500
+    """… and so much longer for each token of the prompt that is computed. 0: both as the replica has learned them."""
+    session_wait_max_ms: int = 300
+    """Policy `session`: where prefills would have to be waited for longer than this, the session's next worker is
+    taken."""
     tie_margin_m: int = 0
-    """Costs this close to the lowest, in blocks, count as equal; then a hash of request and worker decides."""
+    """Costs this close to the lowest, in blocks (milliseconds under `time`), count as equal; then a hash of request
+    and worker decides."""
     temperature_m: int = 0
     """0 takes the cheapest; above, dearer workers get their share, by a draw from the recorded seed."""
     waiting_max: int = 256

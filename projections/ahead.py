@@ -43,8 +43,8 @@ class Ahead:
         self.tally = Tally()
         self.routed: dict[str, int] = {}
         self.computed: dict[Key, int] = {}
-        """Requests that the fold may still show as pending though they are not, here; with a count of the events
-        that say so."""
+        """Requests that the fold may still show as being prefilled though they are not, here; with a count of the
+        events that say so."""
         self._entries: dict[Key, InFlight] = {}
         self._effects: deque[_Effect] = deque()
 
@@ -61,7 +61,7 @@ class Ahead:
             return
         self._effects.append(effect)
         for key, entry in effect.taken.items():
-            self.tally.subtract(key, entry)
+            self.tally.subtract(entry)
             self.computed[key] = self.computed.get(key, 0) + 1
             self._entries.pop(key, None)
         for key, entry in effect.added.items():
@@ -86,11 +86,11 @@ class Ahead:
 
     def _undo(self, effect: _Effect) -> None:
         for key, entry in effect.added.items():
-            self.tally.subtract(key, entry)
+            self.tally.subtract(entry)
             if self._entries.get(key) is entry:
                 del self._entries[key]
         for key, entry in effect.taken.items():
-            self.tally.weigh(entry, 1)  # the sums alone: what is pending is the fold's to say
+            self.tally.weigh(entry, 1)  # the sums alone: what is being prefilled is the fold's to say
             left = self.computed[key] - 1
             if left:
                 self.computed[key] = left

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from core.decision import COLUMNS, DECIDE_VERSION, EXCLUDED_SHOWN_MAX
+from core.decision import COLUMNS, DECIDE_VERSION, EXCLUDED_SHOWN_MAX, TIMED_COLUMNS
 from core.events import RequestRouted
 from core.ids import WorkerId, to_column
 from core.settings import RoutingSettings
-from projections.policies import Scored, pending_beyond, rank, score
-from projections.prefer import NOBODY, Preferred, preferred
+from projections.backlog import NO_BACKLOG, Backlog, PrefillTime
+from projections.policies import ESTIMATING, Scored, pending_beyond, rank, score
+from projections.prefer import NOBODY, preferred
 from projections.view import LEFT_OUT, Candidate, RouteRequest, View, recorded
 
 _canonical = msgspec.msgpack.Encoder()
@@ -43,6 +44,10 @@ class Decision(NamedTuple):
     """The prefill worker that holds more of the prompt than the chosen one; empty if none does."""
     prefer_tokens: int = 0
     """How much it holds."""
+    backlog: Backlog = NO_BACKLOG
+    """What was outstanding, where the policy looks at that."""
+    wait_us: int = 0
+    """How long that is expected to hold it up on the chosen worker."""
 
 
 def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, seed: int) -> Decision:
@@ -50,20 +55,32 @@ def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms:
 
     A worker in doubt (DOUBTS) still serves when nobody else can: a try costs less than a refusal.
     """
-    left, doubtful, excluded = _sorted_out(view, request, settings)
-    if left:
-        for reason, candidate in doubtful:
-            excluded.setdefault(reason, []).append(candidate.worker)
-    else:
-        left = [candidate for _, candidate in doubtful]
+    left, excluded = considered(view, request, settings)
     ranked: list[Scored] = []
+    backlog = NO_BACKLOG
+    if settings.policy in ESTIMATING:
+        backlog = Backlog.of(PrefillTime.of(settings, request.time), view.outstanding(), now_ms)
     if left:
-        scored = score(left, request, settings, view.local.get("stale", ()))
+        scored = score(left, request, settings, view.local.get("stale", ()), backlog)
         ranked = rank(scored, request, settings, view.routed(request.model), seed)
-    prefer = NOBODY
-    if ranked and view.state.prefilling():
-        prefer = preferred(view, request, ranked[0].candidate.overlap[-1])
-    return _decision(ranked, excluded, view, request, now_ms, seed, prefer)
+    return concluded(ranked, excluded, view, request, now_ms, seed, backlog)
+
+
+class Considered(NamedTuple):
+    """Who can be chosen, by id, and who is left out."""
+
+    left: list[Candidate]
+    excluded: dict[str, list[WorkerId]]
+
+
+def considered(view: View, request: RouteRequest, settings: RoutingSettings) -> Considered:
+    """Of every worker: those in doubt only if nobody else can serve."""
+    left, doubtful, excluded = _sorted_out(view, request, settings)
+    if not left:
+        return Considered([candidate for _, candidate in doubtful], excluded)
+    for reason, candidate in doubtful:
+        excluded.setdefault(reason, []).append(candidate.worker)
+    return Considered(left, excluded)
 
 
 class _SortedOut(NamedTuple):
@@ -103,16 +120,20 @@ def _sorted_out(view: View, request: RouteRequest, settings: RoutingSettings) ->
     return out
 
 
-def _decision(
+def concluded(
     ranked: list[Scored],
     excluded: dict[str, list[WorkerId]],
     view: View,
     request: RouteRequest,
     now_ms: int,
     seed: int,
-    prefer: Preferred,
+    backlog: Backlog,
 ) -> Decision:
+    """The decision for the first of the ranked, or for nobody, with its digest."""
     prompt = request.prompt
+    prefer = NOBODY
+    if ranked and view.state.prefilling():
+        prefer = preferred(view, request, ranked[0].candidate.overlap[-1])
     chosen = ranked[0].candidate if ranked else None
     predicted = max(chosen.overlap[-1], chosen.pending) * prompt.block_size if chosen else 0
     cursor, local = view.cursor, recorded(view.local)
@@ -122,6 +143,10 @@ def _decision(
     )  # fmt: skip
     if prefer.worker:  # else the bytes are those of times without prefill workers
         everything = (*everything, prefer)
+    if request.session:  # the like
+        everything = (*everything, request.session)
+    if backlog is not NO_BACKLOG:
+        everything = (*everything, backlog.time, sorted(backlog.waits_us.items()))
     return Decision(
         worker=chosen.worker if chosen else None,
         ranked=ranked,
@@ -135,18 +160,24 @@ def _decision(
         digest=xxhash.xxh3_64_hexdigest(_canonical.encode(everything)),
         prefer=prefer.worker,
         prefer_tokens=prefer.tokens,
+        backlog=backlog,
+        wait_us=backlog.waits_us.get(chosen.worker, 0) if chosen else 0,
     )
 
 
 def record(decision: Decision, request: RouteRequest, settings: RoutingSettings, revision: int) -> RequestRouted:
     """The event of a decision that chose a worker. Computes all block hashes of the prompt: off the hot path."""
     # unpacked once: this runs for every request, and each name of a tuple's costs a call
-    worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest, prefer, prefer_tokens = (
-        decision
-    )
-    request_id, attempt, model, prompt, tenant, priority = request
+    worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision[:10]
+    prefer, prefer_tokens, backlog, wait_us = decision[10:]
+    request_id, attempt, model, prompt, tenant, priority, session, time = request
     assert worker is not None
     workers, columns = _columns(ranked[: settings.candidates_recorded_max])
+    learned: tuple[int, ...] = ()
+    if backlog is not NO_BACKLOG:
+        if time is not None and not settings.prefill_us_per_token_m:
+            learned = time
+        columns |= _timed_columns(ranked[: settings.candidates_recorded_max], backlog)
     return RequestRouted(
         request=request_id,
         attempt=attempt,
@@ -173,6 +204,9 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
         priority=priority,
         prefer=prefer,
         prefer_tokens=prefer_tokens,
+        session=session,
+        wait_us=wait_us,
+        prefill_time=learned,
     )
 
 
@@ -189,3 +223,8 @@ def _columns(best: list[Scored]) -> tuple[bytes, dict[str, tuple[int, ...]]]:
     cached = tuple([+each for each in known])  # 0 and 1
     columns = (costs, levels[0], levels[-1], pending, prefills, blocks, requests, waiting, cached)
     return to_column(list(workers)), dict(zip(COLUMNS, columns, strict=True))
+
+
+def _timed_columns(best: list[Scored], backlog: Backlog) -> dict[str, tuple[int, ...]]:
+    waits = tuple(backlog.waits_us.get(scored.candidate.worker, 0) for scored in best)
+    return dict(zip(TIMED_COLUMNS, (waits,), strict=True))

@@ -30,6 +30,8 @@ from projections.ended import Ended
 from projections.projection import MASK64, mix, stamp
 from projections.tally import InFlight, Key, Tally
 
+MILLI = 1000
+
 
 class Reuse(msgspec.Struct):
     """What was expected of caches against what engines said."""
@@ -233,7 +235,7 @@ class RoutingProjection:
         entry = part.in_flight.pop(key, None)
         if entry is not None:
             part.contents -= weight(key, entry)
-            self.tally.subtract(key, entry)
+            self.tally.subtract(entry)
         return entry
 
     def _forget(self, part: Replica) -> None:
@@ -266,18 +268,25 @@ def _local_changed(part: Replica, event: LocalChanged) -> None:
 
 def in_flight(event: RequestRouted) -> InFlight:
     """What a routed request weighs until its end."""
-    return InFlight(WorkerId(event.worker), event.blocks, event.prefill_tokens, event.hashes)
+    begins_us = event.now_ms * MILLI + event.wait_us
+    return InFlight(WorkerId(event.worker), event.blocks, event.prefill_tokens, event.hashes, begins_us)
 
 
 def restated(event: ReplicaRestated) -> list[tuple[Key, InFlight]]:
     """The requests in flight that a restatement names."""
     keys = zip(map(RequestId, event.requests), event.attempts, strict=True)
-    columns = zip(map(WorkerId, from_column(event.workers)), event.blocks, event.prefill_tokens, strict=True)
-    return [(key, InFlight(*values)) for key, values in zip(keys, columns, strict=True)]
+    begins_us = event.begins_us or (0,) * len(event.requests)
+    workers = map(WorkerId, from_column(event.workers))
+    columns = zip(workers, event.blocks, event.prefill_tokens, begins_us, strict=True)
+    return [
+        (key, InFlight(worker, blocks, tokens, begins_us=begins))
+        for key, (worker, blocks, tokens, begins) in zip(keys, columns, strict=True)
+    ]
 
 
 def weight(key: Key, entry: InFlight) -> int:
-    """64 bits of a request in flight as a restatement would name it: the hashes of its prompt have no part in it."""
+    """64 bits of a request in flight as restatements always named it: the hashes of its prompt and the time when its
+    prefill begins have no part in it."""
     return mix(*key, entry.worker, entry.blocks, entry.prefill_tokens)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
 
@@ -13,21 +14,30 @@ HASH_BYTES = 8
 
 Key = tuple[RequestId, int]
 """A request and its attempt."""
+Place = TypeVar("Place", WorkerId, bytes)
 
 
-class InFlight(msgspec.Struct, frozen=True):
+class InFlight(msgspec.Struct, frozen=True, omit_defaults=True):
     """One attempt between its routing and its end, with what was fixed when it was routed."""
 
     worker: WorkerId
     blocks: int
     prefill_tokens: int
     """Tokens still to be computed before its first one; 0 once that came."""
-    hashes: bytes = b""
+    hashes: bytes = msgspec.field(default_factory=bytes)  # so it is written when empty, too, as it always was
     """Block hashes of its prompt while it is prefilled."""
+    begins_us: int = 0
+    """When its prefill was expected to begin, by the clock of the replica that routed it; 0 if that is not known, and
+    once the first token came."""
 
     def prefilled(self) -> InFlight:
         """The same after its first token."""
         return InFlight(self.worker, self.blocks, 0)
+
+
+Entries = dict[int, tuple[Key, InFlight]]
+"""By the object's own identity: two replicas may have the same request, with an id that its client chose. Whoever goes
+through them must not depend on their order."""
 
 
 class Busy(msgspec.Struct):
@@ -42,30 +52,33 @@ class Busy(msgspec.Struct):
 
 
 class Tally:
-    """Sums per worker, kept up to date with each change; O(1) each."""
+    """Sums per worker, and what is being prefilled there, kept up to date with each change; O(1) each."""
 
     def __init__(self) -> None:
         self.busy: dict[WorkerId, Busy] = {}
-        self._pending: dict[bytes, dict[Key, InFlight]] = {}
+        self.prefills: dict[WorkerId, Entries] = {}
+        """Requests of which no first token has come; a worker without any is not in it."""
+        self._pending: dict[bytes, Entries] = {}
+        """The same by the first block of their prompts, where that is known."""
 
     def add(self, key: Key, entry: InFlight) -> None:
         """The entry counts."""
         self.weigh(entry, 1)
-        if entry.hashes and entry.prefill_tokens:
-            self._pending.setdefault(entry.hashes[:HASH_BYTES], {})[key] = entry
+        if not entry.prefill_tokens:
+            return
+        self.prefills.setdefault(entry.worker, {})[id(entry)] = key, entry
+        if entry.hashes:
+            self._pending.setdefault(entry.hashes[:HASH_BYTES], {})[id(entry)] = key, entry
 
-    def subtract(self, key: Key, entry: InFlight) -> None:
+    def subtract(self, entry: InFlight) -> None:
         """The entry counts no more; sums may be negative where it was added elsewhere."""
         self.weigh(entry, -1)
-        first = entry.hashes[:HASH_BYTES]
-        same_start = self._pending.get(first)
-        if same_start is not None and same_start.get(key) is entry:
-            del same_start[key]
-            if not same_start:
-                del self._pending[first]
+        if entry.prefill_tokens:
+            _drop(self.prefills, entry.worker, entry)
+            _drop(self._pending, entry.hashes[:HASH_BYTES], entry)
 
     def weigh(self, entry: InFlight, sign: int) -> None:
-        """The sums have the entry's weight once more, or once less for -1; what is pending stays."""
+        """The sums have the entry's weight once more, or once less for -1; what is prefilled and pending stays."""
         busy = self.busy.get(entry.worker)
         if busy is None:
             busy = self.busy[entry.worker] = Busy()
@@ -80,7 +93,14 @@ class Tally:
         if not self._pending or not prompt.blocks_reusable:
             return ()
         same_start = self._pending.get(prompt.key(1).to_bytes(HASH_BYTES, "little"))
-        return () if same_start is None else same_start.items()
+        return () if same_start is None else same_start.values()
+
+
+def _drop(table: dict[Place, Entries], place: Place, entry: InFlight) -> None:
+    """The very entry is there no more, if it was."""
+    entries = table.get(place)
+    if entries is not None and entries.pop(id(entry), None) is not None and not entries:
+        del table[place]
 
 
 def shared_depth(hashes: bytes, prompt: Prompt) -> int:

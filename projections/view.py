@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from core.decision import LOCAL_REASONS
-from core.events import LoadReported
+from core.events import LoadReported, RequestRouted
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import TIERS
 from projections.ahead import Ahead
+from projections.backlog import Outstanding, PrefillTime
 from projections.state import State
 from projections.tally import Busy, shared_depth
 
@@ -29,6 +30,19 @@ class RouteRequest(NamedTuple):
     prompt: Prompt
     tenant: str = ""
     priority: int = 0
+    session: str = ""
+    """`core.session.session_key` of what the client named; empty if it named none."""
+    time: PrefillTime | None = None
+    """How long prefills of the model last, as this replica has learned; None if it has not."""
+
+    @staticmethod
+    def of(event: RequestRouted, prompt: Prompt) -> RouteRequest:
+        """What the recorded decision was asked."""
+        time = PrefillTime(*event.prefill_time) if event.prefill_time else None
+        request = RequestId(event.request)
+        return RouteRequest(
+            request, event.attempt, event.model, prompt, event.tenant, event.priority, event.session, time
+        )
 
 
 class Candidate(NamedTuple):
@@ -97,6 +111,25 @@ class View(NamedTuple):
                 known.prefill_tokens + busy.prefill_tokens, load.waiting, load.draining,
             )  # fmt: skip
             found.append(new(Candidate, row))
+        return found
+
+    def outstanding(self) -> dict[WorkerId, list[Outstanding]]:
+        """Per worker: the prefills that were not done when this replica last heard of them, in no order.
+
+        O(all of them): most workers have none to two.
+        """
+        found: dict[WorkerId, list[Outstanding]] = {}
+        new, computed = tuple.__new__, self.ahead.computed
+        for tally in (self.state.routing.tally, self.ahead.tally):
+            known = () if tally is self.ahead.tally else computed
+            for worker, entries in tally.prefills.items():
+                rows = [
+                    new(Outstanding, (entry.begins_us, *key, entry.prefill_tokens))
+                    for key, entry in entries.values()
+                    if key not in known
+                ]
+                if rows:
+                    found.setdefault(worker, []).extend(rows)
         return found
 
     def _pending(self, prompt: Prompt) -> dict[WorkerId, int]:

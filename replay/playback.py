@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from core.events import Event, ReplicaLeft, ReplicaReported, RequestRejected, RequestRouted, UnknownEvent
-from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, StreamName, StreamSeq
+from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.view import RouteRequest, View
@@ -256,9 +256,8 @@ class Playback:
             self.folds.compare(seat, step.frame, step.event, self._lacks)
 
     def _situation(self, seat: Seat, step: _Step, event: RequestRouted) -> Situation:
-        frame, id_, model, tokens = step.frame, RequestId(event.request), event.model, event.prompt_tokens
-        prompt = RecordedPrompt(tokens, event.block_size, event.hashes)
-        request = RouteRequest(id_, event.attempt, model, prompt, event.tenant, event.priority)
+        frame = step.frame
+        request = RouteRequest.of(event, RecordedPrompt(event.prompt_tokens, event.block_size, event.hashes))
         doubts = doubts_of(seat, event, self._track, self._lacks)
         return Situation(
             seat.replica, frame.seq, frame.time_ms, event, request, seat.view, seat.settings, doubts, step.number

@@ -35,7 +35,7 @@ class SimulatedHolds:
     @property
     def due_us(self) -> int | None:
         """When the next ones end."""
-        return next((hold.until_us for hold in self._holds.values()), None)
+        return next(iter(self._holds.values())).until_us if self._holds else None
 
     def until_us(self, id: RequestId) -> int | None:
         """Until when these are held, or would have been if they had not been fetched before; None if they are not."""
@@ -59,12 +59,15 @@ class SimulatedHolds:
         else:
             del self._holds[id]
 
-    def expire(self, now_us: int, pool: BlockPool) -> None:
-        """Those whose time is over are held no more."""
+    def expire(self, now_us: int, pool: BlockPool) -> bool:
+        """Those whose time is over are held no more; returns whether there were any."""
+        some = False
         while self._holds:
             first, hold = next(iter(self._holds.items()))
             if hold.until_us > now_us:
-                return
+                break
+            some = True
             del self._holds[first]
             pool.release(hold.blocks)
             self.expired += bool(hold.blocks)
+        return some

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from actors.engines.known_prompt import KnownPrompt
 from core.generation import GenerateRequest
 from core.ids import RequestId
 
@@ -18,6 +19,9 @@ class Submit(NamedTuple):
     """Its prompt's blocks come from elsewhere."""
     reply: tuple[int, ...] = ()
     """Tokens to answer with first, instead of made-up ones."""
+    known: KnownPrompt | None = None
+    """All that is known of its prompt; then the request has no tokens, and its answer is as long as it may be. The
+    answer's first token is told when it is there, all others together with the last one or when it is given up."""
 
 
 class Abort(NamedTuple):

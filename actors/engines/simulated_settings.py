@@ -13,10 +13,14 @@ from core.errors import CallerError
 from core.generation import TASK_EMBED
 
 PORT_MAX = 65535
+LINEAR = "linear"
+MOCKER = "mocker"
+TIMINGS = (LINEAR, MOCKER)
 ABOVE_ZERO = (
     "block_size",
     "capacity_blocks",
     "max_seqs",
+    "batched_tokens_max",
     "decode_us_per_step",
     "time_scale",
     "keep_ms",
@@ -41,6 +45,10 @@ class SimulatedSettings:
     """Simulated microseconds to compute one prompt token that is not in the cache."""
     decode_us_per_step: int = 5000
     """Simulated microseconds for one more token of every running request."""
+    batched_tokens_max: int = 8192
+    """Tokens computed in one pass, those of prompts and one for each request that decodes."""
+    timing: str = LINEAR
+    """How long a pass takes: `linear` by the two speeds above, `mocker` as Dynamo's mock engine."""
     vocab: int = 4096
     """Token ids are below this."""
     token_min: int = 16
@@ -78,6 +86,8 @@ class SimulatedSettings:
         for name in ("prefill_us_per_token", "token_min", "eos_token", "eos_every", "transfer_us_per_block"):
             if getattr(self, name) < 0:
                 raise CallerError(f"engine_args: {name} must not be negative, but is {getattr(self, name)}")
+        if self.timing not in TIMINGS:
+            raise CallerError(f"engine_args: timing must be one of {', '.join(TIMINGS)}, not {self.timing}")
         if not 0 <= self.side_channel_port <= PORT_MAX:
             raise CallerError(
                 f"engine_args: side_channel_port must be 0 to {PORT_MAX}, but is {self.side_channel_port}"
@@ -110,3 +120,16 @@ class SimulatedSettings:
             return msgspec.convert(dict(engine_args), cls, strict=False)
         except msgspec.ValidationError as error:
             raise CallerError(f"engine_args: {error}") from error
+
+
+def mocker_settings(block_size: int = 64, capacity_blocks: int = 16384) -> SimulatedSettings:
+    """Dynamo's mock engine at its defaults, as its offline replay runs it (ai-dynamo 1.6.1)."""
+    return SimulatedSettings(
+        block_size=block_size,
+        capacity_blocks=capacity_blocks,
+        context_max=block_size * capacity_blocks,
+        max_seqs=256,
+        batched_tokens_max=8192,
+        eos_every=0,
+        timing=MOCKER,
+    )

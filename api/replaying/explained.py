@@ -11,12 +11,9 @@ from replay.explaining.form import Attempt, Explanation, Phases, Row
 from replay.explaining.queue_form import Queued
 from replay.explaining.reasons import LOOKS_AT
 
-_COSTS = (
-    "worker",
-    "cost",
-    "= prefill",
-    "+ decode",
-    "+ requests",
+_COSTS = ("worker", "cost", "= prefill", "+ decode", "+ requests")
+_WAIT = "+ wait, ms"
+_WORK = (
     "cached",
     "computing",
     "to prefill",
@@ -42,7 +39,7 @@ WAITED_FOR = {
 
 
 def explained(explanation: Explanation) -> str:
-    """The page; blocks and costs are in blocks."""
+    """The page; blocks and costs are in blocks, under `time` and `session` costs in milliseconds."""
     lines = [f"request {explanation.request}, model {explanation.model}"]
     if explanation.uses > 1:
         lines.append(f"{explanation.uses} requests had this id; this is the last one that was routed")
@@ -122,10 +119,11 @@ def _setting(attempt: Attempt) -> list[tuple[str, str]]:
 def candidates_table(rows: list[Row]) -> list[str]:
     """Each candidate with its cost taken apart, the chosen one marked."""
     drawn = any(row.probability is not None for row in rows)
-    heads = (*_COSTS, "chance") if drawn else _COSTS
-    names = _names(rows)
+    waits = any(row.wait_cost for row in rows)
+    heads = (*_COSTS, *[_WAIT] * waits, *_WORK, *["chance"] * drawn)
     cells = [
-        (name, *_costs(row), *([f"{row.probability or 0:.1%}"] * drawn)) for name, row in zip(names, rows, strict=True)
+        (name, *_costs(row), *[f"{row.wait_cost:.2f}"] * waits, *_work(row), *[f"{row.probability or 0:.1%}"] * drawn)
+        for name, row in zip(_names(rows), rows, strict=True)
     ]
     return _marked(rows, text_table(heads, cells, "<" + ">" * (len(heads) - 1)))
 
@@ -137,10 +135,12 @@ def _names(rows: list[Row]) -> list[str]:
 
 
 def _costs(row: Row) -> tuple[str, ...]:
+    return tuple(f"{cost:.2f}" for cost in (row.cost, row.prefill_cost, row.decode_cost, row.request_cost))
+
+
+def _work(row: Row) -> tuple[str, ...]:
     cached = str(row.overlap) if row.cache_known else "unknown"
-    costs = (row.cost, row.prefill_cost, row.decode_cost, row.request_cost)
     return (
-        *(f"{cost:.2f}" for cost in costs),
         cached,
         str(row.pending),
         f"{row.to_prefill:.2f}",

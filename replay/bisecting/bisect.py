@@ -36,7 +36,9 @@ from replay.verifying.verify import PROGRESS_EVERY, Progress
 NEAR_MAX = 20
 """The last events before a decision that are told."""
 CACHE_TERMS = frozenset({"overlap", "overlap_all", "known"})
-BUSY_TERMS = frozenset({"pending", "active_blocks", "active_requests", "prefill", "blocks", "predicted"})
+BUSY_TERMS = frozenset(
+    {"pending", "active_blocks", "active_requests", "prefill", "wait_us", "wait", "blocks", "predicted"}
+)
 
 
 class Near(msgspec.Struct, frozen=True, kw_only=True):

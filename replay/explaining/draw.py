@@ -5,24 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core.settings import RoutingSettings
-from projections.policies import MILLI, SOFT_STEPS, SOFT_TABLE
+from projections.policies import MILLI, SOFT_STEPS, SOFT_TABLE, SOFTENED
 
 SEED_BITS = 64
 
 
 def drawn(settings: RoutingSettings) -> bool:
     """Whether the policy draws among candidates by their costs."""
-    return settings.policy in {"kv", "least-loaded"} and settings.temperature_m > 0
+    return settings.policy in SOFTENED and settings.temperature_m > 0
 
 
 def probabilities(costs: Sequence[int], settings: RoutingSettings) -> list[float] | None:
     """Of being chosen, in the order of the costs; None where no draw decides."""
     if settings.policy == "random":
         return [1 / len(costs)] * len(costs)
+    if settings.policy == "power-of-two" and len(costs) > 1:
+        return [_of_pairs(costs, cost) for cost in costs]
     if not drawn(settings):
         return None
     weights = _weights(costs, settings.temperature_m)
     return [weight / sum(weights) for weight in weights]
+
+
+def _of_pairs(costs: Sequence[int], cost: int) -> float:
+    """Of the ordered pairs of candidates, the share that one of this cost wins: the cheaper does, or the first."""
+    dearer, same = sum(each > cost for each in costs), costs.count(cost) - 1
+    return (2 * dearer + same) / (len(costs) * (len(costs) - 1))
 
 
 def draw(seed: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,7 +12,7 @@ from core.events import RequestFinished, RequestMigrated, RequestRejected, Reque
 from core.ids import WorkerId, from_column
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.policies import MILLI, Scored
+from projections.policies import MILLI, Scored, estimate
 from replay.explaining.draw import draw, drawn
 from replay.explaining.form import Attempt, Explanation, Knowledge, Rejection, Row
 from replay.explaining.ground import Excluded, Ground, ground, routed_event
@@ -118,17 +118,38 @@ def rows(on: Ground, known: dict[WorkerId, Knowledge], names: Names) -> list[Row
     ]
 
 
+class _Costs(NamedTuple):
+    """What a cost is the sum of, in its unit."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    request: float = 0.0
+    wait: float = 0.0
+
+
+def _costs(on: Ground, scored: Scored) -> _Costs:
+    settings = on.settings
+    if settings.policy == "kv":
+        per = terms(scored, on.request)
+        weights = (settings.prefill_weight_m, settings.decode_weight_m, settings.request_weight_m)
+        return _Costs(*(weight * term / MILLI**2 for weight, term in zip(weights, per, strict=True)))
+    if settings.policy == "time":
+        found = estimate(scored.candidate, scored.prefill_m, settings, on.event.block_size, on.backlog)
+        return _Costs(found.own / MILLI, found.decode / MILLI, found.requests / MILLI, found.wait / MILLI)
+    return _Costs()
+
+
 def _row(on: Ground, scored: Scored, known: Knowledge, names: Names, probability: float | None, *, chosen: bool) -> Row:
-    candidate, settings, per = scored.candidate, on.settings, terms(scored, on.request)
-    kv = settings.policy == "kv"
+    candidate, costs = scored.candidate, _costs(on, scored)
     return Row(
         worker=candidate.worker,
         name=names.worker(candidate.worker),
         chosen=chosen,
         cost=scored.cost / MILLI,
-        prefill_cost=settings.prefill_weight_m * per.prefill / MILLI**2 if kv else 0.0,
-        decode_cost=settings.decode_weight_m * per.decode / MILLI**2 if kv else 0.0,
-        request_cost=settings.request_weight_m * per.request / MILLI**2 if kv else 0.0,
+        prefill_cost=costs.prefill,
+        decode_cost=costs.decode,
+        request_cost=costs.request,
+        wait_cost=costs.wait,
         overlap=candidate.overlap[-1],
         pending=candidate.pending,
         to_prefill=scored.prefill_m / MILLI,

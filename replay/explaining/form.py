@@ -42,7 +42,7 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate with its cost taken apart; costs in blocks."""
+    """One candidate with its cost taken apart; costs in blocks, under `time` and `session` in milliseconds."""
 
     worker: str
     name: str
@@ -62,6 +62,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     cache_known: bool
     overlap_device: int
     """Of `overlap`, those on the device."""
+    wait_cost: float = 0.0
+    """Part of the cost under `time`, in milliseconds: how long prefills there would hold it up."""
     probability: float | None
     """Of being drawn, where a draw decided."""
     in_flight: InFlight
@@ -73,7 +75,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     what: str
     """Of the runner-up: `cached_blocks` (on the device), `active_blocks`, `prefill_tokens`, `active_requests`,
-    `waiting`; or a setting: `prefill_weight`, `decode_weight`, `request_weight`."""
+    `waiting`, `wait_ms`; or a setting: `prefill_weight`, `decode_weight`, `request_weight`."""
     was: float
     would_be: float
     """The value nearest to `was` at which it is chosen."""
@@ -86,7 +88,7 @@ class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     name: str
     cost_more: float
-    """In blocks; negative if it was cheaper."""
+    """In blocks, or milliseconds; negative if it was cheaper."""
     needs: list[Need]
     text: str
 

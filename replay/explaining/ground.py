@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from core.decision import LOCAL_REASONS
 from core.events import RequestRouted
-from core.ids import ReplicaId, RequestId, StreamName, WorkerId, from_column
+from core.ids import ReplicaId, StreamName, WorkerId, from_column
 from core.settings import TIERS, RoutingSettings
 from core.subjects import ROUTING
+from projections.backlog import NO_BACKLOG, Backlog, PrefillTime
 from projections.decide import Decision, decide
-from projections.policies import MILLI, Scored
+from projections.policies import ESTIMATING, MILLI, Scored
 from projections.tally import Busy
 from projections.view import Candidate, RouteRequest, View, by_worker
 from replay.explaining.form import InFlight
@@ -48,6 +49,8 @@ class Ground(NamedTuple):
     """Of the candidates."""
     again: str
     doubts: list[str]
+    backlog: Backlog
+    """What was outstanding, where the policy looks at that."""
 
     @property
     def stale(self) -> set[WorkerId]:
@@ -101,6 +104,7 @@ def of_decision(
         in_flight={scored.candidate.worker: in_flight(view, scored.candidate) for scored in decision.ranked},
         again=SAME,
         doubts=[],
+        backlog=decision.backlog,
     )
 
 
@@ -119,13 +123,13 @@ def _as_recorded(recording: Recording, tried: Tried, event: RequestRouted, again
     settings = recording.index.settings(tried.replica, event.settings_revision, tried.seq)
     known = settings is not None
     settings = settings or RoutingSettings(policy=event.policy)
-    prompt = RecordedPrompt(event.prompt_tokens, event.block_size, event.hashes)
+    request = RouteRequest.of(event, RecordedPrompt(event.prompt_tokens, event.block_size, event.hashes))
     told = recording.index.local(tried.replica, tried.seq)
     local = {WorkerId(worker): _ordered(reasons) for worker, reasons in sorted(told.items())}
     ranked = recorded(event, settings, local)
     return Ground(
         event,
-        RouteRequest(RequestId(event.request), event.attempt, event.model, prompt, event.tenant, event.priority),
+        request,
         settings,
         settings_known=known,
         ranked=ranked,
@@ -138,7 +142,16 @@ def _as_recorded(recording: Recording, tried: Tried, event: RequestRouted, again
         in_flight={scored.candidate.worker: _recorded_in_flight(scored.candidate) for scored in ranked},
         again=again,
         doubts=doubts,
+        backlog=_recorded_backlog(event, request, settings),
     )
+
+
+def _recorded_backlog(event: RequestRouted, request: RouteRequest, settings: RoutingSettings) -> Backlog:
+    """Of the candidates that the event holds."""
+    if settings.policy not in ESTIMATING:
+        return NO_BACKLOG
+    waits = dict(zip(map(WorkerId, from_column(event.candidates)), event.columns.get("wait_us", ()), strict=False))
+    return Backlog(PrefillTime.of(settings, request.time), waits)
 
 
 def _ordered(reasons: tuple[str, ...]) -> tuple[str, ...]:
@@ -173,6 +186,8 @@ def _queued_tokens(
     event: RequestRouted, settings: RoutingSettings, candidate: Candidate, prefill_m: int, *, stale: bool
 ) -> int:
     """Tokens queued there that give these blocks to prefill: the inverse of what `score` does."""
+    if settings.policy in ESTIMATING:
+        return 0  # they have no part in it
     credit, before = 0, 0
     for depth, credit_m in zip(candidate.overlap, settings.credits_m, strict=True):
         credit, before = credit + (depth - before) * credit_m, depth

@@ -7,12 +7,14 @@ less it is not. Of weights it is the nearest at which no rounding and no tie can
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 
 from core.ids import WorkerId
 from core.settings import WEIGHT_MAX, RoutingSettings
+from projections.backlog import NO_BACKLOG, Backlog
 from projections.policies import MILLI, Scored, rank, score
 from projections.view import Candidate, RouteRequest
 from replay.explaining.form import Need
@@ -30,6 +32,7 @@ class Case(NamedTuple):
     stale: frozenset[WorkerId]
     turn: int
     seed: int
+    backlog: Backlog = NO_BACKLOG
 
     def chosen(self, settings: RoutingSettings | None = None, changed: Candidate | None = None) -> WorkerId:
         """Who is chosen with these settings and this candidate instead of the one of its id."""
@@ -37,12 +40,16 @@ class Case(NamedTuple):
         candidates = self.candidates
         if changed is not None:
             candidates = [changed if each.worker == changed.worker else each for each in candidates]
-        scored = score(candidates, self.request, settings, self.stale)
+        scored = score(candidates, self.request, settings, self.stale, self.backlog)
         return rank(scored, self.request, settings, self.turn, self.seed)[0].candidate.worker
 
     def cost(self, candidate: Candidate) -> int:
         """What this candidate would cost."""
-        return score([candidate], self.request, self.settings, self.stale)[0].cost
+        return score([candidate], self.request, self.settings, self.stale, self.backlog)[0].cost
+
+    def waiting_there(self, worker: WorkerId, wait_us: int) -> Case:
+        """The same with so long a wait for prefills on that worker."""
+        return self._replace(backlog=self.backlog._replace(waits_us={**self.backlog.waits_us, worker: wait_us}))
 
 
 def needs(case: Case, other: Candidate) -> list[Need]:
@@ -55,6 +62,11 @@ def needs(case: Case, other: Candidate) -> list[Need]:
     match case.settings.policy:
         case "kv":
             return [*_cached(case, other), *_less_work(case, other), *_of_settings(case, other)]
+        case "time":
+            own = (_cached(case, other), _fewer_blocks(case, other), _fewer_requests(case, other))
+            return [*chain(*own, _shorter_wait(case, other))]
+        case "session":
+            return [*_shorter_wait(case, other)]
         case "least-loaded":
             return [*_fewer_requests(case, other), *_fewer_waiting(case, other)]
         case _:
@@ -62,15 +74,32 @@ def needs(case: Case, other: Candidate) -> list[Need]:
 
 
 def _less_work(case: Case, other: Candidate) -> Iterator[Need]:
-    blocks, tokens = other.active_blocks, other.prefill_tokens
-    at = _most(case, other, blocks, lambda value: other._replace(active_blocks=value))
-    if at is not None:
-        yield _need("active_blocks", blocks, at, f"{_blocks(blocks - at, 'fewer active')} there")
+    yield from _fewer_blocks(case, other)
+    tokens = other.prefill_tokens
     at = _most(case, other, tokens, lambda value: other._replace(prefill_tokens=value))
     if at is not None:
         yield _need("prefill_tokens", tokens, at, f"{tokens - at} fewer tokens waiting there to be prefilled")
     if case.settings.request_weight_m:
         yield from _fewer_requests(case, other)
+
+
+def _fewer_blocks(case: Case, other: Candidate) -> Iterator[Need]:
+    was = other.active_blocks
+    at = _most(case, other, was, lambda value: other._replace(active_blocks=value))
+    if at is not None:
+        yield _need("active_blocks", was, at, f"{_blocks(was - at, 'fewer active')} there")
+
+
+def _shorter_wait(case: Case, other: Candidate) -> Iterator[Need]:
+    was = case.backlog.waits_us.get(other.worker, 0)
+
+    def wins(value: int) -> bool:
+        return case.waiting_there(other.worker, value).chosen() == other.worker
+
+    if was > 0 and wins(0):
+        at = _edge(wins, loses=was, wins_at=0)
+        text = f"a wait for prefills that is {(was - at) / MILLI:g} ms shorter there"
+        yield _need("wait_ms", was / MILLI, at / MILLI, text)
 
 
 def _fewer_requests(case: Case, other: Candidate) -> Iterator[Need]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from core.ids import WorkerId
 from core.settings import RoutingSettings
-from projections.policies import MILLI, Scored
+from projections.policies import MILLI, Scored, two_of
 from replay.explaining.draw import draw, drawn, probabilities
 from replay.explaining.form import Need, RunnerUp
 from replay.explaining.ground import Ground
@@ -16,6 +16,9 @@ Name = Callable[[str], str]
 
 LOOKS_AT = {
     "kv": "what is left to prefill there after what its cache saves, and the blocks and requests in flight there",
+    "time": "how long its prefill would last there and hold up others, the wait for those before it, and active blocks",
+    "session": "whose turn it is for the session, or for the prompt's beginning, where the wait for prefills is short",
+    "power-of-two": "requests in flight and waiting at two workers that are drawn",
     "least-loaded": "requests in flight and waiting there, and not at caches",
     "round-robin": "no cost: workers take turns by id",
     "random": "no cost: the seed chooses",
@@ -36,14 +39,34 @@ def why(ground: Ground, name: Name) -> str:
     called = name(ground.ranked[0].candidate.worker)
     if len(ground.ranked) == 1:
         return f"{called} was the only candidate"
-    among = len(ground.ranked)
+    among = max(len(ground.ranked), ground.event.candidates_total)
     match ground.settings.policy:
         case "round-robin":
             turn = "" if ground.turn is None else f", after {ground.turn} decisions of this replica for the model"
             return f"policy round-robin looks at no cost: it was {called}'s turn among {among}{turn}"
         case "random":
             return f"policy random looks at no cost: the seed gave {called}, one of {among}"
+        case "power-of-two":
+            return f"policy power-of-two drew two of {among}: {called} {_why_of_two(ground)}"
+        case "session":
+            return _why_session(ground, called)
     return _why_drawn(ground, name) if drawn(ground.settings) else _why_cheapest(ground, name)
+
+
+def _why_of_two(ground: Ground) -> str:
+    """Of more candidates than the record holds there is no telling who the other was."""
+    by_id = sorted((scored.candidate for scored in ground.ranked), key=lambda each: each.worker)
+    if len(by_id) < ground.event.candidates_total:
+        return "had no more requests than the other"
+    busy = [by_id[at].active_requests + by_id[at].waiting for at in two_of(len(by_id), ground.event.seed)]
+    return f"had {min(busy)} requests, the other {max(busy)}"
+
+
+def _why_session(ground: Ground, called: str) -> str:
+    whose = "the session" if ground.request.session else "prompts that begin so"
+    if ground.ranked[0].cost:
+        return f"everywhere the wait for prefills is beyond the bound; {called} has the shortest"
+    return f"{called} is the first in the order of {whose} where the wait for prefills is within the bound"
 
 
 def _why_cheapest(ground: Ground, name: Name) -> str:
@@ -78,23 +101,27 @@ def _because(ground: Ground, chosen: Scored, best: Scored, name: Name) -> str:
     if ground.settings.policy == "least-loaded":
         busy = [each.active_requests + each.waiting for each in (ours, theirs)]
         return f": {busy[0]} requests there against {busy[1]}"
+    waits_us = [ground.backlog.waits_us.get(each.worker, 0) for each in (ours, theirs)]
     if max(ours.overlap[-1], ours.pending) > max(theirs.overlap[-1], theirs.pending):
         full = ground.request.prompt.blocks
         if ours.pending > ours.overlap[-1]:
             return f": it is computing {ours.pending} of the prompt's {full} full blocks for another request"
         held = f"{ours.overlap[-1]} of {full} full blocks of the prompt cached"
         return f": it has {held}, {name(theirs.worker)} has {theirs.overlap[-1]}"
-    if ours.active_blocks < theirs.active_blocks:
-        return f": {ours.active_blocks} active blocks against {theirs.active_blocks}"
-    if chosen.prefill_m < best.prefill_m:
-        return f": {chosen.prefill_m / MILLI:g} blocks to prefill against {best.prefill_m / MILLI:g}"
+    for said, our, their in (
+        (": prefills there hold it up for {:g} ms against {:g}", waits_us[0] / MILLI, waits_us[1] / MILLI),
+        (": {} active blocks against {}", ours.active_blocks, theirs.active_blocks),
+        (": {:g} blocks to prefill against {:g}", chosen.prefill_m / MILLI, best.prefill_m / MILLI),
+    ):
+        if our < their:
+            return said.format(our, their)
     return ""
 
 
 def runner_up(ground: Ground, name: Name) -> RunnerUp | None:
     """The next best, and what each alone would have made it win; None where costs are not looked at, or nobody else
     was a candidate."""
-    if len(ground.ranked) == 1 or ground.settings.policy in {"round-robin", "random"}:
+    if len(ground.ranked) == 1 or ground.settings.policy in {"round-robin", "random", "power-of-two"}:
         return None
     chosen, other = ground.ranked[:2]
     called = name(other.candidate.worker)
@@ -104,7 +131,8 @@ def runner_up(ground: Ground, name: Name) -> RunnerUp | None:
         text = f"{called} had a chance of {chance:.1%}; the draw fell at {draw(ground.event.seed):.3f}"
     else:
         found = needs(case(ground), other.candidate)
-        text = f"{called} would have won {_listed(found)}"
+        weights = " or of a weight" if ground.settings.policy == "kv" else ""
+        text = f"{called} would have won {_listed(found, weights)}"
     return RunnerUp(
         worker=other.candidate.worker,
         name=called,
@@ -118,15 +146,16 @@ def case(ground: Ground) -> Case:
     """The decision, to be tried with changes."""
     candidates = sorted((scored.candidate for scored in ground.ranked), key=lambda each: each.worker)
     event = ground.event
-    return Case(candidates, ground.request, ground.settings, frozenset(ground.stale), ground.turn or 0, event.seed)
+    stale, turn = frozenset(ground.stale), ground.turn or 0
+    return Case(candidates, ground.request, ground.settings, stale, turn, event.seed, ground.backlog)
 
 
 def _difference(less: Scored, more: Scored) -> str:
     return f"{(more.cost - less.cost) / MILLI:g}"
 
 
-def _listed(found: list[Need]) -> str:
+def _listed(found: list[Need], weights: str) -> str:
     if not found:
-        return "by no single change of its own or of a weight"
+        return f"by no single change of its own{weights}"
     *before, last = [need.text for need in found]
     return "with " + (f"{', '.join(before)}, or {last}" if before else last)

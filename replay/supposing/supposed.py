@@ -14,6 +14,7 @@ from typing import NamedTuple
 from core.ids import WorkerId
 from core.prompt import Prompt
 from core.subjects import ROUTING
+from projections.backlog import Outstanding
 from projections.tally import InFlight, Key, shared_depth
 from projections.view import Candidate, View
 from replay.supposing.lives import Life, Place, place, seq_of
@@ -22,17 +23,23 @@ UNCHANGED = (0, 0, 0)
 
 
 class Supposed(View):
-    """A view with other candidates, and another count of decisions."""
+    """A view with other candidates, other prefills outstanding, and another count of decisions."""
 
     _rows: list[Candidate]
     _fewer: int
+    _ledger: Ledger
+    _sight: Sight
 
     @staticmethod
-    def of(view: View, rows: list[Candidate], fewer: int) -> Supposed:
+    def of(sight: Sight, ledger: Ledger, rows: list[Candidate], fewer: int) -> Supposed:
         """`rows` by id; `fewer` decisions than the view has were made for the model."""
-        supposed = Supposed(*view)
+        supposed = Supposed(*sight.view)
         supposed._rows, supposed._fewer = rows, fewer
+        supposed._ledger, supposed._sight = ledger, sight
         return supposed
+
+    def outstanding(self) -> dict[WorkerId, list[Outstanding]]:
+        return self._ledger.outstanding(self._sight)
 
     def routed(self, model: str) -> int:
         return super().routed(model) - self._fewer
@@ -73,13 +80,25 @@ class Entry(NamedTuple):
     """None if nobody would have taken it."""
     supposed_blocks: int
     supposed_prefill_tokens: int
+    supposed_begins_us: int
 
     @staticmethod
     def of(key: Key, life: Life, recorded: InFlight, supposed: InFlight | None) -> Entry:
         """What the attempt weighs as recorded, and as supposed."""
-        other = (supposed.worker, supposed.blocks, supposed.prefill_tokens) if supposed is not None else (None, 0, 0)
-        own = (recorded.worker, recorded.blocks, recorded.prefill_tokens)
-        return Entry(key, life.replica, life.at, life.prefilled, life.ended, *own, *other)
+        return Entry(
+            key,
+            life.replica,
+            life.at,
+            life.prefilled,
+            life.ended,
+            worker=recorded.worker,
+            blocks=recorded.blocks,
+            prefill_tokens=recorded.prefill_tokens,
+            supposed_worker=supposed.worker if supposed is not None else None,
+            supposed_blocks=supposed.blocks if supposed is not None else 0,
+            supposed_prefill_tokens=supposed.prefill_tokens if supposed is not None else 0,
+            supposed_begins_us=supposed.begins_us if supposed is not None else 0,
+        )
 
 
 Sums = dict[WorkerId, list[int]]
@@ -108,7 +127,7 @@ class Ledger:
         sums: Sums = {}
         moved: dict[Key, WorkerId | None] = {}
         mine, own, limit = sight.replica, sight.at, sight.limit
-        for key, replica, at, prefilled, ended, worker, blocks, tokens, to, to_blocks, to_tokens in self._entries:
+        for key, replica, at, prefilled, ended, worker, blocks, tokens, to, to_blocks, to_tokens, _ in self._entries:
             until = own if replica == mine else limit
             if not at < until <= ended:
                 continue
@@ -125,6 +144,20 @@ class Ledger:
                 if until <= prefilled:
                     after[2] += to_tokens
         return _changed(sight, prompt, sums, moved) if sums else sight.rows
+
+    def outstanding(self, sight: Sight) -> dict[WorkerId, list[Outstanding]]:
+        """The prefills of the sight as they are supposed to be outstanding; O(all of them + entries)."""
+        found, limit = sight.view.outstanding(), sight.limit
+        for entry in self._entries:
+            until = sight.at if entry.replica == sight.replica else limit
+            if not entry.at < until <= min(entry.prefilled, entry.ended):
+                continue
+            before = found.get(entry.worker, [])
+            before[:] = [row for row in before if (row.request, row.attempt) != entry.key]
+            if entry.supposed_worker is not None:
+                row = Outstanding(entry.supposed_begins_us, *entry.key, entry.supposed_prefill_tokens)
+                found.setdefault(entry.supposed_worker, []).append(row)
+        return {worker: rows for worker, rows in found.items() if rows}
 
 
 def _changed(sight: Sight, prompt: Prompt, sums: Sums, moved: Mapping[Key, WorkerId | None]) -> list[Candidate]:

@@ -13,7 +13,8 @@ from core.events import RequestRouted
 from core.ids import RequestId, WorkerId
 from core.settings import RoutingSettings
 from projections.decide import Decision, decide
-from projections.policies import pending_beyond
+from projections.policies import MILLI, pending_beyond
+from projections.requests import in_flight
 from projections.tally import InFlight
 from projections.view import Candidate
 from replay.playback import Situation
@@ -128,7 +129,7 @@ class Trial:
         if settings is None:
             given = {**situation.settings.to_mapping(), **self.scenario.settings}
             settings = self._settings[situation.settings] = RoutingSettings.parse(given)
-        view = Supposed.of(seen.view, rows, self._fewer[situation.replica, event.model])
+        view = Supposed.of(seen, self._ledger, rows, self._fewer[situation.replica, event.model])
         return decide(view, situation.request, settings, event.now_ms, event.seed)
 
     def _book(self, judged: Judged, decision: Decision) -> None:
@@ -136,7 +137,7 @@ class Trial:
         if not self.scenario.follow_load:
             return
         event = judged.situation.event
-        recorded = InFlight(WorkerId(event.worker), event.blocks, event.prefill_tokens)
+        recorded = msgspec.structs.replace(in_flight(event), hashes=b"")
         supposed = _in_flight(decision, event, judged.situation.request.prompt.blocks_to_hold)
         if supposed != recorded:
             key = (RequestId(event.request), event.attempt)
@@ -170,4 +171,6 @@ def _in_flight(decision: Decision, event: RequestRouted, blocks_to_hold: int) ->
     if decision.worker is None:
         return None
     blocks = blocks_to_hold - pending_beyond(decision.ranked[0].candidate)
-    return InFlight(decision.worker, blocks, event.prompt_tokens - decision.predicted_cached_tokens)
+    begins_us = event.now_ms * MILLI + decision.backlog.waits_us.get(decision.worker, 0)
+    tokens = event.prompt_tokens - decision.predicted_cached_tokens
+    return InFlight(decision.worker, blocks, tokens, begins_us=begins_us)

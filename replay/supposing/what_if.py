@@ -25,7 +25,7 @@ from replay.supposing.lives import Lives
 from replay.supposing.outcome import Outcome, blocks_of, evenness
 from replay.supposing.regret import expected_blocks
 from replay.supposing.scenario import Scenario
-from replay.supposing.supposed import Sight, Supposed
+from replay.supposing.supposed import Sight
 from replay.supposing.trial import MICRO, UNFITTED, Judged, Trial
 
 Progress = Callable[[int, int], None]
@@ -121,7 +121,7 @@ class _WhatIf:
         rows = view.candidates(situation.request.prompt)
         recorded = next((row for row in rows if row.worker == event.worker), None)
         if situation.doubts and recorded is not None:
-            again = decide(Supposed.of(view, rows, 0), situation.request, situation.settings, event.now_ms, event.seed)
+            again = decide(view, situation.request, situation.settings, event.now_ms, event.seed)
             if again.worker != event.worker:
                 recorded = None
         life = self._lives.of_attempt(situation.seq, event)

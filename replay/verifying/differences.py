@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from core.decision import COLUMNS
+from core.decision import COLUMNS, TIMED_COLUMNS
 from core.events import RequestRouted
 from core.ids import from_column
 from core.settings import RoutingSettings
 from projections.decide import Decision, record, shown
 from projections.view import RouteRequest
 
-BEFORE_COST = ("overlap", "overlap_all", "pending", "active_blocks", "active_requests", "prefill", "waiting", "known")
+BEFORE_COST = (
+    "overlap", "overlap_all", "pending", "active_blocks", "active_requests", "prefill", "waiting", "known", "wait_us",
+)  # fmt: skip
 """Columns in the order in which they are looked at; the cost follows from them and comes last."""
 TERMS = {
     "candidates": "who could serve it",
@@ -31,12 +33,14 @@ TERMS = {
     "prefill": "blocks to prefill there, in thousandths",
     "waiting": "requests waiting there",
     "known": "whether its cache is known",
+    "wait_us": "how long prefills there would hold it up, in microseconds",
     "cost": "cost, in thousandths",
     "choice": "the choice",
     "order": "the order of the candidates",
     "predicted": "cached tokens predicted",
     "prefill_tokens": "tokens to prefill",
     "blocks": "blocks that it occupies there",
+    "wait": "how long prefills were expected to hold it up",
     "policy": "the policy",
     "prefer": "the prefill worker that holds most of the prompt",
     "prefer_tokens": "how much of the prompt that one holds",
@@ -44,7 +48,7 @@ TERMS = {
     "failure": "this program cannot make the decision",
 }
 """Every term, for people."""
-assert set(BEFORE_COST) | {"cost"} == set(COLUMNS)
+assert set(BEFORE_COST) | {"cost"} == {*COLUMNS, *TIMED_COLUMNS}
 
 
 class Term(NamedTuple):
@@ -111,6 +115,7 @@ def equal(recorded: RequestRouted, recomputed: RequestRouted) -> bool:
         and recorded.policy == recomputed.policy
         and recorded.prefer == recomputed.prefer
         and recorded.prefer_tokens == recomputed.prefer_tokens
+        and recorded.wait_us == recomputed.wait_us
     )
 
 
@@ -141,6 +146,7 @@ def _differences(
         ("predicted", recorded.predicted_cached_tokens, recomputed.predicted_cached_tokens),
         ("prefill_tokens", recorded.prefill_tokens, recomputed.prefill_tokens),
         ("blocks", recorded.blocks, recomputed.blocks),
+        ("wait", recorded.wait_us, recomputed.wait_us),
         ("policy", recorded.policy, recomputed.policy),
         ("prefer", recorded.prefer, recomputed.prefer),
         ("prefer_tokens", recorded.prefer_tokens, recomputed.prefer_tokens),

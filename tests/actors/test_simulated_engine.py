@@ -65,6 +65,8 @@ def test_settings_from_a_file() -> None:
         {"vocab": 3},
         {"eos_every": -1},
         {"context_max": 1},
+        {"batched_tokens_max": 0},
+        {"timing": "exact"},
     ):
         with pytest.raises(
             CallerError, match=f"engine_args: .*{'Expected' if 'x' in bad.values() else next(iter(bad))}"

@@ -70,6 +70,8 @@ def routed(
     attempt: int = 0,
     model: str = "tiny",
     predicted: int = 0,
+    now_ms: int = 0,
+    wait_us: int = 0,
 ) -> RequestRouted:
     """A decision by name only: nothing that a fold does not read is true of it."""
     asked = asked or prompt(1, 2)
@@ -84,7 +86,7 @@ def routed(
         settings_revision=0,
         decide_version=1,
         seed=0,
-        now_ms=0,
+        now_ms=now_ms,
         cursor={},
         worker=worker,
         candidates=b"",
@@ -95,6 +97,7 @@ def routed(
         prefill_tokens=asked.tokens - predicted,
         predicted_cached_tokens=predicted,
         digest="0" * 16,
+        wait_us=wait_us,
     )
 
 
@@ -126,4 +129,5 @@ def replica_restated(in_flight: Collection[tuple[tuple[str, int], InFlight]]) ->
         workers=to_column([entry.worker for entry in entries]),
         blocks=tuple(entry.blocks for entry in entries),
         prefill_tokens=tuple(entry.prefill_tokens for entry in entries),
+        begins_us=tuple(entry.begins_us for entry in entries),
     )

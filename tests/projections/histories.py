@@ -20,7 +20,7 @@ from core.events import (
 )
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
 from projections.state import State
-from projections.tally import InFlight
+from projections.tally import InFlight, Tally
 from tests.projections.facts import (
     finished,
     joined,
@@ -66,10 +66,20 @@ def routing_events(source: str) -> st.SearchStrategy[Event]:
     """A replica's own requests carry its name: ids are new at every request."""
     return st.one_of(
         st.just(ReplicaJoined(name="router-0", version="1")),
-        st.builds(lambda n, w, size: routed(f"{source}/{n}", w, prompt(*range(size))), requests, workers, requests),
+        st.builds(
+            lambda n, w, size: routed(f"{source}/{n}", w, prompt(*range(size)), now_ms=n, wait_us=size),
+            requests,
+            workers,
+            requests,
+        ),
         st.builds(lambda n, cached: prefilled(f"{source}/{n}", cached=cached), requests, requests),
         st.builds(lambda n: finished(f"{source}/{n}"), requests),
-        st.builds(lambda n, w: replica_restated([((f"{source}/{n}", 0), InFlight(w, 3, 0))]), requests, workers),
+        st.builds(
+            lambda n, w, tokens: replica_restated([((f"{source}/{n}", 0), InFlight(w, 3, tokens, begins_us=tokens))]),
+            requests,
+            workers,
+            requests,
+        ),
         st.builds(lambda revision: SettingsChanged(revision=revision, settings={}), requests),
         st.builds(lambda w, why: LocalChanged(worker=w, reasons=why), workers, reasons),
         st.just(ReplicaLeft(reason="done")),
@@ -179,6 +189,14 @@ class Log:
         for each in said:
             self.last[each.stream] += 1
             self.records.append((each.stream, StreamSeq(self.last[each.stream]), each))
+
+
+def prefills(tally: Tally) -> dict[WorkerId, list[tuple[Any, ...]]]:
+    """What is being prefilled where, in one order."""
+    return {
+        worker: sorted((*key, entry.begins_us, entry.prefill_tokens, entry.hashes) for key, entry in entries.values())
+        for worker, entries in tally.prefills.items()
+    }
 
 
 def opened(*streams: str) -> State:

@@ -12,6 +12,7 @@ from core.events import Event, ReplicaJoined, RequestFinished, RequestPrefilled,
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
 from core.subjects import ROUTING
 from projections.ahead import Ahead
+from projections.backlog import Outstanding
 from projections.requests import in_flight
 from projections.state import State
 from projections.tally import InFlight, Key
@@ -31,6 +32,7 @@ class Sums(NamedTuple):
     busy: list[tuple[int, int, int]]
     routed: list[int]
     pending: list[dict[WorkerId, int]]
+    outstanding: dict[WorkerId, list[Outstanding]]
 
 
 def seen(state: State, ahead: Ahead) -> Sums:
@@ -47,6 +49,7 @@ def seen(state: State, ahead: Ahead) -> Sums:
         ],
         [view.routed(model) for model in MODELS],
         [{worker: depth for worker, depth in view._pending(asked).items() if depth} for asked in PROMPTS],
+        {worker: sorted(prefills) for worker, prefills in view.outstanding().items()},
     )
 
 
@@ -147,7 +150,7 @@ def run(router: Router, step: str, number: int, made: int) -> None:
     match step:
         case "route":
             asked, worker = PROMPTS[number % len(PROMPTS)], WORKERS[number % len(WORKERS)]
-            router.say(routed(f"r{made}", worker, asked, model=MODELS[number % 2]))
+            router.say(routed(f"r{made}", worker, asked, model=MODELS[number % 2], now_ms=1000 + made, wait_us=number))
         case "prefill" if keys:
             router.say(prefilled(*keys[number % len(keys)]))
         case "finish" if keys:
@@ -169,7 +172,8 @@ def run(router: Router, step: str, number: int, made: int) -> None:
 def test_folded_and_ahead_add_up(given_: list[tuple[str, int]]) -> None:
     """At every split between read back and ahead, their sum is the fold of all; and a replay has the same ahead.
 
-    Sums per worker, decisions per model, and pending prefixes as a decision sees them; also when events were dropped
+    Sums per worker, decisions per model, pending prefixes and outstanding prefills as a decision sees them; also when
+    events were dropped
     and what is in flight was said again. When all is read back, nothing is left ahead.
     """
     router = Router()
@@ -184,6 +188,7 @@ def test_folded_and_ahead_add_up(given_: list[tuple[str, int]]) -> None:
         router.check()
     ahead = router.ahead
     assert (len(ahead), ahead.tally.busy, ahead.tally._pending, ahead.computed, ahead._entries) == (0, {}, {}, {}, {})
+    assert ahead.tally.prefills == {}
     assert not any(ahead.routed.values())
 
 

@@ -13,7 +13,7 @@ from projections.prefixes import PrefixIndex
 from projections.requests import RoutingProjection
 from projections.state import State
 from tests.projections.facts import prompt, worker_id
-from tests.projections.histories import STREAMS, Log, blocks, feed, opened, shuffled, sources, worlds
+from tests.projections.histories import STREAMS, Log, blocks, feed, opened, prefills, shuffled, sources, worlds
 from tests.projections.speaker import Said, fold
 
 
@@ -63,6 +63,7 @@ def test_routing_folds_agree(data: st.DataObject) -> None:
     assert one.tally.busy == other.tally.busy
     asked = prompt(*range(3))
     assert dict(one.tally.pending(asked)) == dict(other.tally.pending(asked))
+    assert prefills(one.tally) == prefills(other.tally)
 
 
 @settings(deadline=None, max_examples=100)
@@ -138,7 +139,8 @@ def _contents(state: State) -> object:
         for part in state.routing.replicas.values()
     }
     jobs = {worker: (part.asked, part.taken) for worker, part in state.jobs.parts.items()}
-    return held, sorted(members, key=str), state.loads.reports, parts, state.routing.tally.busy, jobs
+    tally = state.routing.tally
+    return held, sorted(members, key=str), state.loads.reports, parts, tally.busy, prefills(tally), jobs
 
 
 @settings(deadline=None, max_examples=60)

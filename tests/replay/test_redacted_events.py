@@ -44,6 +44,7 @@ STAYS = {
     "tier": "of TIERS",
     "policy": "of POLICIES",
     "digest": "of a decision",
+    "session": "a keyed hash; decisions rest on it",
 }
 """Texts in events that redaction leaves as they are, and why; every other one must be gone."""
 

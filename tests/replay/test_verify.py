@@ -19,6 +19,7 @@ from core.prompt import HASH_BYTES, hashes_from_bytes, hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, is_kv
 from projections import decide as rules
+from projections.backlog import Backlog
 from projections.policies import Scored, rank, score
 from projections.view import Candidate, RouteRequest
 from replay.lacks import Lacks
@@ -147,10 +148,10 @@ def test_a_process_that_fails_is_told(path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def negated(
-    candidates: list[Candidate], request: RouteRequest, settings: RoutingSettings, stale: object
+    candidates: list[Candidate], request: RouteRequest, settings: RoutingSettings, stale: object, backlog: Backlog
 ) -> list[Scored]:
     """A sign."""
-    scored = score(candidates, request, settings, stale)  # type: ignore[arg-type]
+    scored = score(candidates, request, settings, stale, backlog)  # type: ignore[arg-type]
     return [each._replace(cost=-each.cost) for each in scored]
 
 

@@ -29,6 +29,9 @@ UNDER: tuple[dict[str, Any], ...] = (
     {"policy": "least-loaded"},
     {"policy": "round-robin"},
     {"policy": "random"},
+    {"policy": "time", "prefill_us_per_token": 400, "own_weight": 1},
+    {"policy": "session", "prefill_us_per_token": 400, "session_wait_max_ms": 10},
+    {"policy": "power-of-two"},
 )
 
 

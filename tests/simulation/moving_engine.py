@@ -68,7 +68,7 @@ class MovingEngine(SimulatedEngine):
 
     def hashes(self) -> set[int]:
         """Our hashes of all blocks that it holds and that can be reached."""
-        held = self.state.pool._named
+        held = {name for name, _ in self.state.pool.named()}
         found: set[int] = set()
         for name in held:
             way = self._way(name)
@@ -79,11 +79,7 @@ class MovingEngine(SimulatedEngine):
 
     def wrong_blocks(self) -> int:
         """Blocks in its cache that hold something else than their name says."""
-        return sum(
-            block.content != self._right(name)
-            for name, copies in self.state.pool._named.items()
-            for block in copies.values()
-        )
+        return sum(block.content != self._right(name) for name, block in self.state.pool.named())
 
     def _note(self, change: CacheChange) -> None:
         if isinstance(change, CacheStored):

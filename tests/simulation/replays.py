@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from core.codec import decode_message
 from core.events import LocalChanged, ReplicaRestated, RequestRouted, RoutingEvent, SettingsChanged
-from core.ids import BlockHash, ReplicaId, RequestId, SourceId, StreamName, StreamSeq, WorkerId
+from core.ids import BlockHash, ReplicaId, SourceId, StreamName, StreamSeq, WorkerId
 from core.prompt import Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, owner
@@ -87,8 +87,7 @@ class Replay:
             for reason in reasons:
                 local.setdefault(reason, set()).add(worker)
         view = View(self._state, self.replica, ahead, {reason: frozenset(who) for reason, who in local.items()})
-        prompt = RecordedPrompt(event)
-        asked = RouteRequest(RequestId(event.request), event.attempt, event.model, prompt, event.tenant, event.priority)
+        asked = RouteRequest.of(event, RecordedPrompt(event))
         return decide(view, asked, self._settings, event.now_ms, event.seed).digest
 
     def _fold_to(self, cursor: dict[str, tuple[int, int]]) -> None:

@@ -1,0 +1,151 @@
+"""A request inside the simulated engine whose prompt's tokens are known."""
+
+from __future__ import annotations
+
+from array import array
+
+import xxhash
+
+from actors.engines import made_up
+from actors.engines.block_pool import TIER, block_names, content_behind, content_root
+from actors.engines.choosing import Choosing
+from actors.engines.engine import CacheStored
+from actors.engines.sequence import Sequence
+from actors.engines.simulated_settings import SimulatedSettings
+from core.generation import TASK_EMBED, GenerateRequest, Output, TokenLogprobs
+from core.prompt import TOKEN_BYTES
+
+_TOKEN_SEED = 0x70
+_WRONG_SEED = 0x71
+
+
+class TokenSequence(Sequence):
+    """Its tokens so far, and what comes next.
+
+    The next token is a function of what its blocks hold. As long as each holds what its tokens make, that is a
+    function of all tokens before it and of nothing else (only what the request itself asks for can turn it to another),
+    so who continues with the same tokens gets the same answer, here or elsewhere. If one does not, all text from there
+    on is another, and so is all that is computed: without an error, because nobody can see it.
+    """
+
+    __slots__ = ("_choosing", "_drawn", "_reply", "_right", "_root", "_settings", "_text", "_wrong", "tokens")
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        settings: SimulatedSettings,
+        *,
+        hold: bool = False,
+        pull: bool = False,
+        reply: tuple[int, ...] = (),
+    ) -> None:
+        step = settings.block_size * TOKEN_BYTES
+        names = block_names(request.tokens, step, None, request.adapter, request.cache_salt)
+        super().__init__(request, settings, len(request.tokens) // TOKEN_BYTES, names, hold=hold, pull=pull)
+        self._settings = settings
+        self._choosing = Choosing(request.sampling, settings)
+        self._reply = reply
+        self._drawn = 0
+        """What the newest token was drawn by."""
+        self.tokens = array("I", request.tokens)
+        """Prompt and answer."""
+        self._root = content_root(settings.vocab, settings.block_size, request.adapter)
+        self._right: list[int] = []
+        """What each full block holds if all is well."""
+        self._wrong = b""
+        """Not empty once a block held something else."""
+        self._text = xxhash.xxh3_64(request.tokens, seed=_TOKEN_SEED)
+
+    def go_on(self) -> Output:
+        """As of `Sequence`; an embedding if that is asked for. Every token is told at once."""
+        first = self.length == self.prompt_tokens
+        cached_tokens = self.cached_tokens if first else None
+        if self.request.task == TASK_EMBED:
+            vector = made_up.embedding(self.request.tokens, self._settings.embedding_dimensions)
+            return Output(embedding=vector, finish="stop", cached_tokens=cached_tokens)
+        token = self._next()
+        self.tokens.append(token)
+        self.length += 1
+        self._text.update(token.to_bytes(TOKEN_BYTES, "little"))
+        return Output(
+            tokens=(token,),
+            finish=self._finish(),
+            cached_tokens=cached_tokens,
+            logprobs=self._logprobs(),
+            prompt_logprobs=self._prompt_logprobs() if first else (),
+        )
+
+    def untold(self) -> tuple[int, ...]:
+        """None: every token was told when it was there."""
+        return ()
+
+    def _finish(self) -> str | None:
+        if self._choosing.ends(self.tokens[-1]) and not self._too_short(self.length - 1):
+            return "stop"
+        return "length" if self.length >= self.tokens_max else None
+
+    def _logprobs(self) -> tuple[TokenLogprobs, ...]:
+        top = self.request.sampling.logprobs
+        if top < 0:
+            return ()
+        return (made_up.answer_logprobs(self._drawn, self.tokens[-1], top, self._settings.vocab),)
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        top = self.request.sampling.prompt_logprobs
+        if top < 0:
+            return ()
+        return made_up.prompt_logprobs(self.tokens[: self.prompt_tokens], top, self._settings.vocab)
+
+    def _next(self) -> int:
+        settings, made = self._settings, self.length - self.prompt_tokens
+        drawn: int = self._text.intdigest()
+        if self._wrong:
+            drawn = xxhash.xxh3_64_intdigest(self._wrong + drawn.to_bytes(8, "little"), _WRONG_SEED)
+        self._drawn = drawn
+        usual = settings.vocab - settings.token_min
+        token = settings.token_min + (drawn >> 16) % usual
+        if settings.eos_every and drawn % settings.eos_every == 0:
+            token = settings.eos_token
+        if made < len(self._reply) and not self._wrong:
+            token = self._reply[made]
+        return self._choosing.choose(token, drawn, early=self._too_short(self.length))
+
+    def _too_short(self, length: int) -> bool:
+        """With so many tokens before it, no token may end the answer."""
+        return length - self.prompt_tokens < self.request.sampling.min_tokens
+
+    def _should_hold(self, number: int, until: int) -> int:
+        """What this block of it holds if all is well, with all of its tokens before `until`."""
+        size, right = self.size, self._right
+        for full in range(len(right), min(number + 1, until // size)):
+            raw = self.tokens[full * size : (full + 1) * size].tobytes()
+            right.append(content_behind(right[-1] if right else self._root, raw))
+        if number < len(right):
+            return right[number]
+        assert number == len(right)
+        return content_behind(right[-1] if right else self._root, self.tokens[number * size : until].tobytes())
+
+    def _judge(self) -> None:
+        """A block with nothing of it but the last token does not count: that is computed here in any case."""
+        blocks = self.blocks[: -(-self.computed // self.size)]
+        self._wrong = b""
+        if any(block.content != self._should_hold(number, self.length) for number, block in enumerate(blocks)):
+            contents = b"".join(block.content.to_bytes(8, "little") for block in blocks)
+            self._wrong = xxhash.xxh3_64_digest(contents, _WRONG_SEED)
+
+    def _write(self, before: int) -> None:
+        if before >= self.prompt_tokens and self.computed == before + 1 and self.computed % self.size > 1:
+            return  # an answer's block is written when it is begun, and when it is full
+        for number in range(before // self.size, -(-self.computed // self.size)):
+            right = self._should_hold(number, self.computed)
+            self.blocks[number].content = content_behind(right, self._wrong) if self._wrong else right
+
+    def _stored(self, first: int, full: int) -> CacheStored:
+        size, names = self.size, self.names
+        adapter, cache_salt = self.request.adapter, self.request.cache_salt
+        if full > len(names):
+            rest = self.tokens[len(names) * size : full * size].tobytes()
+            names += block_names(rest, size * TOKEN_BYTES, names[-1] if names else None, adapter, cache_salt)
+        tokens = tuple(self.tokens[first * size : full * size])
+        parent = names[first - 1] if first else None
+        return CacheStored(tuple(names[first:full]), parent, tokens, size, TIER, adapter, cache_salt, indexable=True)

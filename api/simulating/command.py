@@ -1,0 +1,101 @@
+"""`contrail simulate`: what routing would do with a trace, on simulated engines, in virtual time."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from api.draft import draft
+from api.recorded.progress import told
+from api.simulating.asking import Asking, simulation_options
+from api.simulating.form import run_json, sweep_json
+from api.simulating.text import run_text, setup_line, sweep_text
+from core.errors import CallerError
+from replay.simulating.plot import run_plot
+from replay.simulating.setup import Setup
+from replay.simulating.sweep import Point, points, sweep
+from replay.simulating.trade_off import sweep_plot
+
+
+@click.command()
+@simulation_options
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the log: for `explain`, `replay`.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw what was found.")
+@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the JSON there as well.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("--jobs", type=click.IntRange(1), help="Processes that share a sweep; as many as there are CPUs.")
+def simulate(
+    asking: Asking,
+    out: Path | None,
+    plot: Path | None,
+    write: Path | None,
+    jobs: int | None,
+    *,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Simulate the requests of TRACE: the router's own folds and decisions, on simulated engines, in virtual time.
+
+    TRACE is a file in Mooncake's format, or an export of ours (`contrail export FILE`). Nothing is asked but the file;
+    equal calls give equal results, byte for byte, here and elsewhere. Of the run `--out` keeps the log, as if it had
+    happened: `contrail explain REQUEST --log FILE`, `contrail replay verify --log FILE` and `contrail replay open`.
+
+    Public traces round their times (the conversation trace to 3 s): --jitter 3000 spreads them again.
+
+    \b
+    contrail simulate trace.jsonl
+    contrail simulate trace.jsonl --workers 8 --speed-up 4 --policy round-robin --json
+    contrail simulate trace.jsonl --jitter 3000 --seed 1 --plot run.svg --out run.contrail
+    contrail simulate trace.jsonl --replicas 4 --lag 100 --failures-per-hour 5
+    contrail simulate incident.contrail --concurrency 64 --set prefill_weight=2
+    contrail simulate trace.jsonl --sweep prefill_weight=0.5,1,2 --sweep workers=4,8 --plot trade-off.svg
+
+    A sweep takes any routing setting, and workers, replicas, lag_ms, concurrency, failures_per_hour, speed_up,
+    jitter_ms, seed, and engine.NAME.
+    """
+    if asking.sweeps and out is not None:
+        raise CallerError("--out keeps the log of one run: leave --sweep out, or --out")
+    with ExitStack() as drafts:
+        wanted = (out, plot, write)
+        files = _Files(*(file and drafts.enter_context(draft(file, force=force)) for file in wanted))
+        if asking.sweeps:
+            _sweep(asking, files, jobs or os.cpu_count() or 1, as_json=as_json)
+        else:
+            _run(asking.setup, files, as_json=as_json)
+
+
+class _Files(NamedTuple):
+    """What is written, each as a draft."""
+
+    out: Path | None
+    plot: Path | None
+    write: Path | None
+
+
+def _run(setup: Setup, files: _Files, *, as_json: bool) -> None:
+    found = setup.run(told("simulating", "requests"), files.out)
+    text = run_json(setup, found.report)
+    if files.plot is not None:
+        files.plot.write_text(run_plot(found.served, found.report, setup_line(setup)))
+    if files.write is not None:
+        files.write.write_text(text + "\n")
+    click.echo(text if as_json else run_text(setup, found.report))
+
+
+def _sweep(asking: Asking, files: _Files, jobs: int, *, as_json: bool) -> None:
+    setup = asking.setup
+    asked, tell, found = points(asking.sweeps), told("simulating", "runs"), list[Point]()
+    for point in sweep(setup, asked, jobs):
+        found.append(point)
+        tell(len(found), len(asked))
+    text = sweep_json(setup, found)
+    if files.plot is not None:
+        files.plot.write_text(sweep_plot(found, setup_line(setup)))
+    if files.write is not None:
+        files.write.write_text(text + "\n")
+    click.echo(text if as_json else sweep_text(setup, found))

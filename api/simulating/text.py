@@ -1,0 +1,129 @@
+"""What a simulation found, as text: one run as a page, several as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from api.amounts import number_text
+from api.text_table import text_table
+from replay.simulating.report import Report
+from replay.simulating.setup import Setup, label
+from replay.simulating.spread import Spread
+from replay.simulating.sweep import Point
+from replay.simulating.times import Times
+
+WORKERS_SHOWN_MAX = 16
+
+
+def setup_line(setup: Setup) -> str:
+    """What was simulated, in one line."""
+    options, pace = setup.options, setup.pace
+    engine = options.engine
+    parts = [
+        setup.trace.path.name,
+        f"x{pace.speed_up:g}",
+        f"{options.workers} workers of {number_text(engine.capacity_blocks)} blocks of {engine.block_size}",
+        f"engine {engine.timing}",
+        f"policy {options.routing.policy}",
+    ]
+    parts += [f"jitter {pace.jitter_ms} ms"] if pace.jitter_ms else []
+    parts += [f"{options.replicas} replicas"] if options.replicas > 1 else []
+    parts += [f"lag {_lags(setup)} ms"] if options.lag_ms or options.replica_lags_ms else []
+    parts += [f"{options.concurrency} at once"] if options.concurrency else []
+    parts += [f"{options.failures_per_hour} workers lost per hour"] if options.failures_per_hour else []
+    return ", ".join(parts)
+
+
+def run_text(setup: Setup, found: Report) -> str:
+    """The page on one run."""
+    lines = [setup_line(setup), "", *_times(found), "", *_numbers(found), "", *_workers(found)]
+    if len(found.together.replicas) > 1:
+        lines += ["", *_replicas(found)]
+    took = f"{found.duration_s:,.0f} s were simulated in {found.wall_s:.1f} s"
+    return "\n".join([*lines, "", f"digest {found.digest}; {took}"])
+
+
+def sweep_text(setup: Setup, found: Sequence[Point]) -> str:
+    """The table of several runs, in the order in which they were asked for."""
+    heads = ("set", "cached", "first token", "p99", "per token", "answer p99", "requests/s", "load ±", "held", "failed")
+    rows = [
+        (
+            label(point.given),
+            _percent(it.hit_rate),
+            _ms(it.ttft_ms.mean),
+            _ms(it.ttft_ms.p99),
+            _ms(it.itl_ms.mean),
+            _ms(it.e2e_ms.p99),
+            f"{it.requests_per_s:.2f}",
+            f"{it.load_spread.computed_tokens.cv:.2f}",
+            _percent(it.held.share),
+            number_text(it.failed),
+        )
+        for point in found
+        for it in (point.report,)
+    ]
+    return "\n".join([setup_line(setup), "", *text_table(heads, rows, "<" + ">" * (len(heads) - 1))])
+
+
+def _times(found: Report) -> list[str]:
+    rows = [
+        ("time to first token", *_row(found.ttft_ms)),
+        ("time per further token", *_row(found.itl_ms)),
+        ("whole answer", *_row(found.e2e_ms)),
+    ]
+    return text_table(("", "mean", "p50", "p90", "p99"), rows, "<>>>>")
+
+
+def _row(it: Times) -> tuple[str, ...]:
+    return (_ms(it.mean), _ms(it.p50), _ms(it.p90), _ms(it.p99))
+
+
+def _numbers(found: Report) -> list[str]:
+    held = found.held
+    rows = [
+        ("requests", number_text(found.requests)),
+        ("failed", number_text(found.failed)),
+        ("went on elsewhere", number_text(found.migrated)),
+        ("prompt tokens from caches", _percent(found.hit_rate)),
+        ("expected by decisions", _percent(found.predicted_hit_rate)),
+        ("held in the router", f"{_percent(held.share)}, mean {_ms(held.mean_ms)}, longest {_ms(held.max_ms)}"),
+        ("requests per second", f"{found.requests_per_s:.3f}"),
+        ("output tokens per second", f"{found.output_tokens_per_s:,.0f}"),
+    ]
+    return text_table(("", ""), rows, "<<")[1:]
+
+
+def _workers(found: Report) -> list[str]:
+    named = {"requests": found.load_spread.requests, "computed tokens": found.load_spread.computed_tokens}
+    rows = [(name, f"{it.max_over_mean:.2f}", f"{it.cv:.2f}", _each(it)) for name, it in named.items()]
+    return text_table(("per worker", "most / mean", "deviation / mean", "each"), rows, "<>><")
+
+
+def _each(it: Spread) -> str:
+    shown = " ".join(f"{value:,}" for value in it.per_worker[:WORKERS_SHOWN_MAX])
+    return f"{shown} …" if len(it.per_worker) > WORKERS_SHOWN_MAX else shown
+
+
+def _replicas(found: Report) -> list[str]:
+    it = found.together
+    rows = [
+        (str(number), number_text(requests), _percent(error))
+        for number, (requests, error) in enumerate(zip(it.replicas, it.prediction_error, strict=True))
+    ]
+    pairs = (
+        f"{number_text(it.pairs)} pairs of decisions at about the same time by two replicas: "
+        f"{_percent(it.same_worker)} chose the same worker, {_percent(it.by_chance)} would by chance"
+    )
+    return [*text_table(("replica", "requests", "wrong about caches"), rows, "<>>"), pairs]
+
+
+def _lags(setup: Setup) -> str:
+    return ", ".join(map(str, setup.options.replica_lags_ms)) or str(setup.options.lag_ms)
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.2f} ms" if value < 100 else f"{value:,.0f} ms"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

@@ -1,0 +1,221 @@
+"""routing: what policies make of a public trace, on simulated engines; beside Dynamo's router with `--peer-venv`.
+
+Each run is what `contrail simulate` does: our decisions, Dynamo's engine model, virtual time; equal calls give equal
+figures. Dynamo's are from its own offline replay of the same arrivals on the same engines: round-robin beside
+round-robin, and beside everything else the best that any of DYNAMO reaches in that row, figure by figure. Its KV router
+breaks ties at random, so its figures differ from run to run, by up to 3 % of a hit rate.
+
+Public traces round their times (the conversation trace to 3 s); rows with jitter spread them again, alike for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from actors.engines.simulated_settings import mocker_settings
+from api.pairs import pairs
+from bench.figures import Figure, main, number, peer_python
+from replay.simulating.options import Options
+from replay.simulating.report import Report
+from replay.simulating.setup import Setup
+from replay.simulating.sweep import sweep
+from replay.simulating.trace import US_PER_MS, Pace, Trace
+from replay.simulating.traces import MOONCAKE, TraceFile
+
+TRACE = "mooncake_conversation_trace.jsonl"
+QUICK_REQUESTS = 1000
+POLICIES = ("round-robin", "kv")
+ROUND_ROBIN = "round-robin"
+DYNAMO: Mapping[str, Mapping[str, float]] = {
+    "kv": {},
+    "kv, scale 64": {"prefill_load_scale": 64},
+    "kv, scale 16, credit 2": {"prefill_load_scale": 16, "overlap_score_credit": 2},
+}
+"""Settings of its router: the defaults, and the best that were found by hand."""
+PEER_TIMEOUT_S = 600
+
+
+class Row(NamedTuple):
+    """One load."""
+
+    workers: int
+    speed_up: int
+    jitter_ms: int = 0
+
+    def __str__(self) -> str:
+        jitter = f", jitter {self.jitter_ms / 1000:g} s" if self.jitter_ms else ""
+        return f"{self.workers} workers, x{self.speed_up}{jitter}"
+
+
+ROWS = (Row(8, 1), Row(8, 4), Row(16, 1), Row(4, 2), Row(8, 1, 3000), Row(8, 4, 3000), Row(4, 2, 3000))
+
+
+class Found(NamedTuple):
+    """What is compared."""
+
+    hit_percent: float
+    first_ms: float
+    token_ms: float
+    whole_p99_ms: float
+
+    @staticmethod
+    def of(report: Report) -> Found:
+        return Found(100 * report.hit_rate, report.ttft_ms.mean, report.itl_ms.mean, report.e2e_ms.p99)
+
+    @staticmethod
+    def of_dynamo(summary: Mapping[str, float]) -> Found:
+        return Found(
+            100 * summary["prefix_cache_reused_ratio"],
+            summary["mean_ttft_ms"],
+            summary["mean_itl_ms"],
+            summary["p99_e2e_latency_ms"],
+        )
+
+    @staticmethod
+    def best(found: Sequence[Found]) -> Found:
+        """Figure by figure."""
+        hits, *others = zip(*found, strict=True)
+        return Found(max(hits), *map(min, others))
+
+
+WHATS = (("cached", "%", False), ("first token", "ms", True), ("per token", "ms", True), ("p99 answer", "ms", True))
+"""Of the fields of Found: name, unit, whether lower is better."""
+
+
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """The figures of every row, Dynamo's and then ours under every policy; then the table."""
+    file = _trace_file(options)
+    if file is None:
+        return
+    base = Setup(file, Pace(seed=options.seed), Options(engine=mocker_settings(), seed=options.seed))
+    tries = [(row, policy, _given(row, policy)) for row in ROWS for policy in options.policies]
+    peers = {} if options.peer_venv is None else _dynamo(file.read(), options)
+    for row, found in peers.items():
+        for name, it in found.items():
+            yield from _figures(row, f"Dynamo {name}", it)
+    table: dict[Row, dict[str, Found]] = {row: {} for row in ROWS}
+    for (row, policy, _), point in zip(tries, sweep(base, [it for *_, it in tries], options.jobs), strict=True):
+        table[row][policy] = Found.of(point.report)
+        beside, note = _beside(policy, peers.get(row, {})), _note(point.report)
+        yield from _figures(row, policy, table[row][policy], beside, note)
+    print("\n" + markdown(table, peers) + "\n", flush=True)
+
+
+def extend(parser: argparse.ArgumentParser) -> None:
+    """Which trace, and what is tried on it."""
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=f"in Mooncake's format; else {TRACE} in …")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        metavar="DIR",
+        default=os.environ.get("CONTRAIL_TRACES"),
+        help="… this folder; or CONTRAIL_TRACES",
+    )
+    parser.add_argument("--policies", nargs="+", default=POLICIES, metavar="NAME[,KEY=VALUE…]", help="what to try")
+    parser.add_argument("--seed", type=int, default=0, help="of the jitter and of all draws")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that share the work")
+
+
+def markdown(table: Mapping[Row, Mapping[str, Found]], peers: Mapping[Row, Mapping[str, Found]]) -> str:
+    """A row for each load and policy, Dynamo's below ours."""
+    heads = [f"{what}, {unit}" for what, unit, _ in WHATS]
+    lines = [f"| load | policy | {' | '.join(heads)} |", "|---|---|" + "--:|" * len(heads)]
+    for row, found in table.items():
+        named = {**found, **{f"Dynamo {policy}": it for policy, it in peers.get(row, {}).items()}}
+        lines += [f"| {row} | {policy} | {' | '.join(map(number, it))} |" for policy, it in named.items()]
+    return "\n".join(lines)
+
+
+def _trace_file(options: argparse.Namespace) -> TraceFile | None:
+    path = options.trace or Path(options.traces or ".", TRACE)
+    if not path.is_file():
+        print(f"left out: give --trace FILE, or --traces DIR, a folder that has {TRACE}", file=sys.stderr)
+        return None
+    return TraceFile(path, MOONCAKE, first=QUICK_REQUESTS if options.quick else 0)
+
+
+def _given(row: Row, policy: str) -> dict[str, Any]:
+    name, _, settings = policy.partition(",")
+    return {**row._asdict(), "policy": name, **(pairs([settings]) if settings else {})}
+
+
+def _figures(row: Row, policy: str, found: Found, peer: Found | None = None, note: str = "") -> Iterator[Figure]:
+    for place, (what, unit, lower) in enumerate(WHATS):
+        beside = None if peer is None else peer[place]
+        yield Figure(f"{row}, {policy}: {what}", found[place], unit, beside, lower, "" if place else note)
+
+
+def _note(report: Report) -> str:
+    return f"{report.requests / max(report.wall_s, 1e-9):,.0f} requests/s, digest {report.digest}"
+
+
+# --- Dynamo --------------------------------------------------------------------------------------------------------
+
+
+def _beside(policy: str, peers: Mapping[str, Found]) -> Found | None:
+    if policy == ROUND_ROBIN:
+        return peers.get(ROUND_ROBIN)
+    routed = [found for name, found in peers.items() if name != ROUND_ROBIN]
+    return Found.best(routed) if routed else None
+
+
+def _dynamo(trace: Trace, options: argparse.Namespace) -> dict[Row, dict[str, Found]]:
+    """By row, and there by what it was told."""
+    python = peer_python(options.peer_venv)
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            row: _replayed(python, _written(trace, Path(folder, "trace.jsonl"), row, options.seed), row) for row in ROWS
+        }
+
+
+def _written(trace: Trace, path: Path, row: Row, seed: int) -> Path:
+    """The trace with this jitter, times rounded down to whole ms."""
+    pace = Pace(jitter_ms=row.jitter_ms, seed=seed)
+    lines: list[dict[str, Any]] = [
+        {
+            "timestamp": pace.time_us(each.at_us, place) // US_PER_MS,
+            "input_length": each.prompt_tokens,
+            "output_length": each.output_tokens,
+            "hash_ids": array("Q", each.content).tolist(),
+        }
+        for place, each in enumerate(trace.asked)
+    ]
+    lines.sort(key=lambda line: line["timestamp"])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def _replayed(python: str, trace: Path, row: Row) -> dict[str, Found]:
+    engine = mocker_settings()
+    asked = {
+        "trace": str(trace),
+        "workers": row.workers,
+        "speed_up": row.speed_up,
+        "block_size": engine.block_size,
+        "blocks": engine.capacity_blocks,
+        "modes": ["round_robin", *DYNAMO.values()],
+    }
+    said = subprocess.run(
+        [python, "-m", "bench.routing_peer", json.dumps(asked)],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "DYN_LOG": "error"},
+        stdout=subprocess.PIPE,
+        timeout=PEER_TIMEOUT_S,
+        check=True,
+    )
+    return dict(
+        zip((ROUND_ROBIN, *DYNAMO), map(Found.of_dynamo, map(json.loads, said.stdout.splitlines())), strict=True)
+    )
+
+
+if __name__ == "__main__":
+    main("routing", measure, extend)

@@ -1,0 +1,88 @@
+"""Backlog: how long the prefills that are outstanding on a worker would hold up a new one, estimated.
+
+A worker prefills in the order in which requests came, so that it is free again at
+
+    free = max(free, when the next one was expected to begin) + 1.05 * prefill(its tokens)
+
+taken over all outstanding ones in that order. This is the decaying clock of a dispatcher, made anew from what is
+outstanding at each decision: so several replicas' requests add up in whatever order they were heard of, the fold and
+what is ahead of it can be joined, and a clock that runs out, or whose requests got their first tokens, is gone by
+itself. Integers throughout, in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from core.ids import RequestId, WorkerId
+from core.settings import RoutingSettings
+
+MILLI = 1000
+SLACK_M = 1050
+"""A prefill is taken to hold up others longer than it lasts by this, in thousandths: the pass that it shares with
+decoding takes its part."""
+
+
+class PrefillTime(NamedTuple):
+    """How long a prefill is taken to last, by the tokens that it computes."""
+
+    base_us: int
+    per_token_m: int
+    """Thousandths of a microsecond."""
+
+    @staticmethod
+    def of(settings: RoutingSettings, learned: PrefillTime | None) -> PrefillTime:
+        """As the settings have it; if they leave it to what was learned, that, or the default until something was."""
+        if settings.prefill_us_per_token_m:
+            return PrefillTime(settings.prefill_base_us, settings.prefill_us_per_token_m)
+        return DEFAULT_TIME if learned is None else learned
+
+    def us(self, tokens: int) -> int:
+        """Of so many tokens."""
+        return self.base_us + self.per_token_m * tokens // MILLI
+
+
+DEFAULT_TIME = PrefillTime(RoutingSettings().prefill_base_us, RoutingSettings().prefill_us_per_token_m)
+
+
+class Outstanding(NamedTuple):
+    """One prefill that was not done when last heard of; they are ordered as a worker takes them."""
+
+    begins_us: int
+    """When it was expected to begin, by its replica's clock; 0 if nobody said."""
+    request: RequestId
+    attempt: int
+    tokens: int
+
+
+class Backlog(NamedTuple):
+    """What a decision that estimates times goes by."""
+
+    time: PrefillTime
+    waits_us: Mapping[WorkerId, int]
+    """By worker; nothing for 0."""
+
+    @staticmethod
+    def of(time: PrefillTime, outstanding: Mapping[WorkerId, Iterable[Outstanding]], now_ms: int) -> Backlog:
+        """Of all workers that prefill; O(outstanding prefills * log of them)."""
+        waits = {worker: wait_us(prefills, time, now_ms) for worker, prefills in sorted(outstanding.items())}
+        return Backlog(time, {worker: wait for worker, wait in waits.items() if wait})
+
+
+NO_BACKLOG = Backlog(PrefillTime(0, 0), MappingProxyType({}))
+"""Of policies that estimate nothing."""
+
+
+def wait_us(outstanding: Iterable[Outstanding], time: PrefillTime, now_ms: int) -> int:
+    """How long after `now_ms` the last of them is expected to be done; 0 if that should be over. Nothing is expected to
+    begin later than now once those before it are done: neither another clock nor an old guess makes a worker idle."""
+    now_us, (base_us, per_token_m) = now_ms * MILLI, time
+    free_us = 0
+    for begins_us, _, _, tokens in sorted(outstanding):
+        begins_us = min(begins_us, now_us)  # noqa: PLW2901 - as it is then expected
+        if begins_us > free_us:  # noqa: PLR1730 - a call of max() costs as much as all of this
+            free_us = begins_us
+        free_us += SLACK_M * (base_us + per_token_m * tokens // MILLI) // MILLI
+    return max(0, free_us - now_us)

@@ -1,0 +1,120 @@
+"""The requests of a recording as a trace: what came to a deployment of ours, and when.
+
+A request came when its replica decided about it first, or when it began to wait there. Its answer is as long as it was,
+over all attempts. Requests that no worker took, and those whose end the recording lacks, are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import msgspec
+
+from core.errors import CallerError
+from core.events import RequestFinished, RequestRouted
+from core.ids import RequestId
+from core.prompt import HASH_BYTES
+from core.queue_events import RequestQueued
+from core.subjects import ROUTING
+from replay.recording import Recording
+from replay.simulating.trace import US_PER_MS, Asked, Trace
+
+
+class _Recorded(msgspec.Struct, gc=False):
+    """A request as the log tells of it so far."""
+
+    routed: RequestRouted
+    came_ms: int
+    output_tokens: int = 0
+    ended: bool = False
+
+
+def recorded(recording: Recording, model: str = "", first: int = 0) -> Trace:
+    """The recording's requests, of this model if one is given, the first so many of them if that is given; some 15 us
+    per event. CallerError if there is none, or if it has several models and none is given."""
+    found = [it for it in _requests(recording) if it.ended and model in {"", it.routed.model}]
+    if not found:
+        of = f" of the model {model!r}" if model else ""
+        raise CallerError(
+            f"no request{of} has its beginning and its end in this recording: there is nothing to simulate"
+        )
+    if len(models := sorted({it.routed.model for it in found})) > 1:
+        raise CallerError(f"the recording has requests of several models ({', '.join(models)}): name one with --model")
+    found.sort(key=lambda it: it.came_ms)
+    ids = _Ids()
+    asked = [_asked(it, found[0].came_ms, ids) for it in found[: first or None]]
+    return Trace(asked, partial(_hashes, {it.routed.block_size for it in found}))
+
+
+def recorded_block_size(recording: Recording, model: str = "") -> int:
+    """Tokens per block of the recording's first decision, of this model if one is given; 0 if there is none."""
+    for event in _events(recording):
+        if isinstance(event, RequestRouted) and model in {"", event.model}:
+            return event.block_size
+    return 0
+
+
+def _hashes(recorded_sizes: set[int], asked: Asked, block_size: int) -> bytes:
+    """The recorded hashes at another block size: one covers its whole prefix, so every n-th is that of a block n times
+    as large."""
+    if len(recorded_sizes) > 1:
+        sizes = ", ".join(map(str, sorted(recorded_sizes)))
+        raise CallerError(f"the recording has blocks of several sizes ({sizes}): simulate a range with only one")
+    (own,) = recorded_sizes
+    if block_size % own:
+        raise CallerError(f"the recording has blocks of {own} tokens: give --block-size {own}, or a multiple of it")
+    every = block_size // own
+    starts = range((every - 1) * HASH_BYTES, len(asked.content), every * HASH_BYTES)
+    return b"".join([asked.content[at : at + HASH_BYTES] for at in starts])
+
+
+class _Ids:
+    """Ids that are used again get a number behind them."""
+
+    def __init__(self) -> None:
+        self._uses: dict[str, int] = {}
+
+    def next(self, id_: str) -> RequestId:
+        use = self._uses[id_] = self._uses.get(id_, 0) + 1
+        return RequestId(id_ if use == 1 else f"{id_}-use-{use}")
+
+
+def _asked(it: _Recorded, start_ms: int, ids: _Ids) -> Asked:
+    routed = it.routed
+    return Asked(
+        id=ids.next(routed.request),
+        at_us=(it.came_ms - start_ms) * US_PER_MS,
+        prompt_tokens=routed.prompt_tokens,
+        output_tokens=max(1, it.output_tokens),
+        content=routed.hashes,
+        tenant=routed.tenant,
+        priority=routed.priority,
+    )
+
+
+def _requests(recording: Recording) -> list[_Recorded]:
+    """In the order in which they were routed first."""
+    found: list[_Recorded] = []
+    now: dict[str, _Recorded] = {}
+    waits: dict[str, int] = {}
+    for event in _events(recording):
+        if isinstance(event, RequestQueued):
+            waits[event.request] = event.now_ms
+        elif isinstance(event, RequestRouted):
+            if event.attempt == 0:
+                now[event.request] = it = _Recorded(event, waits.pop(event.request, event.now_ms))
+                found.append(it)
+        elif (begun := now.get(event.request)) is not None:
+            begun.output_tokens += event.output_tokens
+            begun.ended = True
+    return found
+
+
+def _events(recording: Recording) -> Iterator[RequestQueued | RequestRouted | RequestFinished]:
+    if ROUTING not in recording.streams:
+        return
+    for _, message in recording.said(ROUTING):
+        for event in message.events:
+            if isinstance(event, (RequestQueued, RequestRouted, RequestFinished)):
+                yield event

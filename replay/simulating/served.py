@@ -1,0 +1,31 @@
+"""Served: what became of one request of a simulation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from core.ids import RequestId
+
+
+class Served(NamedTuple):
+    """All times are virtual microseconds since the start of the run."""
+
+    id: RequestId
+    arrival_us: int
+    routed_us: int
+    """When its worker was chosen for the last time; later than the arrival if it was held or went on elsewhere."""
+    first_us: int
+    """Of the first token; -1 if it failed."""
+    end_us: int
+    worker: int
+    """Place of the worker in the fleet, from 0; -1 if it failed."""
+    replica: int
+    prompt_tokens: int
+    cached_tokens: int
+    """What the engine took from its cache."""
+    predicted_tokens: int
+    """What the decision expected of that."""
+    output_tokens: int
+    attempts: int = 1
+    others_differ: int = -1
+    """How many of the other replicas would have chosen another worker at that moment; -1 if they were not asked."""

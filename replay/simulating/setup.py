@@ -1,0 +1,102 @@
+"""Setup: everything that a simulation depends on, and how a setting is changed by its name."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from core.errors import CallerError
+from core.settings import RoutingSettings
+from replay.simulating.options import Options
+from replay.simulating.report import Report, report
+from replay.simulating.served import Served
+from replay.simulating.simulate import simulate
+from replay.simulating.trace import Pace
+from replay.simulating.traces import TraceFile
+
+ENGINE = "engine."
+"""Before the name of an engine's setting."""
+WORLD = ("workers", "replicas", "lag_ms", "concurrency", "failures_per_hour")
+"""Options by name."""
+PACE = ("speed_up", "jitter_ms")
+SEED = "seed"
+"""Of all that is drawn: jitter, failures, decisions."""
+
+Progress = Callable[[int, int], None]
+"""Told requests that ended, and how many there are."""
+
+
+class Result(NamedTuple):
+    """What a simulation found."""
+
+    served: list[Served]
+    report: Report
+
+
+class Setup(NamedTuple):
+    """Equal ones give equal results, but for the seconds that they take."""
+
+    trace: TraceFile
+    pace: Pace
+    options: Options
+
+    def changed(self, given: Mapping[str, Any]) -> Setup:
+        """With these: of WORLD, of PACE, SEED, `engine.NAME`, and every other name is a routing setting. CallerError
+        names what cannot be."""
+        pace = self.pace._replace(**_typed(given, {"speed_up": float, "jitter_ms": int, SEED: int}))
+        pace.check()
+        changes: dict[str, Any] = _typed(given, dict.fromkeys((*WORLD, SEED), int))
+        if engine := {key.removeprefix(ENGINE): value for key, value in given.items() if key.startswith(ENGINE)}:
+            old = self.options.engine
+            changes["engine"] = type(old).parse({**dataclasses.asdict(old), **engine})
+        if routing := {key: value for key, value in given.items() if not _is_own(key)}:
+            changes["routing"] = RoutingSettings.parse({**self.options.routing.to_mapping(), **_known(routing)})
+        return self._replace(pace=pace, options=dataclasses.replace(self.options, **changes))
+
+    def run(self, progress: Progress, archive: Path | None = None) -> Result:
+        """What comes of it; its log stands in the archive, if one is wanted. CallerError or Corrupt if the trace cannot
+        be used."""
+        trace = self.trace.read()
+        started_s = time.perf_counter()
+        arrivals = trace.arrivals(self.pace, self.options.engine.block_size)
+        served, digest = simulate(self.options, arrivals, progress, archive)
+        return Result(served, report(served, self.options.workers, digest, time.perf_counter() - started_s))
+
+
+def label(given: Mapping[str, Any]) -> str:
+    """`prefill_weight 2, workers 4`; how people tell setups apart."""
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in given.items()
+    )
+
+
+def _is_own(key: str) -> bool:
+    return key in {*WORLD, *PACE, SEED} or key.startswith(ENGINE)
+
+
+def _known(routing: Mapping[str, Any]) -> Mapping[str, Any]:
+    settings = RoutingSettings().to_mapping()
+    for key in routing:
+        if key not in settings:
+            raise CallerError(
+                f"{key}: no such setting; there are {', '.join(sorted(settings))} of routing, "
+                f"{', '.join((*WORLD, *PACE, SEED))}, and {ENGINE}NAME of the engine"
+            )
+    return routing
+
+
+def _typed(given: Mapping[str, Any], types: Mapping[str, type]) -> dict[str, Any]:
+    """Those that are named, each of its type."""
+    found: dict[str, Any] = {}
+    for key, kind in types.items():
+        if key in given:
+            try:
+                found[key] = msgspec.convert(given[key], kind)
+            except msgspec.ValidationError as error:
+                raise CallerError(f"{key}: {given[key]!r} is no {'whole ' if kind is int else ''}number") from error
+    return found

@@ -1,0 +1,66 @@
+"""Simulate: arrivals of a trace through the real decisions and simulated engines, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from core.errors import CallerError
+from core.prompt import HASH_BYTES
+from replay.simulating.arrival import Arrival
+from replay.simulating.options import Options
+from replay.simulating.served import Served
+from replay.simulating.virtual_log import KEY, NAMESPACE, START_MS
+from replay.simulating.world import World
+from replay.verifying.jobs import undisturbed
+from streams.archive_writer import ArchiveWriter
+
+PROGRAM = "contrail simulate"
+"""As an archive names who made it."""
+
+
+class Simulated(NamedTuple):
+    """What came of a run."""
+
+    served: list[Served]
+    """In the order of the arrivals."""
+    digest: str
+    """Of every decision and every result: equal digests mean equal runs."""
+
+
+def simulate(
+    options: Options,
+    arrivals: Iterable[Arrival],
+    progress: Callable[[int, int], None] = lambda _done, _of: None,
+    archive: Path | None = None,
+) -> Simulated:
+    """All arrivals served; `progress` hears how many have ended of how many. The run's log is in the file `archive`,
+    if one is named. CallerError if arrivals are not what they should be, or the file cannot be written."""
+    arrivals = list(arrivals)
+    _check(arrivals, options.engine.block_size)
+    writer = None if archive is None else ArchiveWriter(archive, NAMESPACE, KEY.chain_key, PROGRAM, START_MS)
+    try:
+        world = World(options, arrivals, progress, writer)
+        with undisturbed():
+            digest = world.run()
+        if writer is not None:
+            writer.finish(writer.contents(START_MS, world.log.now_ms))
+    except BaseException:  # whatever it was, half a log is of no use
+        if writer is not None:
+            writer.abandon()
+        raise
+    return Simulated([each for each in world.served if each is not None], digest)
+
+
+def _check(arrivals: list[Arrival], block_size: int) -> None:
+    if len({arrival.id for arrival in arrivals}) < len(arrivals):
+        raise CallerError("two requests of the trace have the same id: give each its own")
+    for arrival in arrivals:
+        blocks = arrival.prompt_tokens // block_size
+        if len(arrival.hashes) != blocks * HASH_BYTES or arrival.prompt_tokens < 1 or arrival.output_tokens < 1:
+            raise CallerError(
+                f"{arrival.id}: a prompt of {arrival.prompt_tokens} tokens with {len(arrival.hashes) // HASH_BYTES} "
+                f"hashes, and an answer of {arrival.output_tokens}; give both a token at least, and each full block of "
+                f"{block_size} tokens its hash"
+            )

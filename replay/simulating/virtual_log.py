@@ -1,0 +1,88 @@
+"""VirtualLog: the log of a simulation: sealed messages of the real form, each decoded once for all who fold it.
+
+A reader has a message when its lag has passed. If an archive is wanted, every message goes there as it is written.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from core.codec import decode_message
+from core.ids import Epoch, StreamName, StreamSeq
+from core.keys import DeploymentKey
+from core.subjects import LOAD, ROUTING, kv_stream, subject
+from replay.recording import Frame
+from replay.simulating.agenda import Agenda
+from streams.archive_writer import ArchiveWriter
+from streams.log import Record
+
+NAMESPACE = "simulated"
+KEY = DeploymentKey(b"a simulation's key is no secret.")
+"""Seals the chains of every simulation, so that whoever has its log can check them: they tell damage, not forgery."""
+START_MS = 1_767_225_600_000
+"""When a simulation begins, for people: 2026-01-01 00:00 UTC."""
+EPOCH = Epoch(START_MS)
+KV = kv_stream(0)
+STREAMS = (KV, LOAD, ROUTING)
+
+
+class Reader:
+    """Who reads all streams, always `lag_us` behind what was written."""
+
+    def __init__(self, lag_us: int) -> None:
+        self._lag_us = lag_us
+        self._unread: deque[tuple[int, Frame]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<Reader {self._lag_us} us behind, {len(self._unread)} messages unread>"
+
+    def put(self, now_us: int, frame: Frame, *, begun: bool) -> None:
+        """The message was written now; what stands in the log before the run has begun is read at once."""
+        self._unread.append((now_us + begun * self._lag_us, frame))
+
+    def until(self, now_us: int) -> Iterator[Frame]:
+        """What the reader has by now and was not given before, in the order of the log."""
+        unread = self._unread
+        while unread and unread[0][0] <= now_us:
+            yield unread.popleft()[1]
+
+
+class VirtualLog:
+    """One stream of each kind."""
+
+    def __init__(self, agenda: Agenda, archive: ArchiveWriter | None) -> None:
+        self.messages = 0
+        self.begun = False
+        """Whether readers lag: a replica takes requests only when it has read what the log had at its start."""
+        self._agenda = agenda
+        self._archive = archive
+        self._readers: list[Reader] = []
+        self._last = dict.fromkeys(STREAMS, 0)
+        if archive is not None:
+            for stream in STREAMS:
+                archive.open(stream, EPOCH, 1, 1)
+
+    def __repr__(self) -> str:
+        return f"<VirtualLog {self.messages} messages, {len(self._readers)} readers>"
+
+    @property
+    def now_ms(self) -> int:
+        """The virtual wall clock."""
+        return START_MS + self._agenda.now_us // 1000
+
+    def reader(self, lag_us: int) -> Reader:
+        """Reads whatever is written from now on."""
+        self._readers.append(Reader(lag_us))
+        return self._readers[-1]
+
+    def append(self, stream: StreamName, owner: str, payload: bytes, head: bytes) -> None:
+        """The message stands at the end of its stream; `head` is its digest."""
+        self.messages += 1
+        seq = self._last[stream] = self._last[stream] + 1
+        frame = Frame(stream, StreamSeq(seq), self.now_ms, owner, head, decode_message(payload))
+        for reader in self._readers:
+            reader.put(self._agenda.now_us, frame, begun=self.begun)
+        if self._archive is not None:
+            where = subject(NAMESPACE, stream, owner)
+            self._archive.add(Record(stream, StreamSeq(seq), frame.time_ms, where, payload))

@@ -1,0 +1,237 @@
+"""VirtualReplica: one router of a simulation: its own folds of the log, its own lag, its own decisions.
+
+It folds what it has by now only when it decides: nobody looks in between. What it says counts for itself at once, and
+goes to the log a little later, together with what it said meanwhile, as a real one's does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from actors.agreement import REPORT_EVERY_MS
+from actors.milestones import MILESTONE_EVERY, Milestones
+from actors.voice import LIMITS
+from core.events import (
+    Event,
+    LocalChanged,
+    ReplicaJoined,
+    RequestFinished,
+    RequestPrefilled,
+    RequestRejected,
+    RequestRouted,
+    SettingsChanged,
+)
+from core.ids import ReplicaId, RequestId, WorkerId
+from core.settings import RoutingSettings
+from core.subjects import ROUTING
+from projections.ahead import Ahead
+from projections.decide import Decision, decide, record, shown
+from projections.learned import Learned
+from projections.plan import Held, plan
+from projections.policies import ESTIMATING
+from projections.state import State
+from projections.view import Local, RouteRequest, View, by_worker
+from replay.simulating.agenda import Agenda
+from replay.simulating.journey import MODEL
+from replay.simulating.virtual_log import EPOCH, STREAMS, VirtualLog
+from replay.simulating.virtual_source import CHAIN_KEY, VirtualSource
+
+PACE_US = round(LIMITS.pace_s * 1_000_000)
+"""From one message to the next at least; what comes after a pause goes at once."""
+REPORT_EVERY_US = REPORT_EVERY_MS * 1000
+REVISION = 0
+"""Of the settings: they hold for the whole run."""
+
+
+class Choice(NamedTuple):
+    """A decision with all that its record needs."""
+
+    asked: RouteRequest
+    """With what the replica has learned."""
+    decision: Decision
+    alone: bool
+    """The worker has no outstanding prefills, and it is of interest how long this one lasts."""
+
+
+class VirtualReplica:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        id: ReplicaId,
+        name: str,
+        lag_us: int,
+        settings: RoutingSettings,
+        agenda: Agenda,
+        log: VirtualLog,
+        freed: Callable[[], None],
+    ) -> None:
+        """`freed` is called when the log has first tokens or ends from here: a worker may be free for what others
+        hold."""
+        self.id = id
+        self.lag_us = lag_us
+        self._freed = freed
+        self._settings = settings
+        self._agenda = agenda
+        self._log = log
+        self._reader = log.reader(lag_us)
+        self._source = VirtualSource(log, ROUTING, id)
+        self._state = State(CHAIN_KEY)
+        for stream in STREAMS:
+            self._state.open(stream, EPOCH)
+        self._milestones = Milestones(self._state)
+        self._reported_us = 0
+        self._ahead = Ahead()
+        self._learns = settings.policy in ESTIMATING and not settings.prefill_us_per_token_m
+        self._learned = Learned()
+        self._alone: dict[tuple[str, int], tuple[int, int]] = {}
+        """Attempts that were sent to a worker without outstanding prefills, of which no token has come: when, and the
+        length of the prompt."""
+        self._held: dict[RequestId, Held] = {}
+        """In the order in which they came."""
+        self._waiting: list[Event] = []
+        """Said, and not in the log yet."""
+        self._appended_us = -PACE_US
+        self._local: dict[WorkerId, tuple[str, ...]] = {}
+        self.say(ReplicaJoined(name=name, version="simulated"))
+        self.say(SettingsChanged(revision=REVISION, settings=settings.to_mapping()))
+
+    def __repr__(self) -> str:
+        return f"<VirtualReplica {self.id}, {self._state!r}, {self._ahead!r}>"
+
+    def say(self, event: Event) -> None:
+        """It counts here at once, and is on its way to the log."""
+        if self._alone and isinstance(event, RequestPrefilled | RequestFinished):
+            self._learn(event)
+        self._ahead.emit(event, self._state.routing.replicas.get(self.id))
+        if not self._waiting:
+            self._agenda.put(self._appended_us + PACE_US, self.flush)
+        self._waiting.append(event)
+
+    def _learn(self, event: RequestPrefilled | RequestFinished) -> None:
+        """The first token of a request that had nothing to wait for tells how long a prefill lasts."""
+        sent = self._alone.pop((event.request, event.attempt), None)
+        if sent is not None and isinstance(event, RequestPrefilled):
+            sent_us, prompt_tokens = sent
+            self._learned.note(MODEL, prompt_tokens - event.cached_tokens, self._agenda.now_us - sent_us)
+
+    def flush(self) -> None:
+        """The log has all that was said."""
+        if self._waiting:
+            self._appended_us = self._agenda.now_us
+            waiting, self._waiting = self._waiting, []
+            self._source.say(waiting)
+            if any(isinstance(event, RequestPrefilled | RequestFinished) for event in waiting):
+                self._freed()
+
+    def decide(self, asked: RouteRequest, gone: set[WorkerId], seed: int) -> Choice:
+        """Made now; nothing is said of it yet, but what it rests on is. `gone` are workers that have no connection any
+        more."""
+        return self._choice(asked, self._look(gone), seed)
+
+    def hold(self, asked: RouteRequest) -> None:
+        """The request waits here for the right worker."""
+        self._held[asked.id] = Held(asked, self._log.now_ms)
+
+    @property
+    def holds(self) -> int:
+        """How many requests wait here."""
+        return len(self._held)
+
+    def let_go(self, request: RequestId) -> RouteRequest | None:
+        """The request waits no more; None if it did not."""
+        held = self._held.pop(request, None)
+        return None if held is None else held.request
+
+    def plan(self, gone: set[WorkerId], seed: int) -> list[Choice]:
+        """Of all that wait those that go now, or that nobody can serve; they wait no more."""
+        if not self._held:
+            return []
+        view = View(self._state, self.id, self._ahead, self._look(gone))
+        queue = [held._replace(request=self._informed(held.request)) for held in self._held.values()]
+        planned = plan(view, queue, self._settings, self._log.now_ms, seed)
+        for request, _ in planned:
+            del self._held[request.id]
+        together = Counter(decision.worker for _, decision in planned)
+        return [Choice(each, it, alone=self._learns and together[it.worker] == 1) for each, it in planned]
+
+    def would_choose(self, asked: RouteRequest, gone: set[WorkerId], seed: int) -> WorkerId | None:
+        """The worker that it would send the request to, if it were asked now; nothing comes of it."""
+        self._catch_up()
+        return self._choice(asked, self._local_of(gone), seed).decision.worker
+
+    def record(self, choice: Choice) -> RequestRouted:
+        """The decision is said; it chose a worker, which has the request now."""
+        routed = record(choice.decision, choice.asked, self._settings, REVISION)
+        if choice.alone:
+            self._alone[routed.request, routed.attempt] = (self._agenda.now_us, routed.prompt_tokens)
+        self.say(routed)
+        return routed
+
+    def reject(self, choice: Choice, *, begun: bool) -> None:
+        """It is said that nobody could serve the request, or go on with an answer that was begun."""
+        asked, decision = choice.asked, choice.decision
+        overloaded = "overloaded" in decision.excluded
+        self.say(
+            RequestRejected(
+                request=asked.id,
+                attempt=asked.attempt,
+                model=asked.model,
+                reason="overloaded" if overloaded else "no_workers",
+                status=500 if begun else 503,
+                cursor=decision.cursor,
+                excluded=shown(decision.excluded),
+                settings_revision=REVISION,
+                now_ms=decision.now_ms,
+                tenant=asked.tenant,
+            )
+        )
+
+    def _look(self, gone: set[WorkerId]) -> Local:
+        """All that this replica has by now is folded, and what only it knows is said."""
+        self._catch_up()
+        self._report()
+        local = self._local_of(gone)
+        self._say_local(by_worker(local))
+        return local
+
+    def _choice(self, asked: RouteRequest, local: Local, seed: int) -> Choice:
+        view, asked = View(self._state, self.id, self._ahead, local), self._informed(asked)
+        decision = decide(view, asked, self._settings, self._log.now_ms, seed)
+        return Choice(asked, decision, alone=self._learns and decision.worker not in view.outstanding())
+
+    def _informed(self, asked: RouteRequest) -> RouteRequest:
+        return asked._replace(time=self._learned.time(asked.model)) if self._learns else asked
+
+    def _local_of(self, gone: set[WorkerId]) -> Local:
+        """What only this replica knows: of workers that live, as far as the log told it, those that are gone."""
+        down = frozenset(gone.intersection([member.worker for member in self._state.alive()]) if gone else ())
+        return {"not_connected": down} if down else {}
+
+    def _report(self) -> None:
+        """The log hears now and then what the folds are, so that whoever has it can compare."""
+        if self._agenda.now_us - self._reported_us >= REPORT_EVERY_US:
+            self._reported_us = self._agenda.now_us
+            found = self._milestones.report()
+            if found is not None:
+                self.say(found)
+
+    def _say_local(self, now: dict[WorkerId, tuple[str, ...]]) -> None:
+        for worker in sorted(now.keys() | self._local.keys()):
+            reasons = now.get(worker, ())
+            if reasons != self._local.get(worker, ()):
+                self.say(LocalChanged(worker=worker, reasons=reasons))
+        self._local = now
+
+    def _catch_up(self) -> None:
+        """All that this replica has by now is folded."""
+        fold, read_back = self._state.fold, self._ahead.read_back
+        for stream, seq, _, owner, head, message in self._reader.until(self._agenda.now_us):
+            fold(stream, seq, owner, message, head)
+            if not seq % MILESTONE_EVERY:
+                self._milestones.passed(stream, seq)
+            if owner == self.id and message is not None:
+                for event in message.events:
+                    read_back(event)  # type: ignore[arg-type]  # what we wrote is of types that we know

@@ -1,0 +1,230 @@
+"""World: a run of virtual time: requests arrive, replicas decide, workers serve. One thread, no clock, no randomness.
+
+The same options and arrivals give the same decisions, the same results and the same log, byte by byte: whatever
+happens has its place in one agenda, and what is drawn is drawn from the seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import xxhash
+
+from actors.dispatch import RESUME_LOOK_S, RESUME_WAIT_S
+from core.errors import CallerError
+from core.events import RequestPrefilled
+from core.generation import Output
+from core.ids import ReplicaId, RequestId, WorkerId
+from core.models import GenerationFailed, NoWorkers
+from projections.view import RouteRequest
+from replay.simulating.agenda import Agenda
+from replay.simulating.arrival import Arrival
+from replay.simulating.journey import Journey
+from replay.simulating.options import Options
+from replay.simulating.served import Served
+from replay.simulating.virtual_fleet import VirtualFleet
+from replay.simulating.virtual_log import VirtualLog
+from replay.simulating.virtual_replica import Choice, VirtualReplica
+from replay.simulating.virtual_worker import VirtualWorker
+from streams.archive_writer import ArchiveWriter
+
+PROGRESS_EVERY = 100
+"""Requests that ended between two words on how far it is."""
+BROKE = "its worker ended"
+REFUSED = "the engine refused the request"
+RESUME_WAIT_US = round(RESUME_WAIT_S * 1_000_000)
+RESUME_LOOK_US = round(RESUME_LOOK_S * 1_000_000)
+
+Progress = Callable[[int, int], None]
+"""Told requests that ended, and how many there are."""
+
+
+class World:
+    """See the module's text; runs once."""
+
+    def __init__(
+        self, options: Options, arrivals: Sequence[Arrival], progress: Progress, archive: ArchiveWriter | None
+    ) -> None:
+        self.served: list[Served | None] = [None] * len(arrivals)
+        """In the order of the arrivals."""
+        self._options = options
+        self._arrivals = arrivals
+        self._progress = progress
+        self._agenda = Agenda()
+        self.log = VirtualLog(self._agenda, archive)
+        self._replicas = [self._replica(number) for number in range(options.replicas)]
+        self._fleet = VirtualFleet(
+            options,
+            self._agenda,
+            self.log,
+            heard=self._heard,
+            broke=self._broke,
+            speaker=lambda: self._replicas[0].id,
+        )
+        self._journeys: dict[RequestId, Journey] = {}
+        """Those under way, in the order in which they came."""
+        self._planning: set[int] = set()
+        """Numbers of replicas that are about to plan."""
+        self._plans = 0
+        self._arrived = self._ended = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def __repr__(self) -> str:
+        return f"<World at {self._agenda.now_us} us, {self._ended} of {len(self._arrivals)} requests ended>"
+
+    def run(self) -> str:
+        """Every request has ended; returns the digest of all decisions and of all results."""
+        self._progress(0, len(self._arrivals))
+        self.log.begun = True
+        for _ in range(self._options.concurrency or len(self._arrivals)):
+            self._expect()
+        while self._ended < len(self._arrivals):
+            happened = self._agenda.advance()
+            assert happened, "requests are under way, and nothing is to happen"
+        for replica in self._replicas:
+            replica.flush()
+        for served in self.served:
+            self._digest.update(repr(tuple(served or ())).encode())
+        return self._digest.hexdigest()
+
+    def _replica(self, number: int) -> VirtualReplica:
+        options = self._options
+        return VirtualReplica(
+            ReplicaId(xxhash.xxh3_64_hexdigest(f"replica/{number}".encode(), options.seed)),
+            f"replica-{number}",
+            options.lag_us(number),
+            options.routing,
+            self._agenda,
+            self.log,
+            partial(self._freed, number),
+        )
+
+    # --- requests ----------------------------------------------------------------------------------------------
+
+    def _expect(self) -> None:
+        """The next request will come: at its time, or now if as many as are wanted are under way at once."""
+        if self._arrived < len(self._arrivals):
+            number, self._arrived = self._arrived, self._arrived + 1
+            at_us = self._agenda.now_us if self._options.concurrency else self._arrivals[number].at_us
+            self._agenda.put(at_us, partial(self._arrive, number))
+
+    def _arrive(self, number: int) -> None:
+        arrival, replica, now_us = self._arrivals[number], number % len(self._replicas), self._agenda.now_us
+        journey = Journey(arrival, number, now_us, replica, self._options.engine.block_size)
+        self._journeys[arrival.id] = journey
+        if self._options.hold_max_ms:
+            self._replicas[replica].hold(journey.asked())
+            self._agenda.put(now_us + self._options.hold_max_ms * 1000, partial(self._hold_no_longer, journey))
+            self._plan_soon(replica)
+        else:
+            self._route(journey)
+
+    def _route(self, journey: Journey) -> None:
+        """Its next attempt is with a worker, or it has failed; an answer that was begun waits for a worker."""
+        until_us = self._agenda.now_us + (RESUME_WAIT_US if journey.told else 0)
+        self._try(journey, journey.asked(), until_us)
+
+    def _try(self, journey: Journey, asked: RouteRequest, until_us: int) -> None:
+        replica, now_us = self._replicas[journey.replica], self._agenda.now_us
+        choice = replica.decide(asked, self._fleet.gone, self._seed(asked))
+        if choice.decision.worker is None and now_us < until_us:
+            self._agenda.put(now_us + RESUME_LOOK_US, partial(self._try, journey, asked, until_us))
+            return
+        if not asked.attempt:
+            journey.others_differ = self._others_differ(journey, asked, choice.decision.worker)
+        self._send(journey, choice)
+
+    def _send(self, journey: Journey, choice: Choice) -> None:
+        """The request is with the worker that was chosen, or it has failed."""
+        replica, now_us, decision = self._replicas[journey.replica], self._agenda.now_us, choice.decision
+        said = (choice.asked.id, choice.asked.attempt, decision.worker, decision.digest)
+        self._digest.update(repr(said).encode())
+        if decision.worker is None:
+            replica.reject(choice, begun=journey.told > 0)
+            self._end(journey, failed=True)
+            return
+        if journey.told:
+            replica.say(journey.migrated(BROKE))
+        worker = self._fleet.worker(decision.worker)
+        submit = journey.sent(replica.record(choice), worker.place, now_us)
+        try:
+            worker.submit(submit)
+        except CallerError:
+            replica.say(journey.finished("error", now_us, REFUSED))
+            self._end(journey, failed=True)
+
+    def _plan_soon(self, replica: int) -> None:
+        """Once for all that happens at this time."""
+        if self._options.hold_max_ms and replica not in self._planning:
+            self._planning.add(replica)
+            self._agenda.put(self._agenda.now_us, partial(self._plan, replica))
+
+    def _plan(self, replica: int) -> None:
+        """What the replica holds is with a worker, if it is to go now."""
+        self._planning.remove(replica)
+        self._plans += 1
+        for choice in self._replicas[replica].plan(self._fleet.gone, self._drawn(f"plan/{self._plans}")):
+            self._send(self._journeys[choice.asked.id], choice)
+
+    def _freed(self, by: int) -> None:
+        """The others hear from the log that a worker may be free, each when it has read so far."""
+        for number, replica in enumerate(self._replicas):
+            if number != by and replica.holds:
+                self._agenda.put(self._agenda.now_us + replica.lag_us, partial(self._plan_soon, number))
+
+    def _hold_no_longer(self, journey: Journey) -> None:
+        """If it is still held, it goes where it costs least by now."""
+        asked = self._replicas[journey.replica].let_go(journey.arrival.id)
+        if asked is not None:
+            self._try(journey, asked, self._agenda.now_us)
+
+    def _others_differ(self, journey: Journey, asked: RouteRequest, chosen: WorkerId | None) -> int:
+        """How many of the other replicas would choose another worker now; -1 if they are not to be asked."""
+        every = self._options.compare_every
+        if not every or journey.number % every:
+            return -1
+        gone, seed = self._fleet.gone, self._seed(asked)
+        others = [each for number, each in enumerate(self._replicas) if number != journey.replica]
+        return sum(each.would_choose(asked, gone, seed) != chosen for each in others)
+
+    def _seed(self, asked: RouteRequest) -> int:
+        return self._drawn(f"draw/{asked.id}/{asked.attempt}")
+
+    def _drawn(self, what: str) -> int:
+        drawn: int = xxhash.xxh3_64_intdigest(what.encode(), self._options.seed)
+        return drawn
+
+    def _heard(self, request: RequestId, output: Output, at_us: int) -> None:
+        """A worker has made tokens."""
+        journey = self._journeys[request]
+        for event in journey.heard(output, at_us):
+            self._replicas[journey.replica].say(event)
+            if isinstance(event, RequestPrefilled):
+                self._plan_soon(journey.replica)  # a worker may be free for what is held
+        if output.finish is not None:
+            self._end(journey)
+
+    def _broke(self, worker: VirtualWorker) -> None:
+        """A worker is gone: what it served goes on elsewhere."""
+        for journey in [each for each in self._journeys.values() if each.worker == worker.id]:
+            replica = self._replicas[journey.replica]
+            replica.say(journey.finished("worker_lost", self._agenda.now_us, BROKE))
+            try:
+                journey.tries.failed(journey.told, BROKE)
+            except (GenerationFailed, NoWorkers):
+                self._end(journey, failed=True)
+            else:
+                self._route(journey)
+        for number in range(len(self._replicas)):
+            self._plan_soon(number)  # what is held for it may go elsewhere
+
+    def _end(self, journey: Journey, *, failed: bool = False) -> None:
+        del self._journeys[journey.arrival.id]
+        self.served[journey.number] = journey.served(self._agenda.now_us, failed=failed)
+        self._ended += 1
+        if self._ended % PROGRESS_EVERY == 0 or self._ended == len(self._arrivals):
+            self._progress(self._ended, len(self._arrivals))
+        if self._options.concurrency:
+            self._expect()

@@ -1,0 +1,165 @@
+"""Held requests: placed together, bound when a worker is free, shortest first, and none is overtaken for ever."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.ids import RequestId, WorkerId
+from core.prompt import Prompt
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING
+from projections.decide import Decision, decide
+from projections.plan import AGE_M, PASS_TOKENS, Held, plan
+from projections.view import RouteRequest
+from tests.projections.facts import load, prefilled, prompt, routed, worker_id
+from tests.projections.site import Site
+
+A, B, C = (WorkerId(worker_id(number)) for number in (1, 2, 3))
+NOW_MS = 1_000_000
+OTHER = "dd" * 8
+GIVEN = RoutingSettings(policy="time", own_weight_m=3000, prefill_base_us=0, prefill_us_per_token_m=1_000_000)
+"""A millisecond a token."""
+BLOCKS_OF_A_PASS = PASS_TOKENS // 4
+
+
+@pytest.fixture
+def site() -> Site:
+    made = Site()
+    made.join(A, B)
+    return made
+
+
+def held(name: str, blocks: int, *, start: int = 0, ago_ms: int = 0, model: str = "tiny") -> Held:
+    """A prompt of so many blocks of 4 and one token, whose first block is named by `start`."""
+    asked = prompt(*range(start, start + blocks))
+    return Held(RouteRequest(RequestId(name), 0, model, asked), NOW_MS - ago_ms)
+
+
+def sent(site: Site, *queue: Held, given_: RoutingSettings = GIVEN) -> list[tuple[str, str | None]]:
+    """Which request goes where now."""
+    return [(each.request.id, each.decision.worker) for each in plan(site.view, queue, given_, NOW_MS, 0)]
+
+
+def decisions_of(site: Site, *queue: Held, given_: RoutingSettings = GIVEN, seed: int = 0) -> list[Decision]:
+    return [each.decision for each in plan(site.view, queue, given_, NOW_MS, seed)]
+
+
+def busy(site: Site, worker: str, tokens: int = 40) -> None:
+    site.say(ROUTING, OTHER, routed(f"x{worker}", worker, prompt(*range(500, 500 + tokens // 4)), now_ms=NOW_MS))
+
+
+def test_one_request_on_idle_workers_goes_where_it_would_at_once(site: Site) -> None:
+    """The same worker, costs and digest as of `decide`."""
+    site.cache(B, prompt(*range(10)), 5)
+    (decision,) = decisions_of(site, held("r", 10), seed=7)
+    assert decision == decide(site.view, held("r", 10).request, GIVEN, NOW_MS, 7)
+    assert decision.worker == B
+    (by_kv,) = decisions_of(site, held("r", 10), given_=RoutingSettings(), seed=7)
+    assert by_kv == decide(site.view, held("r", 10).request, RoutingSettings(policy="time"), NOW_MS, 7)
+
+
+def test_nothing_is_sent_to_a_worker_that_prefills(site: Site) -> None:
+    """It waits for the one that holds its prompt while that is worth it; the other one is free."""
+    site.cache(A, prompt(*range(100)), 100)
+    busy(site, A)
+    assert sent(site, held("r", 99)) == []
+    assert sent(site, held("r", 99), held("q", 10, start=300)) == [("q", B)]
+    site.say(ROUTING, OTHER, prefilled(f"x{A}"))
+    assert sent(site, held("r", 99)) == [("r", A)]
+
+
+def test_it_goes_elsewhere_where_the_wait_is_longer_than_what_is_saved(site: Site) -> None:
+    """Three times 399 ms saved are not worth a wait of 1.05 * 1201 ms and more."""
+    site.cache(A, prompt(*range(100)), 100)
+    busy(site, A, 1200)
+    assert sent(site, held("r", 100)) == [("r", B)]
+    assert sent(site, held("r", 101)) == [("r", B)]
+
+
+def test_requests_of_one_moment_are_spread(site: Site) -> None:
+    """Each one placed makes its worker dearer, by the shorter of the two prefills."""
+    decisions = decisions_of(site, held("r", 2000), held("q", 1900, start=5000))
+    assert {decision.worker for decision in decisions} == {A, B}
+    first, second = decisions
+    if len(first.backlog.waits_us) > len(second.backlog.waits_us):
+        first, second = second, first
+    costs = {each.candidate.worker: each.cost for each in second.ranked}
+    assert first.worker is not None
+    assert second.worker is not None
+    assert costs[first.worker] - costs[second.worker] == second.backlog.waits_us[first.worker]
+    assert second.backlog.waits_us == {first.worker: second.prefill_tokens * 1000}
+
+
+def test_the_shortest_goes_first_and_fills_a_pass(site: Site) -> None:
+    """As many as one pass computes; each begins behind those before it. The rest stays held."""
+    site.exclude("not_connected", [B])
+    queue = held("long", BLOCKS_OF_A_PASS - 40), held("mid", 30, start=5000), held("short", 5, start=6000)
+    assert sent(site, *queue) == [("short", A), ("mid", A), ("long", A)]
+    assert [each.wait_us for each in decisions_of(site, *queue)] == [0, 1050 * 21, 1050 * (21 + 121)]
+    queue = held("long", BLOCKS_OF_A_PASS - 30), held("mid", 30, start=5000), held("short", 5, start=6000)
+    assert sent(site, *queue) == [("short", A), ("mid", A)]
+    assert sent(site, held("huge", 2 * BLOCKS_OF_A_PASS)) == [("huge", A)]
+
+
+def test_a_pass_is_full_at_its_bound(site: Site) -> None:
+    """PASS_TOKENS fit, one more does not."""
+    site.exclude("not_connected", [B])
+    rest = PASS_TOKENS - 21
+    for extra, count in ((0, 2), (1, 1)):
+        asked = prompt(*range(5000, 5000 + rest // 4), extra=rest % 4 + extra)
+        other = Held(RouteRequest(RequestId("other"), 0, "tiny", asked), NOW_MS)
+        assert len(plan(site.view, [held("short", 5), other], GIVEN, NOW_MS, 0)) == count
+
+
+def test_age_counts(site: Site) -> None:
+    """A longer one that was held for long enough goes before a shorter one that just came, at the bound too."""
+    assert AGE_M == 300
+    site.exclude("not_connected", [B])
+    long, fresh = BLOCKS_OF_A_PASS, held("fresh", 100, start=5000)  # 4097 and 401 ms
+    enough_ms = (4097 - 401) * 1000 // AGE_M
+    assert sent(site, held("old", long, ago_ms=enough_ms - 1), fresh)[0] == ("fresh", A)
+    assert sent(site, held("old", long, ago_ms=enough_ms), fresh) == [("old", A)]
+
+
+def test_who_can_be_served_by_nobody_is_told_so(site: Site) -> None:
+    """With the reasons, as `decide` has them."""
+    site.say(LOAD, A, load(draining=True))
+    site.exclude("not_connected", [B])
+    (decision,) = decisions_of(site, held("r", 10))
+    assert (decision.worker, decision.excluded) == (None, {"draining": [A], "not_connected": [B]})
+    assert decision == decide(site.view, held("r", 10).request, GIVEN, NOW_MS, 0)
+    assert plan(site.view, [], GIVEN, NOW_MS, 0) == []
+
+
+def test_models_do_not_mix(site: Site) -> None:
+    """Each request among the workers of its own."""
+    site.join(C, model="other")
+    assert sent(site, held("r", 10, model="other"), held("q", 12)) in (
+        [("q", A), ("r", C)],
+        [("q", B), ("r", C)],
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_the_order_of_the_queue_does_not_matter(data: st.DataObject) -> None:
+    """The same decisions, bit for bit; nobody is sent twice, and no more than a pass to anyone who got several."""
+    site = Site()
+    site.join(A, B, C)
+    cached: Prompt = prompt(*range(200))
+    site.cache(A, cached, data.draw(st.integers(0, 200)))
+    if data.draw(st.booleans()):
+        busy(site, B)
+    shapes = data.draw(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 2), st.integers(0, 5000)), max_size=8))
+    queue = [held(f"r{at}", blocks, start=1000 * start, ago_ms=ago) for at, (blocks, start, ago) in enumerate(shapes)]
+    planned = plan(site.view, queue, GIVEN, NOW_MS, 3)
+    assert plan(site.view, data.draw(st.permutations(queue)), GIVEN, NOW_MS, 3) == planned
+    decisions = [each.decision for each in planned]
+    assert len({each.request.id for each in planned}) == len(planned)
+    assert len({each.digest for each in decisions}) == len(decisions) <= len(queue)
+    for worker in (A, B, C):
+        theirs = [each for each in decisions if each.worker == worker]
+        assert len(theirs) <= 1 or sum(each.prefill_tokens for each in theirs) <= PASS_TOKENS
+    assert not queue or decisions or site.view.outstanding()

@@ -1,0 +1,90 @@
+"""Replicas that hold requests until the right worker is free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.settings import RoutingSettings
+from replay.recording import Recording
+from replay.simulating.options import Options
+from replay.simulating.served import Served
+from replay.simulating.simulate import simulate
+from replay.simulating.virtual_log import KEY
+from replay.verifying.verify import verify
+from tests.replay.simulating.families import ENGINE, families
+
+HOLD_MAX_MS = 60
+ARRIVALS = families(120, every_us=5_000)
+"""More than two workers can prefill at once, again and again."""
+
+
+def run(path: Path | None = None, **options: Any) -> list[Served]:
+    wanted = {"workers": 2, "engine": ENGINE, "routing": RoutingSettings(policy="time"), "hold_max_ms": HOLD_MAX_MS}
+    return simulate(Options(**{**wanted, **options}), ARRIVALS, archive=path).served
+
+
+def held_us(each: Served) -> int:
+    return each.routed_us - each.arrival_us
+
+
+@pytest.mark.parametrize("options", [{}, {"replicas": 3, "lag_ms": 20}, {"failures_per_hour": 3000}])
+def test_all_are_served_and_none_is_held_for_longer_than_allowed(options: dict[str, Any]) -> None:
+    """The same ones in the same way each time."""
+    found = run(workers=3, **options)
+
+    assert [each.id for each in found if each.first_us < 0] == []
+    first_try = [held_us(each) for each in found if each.attempts == 1]
+    assert 0 < max(first_try) <= HOLD_MAX_MS * 1000
+    assert min(first_try) == 0
+    assert run(workers=3, **options) == found
+
+
+def test_nothing_is_sent_to_a_worker_that_prefills() -> None:
+    """What goes there goes together, or after the first token of what went before, or because it was held for long."""
+    found = run()
+    for worker in range(2):
+        sent = sorted((each for each in found if each.worker == worker), key=lambda each: each.routed_us)
+        assert len(sent) > 20
+        free_us = last_us = 0
+        for each in sent:
+            late = held_us(each) == HOLD_MAX_MS * 1000
+            assert each.routed_us >= free_us or each.routed_us == last_us or late
+            free_us, last_us = max(free_us, each.first_us), each.routed_us
+
+
+def test_a_replica_hears_of_workers_that_others_freed() -> None:
+    """Through the log: what it holds for one of them does not wait for a first token of its own."""
+    two = [each._replace(hashes=b"", prompt_tokens=31 + 8000 * (place == 0)) for place, each in enumerate(ARRIVALS[:2])]
+    two[0] = two[0]._replace(hashes=bytes(8 * (two[0].prompt_tokens // ENGINE.block_size)))
+    engine = replace(ENGINE, context_max=1 << 16, capacity_blocks=1000)
+    routing = RoutingSettings(policy="time")
+    options = Options(workers=1, engine=engine, routing=routing, replicas=2, hold_max_ms=60_000, lag_ms=1)
+    first, second = simulate(options, [two[0], two[1]._replace(at_us=50_000)]).served
+
+    assert held_us(first) == 0
+    assert second.arrival_us < first.first_us
+    assert second.routed_us == pytest.approx(first.first_us + 1000, abs=10)
+
+
+def test_without_holding_they_go_at_once() -> None:
+    """Then engines make them wait, and longer."""
+    at_once = run(hold_max_ms=0)
+
+    assert {held_us(each) for each in at_once} == {0}
+    assert sum(held_us(each) > 0 for each in run()) > len(ARRIVALS) // 4
+
+
+def test_the_log_is_whole(tmp_path: Path) -> None:
+    """Its chains and folds prove themselves; a decision that rested on what else was held is not made again by it."""
+    run(tmp_path / "log")
+    with Recording.open(tmp_path / "log", KEY) as recording:
+        found = verify(recording)
+
+    assert found.proof.holds
+    assert found.gaps == []
+    assert found.verified + found.different == found.decisions == len(ARRIVALS)
+    assert found.verified > 0

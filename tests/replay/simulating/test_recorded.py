@@ -1,0 +1,151 @@
+"""A recording as a trace: what came, when, with which blocks, and how much it got."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from core.errors import CallerError, Corrupt
+from core.events import RequestFinished, RequestRouted
+from core.queue_events import RequestQueued
+from core.settings import RoutingSettings
+from core.subjects import LOAD
+from replay.simulating.trace import Pace
+from replay.simulating.traces import BLOCK_SIZE, MOONCAKE, RECORDING, TraceFile
+from tests.projections.facts import finished, joined, load, prompt, routed
+from tests.replay.simulating.talks import talks, written
+from tests.replay.staged import ASKED, HASHES, KV, START_MS, A, R, S, Stage
+
+
+@pytest.fixture
+def stage() -> Stage:
+    it = Stage()
+    it.say(KV, A, joined("left"))
+    it.say(LOAD, A, load())
+    for replica in (R, S):
+        it.replica(replica, settings=RoutingSettings())
+    return it
+
+
+def ended(request: str, attempt: int, output_tokens: int) -> RequestFinished:
+    return msgspec.structs.replace(finished(request, attempt), output_tokens=output_tokens)
+
+
+def queued(request: str, now_ms: int) -> RequestQueued:
+    return RequestQueued(
+        request=request, model="tiny", priority=0, tenant="", prompt_tokens=25, why="full", depth=0, now_ms=now_ms
+    )
+
+
+def chosen(request: str, now_ms: int, model: str = "tiny") -> RequestRouted:
+    return routed(request, A, ASKED, model=model, now_ms=START_MS + now_ms)
+
+
+def file(stage: Stage, tmp_path: Path, model: str = "", first: int = 0) -> TraceFile:
+    return TraceFile(stage.archived(tmp_path / "log"), first=first, model=model)
+
+
+def test_requests_come_as_they_came(stage: Stage, tmp_path: Path) -> None:
+    """In the order of their times, whichever replica had them and whatever the order of the log."""
+    stage.tell(msgspec.structs.replace(chosen("late", 70), tenant="acme", priority=3), replica=R)
+    stage.tell(chosen("early", 20), replica=S)
+    stage.tell(ended("late", 0, 7), ended("early", 0, 9))
+
+    early, late = file(stage, tmp_path).read().arrivals(Pace(), 4)
+
+    assert early == ("early", 0, ASKED.tokens, ASKED.hashes(), 9, "", "", 0)
+    assert late == ("late", 50_000, ASKED.tokens, ASKED.hashes(), 7, "acme", "", 3)
+
+
+def test_waiting_and_further_attempts_are_one_request(stage: Stage, tmp_path: Path) -> None:
+    """It came when it began to wait; its answer is what all attempts made, and at least one token."""
+    stage.tell(queued("one", START_MS), queued("gone", START_MS + 1))
+    stage.tell(chosen("two", 5), chosen("one", 30))
+    stage.tell(ended("one", 0, 4), routed("one", A, ASKED, attempt=1), ended("one", 1, 6), ended("two", 0, 0))
+
+    one, two = file(stage, tmp_path).read().asked
+
+    assert (one.id, one.at_us, one.output_tokens) == ("one", 0, 10)
+    assert (two.id, two.at_us, two.output_tokens) == ("two", 5000, 1)
+
+
+def test_what_has_no_end_is_left_out(stage: Stage, tmp_path: Path) -> None:
+    """If that is all, there is nothing to simulate."""
+    stage.tell(chosen("open", 0))
+    with pytest.raises(CallerError, match="nothing to simulate"):
+        file(stage, tmp_path).read()
+
+    stage.tell(chosen("done", 1), ended("done", 0, 1))
+    assert [each.id for each in file(stage, tmp_path).read().asked] == ["done"]
+
+
+def test_ids_that_are_used_again_stay_apart(stage: Stage, tmp_path: Path) -> None:
+    """Each use is a request of its own."""
+    for at_ms in (0, 1):
+        stage.tell(chosen("same", at_ms))
+        stage.tell(ended("same", 0, at_ms + 1))
+
+    assert [(each.id, each.output_tokens) for each in file(stage, tmp_path).read().asked] == [
+        ("same", 1),
+        ("same-use-2", 2),
+    ]
+
+
+def test_larger_blocks_are_every_nth(stage: Stage, tmp_path: Path) -> None:
+    """Smaller ones cannot be had; without a wish they stay as recorded."""
+    stage.tell(chosen("one", 0), ended("one", 0, 1))
+    wanted = file(stage, tmp_path)
+    assert wanted.block_size() == 4
+
+    trace = wanted.read()
+    (doubled,) = trace.arrivals(Pace(), 8)
+    (whole,) = trace.arrivals(Pace(), 28)
+
+    assert doubled.hashes == b"".join(hash_.to_bytes(8, "little") for hash_ in HASHES[1::2])
+    assert whole.hashes == b""
+    with pytest.raises(CallerError, match="give --block-size 4, or a multiple of it"):
+        list(trace.arrivals(Pace(), 6))
+
+
+def test_several_models(stage: Stage, tmp_path: Path) -> None:
+    """One must be named, and be there."""
+    stage.tell(chosen("a", 0), chosen("b", 1, "large"), ended("a", 0, 1), ended("b", 0, 1))
+
+    with pytest.raises(CallerError, match=r"several models \(large, tiny\): name one with --model"):
+        file(stage, tmp_path).read()
+    assert [each.id for each in file(stage, tmp_path, "large").read().asked] == ["b"]
+    with pytest.raises(CallerError, match="no request of the model 'huge'"):
+        file(stage, tmp_path, "huge").read()
+
+
+def test_several_block_sizes(stage: Stage, tmp_path: Path) -> None:
+    """No fleet has both."""
+    stage.tell(chosen("a", 0), routed("b", A, prompt(1, block_size=8)), ended("a", 0, 1), ended("b", 0, 1))
+
+    with pytest.raises(CallerError, match=r"several sizes \(4, 8\)"):
+        list(file(stage, tmp_path).read().arrivals(Pace(), 8))
+
+
+def test_only_the_first(stage: Stage, tmp_path: Path) -> None:
+    """By time."""
+    stage.tell(chosen("b", 1), chosen("a", 0), ended("a", 0, 1), ended("b", 0, 1))
+
+    assert [each.id for each in file(stage, tmp_path, first=1).read().asked] == ["a"]
+
+
+def test_files_tell_their_format(stage: Stage, tmp_path: Path) -> None:
+    """By what they hold; what is said counts more."""
+    stage.tell(chosen("a", 0), ended("a", 0, 1))
+    log, trace = file(stage, tmp_path), TraceFile(written(tmp_path / "trace", talks(count=2, turns=1)))
+
+    assert [len(each.read().asked) for each in (log, trace)] == [1, 2]
+    assert trace.block_size() == BLOCK_SIZE
+    assert len(log._replace(format=RECORDING).read().asked) == 1
+    with pytest.raises(CallerError, match="no request in Mooncake's format"):
+        log._replace(format=MOONCAKE).read()
+    with pytest.raises(Corrupt):
+        trace._replace(format=RECORDING).read()
+    with pytest.raises(CallerError, match="cannot be read"):
+        TraceFile(tmp_path / "none").read()

@@ -1,0 +1,91 @@
+"""Why a worker was chosen by estimated time, by a session's order, or as one of two that were drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from api.replaying.explained import explained
+from core.settings import RoutingSettings
+from core.subjects import LOAD
+from replay.explaining.explain import explain
+from replay.explaining.form import Explanation
+from tests.projections.facts import joined, load, prompt, stored
+from tests.replay.staged import ASKED, HASHES, KV, A, B, C, Stage
+
+SLOW = {"prefill_base_us": 0, "prefill_us_per_token": 1000}
+"""A millisecond a token."""
+
+
+def staged(**given: float | str) -> Stage:
+    """Two workers, of which `a` holds four blocks of the prompt, and a replica with these settings."""
+    it = Stage()
+    it.say(KV, A, joined("a"), stored(*HASHES[:4]))
+    it.say(KV, B, joined("b"))
+    it.replica(settings=RoutingSettings.parse({**SLOW, **given}))
+    return it
+
+
+def told(stage: Stage, tmp_path: Path, *, whole: bool = True) -> Explanation:
+    with stage.recording(tmp_path / f"log {whole}") as recording:
+        return explain(recording, "r", whole=whole)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_by_time(tmp_path: Path, whole: bool) -> None:
+    """Costs in milliseconds, term by term; and by how much shorter the wait would have had to be."""
+    it = staged(policy="time")
+    assert it.route("x", prompt(*range(1, 5), *range(50, 75))).worker == A  # 101 ms, of which it computes 101
+    it.clock.advance(1)
+    assert it.route("r", ASKED).worker == B
+    found = told(it, tmp_path, whole=whole)
+    (attempt,) = found.attempts
+    ours, theirs = attempt.candidates
+    assert (ours.cost, ours.prefill_cost, ours.wait_cost) == (100, 100, 0)
+    assert theirs.prefill_cost == pytest.approx(36)
+    assert theirs.wait_cost == pytest.approx(1.05 * 101 - 1)
+    assert (
+        attempt.why == f"b costs {theirs.cost - 100:g} less than a: prefills there hold it up for 0 ms against 105.05"
+    )
+    assert attempt.runner_up is not None
+    needs = {need.what: need for need in attempt.runner_up.needs}
+    assert "wait_ms" in needs
+    fixed = theirs.cost - theirs.wait_cost
+    assert fixed + needs["wait_ms"].would_be == pytest.approx(100, abs=0.002)
+    assert "+ wait, ms" in explained(found)
+
+
+def test_by_session(tmp_path: Path) -> None:
+    """The first in the order; where everybody is beyond the bound, the shortest wait, and what the next one lacked."""
+    it = staged(policy="session", session_wait_max_ms=10)
+    first = it.route("r", ASKED).worker
+    (attempt,) = told(it, tmp_path).attempts
+    name = {A: "a", B: "b"}[first]
+    assert attempt.why.startswith(f"{name} is the first in the order of prompts that begin so")
+    it.route("x", prompt(*range(50, 60)))
+    it.route("y", prompt(*range(80, 99)))
+    it.route("r", prompt(*range(1, 7), 9))
+    (tmp_path / "log True").unlink()
+    (attempt,) = told(it, tmp_path).attempts
+    assert "beyond the bound" in attempt.why
+    assert attempt.runner_up is not None
+    assert [need.what for need in attempt.runner_up.needs] == ["wait_ms"]
+
+
+def test_by_power_of_two(tmp_path: Path) -> None:
+    """Who was drawn, how likely each was, and no runner-up: the draw decided who could win."""
+    it = staged(policy="power-of-two")
+    it.say(KV, C, joined("c"))
+    it.say(LOAD, A, load(waiting=2))
+    assert it.route("r", ASKED, seed=0).worker == B  # a and b were drawn
+    (attempt,) = told(it, tmp_path).attempts
+    assert attempt.why == "policy power-of-two drew two of 3: b had 0 requests, the other 2"
+    assert attempt.runner_up is None
+    chances = {row.name: row.probability for row in attempt.candidates}
+    assert chances == {"a": 0, "b": 0.5, "c": 0.5}
+    recorded = staged(policy="power-of-two", candidates_recorded_max=2)
+    recorded.say(KV, C, joined("c"))
+    assert recorded.route("r", ASKED).worker == A
+    (attempt,) = told(recorded, tmp_path, whole=False).attempts
+    assert attempt.why == "policy power-of-two drew two of 3: a had no more requests than the other"
