@@ -22,6 +22,7 @@ MAY_BE_ZERO = (
     "queue_max",
     "prefill_base_us",
     "session_wait_max_ms",
+    "hold_max_ms",
 )
 TIERS = ("device", "host", "disk", "remote")
 """Where a block can lie, nearest first."""
@@ -57,6 +58,9 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Policies `time` and `session`: a prefill is taken to last so long …"""
     prefill_us_per_token_m: int = 20_500
     """… and so much longer for each token of the prompt that is computed. 0: both as the replica has learned them."""
+    hold_max_ms: int = 0
+    """Policy `time`: a request is held in the router until no prefill is outstanding on the worker that is best for it,
+    for so long at most (`projections.plan`). 0 sends it at once."""
     session_wait_max_ms: int = 300
     """Policy `session`: where prefills would have to be waited for longer than this, the session's next worker is
     taken."""
@@ -83,6 +87,11 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     queue_wait_max_ms: int = 30_000
     """A request that waited so long there is refused; so is at once what would have to wait so long by the rate at
     which requests end."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether requests are held until their worker is free."""
+        return self.hold_max_ms > 0 and self.policy == "time"
 
     @property
     def credits_m(self) -> tuple[int, int, int, int]:

@@ -62,13 +62,33 @@ class Backlog(NamedTuple):
 
     time: PrefillTime
     waits_us: Mapping[WorkerId, int]
-    """By worker; nothing for 0."""
+    """By worker; nothing for 0. What is held in the router included."""
+    held_us: Mapping[WorkerId, int] = MappingProxyType({})
+    """How much of it waits for what is held in the router."""
 
     @staticmethod
-    def of(time: PrefillTime, outstanding: Mapping[WorkerId, Iterable[Outstanding]], now_ms: int) -> Backlog:
+    def of(
+        time: PrefillTime,
+        outstanding: Mapping[WorkerId, Iterable[Outstanding]],
+        now_ms: int,
+        held_us: Mapping[WorkerId, int] = MappingProxyType({}),
+    ) -> Backlog:
         """Of all workers that prefill; O(outstanding prefills * log of them)."""
         waits = {worker: wait_us(prefills, time, now_ms) for worker, prefills in sorted(outstanding.items())}
-        return Backlog(time, {worker: wait for worker, wait in waits.items() if wait})
+        return Backlog(time, {worker: wait for worker, wait in waits.items() if wait}).behind(held_us)
+
+    def behind(self, held_us: Mapping[WorkerId, int]) -> Backlog:
+        """The same with this much more, by worker, for what is held in the router."""
+        if not held_us:
+            return self
+        waits = dict(self.waits_us)
+        for worker, held in held_us.items():
+            waits[worker] = waits.get(worker, 0) + held
+        return Backlog(self.time, dict(sorted(waits.items())), held_us)
+
+    def outstanding_us(self, worker: WorkerId) -> int:
+        """How long prefills that are with the worker hold a new one up there."""
+        return self.waits_us.get(worker, 0) - self.held_us.get(worker, 0)
 
 
 NO_BACKLOG = Backlog(PrefillTime(0, 0), MappingProxyType({}))

@@ -59,7 +59,7 @@ def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms:
     ranked: list[Scored] = []
     backlog = NO_BACKLOG
     if settings.policy in ESTIMATING:
-        backlog = Backlog.of(PrefillTime.of(settings, request.time), view.outstanding(), now_ms)
+        backlog = Backlog.of(PrefillTime.of(settings, request.time), view.outstanding(), now_ms, request.held)
     if left:
         scored = score(left, request, settings, view.local.get("stale", ()), backlog)
         ranked = rank(scored, request, settings, view.routed(request.model), seed)
@@ -161,7 +161,7 @@ def concluded(
         prefer=prefer.worker,
         prefer_tokens=prefer.tokens,
         backlog=backlog,
-        wait_us=backlog.waits_us.get(chosen.worker, 0) if chosen else 0,
+        wait_us=backlog.outstanding_us(chosen.worker) if chosen else 0,
     )
 
 
@@ -170,7 +170,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
     # unpacked once: this runs for every request, and each name of a tuple's costs a call
     worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision[:10]
     prefer, prefer_tokens, backlog, wait_us = decision[10:]
-    request_id, attempt, model, prompt, tenant, priority, session, time = request
+    request_id, attempt, model, prompt, tenant, priority, session, time, held = request
     assert worker is not None
     workers, columns = _columns(ranked[: settings.candidates_recorded_max])
     learned: tuple[int, ...] = ()
@@ -207,6 +207,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
         session=session,
         wait_us=wait_us,
         prefill_time=learned,
+        held={str(worker): held_us for worker, held_us in held.items()} if held else {},
     )
 
 

@@ -1,13 +1,13 @@
 """Plan: requests held in the router, bound to a worker as late as can be.
 
-Called at each arrival and each first token; those that come at one moment are to be in the queue together (on a trace
-with ten at a time a hit rate of 0.271, one by one 0.261).
+Asked at each arrival and each first token, again and again until nobody is to go. Every held request is placed
+tentatively on the worker where it costs least, the longest first, under the rules of `time`; the wait there is what is
+outstanding plus, for each request placed there before, the shorter one of the two prefills, since a worker takes its
+shortest first. Then a worker without outstanding prefills gets of its own the one whose prefill is shortest, age
+counting for it, and more as long as all fit into one pass of the engine. What is left stays held, to be placed anew.
 
-Every held request is placed tentatively on the worker where it costs least, the longest first, under the rules of
-`time`; the wait there is what is outstanding plus, for each request placed there before, the shorter one of the two
-prefills, since a worker takes its shortest first. Then each worker without outstanding prefills gets of its own the one
-whose prefill is shortest, age counting for it, and more as long as all fit into one pass of the engine. What is left
-stays held, to be placed anew next time.
+A request that goes is one decision like any other, with one input more: how long those placed before it would hold it
+up (`RouteRequest.held`), which stands in its record. So each is made again, bit for bit, without the queue.
 
 Nobody is overtaken for ever: a request gains AGE_M of each millisecond that it waits. How long one may wait at most is
 its caller's to say.
@@ -15,13 +15,13 @@ its caller's to say.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from core.ids import WorkerId
 from core.settings import RoutingSettings
-from projections.backlog import MILLI, SLACK_M, Backlog, Outstanding, PrefillTime
-from projections.decide import Considered, Decision, concluded, considered
+from projections.backlog import MILLI, Backlog, Outstanding, PrefillTime
+from projections.decide import Decision, considered, decide
 from projections.policies import Scored, rank, score
 from projections.view import RouteRequest, View
 
@@ -38,12 +38,15 @@ class Held(NamedTuple):
     request: RouteRequest
     since_ms: int
     """When it came, by the clock of `now_ms`."""
+    seed: int = 0
+    """Of its decision."""
 
 
 class Planned(NamedTuple):
     """One of them that is to be sent now, or that nobody can serve."""
 
     request: RouteRequest
+    """With what else is held."""
     decision: Decision
 
 
@@ -52,8 +55,6 @@ class _Asked(NamedTuple):
 
     held: Held
     time: PrefillTime
-    backlog: Backlog
-    considered: Considered
     scored: list[Scored]
 
     def own_us(self, scored: Scored) -> int:
@@ -72,37 +73,42 @@ class _Asked(NamedTuple):
 
 class _Placed(NamedTuple):
     asked: _Asked
-    ranked: list[Scored]
-    backlog: Backlog
+    first: Scored
+    held_us: dict[WorkerId, int]
     own_us: int
 
+    @property
+    def tokens(self) -> int:
+        """What it would compute."""
+        return self.asked.tokens(self.first)
 
-def plan(view: View, queue: Sequence[Held], settings: RoutingSettings, now_ms: int, seed: int) -> list[Planned]:
-    """Decisions for those of the queue that are to be sent now, in the order in which each worker should get them; the
-    others stay held. One that nobody can serve gets its decision too, for nobody.
 
-    The costs are those of `time`, whatever the policy. O(queue * (workers + queue)); the order of the queue does not
-    matter. Requests have ids of their own.
+def plan(
+    view: View, queue: Sequence[Held], settings: RoutingSettings, now_ms: int, given: Mapping[WorkerId, int]
+) -> Planned | None:
+    """The one of the queue that is to be sent now, or that nobody can serve; None if all stay held.
+
+    Whoever sends it says so, takes it out of the queue, and asks again: the next one's view has this one. `given` is
+    how many tokens each worker was given so at this moment. `settings` are of the policy `time`. O(queue * (workers +
+    queue)); the order of the queue does not matter. Requests have ids of their own.
     """
-    by_time = settings if settings.policy == "time" else RoutingSettings.parse({**settings.to_mapping(), **_BY_TIME})
+    assert settings.policy == "time"
     outstanding = view.outstanding()
-    asked = [_asked(view, held, outstanding, by_time, now_ms) for held in queue]
-    nobody = [each for each in asked if not each.scored]
+    asked = [_asked(view, held, outstanding, settings, now_ms) for held in queue]
+    nobody = min((each.held for each in asked if not each.scored), key=lambda held: held.request.id, default=None)
+    if nobody is not None:
+        return Planned(nobody.request, decide(view, nobody.request, settings, now_ms, nobody.seed))
     placed: dict[WorkerId, list[_Placed]] = {}
-    for each in sorted((each for each in asked if each.scored), key=_longest_first):
-        found = _place(each, placed, view, by_time, seed)
-        placed.setdefault(found.ranked[0].candidate.worker, []).append(found)
-    planned = []
-    for each in sorted(nobody, key=lambda each: each.held.request.id):
-        request = each.held.request
-        decision = concluded([], each.considered.excluded, view, request, now_ms, seed, each.backlog)
-        planned.append(Planned(request, decision))
-    for worker in sorted(placed.keys() - outstanding.keys()):
-        planned += _sent(placed[worker], view, now_ms, seed)
-    return planned
-
-
-_BY_TIME = {"policy": "time"}
+    for each in sorted(asked, key=_longest_first):
+        found = _place(each, placed, view, settings)
+        placed.setdefault(found.first.candidate.worker, []).append(found)
+    for worker in sorted(placed):
+        next_one = min(placed[worker], key=lambda each: _turn(each, now_ms))
+        fits = worker in given and given[worker] + next_one.tokens <= PASS_TOKENS
+        if fits or worker not in outstanding:
+            request = next_one.asked.held.request._replace(held=next_one.held_us)
+            return Planned(request, decide(view, request, settings, now_ms, next_one.asked.held.seed))
+    return None
 
 
 def _asked(
@@ -112,12 +118,10 @@ def _asked(
     settings: RoutingSettings,
     now_ms: int,
 ) -> _Asked:
-    request = held.request
-    time = PrefillTime.of(settings, request.time)
+    time = PrefillTime.of(settings, held.request.time)
     backlog = Backlog.of(time, outstanding, now_ms)
-    found = considered(view, request, settings)
-    scored = score(found.left, request, settings, view.local.get("stale", ()), backlog)
-    return _Asked(held, time, backlog, found, scored)
+    left = considered(view, held.request, settings).left
+    return _Asked(held, time, score(left, held.request, settings, view.local.get("stale", ()), backlog))
 
 
 def _longest_first(asked: _Asked) -> tuple[int, int, str, int]:
@@ -125,39 +129,23 @@ def _longest_first(asked: _Asked) -> tuple[int, int, str, int]:
     return -asked.shortest_us, asked.held.since_ms, request.id, request.attempt
 
 
-def _place(
-    asked: _Asked, placed: dict[WorkerId, list[_Placed]], view: View, settings: RoutingSettings, seed: int
-) -> _Placed:
+def _place(asked: _Asked, placed: dict[WorkerId, list[_Placed]], view: View, settings: RoutingSettings) -> _Placed:
     """Where it costs least, with those that are placed already."""
-    waits, scored = dict(asked.backlog.waits_us), []
+    held_us: dict[WorkerId, int] = {}
+    scored = []
     for each in asked.scored:
         worker, own_us = each.candidate.worker, asked.own_us(each)
         more_us = sum(min(other.own_us, own_us) for other in placed.get(worker, ()))
         if more_us:
-            waits[worker] = waits.get(worker, 0) + more_us
+            held_us[worker] = more_us
         scored.append(each._replace(cost=each.cost + more_us))
     request = asked.held.request
-    ranked = rank(scored, request, settings, view.routed(request.model), seed)
-    return _Placed(asked, ranked, asked.backlog._replace(waits_us=dict(sorted(waits.items()))), asked.own_us(ranked[0]))
+    first = rank(scored, request, settings, view.routed(request.model), asked.held.seed)[0]
+    return _Placed(asked, first, held_us, asked.own_us(first))
 
 
-def _sent(placed: list[_Placed], view: View, now_ms: int, seed: int) -> list[Planned]:
-    """Of those placed on a worker that prefills nothing, the ones to send now."""
-
-    def turn(each: _Placed) -> tuple[int, int, str, int]:
-        held = each.asked.held
-        age_us = (now_ms - held.since_ms) * MILLI
-        return each.own_us - AGE_M * age_us // MILLI, held.since_ms, held.request.id, held.request.attempt
-
-    planned: list[Planned] = []
-    tokens = wait_us = 0
-    for each in sorted(placed, key=turn):
-        tokens += each.asked.tokens(each.ranked[0])
-        if planned and tokens > PASS_TOKENS:
-            break
-        request, excluded = each.asked.held.request, each.asked.considered.excluded
-        decision = concluded(each.ranked, excluded, view, request, now_ms, seed, each.backlog)
-        decision = decision._replace(wait_us=wait_us)  # behind those just sent, and nobody else
-        planned.append(Planned(request, decision))
-        wait_us += SLACK_M * each.own_us // MILLI
-    return planned
+def _turn(placed: _Placed, now_ms: int) -> tuple[int, int, str, int]:
+    """In which order a worker should get its own; lower first."""
+    held = placed.asked.held
+    age_us = (now_ms - held.since_ms) * MILLI
+    return placed.own_us - AGE_M * age_us // MILLI, held.since_ms, held.request.id, held.request.attempt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from core.decision import LOCAL_REASONS
@@ -34,14 +35,18 @@ class RouteRequest(NamedTuple):
     """`core.session.session_key` of what the client named; empty if it named none."""
     time: PrefillTime | None = None
     """How long prefills of the model last, as this replica has learned; None if it has not."""
+    held: Mapping[WorkerId, int] = MappingProxyType({})
+    """How long other requests that this replica holds (`projections.plan`) would hold it up, in microseconds, by the
+    worker to which they would go before it."""
 
     @staticmethod
     def of(event: RequestRouted, prompt: Prompt) -> RouteRequest:
         """What the recorded decision was asked."""
         time = PrefillTime(*event.prefill_time) if event.prefill_time else None
         request = RequestId(event.request)
+        held = {WorkerId(worker): held_us for worker, held_us in event.held.items()}
         return RouteRequest(
-            request, event.attempt, event.model, prompt, event.tenant, event.priority, event.session, time
+            request, event.attempt, event.model, prompt, event.tenant, event.priority, event.session, time, held
         )
 
 

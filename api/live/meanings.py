@@ -20,6 +20,7 @@ MEANINGS = {
     "decode_us_per_token": "time: price of active blocks, in microseconds per token that fits into them",
     "prefill_base_us": "time, session: how long a prefill is taken to last, in microseconds …",
     "prefill_us_per_token": "… and so much longer for each token that it computes",
+    "hold_max_ms": "time: how long a request is held until its worker computes no other prompt; 0 sends it at once",
     "session_wait_max_ms": "session: with longer to wait for prefills there, the session's next worker is taken",
     "tie_margin": "costs this close to the lowest, in blocks, count as equal",
     "temperature": "0 takes the cheapest worker; above, dearer ones get their share",

@@ -15,7 +15,6 @@ LAG_MS_MAX = 3_600_000
 CONCURRENCY_MAX = 1_000_000
 FAILURES_PER_HOUR_MAX = 3600
 """One a second."""
-HOLD_MAX_MS_MAX = 3_600_000
 COMPARE_EVERY_MAX = 1_000_000
 SEED_MAX = 2**64 - 1
 
@@ -38,9 +37,6 @@ class Options:
     """Above 0 the arrivals' times do not count: so many requests are under way at once, and one comes when one ends."""
     failures_per_hour: int = 0
     """How many workers end without a word, in each hour of the run, over the whole fleet."""
-    hold_max_ms: int = 0
-    """Above 0 a replica holds requests until the right worker is free (`projections.plan`), each no longer than that.
-    Such decisions rest on what else was held, which no log tells yet: `verify` finds others in their place."""
     compare_every: int = 0
     """Of so many arrivals one is shown to the other replicas, too: where would they send it now? 0 is none."""
     seed: int = 0
@@ -53,7 +49,6 @@ class Options:
             ("lag_ms", 0, LAG_MS_MAX),
             ("concurrency", 0, CONCURRENCY_MAX),
             ("failures_per_hour", 0, FAILURES_PER_HOUR_MAX),
-            ("hold_max_ms", 0, HOLD_MAX_MS_MAX),
             ("compare_every", 0, COMPARE_EVERY_MAX),
             ("seed", 0, SEED_MAX),
         ):

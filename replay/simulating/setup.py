@@ -21,7 +21,7 @@ from replay.simulating.traces import TraceFile
 
 ENGINE = "engine."
 """Before the name of an engine's setting."""
-WORLD = ("workers", "replicas", "lag_ms", "concurrency", "failures_per_hour")
+WORLD = ("workers", "replicas", "lag_ms", "concurrency", "failures_per_hour", "compare_every")
 """Options by name."""
 PACE = ("speed_up", "jitter_ms")
 SEED = "seed"

@@ -7,7 +7,7 @@ goes to the log a little later, together with what it said meanwhile, as a real 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from actors.agreement import REPORT_EVERY_MS
@@ -131,9 +131,9 @@ class VirtualReplica:
         more."""
         return self._choice(asked, self._look(gone), seed)
 
-    def hold(self, asked: RouteRequest) -> None:
+    def hold(self, asked: RouteRequest, seed: int) -> None:
         """The request waits here for the right worker."""
-        self._held[asked.id] = Held(asked, self._log.now_ms)
+        self._held[asked.id] = Held(asked, self._log.now_ms, seed)
 
     @property
     def holds(self) -> int:
@@ -145,17 +145,21 @@ class VirtualReplica:
         held = self._held.pop(request, None)
         return None if held is None else held.request
 
-    def plan(self, gone: set[WorkerId], seed: int) -> list[Choice]:
-        """Of all that wait those that go now, or that nobody can serve; they wait no more."""
-        if not self._held:
-            return []
-        view = View(self._state, self.id, self._ahead, self._look(gone))
-        queue = [held._replace(request=self._informed(held.request)) for held in self._held.values()]
-        planned = plan(view, queue, self._settings, self._log.now_ms, seed)
-        for request, _ in planned:
+    def plan(self, gone: set[WorkerId]) -> Iterator[Choice]:
+        """Those of all that wait that go now, or that nobody can serve; they wait no more. Each is to be said before
+        the next one is asked for."""
+        given: Counter[WorkerId] = Counter()
+        while self._held:
+            view = View(self._state, self.id, self._ahead, self._look(gone))
+            queue = [held._replace(request=self._informed(held.request)) for held in self._held.values()]
+            planned = plan(view, queue, self._settings, self._log.now_ms, given)
+            if planned is None:
+                return
+            request, decision = planned
             del self._held[request.id]
-        together = Counter(decision.worker for _, decision in planned)
-        return [Choice(each, it, alone=self._learns and together[it.worker] == 1) for each, it in planned]
+            if decision.worker is not None:
+                given[decision.worker] += decision.prefill_tokens
+            yield Choice(request, decision, alone=self._learns and decision.worker not in view.outstanding())
 
     def would_choose(self, asked: RouteRequest, gone: set[WorkerId], seed: int) -> WorkerId | None:
         """The worker that it would send the request to, if it were asked now; nothing comes of it."""

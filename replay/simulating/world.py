@@ -67,7 +67,6 @@ class World:
         """Those under way, in the order in which they came."""
         self._planning: set[int] = set()
         """Numbers of replicas that are about to plan."""
-        self._plans = 0
         self._arrived = self._ended = 0
         self._digest = hashlib.blake2b(digest_size=16)
 
@@ -114,9 +113,10 @@ class World:
         arrival, replica, now_us = self._arrivals[number], number % len(self._replicas), self._agenda.now_us
         journey = Journey(arrival, number, now_us, replica, self._options.engine.block_size)
         self._journeys[arrival.id] = journey
-        if self._options.hold_max_ms:
-            self._replicas[replica].hold(journey.asked())
-            self._agenda.put(now_us + self._options.hold_max_ms * 1000, partial(self._hold_no_longer, journey))
+        if self._options.routing.holds:
+            asked = journey.asked()
+            self._replicas[replica].hold(asked, self._seed(asked))
+            self._agenda.put(now_us + self._options.routing.hold_max_ms * 1000, partial(self._hold_no_longer, journey))
             self._plan_soon(replica)
         else:
             self._route(journey)
@@ -157,15 +157,14 @@ class World:
 
     def _plan_soon(self, replica: int) -> None:
         """Once for all that happens at this time."""
-        if self._options.hold_max_ms and replica not in self._planning:
+        if self._options.routing.holds and replica not in self._planning:
             self._planning.add(replica)
             self._agenda.put(self._agenda.now_us, partial(self._plan, replica))
 
     def _plan(self, replica: int) -> None:
         """What the replica holds is with a worker, if it is to go now."""
         self._planning.remove(replica)
-        self._plans += 1
-        for choice in self._replicas[replica].plan(self._fleet.gone, self._drawn(f"plan/{self._plans}")):
+        for choice in self._replicas[replica].plan(self._fleet.gone):
             self._send(self._journeys[choice.asked.id], choice)
 
     def _freed(self, by: int) -> None:
@@ -190,10 +189,7 @@ class World:
         return sum(each.would_choose(asked, gone, seed) != chosen for each in others)
 
     def _seed(self, asked: RouteRequest) -> int:
-        return self._drawn(f"draw/{asked.id}/{asked.attempt}")
-
-    def _drawn(self, what: str) -> int:
-        drawn: int = xxhash.xxh3_64_intdigest(what.encode(), self._options.seed)
+        drawn: int = xxhash.xxh3_64_intdigest(f"draw/{asked.id}/{asked.attempt}".encode(), self._options.seed)
         return drawn
 
     def _heard(self, request: RequestId, output: Output, at_us: int) -> None:

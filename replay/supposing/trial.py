@@ -171,6 +171,6 @@ def _in_flight(decision: Decision, event: RequestRouted, blocks_to_hold: int) ->
     if decision.worker is None:
         return None
     blocks = blocks_to_hold - pending_beyond(decision.ranked[0].candidate)
-    begins_us = event.now_ms * MILLI + decision.backlog.waits_us.get(decision.worker, 0)
+    begins_us = event.now_ms * MILLI + decision.backlog.outstanding_us(decision.worker)
     tokens = event.prompt_tokens - decision.predicted_cached_tokens
     return InFlight(decision.worker, blocks, tokens, begins_us=begins_us)

@@ -71,6 +71,8 @@ def any_of(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
 
 
 BY_TYPE[tuple[tuple[int, ...], ...]] = st.lists(numbers, max_size=2).map(tuple)
+BY_TYPE[tuple[int, ...]] = numbers
+BY_TYPE[dict[str, int]] = st.dictionaries(words, counts, max_size=3)
 BY_TYPE[KvBlocks] = any_of(KvBlocks)
 BY_TYPE[PrefillReport | None] = st.none() | any_of(PrefillReport)
 BY_TYPE[dict[str, Points]] = st.dictionaries(words, points(), max_size=2)
@@ -83,8 +85,9 @@ def restatements(draw: st.DrawFn) -> ReplicaRestated:
     names = tuple(map(str, places))
     workers = b"".join(ids)
     return ReplicaRestated(
-        requests=names, attempts=places, models=names, workers=workers, blocks=places, prefill_tokens=places
-    )
+        requests=names, attempts=places, models=names, workers=workers, blocks=places, prefill_tokens=places,
+        begins_us=draw(st.sampled_from([(), places])),
+    )  # fmt: skip
 
 
 def events_of(kind: type[Event]) -> st.SearchStrategy[Event]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from copy import deepcopy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,8 +13,8 @@ from core.ids import RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.decide import Decision, decide
-from projections.plan import AGE_M, PASS_TOKENS, Held, plan
+from projections.decide import Decision, decide, record
+from projections.plan import AGE_M, PASS_TOKENS, Held, Planned, plan
 from projections.view import RouteRequest
 from tests.projections.facts import load, prefilled, prompt, routed, worker_id
 from tests.projections.site import Site
@@ -37,27 +40,37 @@ def held(name: str, blocks: int, *, start: int = 0, ago_ms: int = 0, model: str 
     return Held(RouteRequest(RequestId(name), 0, model, asked), NOW_MS - ago_ms)
 
 
-def sent(site: Site, *queue: Held, given_: RoutingSettings = GIVEN) -> list[tuple[str, str | None]]:
+def planned(site: Site, *queue: Held) -> list[Planned]:
+    """All that go now, one after the other; what was outstanding before is so afterwards."""
+    site, left, found, tokens = deepcopy(site), list(queue), list[Planned](), Counter[WorkerId]()
+    while (one := plan(site.view, left, GIVEN, NOW_MS, tokens)) is not None:
+        found.append(one)
+        left = [each for each in left if each.request.id != one.request.id]
+        if one.decision.worker is not None:
+            site.say(ROUTING, OTHER, record(one.decision, one.request, GIVEN, 0))
+            tokens[one.decision.worker] += one.decision.prefill_tokens
+    return found
+
+
+def sent(site: Site, *queue: Held) -> list[tuple[str, str | None]]:
     """Which request goes where now."""
-    return [(each.request.id, each.decision.worker) for each in plan(site.view, queue, given_, NOW_MS, 0)]
+    return [(each.request.id, each.decision.worker) for each in planned(site, *queue)]
 
 
-def decisions_of(site: Site, *queue: Held, given_: RoutingSettings = GIVEN, seed: int = 0) -> list[Decision]:
-    return [each.decision for each in plan(site.view, queue, given_, NOW_MS, seed)]
+def decisions_of(site: Site, *queue: Held) -> list[Decision]:
+    return [each.decision for each in planned(site, *queue)]
 
 
 def busy(site: Site, worker: str, tokens: int = 40) -> None:
-    site.say(ROUTING, OTHER, routed(f"x{worker}", worker, prompt(*range(500, 500 + tokens // 4)), now_ms=NOW_MS))
+    site.say(ROUTING, OTHER, routed(f"x{worker}", worker, prompt(*range(500, 500 + tokens // 4)), now_ms=NOW_MS - 1))
 
 
 def test_one_request_on_idle_workers_goes_where_it_would_at_once(site: Site) -> None:
     """The same worker, costs and digest as of `decide`."""
     site.cache(B, prompt(*range(10)), 5)
-    (decision,) = decisions_of(site, held("r", 10), seed=7)
+    (decision,) = decisions_of(site, held("r", 10)._replace(seed=7))
     assert decision == decide(site.view, held("r", 10).request, GIVEN, NOW_MS, 7)
     assert decision.worker == B
-    (by_kv,) = decisions_of(site, held("r", 10), given_=RoutingSettings(), seed=7)
-    assert by_kv == decide(site.view, held("r", 10).request, RoutingSettings(policy="time"), NOW_MS, 7)
 
 
 def test_nothing_is_sent_to_a_worker_that_prefills(site: Site) -> None:
@@ -82,14 +95,21 @@ def test_requests_of_one_moment_are_spread(site: Site) -> None:
     """Each one placed makes its worker dearer, by the shorter of the two prefills."""
     decisions = decisions_of(site, held("r", 2000), held("q", 1900, start=5000))
     assert {decision.worker for decision in decisions} == {A, B}
-    first, second = decisions
-    if len(first.backlog.waits_us) > len(second.backlog.waits_us):
-        first, second = second, first
-    costs = {each.candidate.worker: each.cost for each in second.ranked}
-    assert first.worker is not None
-    assert second.worker is not None
-    assert costs[first.worker] - costs[second.worker] == second.backlog.waits_us[first.worker]
-    assert second.backlog.waits_us == {first.worker: second.prefill_tokens * 1000}
+
+
+def test_what_it_would_wait_for_stands_in_its_record(site: Site) -> None:
+    """So it is made again without the queue: the same costs, the same digest."""
+    placed_second = Held(RouteRequest(RequestId("q"), 0, "tiny", prompt(*range(5000, 6900))), NOW_MS)
+    site.exclude("not_connected", [B])
+    busy(site, A)
+    alone = decide(site.view, placed_second.request, GIVEN, NOW_MS, 0)
+    behind = decide(site.view, placed_second.request._replace(held={A: 5_000_000}), GIVEN, NOW_MS, 0)
+    assert behind.ranked[0].cost - alone.ranked[0].cost == 5_000_000
+    assert behind.digest != alone.digest
+    assert behind.wait_us == alone.wait_us
+    event = record(behind, placed_second.request._replace(held={A: 5_000_000}), GIVEN, 0)
+    again = decide(site.view, RouteRequest.of(event, placed_second.request.prompt), GIVEN, NOW_MS, 0)
+    assert again == behind
 
 
 def test_the_shortest_goes_first_and_fills_a_pass(site: Site) -> None:
@@ -110,7 +130,7 @@ def test_a_pass_is_full_at_its_bound(site: Site) -> None:
     for extra, count in ((0, 2), (1, 1)):
         asked = prompt(*range(5000, 5000 + rest // 4), extra=rest % 4 + extra)
         other = Held(RouteRequest(RequestId("other"), 0, "tiny", asked), NOW_MS)
-        assert len(plan(site.view, [held("short", 5), other], GIVEN, NOW_MS, 0)) == count
+        assert len(planned(site, held("short", 5), other)) == count
 
 
 def test_age_counts(site: Site) -> None:
@@ -130,7 +150,7 @@ def test_who_can_be_served_by_nobody_is_told_so(site: Site) -> None:
     (decision,) = decisions_of(site, held("r", 10))
     assert (decision.worker, decision.excluded) == (None, {"draining": [A], "not_connected": [B]})
     assert decision == decide(site.view, held("r", 10).request, GIVEN, NOW_MS, 0)
-    assert plan(site.view, [], GIVEN, NOW_MS, 0) == []
+    assert plan(site.view, [], GIVEN, NOW_MS, {}) is None
 
 
 def test_models_do_not_mix(site: Site) -> None:
@@ -154,10 +174,10 @@ def test_the_order_of_the_queue_does_not_matter(data: st.DataObject) -> None:
         busy(site, B)
     shapes = data.draw(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 2), st.integers(0, 5000)), max_size=8))
     queue = [held(f"r{at}", blocks, start=1000 * start, ago_ms=ago) for at, (blocks, start, ago) in enumerate(shapes)]
-    planned = plan(site.view, queue, GIVEN, NOW_MS, 3)
-    assert plan(site.view, data.draw(st.permutations(queue)), GIVEN, NOW_MS, 3) == planned
-    decisions = [each.decision for each in planned]
-    assert len({each.request.id for each in planned}) == len(planned)
+    found = planned(site, *queue)
+    assert planned(site, *data.draw(st.permutations(queue))) == found
+    decisions = [each.decision for each in found]
+    assert len({each.request.id for each in found}) == len(found)
     assert len({each.digest for each in decisions}) == len(decisions) <= len(queue)
     for worker in (A, B, C):
         theirs = [each for each in decisions if each.worker == worker]
