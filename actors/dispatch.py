@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from actors.fleet import Fleet
 from actors.flight import Flight, Flights
+from actors.holding import Holding
 from actors.line import WorkerGone, WorkerLeaves
 from actors.live_settings import LiveSettings
 from actors.routed import HEARS_ROUTED
@@ -24,7 +25,9 @@ from core.ids import WorkerId
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import Prompt, scope_bytes
 from core.roles import PREFILL
+from core.session import session_key
 from projections.decide import Decision, decide, record, shown
+from projections.policies import ESTIMATING
 from projections.state import State
 from projections.view import RouteRequest, View
 
@@ -65,6 +68,7 @@ class Dispatch:
         self._voice = voice
         self._decided = decided
         self._wall_offset_ms = clock.wall_ms() - clock.monotonic_ms()
+        self.holding = Holding(live, self.view, self._wall_ms, lambda event: voice().say(event), self._informed)
 
     def __repr__(self) -> str:
         return f"<Dispatch {self._flights!r}>"
@@ -143,19 +147,45 @@ class Dispatch:
         rest = told.rest(left_ms)
         scope = scope_bytes(request.adapter, request.cache_salt)
         prompt = Prompt(rest.tokens, self._fleet.catalog.block_size(trip.model), self._hash_seed, scope)
-        asked = RouteRequest(rest.id, trip.attempt, trip.model, prompt, request.tenant or "", request.priority)
+        asked = RouteRequest(
+            rest.id, trip.attempt, trip.model, prompt, request.tenant or "", request.priority, self._session_of(request)
+        )
         until_ms = now_ms + (RESUME_WAIT_S * 1000 if told.tokens else 0)
         if trip.hasty and told.tokens:  # who refused it may be all there is until the log tells of others
             await asyncio.sleep(RESUME_LOOK_S)
         try:
-            while (decision := self._decide(asked)).worker is None:
-                if self._clock.monotonic_ms() >= until_ms:
+            flight = await self._bound(asked, rest, trip)
+            while flight is None:
+                asked = self._informed(asked)
+                decision = self._decide(asked)
+                if decision.worker is not None:
+                    flight = self._sent(asked, rest, decision, trip)
+                elif self._clock.monotonic_ms() >= until_ms:
                     raise self._rejected(asked, decision, 500 if told.tokens else 503)
-                await asyncio.sleep(RESUME_LOOK_S)
-            return self._sent(asked, rest, decision, trip)
+                else:
+                    await asyncio.sleep(RESUME_LOOK_S)
         except (NoWorkers, CallerError) as error:
             trip.spoil(error)
             raise
+        self._tell_where(flight.worker)
+        return flight
+
+    def _session_of(self, request: GenerateRequest) -> str:
+        """Sessions of different tenants are different ones."""
+        return session_key(f"{request.tenant or ''}/{request.session}", self._hash_seed) if request.session else ""
+
+    def _informed(self, asked: RouteRequest) -> RouteRequest:
+        """With what this replica has learned by now, if that counts."""
+        settings = self._live.current
+        if settings.policy not in ESTIMATING or settings.prefill_us_per_token_m:
+            return asked
+        return asked._replace(time=self._flights.learned.time(asked.model))
+
+    async def _bound(self, asked: RouteRequest, request: GenerateRequest, trip: Trip) -> Flight | None:
+        """The first attempt, once its worker was free, where requests are held for that; else None."""
+        if trip.attempt or not self.holding.takes:
+            return None
+        return await self.holding.flight(asked, lambda asked, decision: self._sent(asked, request, decision, trip))
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""
@@ -168,10 +198,13 @@ class Dispatch:
     def _decide(self, asked: RouteRequest) -> Decision:
         """Made now; nothing is said of it yet."""
         started_us = self._clock.monotonic_us()
-        now_ms = self._wall_offset_ms + started_us // 1000
-        decision = decide(self.view(), asked, self._live.current, now_ms, random_bits64())
+        decision = decide(self.view(), asked, self._live.current, self._wall_ms(), random_bits64())
         self._decided(self._live.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)
         return decision
+
+    def _wall_ms(self) -> int:
+        """What decisions go by: it never goes back."""
+        return self._wall_offset_ms + self._clock.monotonic_us() // 1000
 
     def _sent(self, asked: RouteRequest, request: GenerateRequest, decision: Decision, trip: Trip) -> Flight:
         """The request is on its way to the chosen worker, and the decision on its way to the log."""
@@ -187,7 +220,6 @@ class Dispatch:
         except BaseException:  # whatever it was, the worker would go on for nobody
             stream.close()
             raise
-        self._tell_where(decision.worker)
         return Flight(event, stream, self._flights, trip.arrived_ms)
 
     def _tell_where(self, worker: WorkerId) -> None:

@@ -27,7 +27,7 @@ from actors.upkeep import TakeSnapshot, Upkeep
 from actors.voice import Voice
 from actors.wire import PROTOCOL, Hello
 from core.clock import Clock
-from core.events import Event, ReplicaJoined
+from core.events import Event, ReplicaJoined, RequestFinished, RequestPrefilled
 from core.generation import GenerateRequest, Output, Take
 from core.ids import ReplicaId, WorkerId
 from core.keys import DeploymentKey
@@ -186,6 +186,7 @@ class Router:
             last_first.push_async_callback(self.life.leave, reason)
             last_first.push_async_callback(self.upkeep.stop)
             self.admission.close()
+            self.dispatch.holding.let_all_go()
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
@@ -247,6 +248,7 @@ class Router:
             "prefill": described_prefill(self.state.jobs, self._clock.wall_ms(), self.flights.prefills),
             "in_flight": len(self.flights.open),
             "admission": self.admission.describe(),
+            "held": len(self.dispatch.holding),
             "rss_bytes": rss_bytes(),
         }
 
@@ -298,10 +300,12 @@ class Router:
 
     def _say(self, event: Event) -> None:
         self.life.say(event)
+        if isinstance(event, RequestPrefilled | RequestFinished):
+            self.dispatch.holding.look_soon()  # a worker may be free for what is held
 
     def _say_settings(self) -> None:
         self.life.say_settings()
-        self.admission.look()
+        self._look()
 
     def _hello(self) -> Hello:
         return Hello(protocol=PROTOCOL, key=self._key.door_key, namespace=self.options.namespace, replica=self.voice.id)
@@ -312,7 +316,7 @@ class Router:
             self.fleet.heard(WorkerId(applied.owner))
         elif applied.stream == ROUTING and applied.changed and applied.owner == self.voice.id:
             self.voice.read_back(applied.message.events)
-        if applied.changed and applied.owner != self.voice.id and self.admission.waiting:
+        if applied.changed and applied.owner != self.voice.id and (self.admission.waiting or self.dispatch.holding):
             self._look_soon()
         self.upkeep.applied(applied)
 
@@ -328,6 +332,7 @@ class Router:
     def _look(self) -> None:
         self._will_look = False
         self.admission.look()
+        self.dispatch.holding.look_soon()
 
     def _on_fleet(self) -> None:
         self.upkeep.restatements.look()

@@ -10,6 +10,8 @@ from core.event import EventBase
 
 WAITS_FOR = ("full", "overloaded", "behind")
 """Why a request waits: workers have all that they may have; too much waits in their engines; others came first."""
+HELD = "prefill"
+"""The same of a request that has a place: the worker that is best for it still computes other prompts."""
 TURNED_AWAY = {
     "queue_full": 503,
     "tenant_share": 429,
@@ -24,8 +26,8 @@ client hung up, and got none."""
 
 
 class RequestQueued(EventBase, frozen=True):
-    """No worker had a place for the request when it came, so it waits in its replica. A RequestRouted or
-    RequestRejected of it, or a RequestTurnedAway, ends that."""
+    """No worker had a place for the request when it came, or the right one no time, so it waits in its replica. A
+    RequestRouted or RequestRejected of it, or a RequestTurnedAway, ends that."""
 
     request: str
     model: str
@@ -34,7 +36,7 @@ class RequestQueued(EventBase, frozen=True):
     tenant: str
     prompt_tokens: int
     why: str
-    """Of WAITS_FOR."""
+    """Of WAITS_FOR, or HELD."""
     depth: int
     """How many waited already, those that come after it included."""
     now_ms: int

@@ -34,6 +34,7 @@ WAITED_FOR = {
     "full": "workers had all that they may have",
     "overloaded": "too much waited in the workers' engines",
     "behind": "others came first",
+    "prefill": "its worker computed other prompts",
 }
 """What is behind the words of `core.queue_events.WAITS_FOR`."""
 

@@ -23,6 +23,9 @@ BLOCKS = 16_384
 """Per worker; of 64 tokens, a million tokens."""
 
 
+COMPARE_EVERY = 10
+
+
 class Asking(NamedTuple):
     """What is asked."""
 
@@ -61,6 +64,14 @@ OPTIONS = (
     ),
     click.option("--replica-lag", "lags", metavar="MS,MS,…", help="The same for each router by itself."),
     click.option("--failures-per-hour", type=int, default=0, help="Workers that end without a word, and come back."),
+    click.option(
+        "--compare-every",
+        type=int,
+        default=COMPARE_EVERY,
+        show_default=True,
+        metavar="N",
+        help="Of so many requests one is shown to the other routers, too: would they decide alike?",
+    ),
     click.option("--sweep", "swept", multiple=True, metavar="KEY=A,B,…", help="A run per value, or combination."),
 )
 
@@ -91,6 +102,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         replicas: int,
         lag_ms: int,
         failures_per_hour: int,
+        compare_every: int,
         **rest: Any,
     ) -> Any:
         file = TraceFile(trace, format_, first or 0, model)
@@ -105,6 +117,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             replica_lags_ms=_lags(lags),
             concurrency=concurrency,
             failures_per_hour=failures_per_hour,
+            compare_every=compare_every if replicas > 1 else 0,
             seed=seed,
         )
         return command(*args, asking=Asking(Setup(file, pace, options), sweeps(swept)), **rest)

@@ -19,6 +19,7 @@ from replay.simulating.plot import run_plot
 from replay.simulating.setup import Setup
 from replay.simulating.sweep import Point, points, sweep
 from replay.simulating.trade_off import sweep_plot
+from replay.simulating.virtual_log import KEY
 
 
 @click.command()
@@ -44,6 +45,7 @@ def simulate(
     TRACE is a file in Mooncake's format, or an export of ours (`contrail export FILE`). Nothing is asked but the file;
     equal calls give equal results, byte for byte, here and elsewhere. Of the run `--out` keeps the log, as if it had
     happened: `contrail explain REQUEST --log FILE`, `contrail replay verify --log FILE` and `contrail replay open`.
+    FILE.key is its key, which is no secret: with `--key-file` every message is proved, too.
 
     Public traces round their times (the conversation trace to 3 s): --jitter 3000 spreads them again.
 
@@ -63,6 +65,8 @@ def simulate(
     with ExitStack() as drafts:
         wanted = (out, plot, write)
         files = _Files(*(file and drafts.enter_context(draft(file, force=force)) for file in wanted))
+        if out is not None:
+            drafts.enter_context(draft(Path(f"{out}.key"), force=force)).write_text(KEY.secret.hex() + "\n")
         if asking.sweeps:
             _sweep(asking, files, jobs or os.cpu_count() or 1, as_json=as_json)
         else:

@@ -114,7 +114,8 @@ def _replicas(found: Report) -> list[str]:
         f"{number_text(it.pairs)} pairs of decisions at about the same time by two replicas: "
         f"{_percent(it.same_worker)} chose the same worker, {_percent(it.by_chance)} would by chance"
     )
-    return [*text_table(("replica", "requests", "wrong about caches"), rows, "<>>"), pairs]
+    shown = f"of other replicas that were shown a request, {_percent(it.disagreement)} would have chosen another worker"
+    return [*text_table(("replica", "requests", "wrong about caches"), rows, "<>>"), pairs, shown]
 
 
 def _lags(setup: Setup) -> str:

@@ -27,6 +27,9 @@ class Together(msgspec.Struct, frozen=True, kw_only=True):
     """Share of them."""
     by_chance: float = 0.0
     """What that share would be if neither knew anything."""
+    disagreement: float = 0.0
+    """Of the other replicas that were shown a request at the moment when one decided about it, the share that would
+    have chosen another worker."""
     replicas: tuple[int, ...] = ()
     """Requests that each decided about."""
     prediction_error: tuple[float, ...] = ()
@@ -43,6 +46,7 @@ def together(done: Sequence[Served]) -> Together:
         pairs=len(found),
         same_worker=same / len(found) if found else 0.0,
         by_chance=_by_chance(found),
+        disagreement=_disagreement(done, count - 1),
         replicas=tuple(sum(each.replica == replica for each in done) for replica in range(count)),
         prediction_error=tuple(_error([each for each in done if each.replica == replica]) for replica in range(count)),
     )
@@ -62,6 +66,11 @@ def _by_chance(found: Sequence[tuple[Served, Served]]) -> float:
         return 0.0
     first, then = (Counter(pair[side].worker for pair in found) for side in (0, 1))
     return sum(count * then[worker] for worker, count in first.items()) / len(found) ** 2
+
+
+def _disagreement(done: Sequence[Served], others: int) -> float:
+    asked = [each.others_differ for each in done if each.others_differ >= 0]
+    return sum(asked) / (len(asked) * others) if asked and others else 0.0
 
 
 def _error(done: Sequence[Served]) -> float:

@@ -152,6 +152,7 @@ async def test_what_headers_say_reaches_the_worker(api: Api) -> None:
         "traceparent": trace,
         "x-contrail-tenant": "team",
         "x-contrail-priority": "-3",
+        "x-session-id": "chat/7",
     }
     answer = await api.http.post(
         CHAT,
@@ -163,6 +164,7 @@ async def test_what_headers_say_reaches_the_worker(api: Api) -> None:
     assert answer.json()["id"] == "chatcmpl-my.id-1"
     assert (request.traceparent, request.tenant, request.priority) == (trace, "team", -3)
     assert (request.deadline_ms, request.cache_salt) == (1500, "s")
+    assert request.session == "chat/7"
     answer = await api.http.get("/v1/models", headers={"x-request-id": "no good {}"})
     assert answer.headers["x-request-id"].startswith("req-")
 

@@ -102,6 +102,7 @@ def _request(asked: EmbeddingRequest, hints: Hints, errand: Errand, index: int, 
         traceparent=hints.traceparent,
         deadline_ms=hints.deadline_ms,
         task=TASK_EMBED,
+        session=hints.session or "",
     )
 
 

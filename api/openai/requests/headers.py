@@ -11,6 +11,7 @@ from api.openai.errors import bad_parameter
 DEADLINE_MS_MAX = 24 * 3600 * 1000
 PRIORITY_MAX = 2**31 - 1
 _TENANT = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_SESSION = re.compile(rb"[!-~]{1,256}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}[!-~]{0,64}")
 # ten digits hold every bound here; int() of a longer text is work for nothing
 _INTEGER = re.compile(rb"-?[0-9]{1,10}")
@@ -23,6 +24,8 @@ class Hints(NamedTuple):
     priority: int | None
     deadline_ms: int | None
     traceparent: str | None
+    session: str | None
+    """What the client calls the session that the request belongs to."""
 
 
 def hints_of(headers: Mapping[bytes, bytes]) -> Hints:
@@ -33,6 +36,7 @@ def hints_of(headers: Mapping[bytes, bytes]) -> Hints:
         priority=_integer(headers, "x-contrail-priority", -PRIORITY_MAX, PRIORITY_MAX),
         deadline_ms=_integer(headers, "x-contrail-deadline-ms", 1, DEADLINE_MS_MAX),
         traceparent=traceparent.decode() if _TRACEPARENT.fullmatch(traceparent) else None,
+        session=_session(headers.get(b"x-session-id")),
     )
 
 
@@ -41,6 +45,14 @@ def _tenant(raw: bytes | None) -> str | None:
         return None
     if not _TENANT.fullmatch(raw):
         raise bad_parameter("x-contrail-tenant", "must be 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'")
+    return raw.decode()
+
+
+def _session(raw: bytes | None) -> str | None:
+    if raw is None:
+        return None
+    if not _SESSION.fullmatch(raw):
+        raise bad_parameter("x-session-id", "must be 1 to 256 printable ASCII characters without spaces")
     return raw.decode()
 
 

@@ -139,6 +139,7 @@ class Making:
             deadline_ms=hints.deadline_ms,
             # a stop string is found here: the worker is to hear of it soon
             gather=not parameters.stream and not parameters.stop,
+            session=hints.session or parameters.user or "",
         )
 
 

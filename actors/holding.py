@@ -1,0 +1,172 @@
+"""Holding: requests that wait in this replica until no prefill is outstanding on the worker that is best for them.
+
+1. They are planned (`projections.plan`) together once for all that happens in one turn of the loop: requests that came,
+   first tokens here, what the log tells of other replicas' requests, workers that came or went.
+2. Whoever is bound leaves for its worker, and its decision for the log, before the next one is planned.
+3. Nobody is held for longer than the setting `hold_max_ms`, and no more than HELD_MAX are: those go at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from actors.flight import Flight
+from actors.live_settings import LiveSettings
+from core.entropy import random_bits64
+from core.events import Event
+from core.ids import RequestId, WorkerId
+from core.queue_events import HELD, TURNED_AWAY, RequestQueued, RequestTurnedAway
+from projections.decide import Decision
+from projections.plan import Held, plan
+from projections.view import RouteRequest, View
+
+HELD_MAX = 256
+"""Requests held at a time: a plan looks at all of them, and is made anew for each that goes."""
+
+GONE = "client_gone"
+
+Send = Callable[[RouteRequest, Decision], Flight]
+"""The request is on its way to the worker that was decided on, and the decision to the log."""
+
+
+class _Waiting(NamedTuple):
+    held: Held
+    send: Send
+    sent: asyncio.Future[Flight | None]
+
+
+class Holding:
+    """One replica's. Owned by one event loop."""
+
+    def __init__(
+        self,
+        live: LiveSettings,
+        view: Callable[[], View],
+        wall_ms: Callable[[], int],
+        say: Callable[[Event], None],
+        informed: Callable[[RouteRequest], RouteRequest],
+    ) -> None:
+        """`view` is what a decision made now sees; `informed` is a request with what the replica has learned by now."""
+        self._live = live
+        self._view = view
+        self._wall_ms = wall_ms
+        self._say = say
+        self._informed = informed
+        self._waiting: dict[RequestId, _Waiting] = {}
+        """In the order in which they came."""
+        self._told: set[RequestId] = set()
+        """Those of them of which the log knows that they wait."""
+        self._will_look = False
+
+    def __repr__(self) -> str:
+        return f"<Holding {len(self._waiting)} requests>"
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def takes(self) -> bool:
+        """Whether one more request is to be held."""
+        return self._live.current.holds and len(self._waiting) < HELD_MAX
+
+    async def flight(self, asked: RouteRequest, send: Send) -> Flight | None:
+        """The request has left for the worker that was best for it when that was free; None if it did not, because it
+        was held for as long as may be, or nobody can serve it: then it is to be decided on alone. Raises what `send`
+        raises. Cancelled, nothing of it goes on."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(Held(asked, self._wall_ms(), random_bits64()), send, loop.create_future())
+        self._waiting[asked.id] = waiting
+        self.look_soon()
+        due = loop.call_later(self._live.current.hold_max_ms / 1000, _let_go, waiting)
+        try:
+            return await waiting.sent
+        except asyncio.CancelledError:
+            if waiting.sent.done() and not waiting.sent.cancelled() and (flight := waiting.sent.result()) is not None:
+                flight.close()  # it left in the very turn in which its client went away
+            self._tell_gone(waiting)
+            raise
+        finally:
+            due.cancel()
+            self._waiting.pop(asked.id, None)
+            self._told.discard(asked.id)
+
+    def look_soon(self) -> None:
+        """Those held are planned again, once for all that happens in this turn of the loop."""
+        if self._waiting and not self._will_look:
+            self._will_look = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def let_all_go(self) -> None:
+        """Nobody is held any more: each is to be decided on alone."""
+        for waiting in self._waiting.values():
+            _let_go(waiting)
+
+    def _look(self) -> None:
+        self._will_look = False
+        if not self._live.current.holds:
+            self.let_all_go()
+        given: Counter[WorkerId] = Counter()
+        while queue := [each.held for each in self._waiting.values() if not each.sent.done()]:
+            asked = [held._replace(request=self._informed(held.request)) for held in queue]
+            planned = plan(self._view(), asked, self._live.current, self._wall_ms(), given)
+            if planned is None:
+                break
+            if planned.decision.worker is not None:
+                given[planned.decision.worker] += planned.decision.prefill_tokens
+            self._bind(self._waiting[planned.request.id], planned.request, planned.decision)
+        self._tell()
+
+    @staticmethod
+    def _bind(waiting: _Waiting, request: RouteRequest, decision: Decision) -> None:
+        if decision.worker is None:
+            _let_go(waiting)
+            return
+        try:
+            flight = waiting.send(request, decision)
+        except Exception as error:  # noqa: BLE001  # it is for who asked for this flight, and others go on
+            waiting.sent.set_exception(error)
+        else:
+            waiting.sent.set_result(flight)
+
+    def _tell(self) -> None:
+        """The log knows of those that wait."""
+        for depth, (request, waiting) in enumerate(self._waiting.items()):
+            if request not in self._told and not waiting.sent.done():
+                self._told.add(request)
+                asked = waiting.held.request
+                self._say(
+                    RequestQueued(
+                        request=request,
+                        model=asked.model,
+                        priority=asked.priority,
+                        tenant=asked.tenant,
+                        prompt_tokens=asked.prompt.tokens,
+                        why=HELD,
+                        depth=depth,
+                        now_ms=waiting.held.since_ms,
+                    )
+                )
+
+    def _tell_gone(self, waiting: _Waiting) -> None:
+        """The log knows that it waits no more."""
+        asked = waiting.held.request
+        if asked.id in self._told:
+            waited_ms, status = self._wall_ms() - waiting.held.since_ms, TURNED_AWAY[GONE]
+            self._say(
+                RequestTurnedAway(
+                    request=asked.id,
+                    model=asked.model,
+                    reason=GONE,
+                    status=status,
+                    waited_ms=waited_ms,
+                    tenant=asked.tenant,
+                )
+            )
+
+
+def _let_go(waiting: _Waiting) -> None:
+    if not waiting.sent.done():
+        waiting.sent.set_result(None)
