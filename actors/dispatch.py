@@ -68,7 +68,15 @@ class Dispatch:
         self._voice = voice
         self._decided = decided
         self._wall_offset_ms = clock.wall_ms() - clock.monotonic_ms()
-        self.holding = Holding(live, self.view, self._wall_ms, lambda event: voice().say(event), self._informed)
+        self.holding = Holding(
+            live,
+            clock,
+            self.view,
+            self._wall_ms,
+            lambda event: voice().say(event),
+            informed=self._informed,
+            decided=decided,
+        )
 
     def __repr__(self) -> str:
         return f"<Dispatch {self._flights!r}>"

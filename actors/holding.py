@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from actors.flight import Flight
 from actors.live_settings import LiveSettings
+from core.clock import Clock
 from core.entropy import random_bits64
 from core.events import Event
 from core.ids import RequestId, WorkerId
@@ -44,17 +45,23 @@ class Holding:
     def __init__(
         self,
         live: LiveSettings,
+        clock: Clock,
         view: Callable[[], View],
         wall_ms: Callable[[], int],
         say: Callable[[Event], None],
+        *,
         informed: Callable[[RouteRequest], RouteRequest],
+        decided: Callable[[str, float], None],
     ) -> None:
-        """`view` is what a decision made now sees; `informed` is a request with what the replica has learned by now."""
+        """`view` is what a decision made now sees; `informed` is a request with what the replica has learned by now;
+        `decided` hears of each decision: the policy, and how many seconds it took, the plan included."""
         self._live = live
         self._view = view
         self._wall_ms = wall_ms
         self._say = say
+        self._clock = clock
         self._informed = informed
+        self._decided = decided
         self._waiting: dict[RequestId, _Waiting] = {}
         """In the order in which they came."""
         self._told: set[RequestId] = set()
@@ -111,9 +118,11 @@ class Holding:
         given: Counter[WorkerId] = Counter()
         while queue := [each.held for each in self._waiting.values() if not each.sent.done()]:
             asked = [held._replace(request=self._informed(held.request)) for held in queue]
+            started_us = self._clock.monotonic_us()
             planned = plan(self._view(), asked, self._live.current, self._wall_ms(), given)
             if planned is None:
                 break
+            self._decided(self._live.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)
             if planned.decision.worker is not None:
                 given[planned.decision.worker] += planned.decision.prefill_tokens
             self._bind(self._waiting[planned.request.id], planned.request, planned.decision)

@@ -104,6 +104,7 @@ async def change_settings(world: World) -> None:
     settings: dict[str, Any] = {
         "policy": world.random.choice(POLICIES),
         "request_weight": world.random.choice((0, 1, 4)),
+        "hold_max_ms": world.random.choice((0, 100, 2000)),
     }
     if world.options.prefill_workers:
         settings |= {
