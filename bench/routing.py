@@ -33,7 +33,7 @@ from replay.simulating.traces import MOONCAKE, TraceFile
 
 TRACE = "mooncake_conversation_trace.jsonl"
 QUICK_REQUESTS = 1000
-POLICIES = ("round-robin", "kv")
+POLICIES = ("round-robin", "kv", "time,own_weight=3,hold_max_ms=5000")
 ROUND_ROBIN = "round-robin"
 DYNAMO: Mapping[str, Mapping[str, float]] = {
     "kv": {},

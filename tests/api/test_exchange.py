@@ -16,13 +16,13 @@ from api.openai import vigil as vigil_module
 from api.openai.settings import ApiSettings
 from core.generation import Output
 from tests.api.conftest import Api
-from tests.api.scripted import ScriptedBackend, ids
+from tests.api.scripted import ScriptedBackend, Step, ids
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 100}
 ENDLESS = 100_000
+"""Outputs, of some 9 KB each, one in a millisecond at most."""
 WAITS_MAX = 1 << 18
 """Bytes of an answer: the high-water mark with what comes at once on top of it."""
-"""Outputs, of some 900 bytes each."""
 NEVER = "the request was not answered within its x-contrail-deadline-ms"
 
 
@@ -105,16 +105,19 @@ async def test_a_deadline_without_sense_is_the_callers_error(api: Api, wrong: st
 async def test_who_does_not_read_is_bounded_in_memory_and_in_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little waits in its connection, what comes after that is merged, and after SLOW_READER_S the worker stops."""
     monkeypatch.setattr(vigil_module, "SLOW_READER_S", 0.8)
-    piece = ids("a jet leaves a contrail " * 40)
+    piece = ids("a jet leaves a contrail " * 400)
     taken, most = 0, 0
 
-    class Script(list[Output]):
-        def __iter__(self) -> Iterator[Output]:
+    class Script(list[Step]):
+        def __iter__(self) -> Iterator[Step]:
             nonlocal taken, most
             while taken < ENDLESS:
                 taken += 1
                 most = max(most, *(each.transport.get_write_buffer_size() for each in api.server.connections))
                 yield Output(tokens=piece)
+                soon = asyncio.Event()
+                asyncio.get_running_loop().call_later(0.001, soon.set)
+                yield soon
 
     api.backend.script = Script()
     sock = socket.socket()

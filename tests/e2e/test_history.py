@@ -84,8 +84,10 @@ async def _flip_a_byte(it: OwnPlanes) -> None:
     payloads = {}
     async with it.running.log() as log:
         for stream in STREAMS:
-            middle = await log.at(StreamName(stream), StreamSeq((await log.state(StreamName(stream))).last_seq // 3))
-            assert middle is not None
+            seq, middle = (await log.state(StreamName(stream))).last_seq // 3, None
+            while middle is None:  # that one may be deleted
+                seq += 1
+                middle = await log.at(StreamName(stream), StreamSeq(seq))
             payloads[stream] = middle.payload
     await it.nats.stop()
     for stream, payload in payloads.items():
