@@ -114,8 +114,11 @@ def _replicas(found: Report) -> list[str]:
         f"{number_text(it.pairs)} pairs of decisions at about the same time by two replicas: "
         f"{_percent(it.same_worker)} chose the same worker, {_percent(it.by_chance)} would by chance"
     )
-    shown = f"of other replicas that were shown a request, {_percent(it.disagreement)} would have chosen another worker"
-    return [*text_table(("replica", "requests", "wrong about caches"), rows, "<>>"), pairs, shown]
+    lines = [*text_table(("replica", "requests", "wrong about caches"), rows, "<>>"), pairs]
+    if it.disagreement is not None:
+        share = _percent(it.disagreement)
+        lines.append(f"of other replicas that were shown a request, {share} would have chosen another worker")
+    return lines
 
 
 def _lags(setup: Setup) -> str:

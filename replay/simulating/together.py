@@ -20,16 +20,16 @@ WITHIN_US = 100_000
 
 
 class Together(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module's text; all 0 with one replica."""
+    """See the module's text; nothing with one replica."""
 
     pairs: int = 0
     same_worker: float = 0.0
     """Share of them."""
     by_chance: float = 0.0
     """What that share would be if neither knew anything."""
-    disagreement: float = 0.0
+    disagreement: float | None = None
     """Of the other replicas that were shown a request at the moment when one decided about it, the share that would
-    have chosen another worker."""
+    have chosen another worker; None if none was shown any, as where requests are held."""
     replicas: tuple[int, ...] = ()
     """Requests that each decided about."""
     prediction_error: tuple[float, ...] = ()
@@ -68,9 +68,9 @@ def _by_chance(found: Sequence[tuple[Served, Served]]) -> float:
     return sum(count * then[worker] for worker, count in first.items()) / len(found) ** 2
 
 
-def _disagreement(done: Sequence[Served], others: int) -> float:
+def _disagreement(done: Sequence[Served], others: int) -> float | None:
     asked = [each.others_differ for each in done if each.others_differ >= 0]
-    return sum(asked) / (len(asked) * others) if asked and others else 0.0
+    return sum(asked) / (len(asked) * others) if asked and others else None
 
 
 def _error(done: Sequence[Served]) -> float:
