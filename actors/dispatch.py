@@ -19,14 +19,13 @@ from actors.voice import Voice
 from core.clock import Clock
 from core.entropy import random_bits64
 from core.errors import CallerError
-from core.events import RequestRejected
 from core.generation import GenerateRequest, Hint, Output, Take
 from core.ids import WorkerId
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import Prompt, scope_bytes
 from core.roles import PREFILL
 from core.session import session_key
-from projections.decide import Decision, decide, record, shown
+from projections.decide import Decision, decide, record, rejection
 from projections.policies import ESTIMATING
 from projections.state import State
 from projections.view import RouteRequest, View
@@ -238,23 +237,11 @@ class Dispatch:
             hears(member.joined.name if member is not None and member.joined is not None else worker)
 
     def _rejected(self, asked: RouteRequest, decision: Decision, status: int) -> NoWorkers:
-        overloaded = "overloaded" in decision.excluded
         reasons = {reason: len(ids) for reason, ids in decision.excluded.items() if reason != "other_model"}
         text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
         if not text and any(m.joined is not None and m.joined.model == asked.model for m in self._state.prefilling()):
             text = f"it {ONLY_PREFILL}"
-        event = RequestRejected(
-            request=asked.id,
-            attempt=asked.attempt,
-            model=asked.model,
-            reason="overloaded" if overloaded else "no_workers",
-            status=status,
-            cursor=decision.cursor,
-            excluded=shown(decision.excluded),
-            settings_revision=self._live.revision,
-            now_ms=decision.now_ms,
-            tenant=asked.tenant,
-        )
+        event = rejection(decision, asked, self._live.revision, status)
         self._voice().say(event)
-        kind = Overloaded if overloaded else NoWorkers
+        kind = Overloaded if event.reason == "overloaded" else NoWorkers
         return kind(f"no worker can take requests for model {asked.model!r} now ({text or 'none is there'})")

@@ -21,11 +21,8 @@ from core.events import Event
 from core.ids import RequestId, WorkerId
 from core.queue_events import HELD, TURNED_AWAY, RequestQueued, RequestTurnedAway
 from projections.decide import Decision
-from projections.plan import Held, plan
+from projections.plan import HELD_MAX, Held, plan
 from projections.view import RouteRequest, View
-
-HELD_MAX = 256
-"""Requests held at a time: a plan looks at all of them, and is made anew for each that goes."""
 
 GONE = "client_gone"
 
@@ -91,9 +88,7 @@ class Holding:
         try:
             return await waiting.sent
         except asyncio.CancelledError:
-            if waiting.sent.done() and not waiting.sent.cancelled() and (flight := waiting.sent.result()) is not None:
-                flight.close()  # it left in the very turn in which its client went away
-            self._tell_gone(waiting)
+            self._give_up(waiting)
             raise
         finally:
             due.cancel()
@@ -159,10 +154,13 @@ class Holding:
                     )
                 )
 
-    def _tell_gone(self, waiting: _Waiting) -> None:
-        """The log knows that it waits no more."""
-        asked = waiting.held.request
-        if asked.id in self._told:
+    def _give_up(self, waiting: _Waiting) -> None:
+        """Its client went away; the log knows that it waits no more."""
+        asked, sent = waiting.held.request, waiting.sent
+        flight = None if sent.cancelled() or sent.exception() is not None else sent.result()
+        if flight is not None:
+            flight.close()  # it left in the very turn in which its client went away
+        elif asked.id in self._told:
             waited_ms, status = self._wall_ms() - waiting.held.since_ms, TURNED_AWAY[GONE]
             self._say(
                 RequestTurnedAway(

@@ -8,7 +8,7 @@ import msgspec
 import xxhash
 
 from core.decision import COLUMNS, DECIDE_VERSION, EXCLUDED_SHOWN_MAX, TIMED_COLUMNS
-from core.events import RequestRouted
+from core.events import RequestRejected, RequestRouted
 from core.ids import WorkerId, to_column
 from core.settings import RoutingSettings
 from projections.backlog import NO_BACKLOG, Backlog, PrefillTime
@@ -208,6 +208,22 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
         wait_us=wait_us,
         prefill_time=learned,
         held={str(worker): held_us for worker, held_us in held.items()} if held else {},
+    )
+
+
+def rejection(decision: Decision, request: RouteRequest, revision: int, status: int) -> RequestRejected:
+    """The event of a decision that chose nobody; `status` is what the client gets."""
+    return RequestRejected(
+        request=request.id,
+        attempt=request.attempt,
+        model=request.model,
+        reason="overloaded" if "overloaded" in decision.excluded else "no_workers",
+        status=status,
+        cursor=decision.cursor,
+        excluded=shown(decision.excluded),
+        settings_revision=revision,
+        now_ms=decision.now_ms,
+        tenant=request.tenant,
     )
 
 

@@ -80,7 +80,7 @@ class Recording:
         archive = Archive.open(path)
         try:
             return Recording(archive, key)
-        except BaseException:
+        except BaseException:  # whatever it was, nobody else would close the file
             archive.close()
             raise
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import xxhash
-
 from actors.engines.block_pool import TIER, BlockPool
 from actors.engines.engine import CacheStored
-from actors.engines.known_prompt import KnownPrompt
+from actors.engines.known_prompt import KnownPrompt, answer_hash
 from actors.engines.sequence import Sequence
 from actors.engines.simulated_settings import SimulatedSettings
 from core.generation import GenerateRequest, Output
 from core.prompt import hashes_from_bytes
-
-_ANSWER_SEED = 0x72
 
 
 class KnownSequence(Sequence):
@@ -67,6 +63,6 @@ class KnownSequence(Sequence):
     def _stored(self, first: int, full: int) -> CacheStored:
         names = self.names
         while len(names) < full:
-            names.append(xxhash.xxh3_64_intdigest(f"{self.request.id}/{len(names)}".encode(), _ANSWER_SEED))
+            names.append(answer_hash(self.request.id, len(names)))
         parent = names[first - 1] if first else None
         return CacheStored(tuple(names[first:full]), parent, (), self.size, TIER, None, None, indexable=True)

@@ -98,7 +98,7 @@ class Desk:
         except ContrailError as error:
             self._background, self.failure = None, str(error)
             _logger.warning("the recording could not be read to its end: %s", error)
-        except Exception:
+        except Exception:  # whatever it was, the page says that it failed, and goes on
             self._background, self.failure = None, "reading the recording failed inside; this process's log says how"
             _logger.exception("reading the recording failed inside")
 

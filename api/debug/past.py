@@ -50,7 +50,7 @@ class Past:
             before.close()
         try:
             self._newest = newest = Recording(archive, self._key)
-        except BaseException:
+        except BaseException:  # whatever it was, nobody else would close the file
             archive.close()
             raise
         for keyframe in self._keyframes:

@@ -103,7 +103,7 @@ def _answered(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
             return _json(_status(error), {"error": str(error)})
         except asyncio.CancelledError:
             return _json(503, {"error": "the page's server is stopping"})
-        except Exception:
+        except Exception:  # whatever it was, one question failed, and the page goes on
             _logger.exception("%s failed inside", request.url.path)
             return _json(500, {"error": "this failed inside the server; its log says how"})
 

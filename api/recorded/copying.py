@@ -78,7 +78,7 @@ def _finished(writer: ArchiveWriter) -> Iterator[None]:
     """The writer's file is whole in the end, or gone."""
     try:
         yield
-    except BaseException:
+    except BaseException:  # whatever it was, half a file is of no use
         writer.abandon()
         raise
 

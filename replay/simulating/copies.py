@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from actors.cache_events import EVENT_HASHES_MAX
 from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored
 from core.events import BlocksRemoved, BlocksStored, CacheCleared, Event
 from core.prompt import hashes_to_bytes
-
-EVENT_HASHES_MAX = 8192
-"""Hashes in one event, as in `actors.cache_events`."""
 
 
 class Copies:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import xxhash
-
-from actors.engines.known_prompt import KnownPrompt
+from actors.engines.known_prompt import KnownPrompt, answer_hash
 from actors.engines.simulated_inputs import Submit
 from actors.tries import Tries
 from core.events import Event, RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted
 from core.generation import GenerateRequest, Output, Sampling
-from core.ids import RequestId, WorkerId
+from core.ids import WorkerId
 from core.prompt import hashes_to_bytes
 from core.session import session_key
 from projections.view import RouteRequest
@@ -148,10 +146,4 @@ class Journey:
         """Of all full blocks of prompt and answer so far."""
         prompt, size = self.arrival.prompt_tokens, self.block_size
         answer = range(prompt // size, (prompt + self.told) // size)
-        return self.arrival.hashes + hashes_to_bytes(_answer_block(self.arrival.id, place) for place in answer)
-
-
-def _answer_block(request: RequestId, place: int) -> int:
-    """The hash of a block that holds tokens of an answer: nobody else's prompt has it."""
-    hashed: int = xxhash.xxh3_64_intdigest(f"{request}/{place}".encode())
-    return hashed
+        return self.arrival.hashes + hashes_to_bytes(answer_hash(self.arrival.id, place) for place in answer)

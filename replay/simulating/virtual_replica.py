@@ -19,7 +19,6 @@ from core.events import (
     ReplicaJoined,
     RequestFinished,
     RequestPrefilled,
-    RequestRejected,
     RequestRouted,
     SettingsChanged,
 )
@@ -27,7 +26,7 @@ from core.ids import ReplicaId, RequestId, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.ahead import Ahead
-from projections.decide import Decision, decide, record, shown
+from projections.decide import Decision, decide, record, rejection
 from projections.learned import Learned
 from projections.plan import Held, plan
 from projections.policies import ESTIMATING
@@ -176,22 +175,7 @@ class VirtualReplica:
 
     def reject(self, choice: Choice, *, begun: bool) -> None:
         """It is said that nobody could serve the request, or go on with an answer that was begun."""
-        asked, decision = choice.asked, choice.decision
-        overloaded = "overloaded" in decision.excluded
-        self.say(
-            RequestRejected(
-                request=asked.id,
-                attempt=asked.attempt,
-                model=asked.model,
-                reason="overloaded" if overloaded else "no_workers",
-                status=500 if begun else 503,
-                cursor=decision.cursor,
-                excluded=shown(decision.excluded),
-                settings_revision=REVISION,
-                now_ms=decision.now_ms,
-                tenant=asked.tenant,
-            )
-        )
+        self.say(rejection(choice.decision, choice.asked, REVISION, 500 if begun else 503))
 
     def _look(self, gone: set[WorkerId]) -> Local:
         """All that this replica has by now is folded, and what only it knows is said."""

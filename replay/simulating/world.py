@@ -18,6 +18,7 @@ from core.events import RequestPrefilled
 from core.generation import Output
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.models import GenerationFailed, NoWorkers
+from projections.plan import HELD_MAX
 from projections.view import RouteRequest
 from replay.simulating.agenda import Agenda
 from replay.simulating.arrival import Arrival
@@ -113,7 +114,7 @@ class World:
         arrival, replica, now_us = self._arrivals[number], number % len(self._replicas), self._agenda.now_us
         journey = Journey(arrival, number, now_us, replica, self._options.engine.block_size)
         self._journeys[arrival.id] = journey
-        if self._options.routing.holds:
+        if self._options.routing.holds and self._replicas[replica].holds < HELD_MAX:
             asked = journey.asked()
             self._replicas[replica].hold(asked, self._seed(asked))
             self._agenda.put(now_us + self._options.routing.hold_max_ms * 1000, partial(self._hold_no_longer, journey))

@@ -6,20 +6,26 @@ import asyncio
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-import actors.holding
+from actors import holding as holding_module
 from actors.engines.simulated import SimulatedSettings
+from actors.flight import Flight
 from actors.live_settings import SETTINGS_KEY
 from actors.router import Router
 from core.codec import decode_message
+from core.errors import CallerError
 from core.events import RequestPrefilled, RequestRouted
 from core.generation import GenerateRequest
-from core.ids import StreamSeq
+from core.ids import RequestId, StreamSeq
+from core.prompt import Prompt
 from core.queue_events import HELD, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
+from projections.decide import Decision
+from projections.view import RouteRequest
 from replay.recording import Recording
 from replay.verifying.verify import verify
 from tests.actors.world import KEY, NAMESPACE, World, collect, request, world
@@ -105,7 +111,7 @@ async def test_not_for_longer_than_allowed(it: World) -> None:
 
 async def test_no_more_than_so_many(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others go at once."""
-    monkeypatch.setattr(actors.holding, "HELD_MAX", 2)
+    monkeypatch.setattr(holding_module, "HELD_MAX", 2)
     router = await replica(it)
     await asyncio.gather(*(collect(router, asked(number)) for number in range(4)))
     assert {each.request for each in await it.told(ROUTING, RequestQueued)} == {"r0", "r1"}
@@ -166,3 +172,27 @@ async def test_every_decision_is_made_again(it: World, tmp_path: Path) -> None:
     with Recording.open(path, KEY) as recording:
         found = verify(recording)
     assert (found.holds, found.verified, found.different) == (True, 8, 0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_hanging_up_in_the_turn_in_which_it_leaves(it: World, fails: bool) -> None:
+    """What left is closed, what failed is nobody's to hear; the client is gone in either case."""
+    holding = (await replica(it)).dispatch.holding
+    closed: list[str] = []
+
+    class Left:
+        def close(self) -> None:
+            closed.append("closed")
+
+    def send(_asked: RouteRequest, _decision: Decision) -> Flight:
+        asyncio.get_running_loop().call_soon(leaving.cancel)
+        if fails:
+            raise CallerError("too long")
+        return cast(Flight, Left())
+
+    prompt = Prompt(asked(0).tokens, ENGINE.block_size, KEY.hash_seed)
+    leaving = asyncio.create_task(holding.flight(RouteRequest(RequestId("r"), 0, "sim", prompt), send))
+    await asyncio.wait([leaving])
+    assert leaving.cancelled()
+    assert closed == ([] if fails else ["closed"])
+    assert not len(holding)

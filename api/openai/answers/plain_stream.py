@@ -60,12 +60,11 @@ class PlainStream:
     async def run(self, backend: Backend) -> None:
         """The answer has been written, to its end. Raises what the backend raises, once all before it was written."""
         try:
-            try:
-                await backend.run(self._writer.accepted.model, self._choice.request, self.take, self._choice.ended)
-            except ContrailError:
-                await self._all_written()
-                raise
+            await backend.run(self._writer.accepted.model, self._choice.request, self.take, self._choice.ended)
             await self._all_written()
+        except ContrailError:
+            await self._all_written()
+            raise
         finally:
             if self._waits is not None:
                 self._waits.cancel()

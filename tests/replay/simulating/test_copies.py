@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from actors.cache_events import EVENT_HASHES_MAX
 from actors.engines.engine import CacheChange, CacheEmptied, CacheRemoved, CacheStored
 from core.events import BlocksRemoved, BlocksStored, CacheCleared
 from core.prompt import hashes_to_bytes
-from replay.simulating.copies import EVENT_HASHES_MAX, Copies
+from replay.simulating.copies import Copies
 
 
 def stored(*blocks: int, parent: int | None = None) -> CacheChange:
