@@ -140,10 +140,17 @@ async def test_abort_of_a_guided_answer(vllm_engine: RecordedEngine) -> None:
 
 async def test_bad_words(vllm_engine: RecordedEngine, tokenizer: Tokenizer) -> None:
     """A word that the greedy answer has is not in it when it is forbidden; one that is none is refused."""
+
+    def is_word(token: int) -> bool:
+        """Whether its text is this token again: a word is forbidden as the tokens that spell it."""
+        text = tokenizer.decode([token])
+        return len(text) > 1 and text == text.strip() and tokenizer.encode(text, add_special_tokens=False).ids == [token]
+
     asked = prompt(10)
-    free = await answer_to(vllm_engine, request(asked, 8))
-    token, word = next((token, text) for token in free.tokens if len(text := tokenizer.decode([token]).strip()) > 1)
-    without = await answer_to(vllm_engine, request(asked, 8, bad_words=(word,)))
+    free = await answer_to(vllm_engine, request(asked, 64))
+    token = next(filter(is_word, free.tokens))
+    word = tokenizer.decode([token])
+    without = await answer_to(vllm_engine, request(asked, 64, bad_words=(word,)))
     assert token in free.tokens
     assert token not in without.tokens
     with pytest.raises(CallerError, match="bad_words"):

@@ -21,12 +21,12 @@ from tests.replay.recorded import archived
 ENGINE = SimulatedSettings(
     prefill_us_per_token=100, decode_us_per_step=1000, eos_every=0, block_size=16, capacity_blocks=1024
 )
-WORKERS = 4
+WORKERS = 8
 TALKS = 13
 TURNS = 6
 TURN_TOKENS = 96
-GAP_S = 0.2
-"""Between two turns of a talk; longer than an answer takes."""
+GAP_S = 0.15
+"""Between the answer to a turn of a talk and its next turn."""
 BAD = {"prefill_weight": 0.0}
 """No cache is worth anything."""
 SWEEP = ("--sweep", "prefill_weight=0,1,4", "--sweep", "decode_weight=0.25,1")
@@ -39,19 +39,21 @@ class Lived(NamedTuple):
 
 
 async def lived(settings: Mapping[str, Any], log: Path) -> Lived:
-    """The same arrivals each time: every talk has a turn each GAP_S, whose prompt begins like the one before."""
+    """The same talks each time: each turn's prompt begins like the one before, and waits for its answer."""
     async with world() as it:
         for number in range(WORKERS):
             await it.worker(f"decode-{number}", settings=ENGINE)
         router = await it.router(settings=RoutingSettings.parse(settings))
         await it.ready(router, WORKERS)
 
-        async def turn(talk: int, number: int) -> None:
-            await asyncio.sleep(talk * GAP_S / TALKS + number * GAP_S)
-            tokens = range(talk * 100_000, talk * 100_000 + TURN_TOKENS * (number + 1))
-            await collect(router, request(tokens, max_tokens=4, id=f"talk{talk}-{number}"))
+        async def talk(number: int) -> None:
+            await asyncio.sleep(number * GAP_S / TALKS)
+            for turn in range(TURNS):
+                tokens = range(number * 100_000, number * 100_000 + TURN_TOKENS * (turn + 1))
+                await collect(router, request(tokens, max_tokens=4, id=f"talk{number}-{turn}"))
+                await asyncio.sleep(GAP_S)
 
-        await asyncio.gather(*(turn(talk, number) for talk in range(TALKS) for number in range(TURNS)))
+        await asyncio.gather(*(talk(number) for number in range(TALKS)))
         await it.settled(router)
         ends = await it.told(ROUTING, RequestFinished)
         assert len(ends) == TALKS * TURNS
