@@ -144,7 +144,8 @@ async def test_bad_words(vllm_engine: RecordedEngine, tokenizer: Tokenizer) -> N
     def is_word(token: int) -> bool:
         """Whether its text is this token again: a word is forbidden as the tokens that spell it."""
         text = tokenizer.decode([token])
-        return len(text) > 1 and text == text.strip() and tokenizer.encode(text, add_special_tokens=False).ids == [token]
+        spelt = tokenizer.encode(text, add_special_tokens=False).ids
+        return len(text) > 1 and text == text.strip() and spelt == [token]
 
     asked = prompt(10)
     free = await answer_to(vllm_engine, request(asked, 64))
