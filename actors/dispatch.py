@@ -9,7 +9,7 @@ from collections.abc import Callable
 from actors.fleet import Fleet
 from actors.flight import Flight, Flights
 from actors.holding import Holding
-from actors.line import WorkerGone, WorkerLeaves
+from actors.line import WorkerBusy, WorkerGone, WorkerLeaves
 from actors.live_settings import LiveSettings
 from actors.routed import HEARS_ROUTED
 from actors.suspicion import Suspicion
@@ -25,6 +25,7 @@ from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import Prompt, scope_bytes
 from core.roles import PREFILL
 from core.session import session_key
+from projections.backlog import PrefillTime
 from projections.decide import Decision, decide, record, rejection
 from projections.policies import ESTIMATING
 from projections.state import State
@@ -35,6 +36,8 @@ RESUME_WAIT_S = 5.0
 a second or two. A request of which no token came is refused at once."""
 RESUME_LOOK_S = 0.1
 """Between decisions while it waits."""
+DECLINED_MAX = 8
+"""Workers in a row that may decline a request; then it goes where it costs least, busy or not."""
 ONLY_PREFILL = "has only prefill workers, which answer no requests: start a decode worker (`contrail worker`)"
 
 _logger = logging.getLogger(__name__)
@@ -122,6 +125,8 @@ class Dispatch:
             try:
                 await flight.run(hear)
                 return  # noqa: TRY300  # the loop is over when an attempt ends well
+            except WorkerBusy as error:
+                self._declined(trip, flight, error)
             except WorkerGone as error:
                 self._broke_off(trip, flight, error)
             except GenerationFailed as error:
@@ -135,6 +140,13 @@ class Dispatch:
             if trip.told.complete:
                 take(Output(finish="length"))
                 return
+
+    def _declined(self, trip: Trip, flight: Flight, error: WorkerBusy) -> None:
+        """The request is to be held again, and what the worker computes for others counts there."""
+        time = PrefillTime.of(self._live.current, self._flights.learned.time(trip.model))
+        self.holding.declined(flight.worker, time.us(error.tokens))
+        trip.declined += 1
+        trip.attempt += 1
 
     def _broke_off(self, trip: Trip, flight: Flight, error: WorkerGone) -> None:
         """The worker is left out for a while, and the next attempt may begin; GenerationFailed or NoWorkers if not."""
@@ -189,10 +201,16 @@ class Dispatch:
         return asked._replace(time=self._flights.learned.time(asked.model))
 
     async def _bound(self, asked: RouteRequest, request: GenerateRequest, trip: Trip) -> Flight | None:
-        """The first attempt, once its worker was free, where requests are held for that; else None."""
-        if trip.attempt or not self.holding.takes:
+        """The first attempt, once its worker was free, where requests are held for that, and the like for the next if
+        the worker declined, since others thought so too; else None."""
+        if trip.attempt != trip.declined or trip.declined == DECLINED_MAX or not self.holding.takes:
             return None
-        return await self.holding.flight(asked, lambda asked, decision: self._sent(asked, request, decision, trip))
+        trip.held_ms = self._wall_ms() if trip.held_ms is None else trip.held_ms
+
+        def send(asked: RouteRequest, decision: Decision) -> Flight:
+            return self._sent(asked, request, decision, trip, if_free=True)
+
+        return await self.holding.flight(asked, send, trip.held_ms)
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""
@@ -213,11 +231,13 @@ class Dispatch:
         """What decisions go by: it never goes back."""
         return self._wall_offset_ms + self._clock.monotonic_us() // 1000
 
-    def _sent(self, asked: RouteRequest, request: GenerateRequest, decision: Decision, trip: Trip) -> Flight:
+    def _sent(
+        self, asked: RouteRequest, request: GenerateRequest, decision: Decision, trip: Trip, *, if_free: bool = False
+    ) -> Flight:
         """The request is on its way to the chosen worker, and the decision on its way to the log."""
         assert decision.worker is not None
         # the worker gets the request first: the record costs a digest per block
-        hint = Hint(asked.attempt, decision.prefer, decision.prefer_tokens)
+        hint = Hint(asked.attempt, decision.prefer, decision.prefer_tokens, decision.prefill_tokens, if_free)
         stream = self._fleet.links[decision.worker].open(asked.model, request, hint)
         try:
             event = record(decision, asked, self._live.current, self._live.revision)

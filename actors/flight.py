@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from actors.line import TokenStream, WorkerGone
+from actors.line import TokenStream, WorkerBusy, WorkerGone
 from actors.prefill_counts import PrefillCounts
 from core.clock import Clock
 from core.errors import CallerError
@@ -79,7 +79,8 @@ class Flight:
         return f"<Flight {self.routed.request}/{self.routed.attempt} on {self.worker}, {self.output_tokens} tokens>"
 
     async def run(self, take: Take) -> None:
-        """Tokens have been taken as the worker made them. WorkerGone and CallerError as the stream has them."""
+        """Tokens have been taken as the worker made them. WorkerGone, WorkerBusy and CallerError as the stream has
+        them."""
 
         def hear(output: Output) -> bool:
             if self.ttft_ms < 0 and (output.tokens or output.finish):
@@ -93,6 +94,9 @@ class Flight:
             await self._stream.run(hear)
         except WorkerGone as error:
             self._finish("worker_lost", str(error))
+            raise
+        except WorkerBusy as error:
+            self._finish("declined", error.detail)
             raise
         except CallerError:
             self._finish("error", "the engine refused the request")

@@ -3,7 +3,9 @@
 1. They are planned (`projections.plan`) together once for all that happens in one turn of the loop: requests that came,
    first tokens here, what the log tells of other replicas' requests, workers that came or went.
 2. Whoever is bound leaves for its worker, and its decision for the log, before the next one is planned.
-3. Nobody is held for longer than the setting `hold_max_ms`, and no more than HELD_MAX are: those go at once.
+3. Replicas that learn of each other through the log a little late think alike and may bind to one worker at once. It
+   takes the first and declines the others, which are held again, and what it computes counts there.
+4. Nobody is held for longer than the setting `hold_max_ms`, and no more than HELD_MAX are: those go at once.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from core.entropy import random_bits64
 from core.events import Event
 from core.ids import RequestId, WorkerId
 from core.queue_events import HELD, TURNED_AWAY, RequestQueued, RequestTurnedAway
+from projections.backlog import MILLI
 from projections.decide import Decision
+from projections.declines import Declines
 from projections.plan import HELD_MAX, Held, plan
 from projections.view import RouteRequest, View
 
@@ -52,6 +56,7 @@ class Holding:
     ) -> None:
         """`view` is what a decision made now sees; `informed` is a request with what the replica has learned by now;
         `decided` hears of each decision: the policy, and how many seconds it took, the plan included."""
+        self.declines = Declines()
         self._live = live
         self._view = view
         self._wall_ms = wall_ms
@@ -76,15 +81,16 @@ class Holding:
         """Whether one more request is to be held."""
         return self._live.current.holds and len(self._waiting) < HELD_MAX
 
-    async def flight(self, asked: RouteRequest, send: Send) -> Flight | None:
+    async def flight(self, asked: RouteRequest, send: Send, since_ms: int) -> Flight | None:
         """The request has left for the worker that was best for it when that was free; None if it did not, because it
-        was held for as long as may be, or nobody can serve it: then it is to be decided on alone. Raises what `send`
-        raises. Cancelled, nothing of it goes on."""
+        was held for as long as may be, or nobody can serve it: then it is to be decided on alone. It is held since
+        `since_ms`, by the clock of decisions. Raises what `send` raises. Cancelled, nothing of it goes on."""
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(Held(asked, self._wall_ms(), random_bits64()), send, loop.create_future())
+        waiting = _Waiting(Held(asked, since_ms, random_bits64()), send, loop.create_future())
         self._waiting[asked.id] = waiting
         self.look_soon()
-        due = loop.call_later(self._live.current.hold_max_ms / 1000, _let_go, waiting)
+        left_ms = since_ms + self._live.current.hold_max_ms - self._wall_ms()
+        due = loop.call_later(left_ms / 1000, _let_go, waiting)
         try:
             return await waiting.sent
         except asyncio.CancelledError:
@@ -94,6 +100,11 @@ class Holding:
             due.cancel()
             self._waiting.pop(asked.id, None)
             self._told.discard(asked.id)
+
+    def declined(self, worker: WorkerId, us: int) -> None:
+        """The worker computes prompts of other replicas for about so long: it counts until the log tells of them."""
+        self.declines.note(worker, self._wall_ms() * MILLI + us)
+        asyncio.get_running_loop().call_later(us / 1e6, self.look_soon)
 
     def look_soon(self) -> None:
         """Those held are planned again, once for all that happens in this turn of the loop."""
@@ -114,7 +125,9 @@ class Holding:
         while queue := [each.held for each in self._waiting.values() if not each.sent.done()]:
             asked = [held._replace(request=self._informed(held.request)) for held in queue]
             started_us = self._clock.monotonic_us()
-            planned = plan(self._view(), asked, self._live.current, self._wall_ms(), given)
+            view, now_ms = self._view(), self._wall_ms()
+            busy_us = self.declines.busy_us(view.outstanding(), now_ms * MILLI)
+            planned = plan(view, asked, self._live.current, now_ms, given, busy_us)
             if planned is None:
                 break
             self._decided(self._live.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)
@@ -138,7 +151,7 @@ class Holding:
     def _tell(self) -> None:
         """The log knows of those that wait."""
         for depth, (request, waiting) in enumerate(self._waiting.items()):
-            if request not in self._told and not waiting.sent.done():
+            if request not in self._told and not waiting.held.request.attempt and not waiting.sent.done():
                 self._told.add(request)
                 asked = waiting.held.request
                 self._say(

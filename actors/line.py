@@ -42,6 +42,21 @@ class WorkerLeaves(WorkerGone):
     """The worker ends in good order: what it had, or would not take, is for another one."""
 
 
+class WorkerBusy(Unavailable):
+    """The worker declined: it computes prompts of other replicas, and was to take the request only if it does not."""
+
+    @property
+    def tokens(self) -> int:
+        """How much it computes, as far as it said."""
+        text = str(self)
+        return int(text) if text.isdecimal() else 0
+
+    @property
+    def detail(self) -> str:
+        """For the record of the attempt."""
+        return f"computes {self.tokens} tokens for other replicas"
+
+
 class TokenStream:
     """The answer to one request: every output is taken in the turn of the loop in which it comes, without a task's
     having to wake up for it. What comes before `run` waits, merged."""
@@ -64,7 +79,7 @@ class TokenStream:
         """Every output has been taken, up to the one with `finish`, or until no more was wanted.
 
         WorkerGone if the connection breaks or the worker fails, CallerError if the engine cannot take the request, each
-        after what came before it was taken; and whatever `take` raises. Once.
+        after what came before it was taken; WorkerBusy before the first one; and whatever `take` raises. Once.
         """
         assert self._over is None
         self._over = asyncio.get_running_loop().create_future()
@@ -239,5 +254,5 @@ class Line(asyncio.Protocol):
                 return
 
 
-_FAULTS: dict[str, type[Exception]] = {"caller": CallerError, "leaving": WorkerLeaves}
+_FAULTS: dict[str, type[Exception]] = {"caller": CallerError, "leaving": WorkerLeaves, "busy": WorkerBusy}
 """What other faults there may be one day are the worker's."""

@@ -133,6 +133,12 @@ class Port:
         for connection in self._connections:
             connection.hand_on(fault, why)
 
+    def computes_for_others(self, than: Connection) -> int | None:
+        """How many tokens of prompts that came over other connections are being computed, as far as their replicas
+        said; None if there is no such prompt. O(connections)."""
+        others = [each.prefills.values() for each in self._connections if each is not than and each.prefills]
+        return sum(map(sum, others)) if others else None
+
     def joined(self, connection: Connection) -> None:
         """A connection is there."""
         self._connections.add(connection)
@@ -156,6 +162,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, port: Port) -> None:
         self.streams: dict[int, asyncio.Task[None]] = {}
+        self.prefills: dict[int, int] = {}
+        """Those of them of which there is no token, with how much their replica expects to be computed."""
         self._port = port
         self._splitter = Splitter(HELLO_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
@@ -289,7 +297,10 @@ class Connection(asyncio.Protocol):
             self._fail(stream, "worker", f"{REQUESTS_MAX} requests are open on this connection")
         elif stream in self.streams:
             self._refuse(f"stream {stream} is open already")
+        elif frame.hint.if_free and (tokens := self._port.computes_for_others(self)) is not None:
+            self._fail(stream, "busy", str(tokens))
         else:
+            self.prefills[stream] = frame.hint.prefill_tokens
             task = asyncio.create_task(self._stream(frame), name=f"request {frame.request.id}")
             self.streams[stream] = task
             task.add_done_callback(lambda done: self._ended(frame, done))
@@ -309,6 +320,7 @@ class Connection(asyncio.Protocol):
             async with aclosing(generation) as outputs:
                 async for output in outputs:
                     if output.cached_tokens is not None:
+                        self.prefills.pop(frame.stream, None)
                         self._port.host.served(len(request.tokens) // TOKEN_BYTES, output.cached_tokens)
                     held.add(output)
                     self._port.outputs += 1
@@ -321,6 +333,7 @@ class Connection(asyncio.Protocol):
 
     def _ended(self, frame: Generate, task: asyncio.Task[None]) -> None:
         del self.streams[frame.stream]
+        self.prefills.pop(frame.stream, None)
         if not task.cancelled() and task.exception() is not None:
             about = {"request_id": frame.request.id}
             _logger.error("request failed by a defect", exc_info=task.exception(), extra=about)

@@ -249,6 +249,7 @@ class Router:
             "in_flight": len(self.flights.open),
             "admission": self.admission.describe(),
             "held": len(self.dispatch.holding),
+            "declined": self.dispatch.holding.declines.count,
             "rss_bytes": rss_bytes(),
         }
 

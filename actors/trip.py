@@ -13,7 +13,7 @@ from core.models import GenerationFailed, NoWorkers
 class Trip:
     """What counts from one attempt to the next."""
 
-    __slots__ = ("arrived_ms", "attempt", "before", "hasty", "model", "told", "tries", "why")
+    __slots__ = ("arrived_ms", "attempt", "before", "declined", "hasty", "held_ms", "model", "told", "tries", "why")
 
     def __init__(self, model: str, told: Told, arrived_ms: int) -> None:
         self.model = model
@@ -22,6 +22,10 @@ class Trip:
         self.arrived_ms = arrived_ms
         self.attempt = 0
         """The present one, or the next."""
+        self.declined = 0
+        """Attempts in a row, from the first, that a worker declined."""
+        self.held_ms: int | None = None
+        """Since when it is held, by the clock of `now_ms`; None if it never was."""
         self.before = WorkerId("")
         """Who broke off last, and why."""
         self.why = ""

@@ -97,8 +97,9 @@ class Tokens(Frame, frozen=True):
 
 
 class Failed(Frame, frozen=True):
-    """One stream ended badly; `fault` is `caller` or `worker`, whose it is, or `leaving` if it is nobody's: the worker
-    ends in good order."""
+    """One stream ended badly; `fault` is `caller` or `worker`, whose it is, or nobody's: `leaving` if the worker ends
+    in good order, `busy` if it declined what was to be sent only if it is free (`text` is how many tokens of other
+    replicas' prompts it computes)."""
 
     stream: int
     fault: str

@@ -212,8 +212,7 @@ class RequestRouted(EventBase, frozen=True):
     excluded: dict[str, tuple[int, bytes]]
     """Reason to how many, and the first few of them by id."""
     blocks: int
-    """Blocks that the prompt occupies on the chosen worker, less those that it shares with a prompt that is being
-    computed there."""
+    """Blocks that the prompt occupies there, less those that it shares with a prompt that is being computed there."""
     prefill_tokens: int
     """Tokens that the chosen worker was expected to compute."""
     predicted_cached_tokens: int
@@ -233,6 +232,8 @@ class RequestRouted(EventBase, frozen=True):
     """`projections.backlog.PrefillTime` as this replica had learned it, where the settings leave that to it."""
     held: dict[str, int] = msgspec.field(default_factory=dict)
     """How long requests that the replica held would have held it up, in microseconds, by worker."""
+    believed: tuple[int, int] | None = None
+    """`projections.believed.Keeps` under the policy `approximate`: what the worker is taken to keep, this included."""
 
 
 class RequestPrefilled(EventBase, frozen=True):
@@ -254,7 +255,8 @@ class RequestFinished(EventBase, frozen=True):
     request: str
     attempt: int
     outcome: str
-    """`stop`, `length`, `abort` (the client hung up), `error`, `worker_lost`."""
+    """`stop`, `length`, `abort` (the client hung up), `error`, `worker_lost`, `declined` (the worker was to take it
+    only if it computes no prompt of another replica)."""
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
@@ -388,8 +390,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         RequestRejected,
         ReplicaReported,
         DivergenceFound,
-        *get_args(QueueEvent),
-        *get_args(JobEvent),
+        *get_args(QueueEvent | JobEvent),
         JobsRestated,
     )
 }

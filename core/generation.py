@@ -90,6 +90,10 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
     """The prefill worker that holds most of the prompt, as the router sees it."""
     prefer_tokens: int = 0
     """How much of it that one holds."""
+    prefill_tokens: int = 0
+    """How much of the prompt the router expects this worker to compute."""
+    if_free: bool = False
+    """To be declined if prompts of other replicas are being computed: the router would rather choose again."""
 
 
 NO_HINT = Hint()

@@ -12,7 +12,9 @@ import msgspec
 
 from core.errors import CallerError
 
-POLICIES = ("kv", "round-robin", "random", "least-loaded", "time", "power-of-two", "session")
+APPROXIMATE = "approximate"
+"""The policy under which workers are taken to hold what was sent there, whatever their engines report."""
+POLICIES = ("kv", "round-robin", "random", "least-loaded", "time", "power-of-two", "session", APPROXIMATE)
 WEIGHT_MAX = 1000.0
 COUNT_MAX = 1_000_000
 MAY_BE_ZERO = (
@@ -23,6 +25,8 @@ MAY_BE_ZERO = (
     "prefill_base_us",
     "session_wait_max_ms",
     "hold_max_ms",
+    "approximate_ttl_s",
+    "approximate_blocks_max",
 )
 TIERS = ("device", "host", "disk", "remote")
 """Where a block can lie, nearest first."""
@@ -64,6 +68,12 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     session_wait_max_ms: int = 300
     """Policy `session`: where prefills would have to be waited for longer than this, the session's next worker is
     taken."""
+    approximate_ttl_s: int = 120
+    """Policy `approximate`: a block is taken to be cached where it was routed to for so long after the last time. 0:
+    until others push it out."""
+    approximate_blocks_max: int = 0
+    """Policy `approximate`: more blocks than this are not taken to be cached on one worker, whatever room it has. 0: as
+    many as it says that it holds."""
     tie_margin_m: int = 0
     """Costs this close to the lowest, in blocks (milliseconds under `time`), count as equal; then a hash of request
     and worker decides."""

@@ -25,6 +25,9 @@ from core.ids import RequestId
 from projections.requests import Replica, in_flight, restated
 from projections.tally import InFlight, Key, Tally
 
+BELIEVED_AHEAD_MAX = 64
+"""Prompts that count as held by their workers before the log gives their first tokens back; more, and the oldest do not
+until it does."""
 Name = tuple[str, object]
 """What tells an event of this replica from its others that change anything here."""
 
@@ -34,6 +37,8 @@ class _Effect(NamedTuple):
     taken: dict[Key, InFlight]
     added: dict[Key, InFlight]
     routed: dict[str, int]
+    computed: InFlight | None = None
+    """Whose first token it is, where its worker is believed to hold its prompt from then on."""
 
 
 class Ahead:
@@ -45,6 +50,8 @@ class Ahead:
         self.computed: dict[Key, int] = {}
         """Requests that the fold may still show as being prefilled though they are not, here; with a count of the
         events that say so."""
+        self.believed: deque[InFlight] = deque(maxlen=BELIEVED_AHEAD_MAX)
+        """Prompts that workers are believed to hold (`projections.believed`), in the order of their first tokens."""
         self._entries: dict[Key, InFlight] = {}
         self._effects: deque[_Effect] = deque()
 
@@ -60,6 +67,8 @@ class Ahead:
         if effect is None:
             return
         self._effects.append(effect)
+        if isinstance(event, ReplicaRestated):
+            self.believed.clear()  # some of it may rest on events that were dropped
         for key, entry in effect.taken.items():
             self.tally.subtract(entry)
             self.computed[key] = self.computed.get(key, 0) + 1
@@ -67,6 +76,8 @@ class Ahead:
         for key, entry in effect.added.items():
             self.tally.add(key, entry)
             self._entries[key] = entry
+        if effect.computed is not None:
+            self.believed.append(effect.computed)
         self._count(effect.routed, 1)
 
     def read_back(self, event: Event) -> None:
@@ -96,6 +107,8 @@ class Ahead:
                 self.computed[key] = left
             else:
                 del self.computed[key]
+        if self.believed and self.believed[0] is effect.computed:
+            self.believed.popleft()
         self._count(effect.routed, -1)
 
     def _count(self, routed: dict[str, int], sign: int) -> None:
@@ -116,7 +129,8 @@ class Ahead:
             case RequestRouted():
                 return _Effect(name, taken, {key: in_flight(event)}, {event.model: 1})
             case RequestPrefilled():
-                return _Effect(name, taken, {key: entry.prefilled()} if entry else {}, {})
+                computed = entry if entry is not None and entry.believed is not None else None
+                return _Effect(name, taken, {key: entry.prefilled()} if entry else {}, {}, computed)
             case RequestFinished():
                 return _Effect(name, taken, {}, {})
 

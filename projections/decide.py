@@ -10,8 +10,9 @@ import xxhash
 from core.decision import COLUMNS, DECIDE_VERSION, EXCLUDED_SHOWN_MAX, TIMED_COLUMNS
 from core.events import RequestRejected, RequestRouted
 from core.ids import WorkerId, to_column
-from core.settings import RoutingSettings
+from core.settings import APPROXIMATE, RoutingSettings
 from projections.backlog import NO_BACKLOG, Backlog, PrefillTime
+from projections.believed import BELIEVED_MAX, Keeps
 from projections.policies import ESTIMATING, Scored, pending_beyond, rank, score
 from projections.prefer import NOBODY, preferred
 from projections.view import LEFT_OUT, Candidate, RouteRequest, View, recorded
@@ -48,6 +49,8 @@ class Decision(NamedTuple):
     """What was outstanding, where the policy looks at that."""
     wait_us: int = 0
     """How long that is expected to hold it up on the chosen worker."""
+    believed: Keeps | None = None
+    """What the chosen worker is taken to keep, where the policy goes by that."""
 
 
 def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, seed: int) -> Decision:
@@ -55,7 +58,7 @@ def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms:
 
     A worker in doubt (DOUBTS) still serves when nobody else can: a try costs less than a refusal.
     """
-    left, excluded = considered(view, request, settings)
+    left, excluded = considered(view, request, settings, now_ms)
     ranked: list[Scored] = []
     backlog = NO_BACKLOG
     if settings.policy in ESTIMATING:
@@ -63,7 +66,15 @@ def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms:
     if left:
         scored = score(left, request, settings, view.local.get("stale", ()), backlog)
         ranked = rank(scored, request, settings, view.routed(request.model), seed)
-    return concluded(ranked, excluded, view, request, now_ms, seed, backlog)
+    believed = _keeps(ranked[0].candidate, view, settings) if ranked and settings.policy == APPROXIMATE else None
+    return concluded(ranked, excluded, view, request, now_ms, seed, backlog, believed)
+
+
+def _keeps(chosen: Candidate, view: View, settings: RoutingSettings) -> Keeps:
+    """This replica's share of the worker's room, which fills by the decisions of all."""
+    room = chosen.capacity_blocks or BELIEVED_MAX
+    room = min(room, settings.approximate_blocks_max or room)
+    return Keeps(max(1, room // max(1, len(view.state.routing.replicas))), settings.approximate_ttl_s * 1000)
 
 
 class Considered(NamedTuple):
@@ -73,9 +84,9 @@ class Considered(NamedTuple):
     excluded: dict[str, list[WorkerId]]
 
 
-def considered(view: View, request: RouteRequest, settings: RoutingSettings) -> Considered:
+def considered(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> Considered:
     """Of every worker: those in doubt only if nobody else can serve."""
-    left, doubtful, excluded = _sorted_out(view, request, settings)
+    left, doubtful, excluded = _sorted_out(view, request, settings, now_ms)
     if not left:
         return Considered([candidate for _, candidate in doubtful], excluded)
     for reason, candidate in doubtful:
@@ -89,7 +100,7 @@ class _SortedOut(NamedTuple):
     excluded: dict[str, list[WorkerId]]
 
 
-def _sorted_out(view: View, request: RouteRequest, settings: RoutingSettings) -> _SortedOut:
+def _sorted_out(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> _SortedOut:
     """Who can serve, who only if nobody else can, and who cannot at all: all by id."""
     local: dict[WorkerId, str] = {}
     for reason in reversed(LEFT_OUT):  # the first one counts
@@ -97,7 +108,7 @@ def _sorted_out(view: View, request: RouteRequest, settings: RoutingSettings) ->
     out = _SortedOut([], [], {})
     model, block_size, waiting_max = request.model, request.prompt.block_size, settings.waiting_max
     left = out.left.append
-    for candidate in view.candidates(request.prompt):
+    for candidate in view.candidates(request.prompt, view.cached(request.prompt, settings, now_ms)):
         # unpacked at once: this runs for every worker, and each name of a tuple's costs a call
         worker, its_model, its_block_size, _, _, _, _, _, _, _, waiting, draining = candidate
         if its_model != model:
@@ -128,6 +139,7 @@ def concluded(
     now_ms: int,
     seed: int,
     backlog: Backlog,
+    believed: Keeps | None,
 ) -> Decision:
     """The decision for the first of the ranked, or for nobody, with its digest."""
     prompt = request.prompt
@@ -147,6 +159,8 @@ def concluded(
         everything = (*everything, request.session)
     if backlog is not NO_BACKLOG:
         everything = (*everything, backlog.time, sorted(backlog.waits_us.items()))
+    if believed is not None:
+        everything = (*everything, believed)
     return Decision(
         worker=chosen.worker if chosen else None,
         ranked=ranked,
@@ -162,6 +176,7 @@ def concluded(
         prefer_tokens=prefer.tokens,
         backlog=backlog,
         wait_us=backlog.outstanding_us(chosen.worker) if chosen else 0,
+        believed=believed,
     )
 
 
@@ -169,7 +184,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
     """The event of a decision that chose a worker. Computes all block hashes of the prompt: off the hot path."""
     # unpacked once: this runs for every request, and each name of a tuple's costs a call
     worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision[:10]
-    prefer, prefer_tokens, backlog, wait_us = decision[10:]
+    prefer, prefer_tokens, backlog, wait_us, believed = decision[10:]
     request_id, attempt, model, prompt, tenant, priority, session, time, held = request
     assert worker is not None
     workers, columns = _columns(ranked[: settings.candidates_recorded_max])
@@ -208,6 +223,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
         wait_us=wait_us,
         prefill_time=learned,
         held={str(worker): held_us for worker, held_us in held.items()} if held else {},
+        believed=believed,
     )
 
 

@@ -87,13 +87,19 @@ class _Placed(NamedTuple):
 
 
 def plan(
-    view: View, queue: Sequence[Held], settings: RoutingSettings, now_ms: int, given: Mapping[WorkerId, int]
+    view: View,
+    queue: Sequence[Held],
+    settings: RoutingSettings,
+    now_ms: int,
+    given: Mapping[WorkerId, int],
+    busy_us: Mapping[WorkerId, int],
 ) -> Planned | None:
     """The one of the queue that is to be sent now, or that nobody can serve; None if all stay held.
 
     Whoever sends it says so, takes it out of the queue, and asks again: the next one's view has this one. `given` is
-    how many tokens each worker was given so at this moment. `settings` are of the policy `time`. O(queue * (workers +
-    queue)); the order of the queue does not matter. Requests have ids of their own.
+    how many tokens each worker was given so at this moment; `busy_us` how long workers should compute yet what the view
+    does not know of, as they said when they declined a request: they are not free. `settings` are of the policy `time`.
+    O(queue * (workers + queue)); the order of the queue does not matter. Requests have ids of their own.
     """
     assert settings.policy == "time"
     outstanding = view.outstanding()
@@ -103,12 +109,12 @@ def plan(
         return Planned(nobody.request, decide(view, nobody.request, settings, now_ms, nobody.seed))
     placed: dict[WorkerId, list[_Placed]] = {}
     for each in sorted(asked, key=_longest_first):
-        found = _place(each, placed, view, settings)
+        found = _place(each, placed, view, settings, busy_us)
         placed.setdefault(found.first.candidate.worker, []).append(found)
     for worker in sorted(placed):
         next_one = min(placed[worker], key=lambda each: _turn(each, now_ms))
         fits = worker in given and given[worker] + next_one.tokens <= PASS_TOKENS
-        if fits or worker not in outstanding:
+        if fits or (worker not in outstanding and worker not in busy_us):
             request = next_one.asked.held.request._replace(held=next_one.held_us)
             return Planned(request, decide(view, request, settings, now_ms, next_one.asked.held.seed))
     return None
@@ -123,7 +129,7 @@ def _asked(
 ) -> _Asked:
     time = PrefillTime.of(settings, held.request.time)
     backlog = Backlog.of(time, outstanding, now_ms)
-    left = considered(view, held.request, settings).left
+    left = considered(view, held.request, settings, now_ms).left
     return _Asked(held, time, score(left, held.request, settings, view.local.get("stale", ()), backlog))
 
 
@@ -132,13 +138,19 @@ def _longest_first(asked: _Asked) -> tuple[int, int, str, int]:
     return -asked.shortest_us, asked.held.since_ms, request.id, request.attempt
 
 
-def _place(asked: _Asked, placed: dict[WorkerId, list[_Placed]], view: View, settings: RoutingSettings) -> _Placed:
+def _place(
+    asked: _Asked,
+    placed: dict[WorkerId, list[_Placed]],
+    view: View,
+    settings: RoutingSettings,
+    busy_us: Mapping[WorkerId, int],
+) -> _Placed:
     """Where it costs least, with those that are placed already."""
     held_us: dict[WorkerId, int] = {}
     scored = []
     for each in asked.scored:
         worker, own_us = each.candidate.worker, asked.own_us(each)
-        more_us = sum(min(other.own_us, own_us) for other in placed.get(worker, ()))
+        more_us = busy_us.get(worker, 0) + sum(min(other.own_us, own_us) for other in placed.get(worker, ()))
         if more_us:
             held_us[worker] = more_us
         scored.append(each._replace(cost=each.cost + more_us))

@@ -16,6 +16,9 @@ searched on public traces; own_weight above 1 stands for what the copy that it m
 where own(w) is how long the prefill that is left lasts there, with the same credits as above, and wait(w) how long
 those outstanding hold it up (`projections.backlog`).
 
+`approximate` has the cost of `kv`, with the cached blocks that were believed instead of reported
+(`projections.believed`).
+
 `session` keeps requests that name one session, or begin alike, on one worker: by rendezvous hashing, among those where
 the wait is no longer than a bound; what it is beyond is the cost. `power-of-two` takes the one with fewer requests of
 two that are drawn.
@@ -29,7 +32,7 @@ from typing import NamedTuple
 import xxhash
 
 from core.ids import WorkerId
-from core.settings import RoutingSettings
+from core.settings import APPROXIMATE, RoutingSettings
 from projections.backlog import NO_BACKLOG, Backlog
 from projections.view import Candidate, RouteRequest
 
@@ -42,7 +45,9 @@ SOFT_TABLE = (
 """2^32 * 2^(-i/16), rounded: powers of two by integers alone."""
 ESTIMATING = frozenset({"time", "session"})
 """Policies that look at how long outstanding prefills hold up a new one; their costs are in microseconds."""
-SOFTENED = frozenset({"kv", "time", "least-loaded"})
+BY_BLOCKS = frozenset({"kv", APPROXIMATE})
+"""Policies with the cost of `kv`, in thousandths of a weighted block."""
+SOFTENED = frozenset({"kv", "time", "least-loaded", APPROXIMATE})
 """Policies whose choice a temperature softens."""
 SESSION_TOKENS = 128
 """Where no session is named, prompts that are equal up to here are taken for one."""
@@ -76,7 +81,7 @@ def score(
     per_prefill, per_block = settings.prefill_weight_m, settings.decode_weight_m
     per_request = settings.request_weight_m * MILLI
     new = tuple.__new__  # half the price of Scored(…)
-    kv, least_loaded = settings.policy == "kv", settings.policy in {"least-loaded", "power-of-two"}
+    kv, least_loaded = settings.policy in BY_BLOCKS, settings.policy in {"least-loaded", "power-of-two"}
     found = []
     for candidate in candidates:
         worker, _, _, _, _, overlap, pending, active_blocks, active_requests, prefill_tokens, waiting, _ = candidate

@@ -25,6 +25,7 @@ from core.events import (
 )
 from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, WorkerId, from_column
 from core.queue_events import RequestQueued, RequestTurnedAway
+from projections.believed import Believed, Keeps
 from projections.chain import Chain, Link, Missing, missing
 from projections.ended import Ended
 from projections.projection import MASK64, mix, stamp
@@ -80,6 +81,8 @@ class RoutingProjection:
         self.unknown: set[ReplicaId] = set()
         """Those of whose requests nothing is known until they restate them."""
         self.tally = Tally()
+        self.believed: dict[ReplicaId, Believed] = {}
+        """What replicas take workers to hold; only of those that decided so since they restated themselves."""
         self.unknown_events = 0
         self.missing: list[Missing] = []
         self._digest = 0
@@ -107,9 +110,11 @@ class RoutingProjection:
             return self._lost(replica, message)
         return False
 
-    def restore(self, part: Replica) -> None:
-        """A part as a snapshot has it is there, with what it has in flight."""
+    def restore(self, part: Replica, believed: Believed | None = None) -> None:
+        """A part as a snapshot has it is there, with what it has in flight and what it takes workers to hold."""
         self.replicas[part.replica] = part
+        if believed is not None and believed.blocks:
+            self.believed[part.replica] = believed
         if part.joined is not None:
             part.identity = _identity(part.joined)
         part.contents = contents(part)
@@ -145,6 +150,8 @@ class RoutingProjection:
         before = part.digest
         if part.joined is not None:
             whole = stamp(part.chain, part.identity) + part.contents + 2 * part.settings_revision + part.known
+            if part.replica in self.believed:
+                whole += self.believed[part.replica].digest
             part.digest = whole & MASK64
             self._digest = (self._digest - before + part.digest) & MASK64
         if part.known:
@@ -214,6 +221,15 @@ class RoutingProjection:
         entry = self._take(part, key)
         if entry is not None:
             self._put(part, key, entry.prefilled())
+            if entry.believed is not None:
+                self._believe(part.replica, entry, Keeps(*entry.believed))
+
+    def _believe(self, replica: ReplicaId, entry: InFlight, keeps: Keeps) -> None:
+        """The prompt was computed: its worker holds it from now on."""
+        part = self.believed.get(replica)
+        if part is None:
+            part = self.believed[replica] = Believed()
+        part.take(entry.worker, entry.hashes, max(0, entry.begins_us // MILLI), keeps)
 
     def _restated(self, part: Replica, event: ReplicaRestated) -> None:
         """What it says replaces all before it, and makes it known if it said who it is."""
@@ -242,6 +258,7 @@ class RoutingProjection:
         for key in list(part.in_flight):
             self._take(part, key)
         part.predicted.clear()
+        self.believed.pop(part.replica, None)
         for worker, reasons in part.local.items():
             part.contents -= mix(worker, reasons)
         part.local.clear()
@@ -269,7 +286,7 @@ def _local_changed(part: Replica, event: LocalChanged) -> None:
 def in_flight(event: RequestRouted) -> InFlight:
     """What a routed request weighs until its end."""
     begins_us = event.now_ms * MILLI + event.wait_us
-    return InFlight(WorkerId(event.worker), event.blocks, event.prefill_tokens, event.hashes, begins_us)
+    return InFlight(WorkerId(event.worker), event.blocks, event.prefill_tokens, event.hashes, begins_us, event.believed)
 
 
 def restated(event: ReplicaRestated) -> list[tuple[Key, InFlight]]:

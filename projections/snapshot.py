@@ -3,7 +3,8 @@
 1. Content is a magic number, the length of a msgpack head, the head, and the index's columns of block hashes one
    behind the other, as the head lists them. Columns are sorted: equal states have equal bytes.
 2. What can be computed from the rest (digests, sums per worker) is not in it; points and gaps are not either.
-3. Form 2 has the jobs stream; a state without it is written in form 1, byte for byte as ever.
+3. Form 2 has the jobs stream, form 3 what replicas take workers to hold; a state without it is written in the form
+   before, byte for byte as ever.
 4. A head of another form or of another fold version is refused: whoever reads it folds from elsewhere.
 """
 
@@ -17,10 +18,11 @@ import msgspec
 
 from core.errors import Corrupt
 from core.events import LoadReported
-from core.ids import Epoch, StreamName, StreamSeq, WorkerId
+from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
 from core.manifest import At
 from core.settings import TIERS
 from core.subjects import JOBS
+from projections.believed import Believed, Kept
 from projections.chain import Chain
 from projections.holdings import Holding
 from projections.jobs import JobsPart, JobsProjection
@@ -29,10 +31,11 @@ from projections.projection import FOLD_VERSION
 from projections.requests import Replica
 from projections.state import Position, State
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 """Changed whenever a reader of the one before could not read this one."""
+SNAPSHOT_VERSION_WITHOUT_BELIEFS = 2
 SNAPSHOT_VERSION_WITHOUT_JOBS = 1
-"""What programs read that know of no jobs, and this one too."""
+"""What programs read that know of neither, and this one too."""
 HASH_BYTES = 8
 LOAD_BYTES_MAX = 8192 * HASH_BYTES
 """Hashes taken into the index at once, in bytes."""
@@ -81,6 +84,8 @@ class _Head(msgspec.Struct, omit_defaults=True):
     replicas: list[Replica]
     groups: list[_Group]
     jobs: _Jobs | None = None
+    believed: dict[ReplicaId, list[Kept]] = {}
+    """Of replicas that believe anything."""
 
 
 class _Version(msgspec.Struct):
@@ -164,16 +169,17 @@ def _head_at(state: State, stream: StreamName, position: Position) -> bytes:
 
 
 def _check_versions(found: _Version) -> None:
-    if found.v not in {SNAPSHOT_VERSION, SNAPSHOT_VERSION_WITHOUT_JOBS}:
+    if found.v not in {SNAPSHOT_VERSION, SNAPSHOT_VERSION_WITHOUT_BELIEFS, SNAPSHOT_VERSION_WITHOUT_JOBS}:
         raise Corrupt(f"a snapshot of form {found.v}; this program reads none beyond {SNAPSHOT_VERSION}")
     if found.fold_version != FOLD_VERSION:
         raise Corrupt(f"a snapshot of fold version {found.fold_version}; this program folds by {FOLD_VERSION}")
 
 
 def _head(state: State, groups: list[_Group]) -> _Head:
-    loads, with_jobs = state.loads, JOBS in state.cursor
+    loads, with_jobs, believed = state.loads, JOBS in state.cursor, _believed(state)
+    without = SNAPSHOT_VERSION_WITHOUT_BELIEFS if with_jobs else SNAPSHOT_VERSION_WITHOUT_JOBS
     return _Head(
-        v=SNAPSHOT_VERSION if with_jobs else SNAPSHOT_VERSION_WITHOUT_JOBS,
+        v=SNAPSHOT_VERSION if believed else without,
         fold_version=FOLD_VERSION,
         corrupt=state.corrupt,
         streams={stream: _stream(state, stream, at) for stream, at in sorted(state.cursor.items())},
@@ -182,7 +188,14 @@ def _head(state: State, groups: list[_Group]) -> _Head:
         replicas=[_bare_replica(part) for _, part in sorted(state.routing.replicas.items())],
         groups=groups,
         jobs=_jobs(state.jobs) if with_jobs else None,
+        believed=believed,
     )
+
+
+def _believed(state: State) -> dict[ReplicaId, list[Kept]]:
+    """Of those replicas that are in the snapshot."""
+    believed, replicas = state.routing.believed, state.routing.replicas
+    return {replica: part.kept() for replica, part in sorted(believed.items()) if part.blocks and replica in replicas}
 
 
 def _stream(state: State, stream: StreamName, at: Position) -> _Stream:
@@ -238,7 +251,7 @@ def _restore(state: State, head: _Head) -> None:
     for load in head.loads:
         state.loads.restore(WorkerId(load.worker), load.chain, load.report)
     for part in head.replicas:
-        state.routing.restore(part)
+        state.routing.restore(part, Believed.of(head.believed.get(part.replica, [])))
     if head.jobs is not None:
         _restore_jobs(state.jobs, head.jobs)
     for name, kept in head.streams.items():

@@ -29,6 +29,8 @@ class InFlight(msgspec.Struct, frozen=True, omit_defaults=True):
     begins_us: int = 0
     """When its prefill was expected to begin, by the clock of the replica that routed it; 0 if that is not known, and
     once the first token came."""
+    believed: tuple[int, int] | None = None
+    """`projections.believed.Keeps` while it is prefilled, where the policy was `approximate`."""
 
     def prefilled(self) -> InFlight:
         """The same after its first token."""

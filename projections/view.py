@@ -10,9 +10,10 @@ from core.decision import LOCAL_REASONS
 from core.events import LoadReported, RequestRouted
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.prompt import Prompt
-from core.settings import TIERS
+from core.settings import APPROXIMATE, TIERS, RoutingSettings
 from projections.ahead import Ahead
 from projections.backlog import Outstanding, PrefillTime
+from projections.believed import NEVER
 from projections.state import State
 from projections.tally import Busy, shared_depth
 
@@ -37,7 +38,7 @@ class RouteRequest(NamedTuple):
     """How long prefills of the model last, as this replica has learned; None if it has not."""
     held: Mapping[WorkerId, int] = MappingProxyType({})
     """How long other requests that this replica holds (`projections.plan`) would hold it up, in microseconds, by the
-    worker to which they would go before it."""
+    worker to which they would go before it, or what a worker computes that declined one."""
 
     @staticmethod
     def of(event: RequestRouted, prompt: Prompt) -> RouteRequest:
@@ -94,12 +95,30 @@ class View(NamedTuple):
         part = self.state.routing.replicas.get(self.replica)
         return (part.routed.get(model, 0) if part else 0) + self.ahead.routed.get(model, 0)
 
-    def candidates(self, prompt: Prompt) -> list[Candidate]:
-        """Every worker that is alive by the log and answers requests, by id.
+    def cached(self, prompt: Prompt, settings: RoutingSettings, now_ms: int) -> Mapping[WorkerId, tuple[int, ...]]:
+        """Cached blocks of the prompt per level, by worker, as `PrefixIndex.overlaps` has them: by the index, or under
+        `approximate` by where requests were sent, all on the device. O(holder groups * log blocks), or O(replicas *
+        workers * log blocks)."""
+        if settings.policy != APPROXIMATE:
+            return self.state.index.overlaps(prompt)
+        ttl_ms = settings.approximate_ttl_s * 1000
+        since_ms = max(NEVER, now_ms - ttl_ms) if ttl_ms else NEVER
+        found: dict[WorkerId, int] = {}
+        for part in self.state.routing.believed.values():
+            for worker, depth in part.reach(prompt, since_ms):
+                found[worker] = max(depth, found.get(worker, 0))
+        for entry in self.ahead.believed:
+            if entry.begins_us // 1000 > since_ms:
+                found[entry.worker] = max(shared_depth(entry.hashes, prompt), found.get(entry.worker, 0))
+        return {worker: (depth,) * len(TIERS) for worker, depth in found.items()}
+
+    def candidates(self, prompt: Prompt, cached: Mapping[WorkerId, tuple[int, ...]] | None = None) -> list[Candidate]:
+        """Every worker that is alive by the log and answers requests, by id; what is cached there is what the index
+        says, unless that is given.
 
         O(workers + holder groups * log blocks).
         """
-        overlap = self.state.index.overlaps(prompt).get
+        overlap = (self.state.index.overlaps(prompt) if cached is None else cached).get
         pending = self._pending(prompt).get
         folded, ahead = self.state.routing.tally.busy.get, self.ahead.tally.busy.get
         report = self.state.loads.reports.get

@@ -48,7 +48,9 @@ class Tried(msgspec.Struct, gc=False):
     status: int = 0
     """The HTTP status of one that was refused."""
     queued_seq: int = 0
-    """Of the message that says that it had to wait first; 0 if it had not."""
+    """Of the first message that says that it had to wait before; 0 if it had not …"""
+    held_seq: int = 0
+    """… and of the last: it may have waited for a place, and then have been held for its worker."""
     migrated_seq: int = 0
     """Of the message that says from where it goes on; 0 if it does not."""
     prefilled_at: int = 0
@@ -82,7 +84,8 @@ class RoutingIndex:
         self._settings: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
         self._local: dict[str, list[tuple[int, RoutingEvent]]] = {}
         self._moved: dict[tuple[str, int, str], int] = {}
-        self._waits: dict[tuple[str, str], int] = {}
+        self._waits: dict[tuple[str, str], tuple[int, int]] = {}
+        """Request and replica: the first and the last message that says that it waits."""
         self._at = 0
         self._handlers: dict[str, Callable[[Record, str, RoutingEvent], None]] = {
             "RequestRouted": self._routed,
@@ -187,7 +190,7 @@ class RoutingIndex:
         if event.attempt:
             tried.migrated_seq = self._moved.pop((event.request, event.attempt, replica), 0)
         elif self._waits:
-            tried.queued_seq = self._waits.pop((event.request, replica), 0)
+            tried.queued_seq, tried.held_seq = self._waits.pop((event.request, replica), (0, 0))
         self.tries.append(tried)
         known = self._of.get(event.request)
         if known is None:
@@ -196,7 +199,8 @@ class RoutingIndex:
             known.append(tried)
 
     def _queued(self, record: Record, replica: str, event: RoutingEvent) -> None:
-        self._waits[event.request, replica] = record.seq
+        first, _ = self._waits.get((event.request, replica), (record.seq, 0))
+        self._waits[event.request, replica] = first, record.seq
 
     def _migrated(self, record: Record, replica: str, event: RoutingEvent) -> None:
         self._moved[event.request, event.attempt, replica] = record.seq

@@ -182,7 +182,7 @@ class SimulatedEngine:
         inputs, self._inputs = self._inputs, []
         self._wake.clear()
         result = step(self.state, self.now_us(), inputs)
-        for change in result.changes:
+        for change in result.changes if self.settings.kv_events else ():
             self._on_cache(change)
         for own_id, output in result.outputs:
             if own_id in self._streams:

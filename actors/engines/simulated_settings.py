@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -27,6 +28,15 @@ ABOVE_ZERO = (
     "block_bytes",
     "embedding_dimensions",
 )
+NOT_BELOW_ZERO = (
+    "prefill_us_per_token",
+    "prefill_us_per_pass",
+    "decode_us_per_context_token",
+    "token_min",
+    "eos_token",
+    "eos_every",
+    "transfer_us_per_block",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +51,14 @@ class SimulatedSettings:
     """Longest prompt with answer, in tokens."""
     max_seqs: int = 32
     """Requests that run at once; the others wait."""
-    prefill_us_per_token: int = 50
+    prefill_us_per_token: float = 50
     """Simulated microseconds to compute one prompt token that is not in the cache."""
+    prefill_us_per_pass: int = 0
+    """The same once more for each pass that computes any of them."""
     decode_us_per_step: int = 5000
     """Simulated microseconds for one more token of every running request."""
+    decode_us_per_context_token: float = 0
+    """The same once more for each token that those have so far, all together."""
     batched_tokens_max: int = 8192
     """Tokens computed in one pass, those of prompts and one for each request that decodes."""
     timing: str = LINEAR
@@ -61,6 +75,9 @@ class SimulatedSettings:
     """Folder with the tokenizer that clients' text goes through; empty if they send token ids."""
     time_scale: float = 1.0
     """Simulated seconds per second."""
+    kv_events: bool = True
+    """Whether changes of the cache are told: without, nobody knows what is cached here, save the policy `approximate`,
+    which goes by what was sent here."""
     transfer: bool = False
     """Whether blocks can be moved to and from other engines."""
     keep_ms: int = 30_000
@@ -83,8 +100,8 @@ class SimulatedSettings:
         for name in ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise CallerError(f"engine_args: {name} must be above 0, not {getattr(self, name)}")
-        for name in ("prefill_us_per_token", "token_min", "eos_token", "eos_every", "transfer_us_per_block"):
-            if getattr(self, name) < 0:
+        for name in NOT_BELOW_ZERO:
+            if not 0 <= getattr(self, name) < math.inf:  # false for nan, too
                 raise CallerError(f"engine_args: {name} must not be negative, but is {getattr(self, name)}")
         if self.timing not in TIMINGS:
             raise CallerError(f"engine_args: timing must be one of {', '.join(TIMINGS)}, not {self.timing}")

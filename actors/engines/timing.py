@@ -49,20 +49,26 @@ class Timing(Protocol):
 
 
 class LinearTiming:
-    """So long for each prompt token, so long for each decode step."""
+    """So long for each pass with prompts and each prompt token, so long for each decode step and each token that those
+    who decode have."""
 
     def __init__(self, settings: SimulatedSettings) -> None:
-        self._prefill_us = settings.prefill_us_per_token
+        self._token_us = settings.prefill_us_per_token
+        self._prompts_us = settings.prefill_us_per_pass
         self._decode_us = settings.decode_us_per_step
+        self._context_us = settings.decode_us_per_context_token
 
     def pass_us(self, batch: Batch) -> int:
         """As of `Timing`."""
-        return (batch.after - batch.before) * self._prefill_us + (self._decode_us if batch.decoding else 0)
+        tokens = batch.after - batch.before
+        spent_us = self._prompts_us + round(tokens * self._token_us) if tokens else 0
+        return spent_us + (self._decode_us + round(batch.context * self._context_us) if batch.decoding else 0)
 
     def decode_ends(self, start_us: int, batch: Batch, count: int) -> list[int]:
-        """As of `Timing`."""
-        each_us = self.pass_us(batch)
-        return list(range(start_us + each_us, start_us + count * each_us + 1, each_us))
+        """As of `Timing`. 0.2 us for each pass."""
+        contexts = range(batch.context, batch.context + count * batch.decoding, batch.decoding)
+        steps_us = (self._decode_us + round(tokens * self._context_us) for tokens in contexts)
+        return list(accumulate(steps_us, initial=start_us))[1:]
 
 
 class MockerTiming:

@@ -12,9 +12,16 @@ from core.events import RequestRouted
 from core.ids import from_column
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
+from projections.backlog import Backlog, PrefillTime
+from projections.policies import BY_BLOCKS, ESTIMATING, MILLI, Scored
+from projections.view import RouteRequest
+from replay.explaining.estimated import source, taken_apart, tokens
+from replay.explaining.ground import recorded, recorded_backlog
+from replay.recorded_prompt import RecordedPrompt
 from streams.archive import Archive
 
-MILLI = 1000
+UNITS = {"kv": "blocks", "approximate": "blocks", "least-loaded": "requests", "power-of-two": "requests"}
+"""Of costs, by policy; others have none, or milliseconds."""
 
 
 def decision(archive: Archive, timeline: Timeline, n: int) -> dict[str, Any]:
@@ -43,7 +50,9 @@ def decision(archive: Archive, timeline: Timeline, n: int) -> dict[str, Any]:
         "prefill_tokens": event.prefill_tokens,
         "prefer": event.prefer,
         "prefer_tokens": event.prefer_tokens,
-        "candidates": _rows(event, settings, terms=given is not None),
+        "unit": "ms" if event.policy in ESTIMATING else UNITS.get(event.policy, ""),
+        "prefill_time": _prefill_time(event, settings),
+        "candidates": _rows(event, settings, known=given is not None),
         "candidates_total": event.candidates_total,
         "excluded": [
             {"reason": reason, "count": count, "workers": from_column(ids)}
@@ -72,28 +81,56 @@ def _settings(given: dict[str, Any] | None, event: RequestRouted) -> RoutingSett
         return RoutingSettings(policy=event.policy)  # of another version of the program
 
 
-def _rows(event: RequestRouted, settings: RoutingSettings, *, terms: bool) -> list[dict[str, Any]]:
-    """Costs in blocks. Without settings, and for policies that look at no cost, there are no terms."""
+def _prefill_time(event: RequestRouted, settings: RoutingSettings) -> dict[str, Any] | None:
+    """How long a prefill was taken to last, and where that was known from; None where nobody asked."""
+    if event.policy not in ESTIMATING:
+        return None
+    learned = PrefillTime(*event.prefill_time) if event.prefill_time else None
+    base_us, per_token_m = PrefillTime.of(settings, learned)
+    return {"base_ms": base_us / MILLI, "per_token_us": per_token_m / MILLI, "source": source(event, settings)}
+
+
+def _rows(event: RequestRouted, settings: RoutingSettings, *, known: bool) -> list[dict[str, Any]]:
+    """Costs in their unit. There are terms where they add up to the cost: not without the settings, and not for
+    policies whose cost is no sum."""
+    request = RouteRequest.of(event, RecordedPrompt(event.prompt_tokens, event.block_size, event.hashes))
+    backlog = recorded_backlog(event, request, settings)
     rows = []
-    for place, worker in enumerate(from_column(event.candidates)):
-        at = {name: column[place] for name, column in event.columns.items()}
-        cost = at["cost"] / MILLI
+    for scored in recorded(event, settings, {}):
+        candidate, cost = scored.candidate, scored.cost / MILLI
         row: dict[str, Any] = {
-            "worker": worker,
-            "chosen": worker == event.worker,
+            "worker": candidate.worker,
+            "chosen": candidate.worker == event.worker,
             "cost": cost,
-            "overlap": at["overlap_all"],
-            "overlap_device": at["overlap"],
-            "pending": at["pending"],
-            "to_prefill": at["prefill"] / MILLI,
-            "active_blocks": at["active_blocks"],
-            "active_requests": at["active_requests"],
-            "waiting": at["waiting"],
-            "cache_known": bool(at["known"]),
+            "overlap": candidate.overlap[-1],
+            "overlap_device": candidate.overlap[0],
+            "pending": candidate.pending,
+            "to_prefill": scored.prefill_m / MILLI,
+            "active_blocks": candidate.active_blocks,
+            "active_requests": candidate.active_requests,
+            "waiting": candidate.waiting,
+            "cache_known": candidate.cache_known,
         }
-        if terms and event.policy == "kv":
-            row["prefill_cost"] = settings.prefill_weight_m * at["prefill"] / MILLI**2
-            row["request_cost"] = settings.request_weight_m * at["active_requests"] / MILLI
+        if known and event.policy in BY_BLOCKS:
+            row["prefill_cost"] = settings.prefill_weight_m * scored.prefill_m / MILLI**2
+            row["request_cost"] = settings.request_weight_m * candidate.active_requests / MILLI
             row["decode_cost"] = max(0.0, cost - row["prefill_cost"] - row["request_cost"])
+        elif event.policy in ESTIMATING:
+            row |= _estimated(scored, settings, event.block_size, backlog)
         rows.append(row)
     return rows
+
+
+def _estimated(scored: Scored, settings: RoutingSettings, size: int, backlog: Backlog) -> dict[str, Any]:
+    """What one candidate was estimated to take, in milliseconds; under `time` with the terms of its cost."""
+    worker = scored.candidate.worker
+    found: dict[str, Any] = {
+        "tokens": tokens(scored, size),
+        "outstanding_ms": backlog.outstanding_us(worker) / MILLI,
+        "held_ms": backlog.held_us.get(worker, 0) / MILLI,
+    }
+    terms = taken_apart(scored, settings, size, backlog) if settings.policy == "time" else None
+    if terms is not None:
+        found["prefill_cost"], found["decode_cost"] = terms.own / MILLI, terms.decode / MILLI
+        found["request_cost"], found["wait_cost"] = terms.requests / MILLI, terms.wait / MILLI
+    return found

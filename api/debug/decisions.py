@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import Any
+from typing import Any, NamedTuple
 
-from api.debug.slim import Finished, Prefilled, Routed, SlimEvent
+from api.debug.slim import Finished, Prefilled, Queued, Routed, SlimEvent
 
 PLACES = 10_000
 """More events than a message can hold."""
@@ -20,14 +20,28 @@ CHUNK_MAX = 20_000
 """Decisions in one answer."""
 UNDER_WAY = -1
 NAMES = (
-    "n", "ms", "worker", "replica", "attempt", "prompt_tokens", "predicted", "cached", "ttft_ms", "duration_ms",
-    "outcome",
+    "n", "ms", "worker", "replica", "attempt", "prompt_tokens", "predicted", "before_ms", "waited_ms", "cached",
+    "ttft_ms", "duration_ms", "outcome",
 )  # fmt: skip
+"""`before_ms`: how long before the decision the request came, from when `ttft_ms` and `duration_ms` count; `waited_ms`:
+the same if it was in its replica all that time, held or waiting, and 0 if another worker had it."""
 LATER = ("cached", "ttft_ms", "duration_ms", "outcome")
 """What comes after the decision; -1 until then."""
 
 Key = tuple[str, int]
 """A request and its attempt."""
+DECLINED = "declined"
+TRIED_AGAIN = frozenset({DECLINED, "worker_lost"})
+"""Outcomes behind which another attempt may come."""
+
+
+class Tried(NamedTuple):
+    """A request that another attempt may be made at."""
+
+    came_ms: int
+    """By the log's clock."""
+    declined: bool
+    """Whether it was in its replica all the time, since the worker did not begin with it."""
 
 
 class Decisions:
@@ -43,6 +57,10 @@ class Decisions:
         self._cached, self._ttft_ms, self._duration_ms, self._outcome = map(self._columns.__getitem__, LATER)
         self._append = [column.append for column in self._columns.values()]
         self._open: dict[Key, int] = {}
+        self._waiting: dict[tuple[str, int], int] = {}
+        """Request and replica: since when it waits there, by the replica's clock."""
+        self._tried: dict[tuple[str, int], Tried] = {}
+        """By request and replica."""
         self._last_ms = 0
         self._touched_seqs, self._touched = array("q"), array("q")
         """Which ones changed after they were told, and by which message."""
@@ -80,14 +98,32 @@ class Decisions:
     def routed(self, seq: int, place: int, ms: int, worker: int, replica: int, event: Routed | SlimEvent) -> None:
         """A decision was made."""
         self._last_ms = ms = max(ms, self._last_ms)  # the log's clock may go back
+        before_ms = waited_ms = 0
+        if event.attempt:
+            tried = self._tried.pop((event.request, replica), None)
+            if tried is not None:
+                before_ms = ms - tried.came_ms
+                waited_ms = before_ms if tried.declined else 0
+        elif self._waiting:
+            since_ms = self._waiting.pop((event.request, replica), event.now_ms)
+            before_ms = waited_ms = max(0, event.now_ms - since_ms)
         row = (
             seq * PLACES + place, ms, worker, replica, event.attempt, event.prompt_tokens,
-            event.predicted_cached_tokens, -1, -1, -1, UNDER_WAY,
+            event.predicted_cached_tokens, before_ms, waited_ms, -1, -1, -1, UNDER_WAY,
         )  # fmt: skip
         for append, value in zip(self._append, row):  # noqa: B905 - a row has all columns, and this is the hot loop
             append(value)
         self._open[event.request, event.attempt] = len(self.requests)
         self.requests.append(event.request)
+
+    def queued(self, replica: int, event: Queued | SlimEvent) -> None:
+        """The request waits in its replica, if it did not before."""
+        self._waiting.setdefault((event.request, replica), event.now_ms)
+
+    def turned_away(self, replica: int, request: str) -> None:
+        """It waits no more, and no decision comes."""
+        self._waiting.pop((request, replica), None)
+        self._tried.pop((request, replica), None)
 
     def prefilled(self, seq: int, event: Prefilled | SlimEvent) -> None:
         """Its first token came."""
@@ -107,13 +143,19 @@ class Decisions:
             self._cached[index] = event.cached_tokens
             self._ttft_ms[index] = event.ttft_ms
         self._end(seq, index, event.outcome, event.duration_ms)
+        if event.outcome in TRIED_AGAIN:
+            replica, ms, before_ms = (self._columns[name][index] for name in ("replica", "ms", "before_ms"))
+            self._tried[event.request, replica] = Tried(ms - before_ms, event.outcome == DECLINED)
 
     def abandoned(self, seq: int, replica: int, ms: int) -> None:
         """The replica is gone, and with it all that it had under way."""
-        replicas, times = self._columns["replica"], self._columns["ms"]
+        replicas, times, before = (self._columns[name] for name in ("replica", "ms", "before_ms"))
         for key in [key for key, index in self._open.items() if replicas[index] == replica]:
             index = self._open.pop(key)
-            self._end(seq, index, "replica_gone", ms - times[index])
+            self._end(seq, index, "replica_gone", before[index] + ms - times[index])
+        for of in (self._waiting, self._tried):
+            for here in [key for key in of if key[1] == replica]:
+                del of[here]
 
     def _end(self, seq: int, index: int, outcome: str, duration_ms: int) -> None:
         if outcome not in self.outcomes:

@@ -12,6 +12,7 @@ class SlimEvent(RoutingEvent, gc=False):
     """Any event of the log; a field has its default where the event has no such field."""
 
     told_tokens: int = 0
+    now_ms: int = 0
     address: str = ""
     version: str = ""
     role: str = ""
@@ -33,13 +34,21 @@ class SlimEvent(RoutingEvent, gc=False):
 
 
 class Routed(msgspec.Struct, gc=False, tag_field="type", tag="RequestRouted"):
-    """One of the three events that nearly all of the routing stream is, in a shape of its own; fields as there."""
+    """One of the four events that nearly all of the routing stream is, in a shape of its own; fields as there."""
 
     request: str
     attempt: int
     worker: str
     prompt_tokens: int
     predicted_cached_tokens: int
+    now_ms: int
+
+
+class Queued(msgspec.Struct, gc=False, tag_field="type", tag="RequestQueued"):
+    """See `Routed`."""
+
+    request: str
+    now_ms: int
 
 
 class Prefilled(msgspec.Struct, gc=False, tag_field="type", tag="RequestPrefilled"):
@@ -66,7 +75,7 @@ class Usual(msgspec.Struct, gc=False):
     """A message of nothing but these."""
 
     source: str
-    events: list[Routed | Prefilled | Finished]
+    events: list[Routed | Queued | Prefilled | Finished]
 
 
 usual = msgspec.msgpack.Decoder(Usual).decode

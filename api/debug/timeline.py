@@ -11,7 +11,7 @@ from api.debug.decisions import Decisions
 from api.debug.loads import Loads
 from api.debug.reports import Reports
 from api.debug.rows import Row
-from api.debug.slim import Prefilled, Routed, SlimEvent, slim, usual
+from api.debug.slim import Prefilled, Queued, Routed, SlimEvent, slim, usual
 from core.ids import LOST_SUFFIX, StreamName
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, is_kv
@@ -131,6 +131,8 @@ class Timeline:
                             routed(seq, place, ms, number, replica, event)
                         elif isinstance(event, Prefilled):
                             prefilled(seq, event)
+                        elif isinstance(event, Queued):
+                            decisions.queued(replica, event)
                         else:
                             finished(seq, event)
             decisions.read_to = seq
@@ -152,6 +154,8 @@ class Timeline:
         match event.type:
             case "RequestRouted":
                 self.decisions.routed(seq, place, ms, self.worker(event.worker), number, event)
+            case "RequestQueued":
+                self.decisions.queued(number, event)
             case "RequestPrefilled":
                 self.decisions.prefilled(seq, event)
             case "RequestFinished":
@@ -219,6 +223,7 @@ class Timeline:
                 text = f"{_named(life)} and {other} differed at {event.stream}:{event.seq}; {event.verdict}"
                 self._note(ms, "divergence", text, ROUTING, seq, replica=number)
             case "RequestRejected" | "RequestTurnedAway":
+                self.decisions.turned_away(number, event.request)
                 text = f"{event.request} was refused with {event.status}: {event.reason}"
                 self._note(ms, "rejected", text, ROUTING, seq, replica=number, request=event.request)
             case "RequestMigrated":

@@ -22,6 +22,8 @@ MEANINGS = {
     "prefill_us_per_token": "… and so much longer for each token that it computes",
     "hold_max_ms": "time: how long a request is held until its worker computes no other prompt; 0 sends it at once",
     "session_wait_max_ms": "session: with longer to wait for prefills there, the session's next worker is taken",
+    "approximate_ttl_s": "approximate: for how many seconds a block counts as cached where it was sent; 0 for ever",
+    "approximate_blocks_max": "approximate: blocks counted as cached on one worker at most; 0 as many as it holds",
     "tie_margin": "costs this close to the lowest, in blocks, count as equal",
     "temperature": "0 takes the cheapest worker; above, dearer ones get their share",
     "waiting_max": "a worker with so many waiting requests is left out",

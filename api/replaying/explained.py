@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from api.amounts import number_text
 from api.replaying.explained_prefill import of_which, prefill_lines
+from api.replaying.explained_time import estimate_lines, hold_lines, timed_costs, timed_heads
 from api.text_table import text_table
+from projections.policies import BY_BLOCKS
 from replay.explaining.form import Attempt, Explanation, Phases, Row
 from replay.explaining.queue_form import Queued
 from replay.explaining.reasons import LOOKS_AT
 
-_COSTS = ("worker", "cost", "= prefill", "+ decode", "+ requests")
-_WAIT = "+ wait, ms"
+_COSTS = ("cost", "= prefill", "+ decode", "+ requests")
 _WORK = (
     "cached",
     "computing",
@@ -62,13 +65,13 @@ def _attempt(attempt: Attempt) -> list[str]:
     lines = [f"{attempt.decided}  attempt {attempt.attempt}: {attempt.worker_name} ({attempt.worker})"]
     if attempt.queued is not None:
         lines.append(f"  waited   {_waited(attempt.queued)}")
+    lines += _titled(hold_lines(attempt))
     if attempt.told_tokens:
         lines.append(f"  goes on  {_goes_on(attempt)}")
     lines.append(f"  why      {attempt.why}")
     if attempt.runner_up is not None:
         lines.append(f"  else     {attempt.runner_up.text}")
-    lines += [f"  {title:<8} {text}" for title, text in (*prefill_lines(attempt), *_then(attempt))]
-    lines += [f"  {title:<8} {text}" for title, text in _setting(attempt)]
+    lines += _titled(chain(estimate_lines(attempt), prefill_lines(attempt), _then(attempt), _setting(attempt)))
     lines += ["", *candidates_table(attempt.candidates)]
     more = attempt.candidates_total - len(attempt.candidates)
     if more > 0:
@@ -77,6 +80,10 @@ def _attempt(attempt: Attempt) -> list[str]:
     for worker, reasons in attempt.local.items():
         lines.append(f"  this replica alone knew of {worker}: {', '.join(reasons).replace('_', ' ')}")
     return [*lines, "", *_known_table(attempt)]
+
+
+def _titled(lines: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"  {title:<8} {text}" for title, text in lines]
 
 
 def _waited(queued: Queued) -> str:
@@ -98,7 +105,8 @@ def _setting(attempt: Attempt) -> list[tuple[str, str]]:
     changed = ", ".join(f"{name} {value}" for name, value in attempt.settings_changed.items() if name != "policy")
     policy = f"{attempt.policy}, which looks at {LOOKS_AT.get(attempt.policy, 'what this program does not know')}"
     if attempt.settings is None:
-        settings = f"revision {attempt.settings_revision}, which the log does not have: costs are split by the defaults"
+        settings = f"revision {attempt.settings_revision}, which the log does not have"
+        settings += ": costs are split by the defaults" if attempt.policy in BY_BLOCKS else ""
     else:
         settings = f"revision {attempt.settings_revision}: {changed or 'the defaults'}"
     known = ", ".join(f"{stream}:{seq}" for stream, seq in attempt.cursor.items())
@@ -120,10 +128,15 @@ def _setting(attempt: Attempt) -> list[tuple[str, str]]:
 def candidates_table(rows: list[Row]) -> list[str]:
     """Each candidate with its cost taken apart, the chosen one marked."""
     drawn = any(row.probability is not None for row in rows)
-    waits = any(row.wait_cost for row in rows)
-    heads = (*_COSTS, *[_WAIT] * waits, *_WORK, *["chance"] * drawn)
+    timed = any(row.timed is not None for row in rows)
+    heads = ("worker", *(timed_heads(rows) if timed else _COSTS), *_WORK, *["chance"] * drawn)
     cells = [
-        (name, *_costs(row), *[f"{row.wait_cost:.2f}"] * waits, *_work(row), *[f"{row.probability or 0:.1%}"] * drawn)
+        (
+            name,
+            *(timed_costs(row, rows) if timed else _costs(row)),
+            *_work(row),
+            *[f"{row.probability or 0:.1%}"] * drawn,
+        )
         for name, row in zip(_names(rows), rows, strict=True)
     ]
     return _marked(rows, text_table(heads, cells, "<" + ">" * (len(heads) - 1)))

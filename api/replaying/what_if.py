@@ -6,16 +6,17 @@ from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from api.pairs import pairs, sweeps
 from api.recorded.copying import Wanted
+from api.recorded.positions import positions
 from api.recorded.progress import deciding
 from api.recorded.source import Source, recording_options
+from api.replaying.closed_loop import LoopOptions, closed_loop_options, run_again
 from api.replaying.what_if_text import one_text, several_text
 from core.errors import CallerError
-from core.moments import Moment, parse_moment
-from core.subjects import ROUTING
-from replay.recording import Recording
+from core.moments import parse_moment
 from replay.supposing.outcome import Outcome, ranked
 from replay.supposing.scenario import USUAL, Scenario, scenarios
 from replay.supposing.what_if import what_if as decide_again
@@ -38,6 +39,7 @@ MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request 
 @click.option("--worst", type=click.IntRange(0), default=WORST, show_default=True, help="How many cases to show.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 @click.option("--changes", is_flag=True, help="In JSON: every decision that changes.")
+@closed_loop_options
 def what_if(
     source: Source,
     start: str | None,
@@ -49,6 +51,7 @@ def what_if(
     tries: tuple[str, ...],
     swept: tuple[str, ...],
     worst: int,
+    loop: LoopOptions | None,
     *,
     recorded_load: bool,
     as_json: bool,
@@ -59,15 +62,27 @@ def what_if(
     Several scenarios (--try, --sweep) make one table, the best first. Without any option, the usual ones are tried.
     Milliseconds are estimated from the record itself; caches stay as recorded.
 
+    With --closed-loop the requests are run again instead, on simulated engines that are as fast as the record shows:
+    what would have happened, caches, queues and times included. The recorded settings are run, too, beside what was
+    really recorded: that says how far the simulation is off. A request whose prompt goes on with that of an earlier
+    one comes as long after that one's end as it did; --open-arrivals has all come when they came. Caches begin empty:
+    what came before --from is run and not counted. Of a deployment its whole log is read: for less, `contrail export`.
+
     \b
     contrail replay what-if --log incident.contrail
     contrail replay what-if --policy round-robin --from -1h
     contrail replay what-if --set prefill_weight=2 --set decode_weight=0.5 --worst 20
     contrail replay what-if --sweep prefill_weight=1,2,4 --sweep decode_weight=0.5,1
     contrail replay what-if --try policy=kv --try policy=kv,prefill_weight=4 --without decode-1 --lag 250
+    contrail replay what-if --closed-loop --log incident.contrail --sweep prefill_weight=1,2,4
+    contrail replay what-if --closed-loop --try policy=time --engine max_seqs=64 --from -1h --json
     """
     base = _base(given, policy, without, lag_ms, recorded_load=recorded_load)
     asked = _asked(base, tries, swept)
+    if loop is not None:
+        _refuse_with_loop()
+        click.echo(run_again(source, asked, (start, end), loop, as_json=as_json))
+        return
     outcomes = _outcomes(source, asked, (start, end), worst, keep_changes=changes and as_json)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_plain(outcomes, changes=changes))))
@@ -75,6 +90,16 @@ def what_if(
         click.echo(one_text(outcomes[0]))
     else:
         click.echo(several_text(outcomes))
+
+
+def _refuse_with_loop() -> None:
+    """CallerError if an option was given that only deciding again has."""
+    context = click.get_current_context()
+    for name in ("recorded_load", "changes", "worst"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise CallerError(
+                f"--{name.replace('_', '-')} is of decisions made again on the record: with --closed-loop, leave it out"
+            )
 
 
 def _base(
@@ -111,20 +136,13 @@ def _outcomes(
     now_ms = source.now_ms
     moments = [parse_moment(text, now_ms) if text is not None else None for text in range_]
     with source.opened(Wanted(*moments)) as recording:
-        start, end = _positions(recording, *moments)
+        start, end = positions(recording, *moments)
         found = decide_again(recording, asked, start, end, deciding(), worst=worst, keep_changes=keep_changes)
     if not found[0].decisions:
         left_out = sum(found[0].left_out.values())
         why = f"the {left_out} there cannot be judged: {', '.join(found[0].left_out)}" if left_out else "none is there"
         raise CallerError(f"no decision can be made again in this part of the record: {why}")
     return ranked(found)
-
-
-def _positions(recording: Recording, start: Moment | None, end: Moment | None) -> tuple[int, int | None]:
-    if ROUTING not in recording.streams:
-        return 1, None
-    first = 1 if start is None else recording.position(ROUTING, start)
-    return first, None if end is None else recording.position(ROUTING, end)
 
 
 def _plain(outcomes: list[Outcome], *, changes: bool) -> dict[str, Any]:

@@ -45,6 +45,9 @@ OPTIONS = (
     click.option("--jitter", "jitter_ms", type=int, default=0, metavar="MS", help="Each comes later by up to this."),
     click.option("--seed", type=int, default=0, show_default=True, help="Of jitter, failures and draws."),
     click.option("--workers", type=int, default=8, show_default=True, help="Engines, each with a cache of its own."),
+    click.option(
+        "--prefill-workers", type=int, default=0, metavar="N", help="So many more, which compute long prompts for them."
+    ),
     click.option("--policy", help="How workers are chosen: kv, round-robin, …; `contrail settings` has all settings."),
     click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="A setting of routing; repeat for more."),
     click.option(
@@ -98,6 +101,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         lags: str | None,
         swept: Sequence[str],
         workers: int,
+        prefill_workers: int,
         concurrency: int,
         replicas: int,
         lag_ms: int,
@@ -110,6 +114,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         pace.check()
         options = Options(
             workers=workers,
+            prefill_workers=prefill_workers,
             engine=engine_settings(engine, block_size or file.block_size(), blocks, pairs(engine_given)),
             routing=RoutingSettings.parse(pairs(given) | ({"policy": policy} if policy is not None else {})),
             replicas=replicas,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from api.amounts import number_text
+from api.amounts import bytes_text, number_text
 from api.text_table import text_table
+from replay.simulating.disaggregation import Disaggregation
 from replay.simulating.report import Report
 from replay.simulating.setup import Setup, label
 from replay.simulating.spread import Spread
@@ -22,7 +23,7 @@ def setup_line(setup: Setup) -> str:
     parts = [
         setup.trace.path.name,
         f"x{pace.speed_up:g}",
-        f"{options.workers} workers of {number_text(engine.capacity_blocks)} blocks of {engine.block_size}",
+        f"{_fleet(setup)} of {number_text(engine.capacity_blocks)} blocks of {engine.block_size}",
         f"engine {engine.timing}",
         f"policy {options.routing.policy}",
     ]
@@ -39,13 +40,28 @@ def run_text(setup: Setup, found: Report) -> str:
     lines = [setup_line(setup), "", *_times(found), "", *_numbers(found), "", *_workers(found)]
     if len(found.together.replicas) > 1:
         lines += ["", *_replicas(found)]
+    if found.disaggregation is not None:
+        lines += ["", *_prefills(found.disaggregation)]
     took = f"{found.duration_s:,.0f} s were simulated in {found.wall_s:.1f} s"
     return "\n".join([*lines, "", f"digest {found.digest}; {took}"])
 
 
 def sweep_text(setup: Setup, found: Sequence[Point]) -> str:
     """The table of several runs, in the order in which they were asked for."""
-    heads = ("set", "cached", "first token", "p99", "per token", "answer p99", "requests/s", "load ±", "held", "failed")
+    heads: tuple[str, ...] = (
+        "set",
+        "cached",
+        "first token",
+        "p99",
+        "per token",
+        "answer p99",
+        "requests/s",
+        "load ±",
+        "held",
+        "failed",
+    )
+    if any(point.report.disaggregation is not None for point in found):
+        heads = (*heads, "remote")
     rows = [
         (
             label(point.given),
@@ -58,7 +74,8 @@ def sweep_text(setup: Setup, found: Sequence[Point]) -> str:
             f"{it.load_spread.computed_tokens.cv:.2f}",
             _percent(it.held.share),
             number_text(it.failed),
-        )
+            "" if it.disaggregation is None else _percent(it.disaggregation.remote_share),
+        )[: len(heads)]
         for point in found
         for it in (point.report,)
     ]
@@ -87,6 +104,7 @@ def _numbers(found: Report) -> list[str]:
         ("prompt tokens from caches", _percent(found.hit_rate)),
         ("expected by decisions", _percent(found.predicted_hit_rate)),
         ("held in the router", f"{_percent(held.share)}, mean {_ms(held.mean_ms)}, longest {_ms(held.max_ms)}"),
+        ("declined by busy workers", number_text(found.declined)),
         ("requests per second", f"{found.requests_per_s:.3f}"),
         ("output tokens per second", f"{found.output_tokens_per_s:,.0f}"),
     ]
@@ -119,6 +137,39 @@ def _replicas(found: Report) -> list[str]:
         share = _percent(it.disagreement)
         lines.append(f"of other replicas that were shown a request, {share} would have chosen another worker")
     return lines
+
+
+def _prefills(it: Disaggregation) -> list[str]:
+    """Where prompts were computed."""
+    blocks, tokens = number_text(it.pulled_blocks), number_text(it.pulled_tokens)
+    rows = [
+        ("prompts computed by prefill workers", _percent(it.remote_share)),
+        ("verdicts", _counts(it.verdicts)),
+        ("jobs", _counts(it.jobs)),
+        ("moved to decode workers", f"{blocks} blocks, {bytes_text(it.pulled_bytes)}, {tokens} tokens"),
+        ("their tokens from prefill workers' caches", _percent(it.hit_rate)),
+        ("computed tokens per prefill worker", _each(it.computed_tokens)),
+    ]
+    waits = [
+        ("until a prefill worker begins", *_row(it.queued_ms)),
+        ("until the answer", *_row(it.job_ms)),
+        ("from there to the first token", *_row(it.pull_ms)),
+    ]
+    return [
+        *text_table(("", ""), rows, "<<")[1:],
+        "",
+        *text_table(("jobs", "mean", "p50", "p90", "p99"), waits, "<>>>>"),
+    ]
+
+
+def _counts(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{word} {number_text(count)}" for word, count in found.items()) or "none"
+
+
+def _fleet(setup: Setup) -> str:
+    options = setup.options
+    prefill = f" + {options.prefill_workers} prefill" if options.prefill_workers else ""
+    return f"{options.workers}{prefill} workers"
 
 
 def _lags(setup: Setup) -> str:

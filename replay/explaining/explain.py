@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -12,17 +12,21 @@ from core.events import RequestFinished, RequestMigrated, RequestRejected, Reque
 from core.ids import WorkerId, from_column
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.policies import MILLI, Scored, estimate
+from projections.policies import MILLI, Scored
+from replay.explaining.costs import costs_of
 from replay.explaining.draw import draw, drawn
+from replay.explaining.estimated import estimates, timed
 from replay.explaining.form import Attempt, Explanation, Knowledge, Rejection, Row
 from replay.explaining.ground import Excluded, Ground, ground, routed_event
+from replay.explaining.holding import hold
 from replay.explaining.knowledge import decided_ms, knowledge
-from replay.explaining.needs import terms
+from replay.explaining.ordered import drawn_two, session_order
 from replay.explaining.prefill_job import job_of
 from replay.explaining.prefilled import hint, prefilled, report_of
 from replay.explaining.queued import came_ms, queued, turned_away
 from replay.explaining.reasons import chances, runner_up, why
 from replay.explaining.reuse import reuse
+from replay.explaining.timed_form import Timed
 from replay.explaining.times import phases
 from replay.names import Names
 from replay.recording import Recording
@@ -95,6 +99,10 @@ def _attempt(
         runner_up=runner_up(on, names.worker),
         draw=draw(event.seed) if drawn(on.settings) else None,
         again=on.again,
+        estimates=estimates(on),
+        session=session_order(on, names.worker),
+        drawn_two=[scored.candidate.worker for scored in drawn_two(on)],
+        hold=hold(recording, tried, event),
         doubts=on.doubts,
         queued=queued(recording, tried, event.now_ms),
         told_tokens=_told_tokens(recording, tried),
@@ -111,36 +119,26 @@ def _attempt(
 
 def rows(on: Ground, known: dict[WorkerId, Knowledge], names: Names) -> list[Row]:
     """The candidates with their costs taken apart, the chosen one first."""
-    likely = chances(on.ranked, on.settings)
-    return [
-        _row(on, scored, known[scored.candidate.worker], names, likely.get(scored.candidate.worker), chosen=not place)
-        for place, scored in enumerate(on.ranked)
-    ]
+    likely, weighed = chances(on.ranked, on.settings), estimates(on)
+    found = []
+    for place, scored in enumerate(on.ranked):
+        worker = scored.candidate.worker
+        estimated = None if weighed is None else timed(on, scored, exact=weighed.exact)
+        found.append(_row(on, scored, known[worker], names, likely.get(worker), estimated, chosen=not place))
+    return found
 
 
-class _Costs(NamedTuple):
-    """What a cost is the sum of, in its unit."""
-
-    prefill: float = 0.0
-    decode: float = 0.0
-    request: float = 0.0
-    wait: float = 0.0
-
-
-def _costs(on: Ground, scored: Scored) -> _Costs:
-    settings = on.settings
-    if settings.policy == "kv":
-        per = terms(scored, on.request)
-        weights = (settings.prefill_weight_m, settings.decode_weight_m, settings.request_weight_m)
-        return _Costs(*(weight * term / MILLI**2 for weight, term in zip(weights, per, strict=True)))
-    if settings.policy == "time":
-        found = estimate(scored.candidate, scored.prefill_m, settings, on.event.block_size, on.backlog)
-        return _Costs(found.own / MILLI, found.decode / MILLI, found.requests / MILLI, found.wait / MILLI)
-    return _Costs()
-
-
-def _row(on: Ground, scored: Scored, known: Knowledge, names: Names, probability: float | None, *, chosen: bool) -> Row:
-    candidate, costs = scored.candidate, _costs(on, scored)
+def _row(
+    on: Ground,
+    scored: Scored,
+    known: Knowledge,
+    names: Names,
+    probability: float | None,
+    estimated: Timed | None,
+    *,
+    chosen: bool,
+) -> Row:
+    candidate, costs = scored.candidate, costs_of(on, scored)
     return Row(
         worker=candidate.worker,
         name=names.worker(candidate.worker),
@@ -150,6 +148,7 @@ def _row(on: Ground, scored: Scored, known: Knowledge, names: Names, probability
         decode_cost=costs.decode,
         request_cost=costs.request,
         wait_cost=costs.wait,
+        timed=estimated,
         overlap=candidate.overlap[-1],
         pending=candidate.pending,
         to_prefill=scored.prefill_m / MILLI,

@@ -11,6 +11,7 @@ import msgspec
 
 from replay.explaining.prefill_form import Hint, Prefilled, PrefillJob
 from replay.explaining.queue_form import Queued
+from replay.explaining.timed_form import Estimates, Hold, SessionOrder, Timed
 
 
 class Knowledge(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Of `overlap`, those on the device."""
     wait_cost: float = 0.0
     """Part of the cost under `time`, in milliseconds: how long prefills there would hold it up."""
+    timed: Timed | None = None
+    """What was estimated, by policies that do; under `time` the four costs add up to `cost` to the microsecond, or are
+    0 where the log does not tell by which weights."""
     probability: float | None
     """Of being drawn, where a draw decided."""
     in_flight: InFlight
@@ -118,7 +122,7 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     real_blocks: int
     verdict: str
     """`as_predicted`, `removed_unseen`, `removed_later`, `cleared`, `ended`, `stored_unseen`, `stored_later`,
-    `pending`, `unknown_cache`, `never_in_log`, `no_first_token`."""
+    `pending`, `unknown_cache`, `never_in_log`, `believed` (under `approximate`), `no_first_token`."""
     first_block: int | None = None
     """The blocks of the prompt that made the difference, counted from 0 …"""
     blocks: int = 0
@@ -169,6 +173,14 @@ class Attempt(msgspec.Struct, kw_only=True):
     again: str
     """`same` if the decision was made again from the log with this result, `differs`, or `not_made` where that would
     take long or cannot be."""
+    estimates: Estimates | None = None
+    """By what it was estimated how long candidates take, by policies that do."""
+    session: SessionOrder | None = None
+    """Whose turn it was, under `session`."""
+    drawn_two: list[str] = msgspec.field(default_factory=list)
+    """The two workers that `power-of-two` drew, the first one first; empty if the record does not tell."""
+    hold: Hold | None = None
+    """The part that holding in the router had in it, if any."""
     doubts: list[str]
     """Why the log may not show all that the decision stood on."""
     queued: Queued | None = None

@@ -142,16 +142,16 @@ def _as_recorded(recording: Recording, tried: Tried, event: RequestRouted, again
         in_flight={scored.candidate.worker: _recorded_in_flight(scored.candidate) for scored in ranked},
         again=again,
         doubts=doubts,
-        backlog=_recorded_backlog(event, request, settings),
+        backlog=recorded_backlog(event, request, settings),
     )
 
 
-def _recorded_backlog(event: RequestRouted, request: RouteRequest, settings: RoutingSettings) -> Backlog:
-    """Of the candidates that the event holds."""
+def recorded_backlog(event: RequestRouted, request: RouteRequest, settings: RoutingSettings) -> Backlog:
+    """What was outstanding on the candidates that the event holds, where the policy looks at that."""
     if settings.policy not in ESTIMATING:
         return NO_BACKLOG
     waits = dict(zip(map(WorkerId, from_column(event.candidates)), event.columns.get("wait_us", ()), strict=False))
-    return Backlog(PrefillTime.of(settings, request.time), waits)
+    return Backlog(PrefillTime.of(settings, request.time), waits, request.held)
 
 
 def _ordered(reasons: tuple[str, ...]) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ def needs(case: Case, other: Candidate) -> list[Need]:
     if case.settings.temperature_m:
         return []
     match case.settings.policy:
-        case "kv":
+        case "kv" | "approximate":
             return [*_cached(case, other), *_less_work(case, other), *_of_settings(case, other)]
         case "time":
             own = (_cached(case, other), _fewer_blocks(case, other), _fewer_requests(case, other))

@@ -6,12 +6,12 @@ import msgspec
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True):
-    """No worker had a place for it when it came."""
+    """No worker had a place for it when it came, or the right one still computed other prompts."""
 
     time: str
     """When the log stored that."""
     why: str
-    """`core.queue_events.WAITS_FOR`."""
+    """Of `core.queue_events.WAITS_FOR`, or `prefill`: it was held."""
     priority: int
     tenant: str
     depth: int

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from core.ids import WorkerId
-from core.settings import RoutingSettings
-from projections.policies import MILLI, Scored, two_of
+from core.settings import APPROXIMATE, RoutingSettings
+from projections.policies import BY_BLOCKS, ESTIMATING, MILLI, Scored
 from replay.explaining.draw import draw, drawn, probabilities
 from replay.explaining.form import Need, RunnerUp
 from replay.explaining.ground import Ground
 from replay.explaining.needs import Case, needs
-
-Name = Callable[[str], str]
+from replay.explaining.ordered import Name, why_of_two, why_session
+from replay.explaining.weighed import ms_text, weighed
 
 LOOKS_AT = {
     "kv": "what is left to prefill there after what its cache saves, and the blocks and requests in flight there",
+    "approximate": "the same as kv, its cache taken to hold what was sent there, whatever its engine reports",
     "time": "how long its prefill would last there and hold up others, the wait for those before it, and active blocks",
     "session": "whose turn it is for the session, or for the prompt's beginning, where the wait for prefills is short",
     "power-of-two": "requests in flight and waiting at two workers that are drawn",
@@ -47,26 +46,10 @@ def why(ground: Ground, name: Name) -> str:
         case "random":
             return f"policy random looks at no cost: the seed gave {called}, one of {among}"
         case "power-of-two":
-            return f"policy power-of-two drew two of {among}: {called} {_why_of_two(ground)}"
+            return why_of_two(ground, name)
         case "session":
-            return _why_session(ground, called)
+            return why_session(ground, name)
     return _why_drawn(ground, name) if drawn(ground.settings) else _why_cheapest(ground, name)
-
-
-def _why_of_two(ground: Ground) -> str:
-    """Of more candidates than the record holds there is no telling who the other was."""
-    by_id = sorted((scored.candidate for scored in ground.ranked), key=lambda each: each.worker)
-    if len(by_id) < ground.event.candidates_total:
-        return "had no more requests than the other"
-    busy = [by_id[at].active_requests + by_id[at].waiting for at in two_of(len(by_id), ground.event.seed)]
-    return f"had {min(busy)} requests, the other {max(busy)}"
-
-
-def _why_session(ground: Ground, called: str) -> str:
-    whose = "the session" if ground.request.session else "prompts that begin so"
-    if ground.ranked[0].cost:
-        return f"everywhere the wait for prefills is beyond the bound; {called} has the shortest"
-    return f"{called} is the first in the order of {whose} where the wait for prefills is within the bound"
 
 
 def _why_cheapest(ground: Ground, name: Name) -> str:
@@ -75,14 +58,15 @@ def _why_cheapest(ground: Ground, name: Name) -> str:
     if best.cost == chosen.cost:
         return f"{called} and {next_best} cost the same; the hash of request and worker decided"
     if abs(best.cost - chosen.cost) <= ground.settings.tie_margin_m:
-        less = f"{_difference(chosen, best)} less" if chosen.cost < best.cost else f"{_difference(best, chosen)} more"
-        margin = ground.settings.tie_margin_m / MILLI
+        cheaper = chosen.cost < best.cost
+        less = f"{_difference(ground, chosen, best)} less" if cheaper else f"{_difference(ground, best, chosen)} more"
+        margin = f"{ground.settings.tie_margin_m / MILLI:g}{_unit(ground.settings)}"
         return (
-            f"{called} costs {less} than {next_best}, which is within the tie margin of {margin:g}; "
+            f"{called} costs {less} than {next_best}, which is within the tie margin of {margin}; "
             "the hash of request and worker decided"
         )
     because = _because(ground, chosen, best, name)
-    return f"{called} costs {_difference(chosen, best)} less than {next_best}{because}"
+    return f"{called} costs {_difference(ground, chosen, best)} less than {next_best}{because}"
 
 
 def _why_drawn(ground: Ground, name: Name) -> str:
@@ -93,7 +77,7 @@ def _why_drawn(ground: Ground, name: Name) -> str:
     if chosen.cost == cheapest.cost:
         return f"{text}, and costs least"
     least = cheapest.candidate.worker
-    return f"{text}, {name(least)}, which costs {_difference(cheapest, chosen)} less, {chances_[least]:.1%}"
+    return f"{text}, {name(least)}, which costs {_difference(ground, cheapest, chosen)} less, {chances_[least]:.1%}"
 
 
 def _because(ground: Ground, chosen: Scored, best: Scored, name: Name) -> str:
@@ -101,15 +85,17 @@ def _because(ground: Ground, chosen: Scored, best: Scored, name: Name) -> str:
     if ground.settings.policy == "least-loaded":
         busy = [each.active_requests + each.waiting for each in (ours, theirs)]
         return f": {busy[0]} requests there against {busy[1]}"
-    waits_us = [ground.backlog.waits_us.get(each.worker, 0) for each in (ours, theirs)]
+    if ground.settings.policy == "time":
+        points = weighed(ground, chosen, best)
+        return f": it {points}" if points else ""
     if max(ours.overlap[-1], ours.pending) > max(theirs.overlap[-1], theirs.pending):
         full = ground.request.prompt.blocks
         if ours.pending > ours.overlap[-1]:
             return f": it is computing {ours.pending} of the prompt's {full} full blocks for another request"
-        held = f"{ours.overlap[-1]} of {full} full blocks of the prompt cached"
+        taken = "taken to be cached" if ground.settings.policy == APPROXIMATE else "cached"
+        held = f"{ours.overlap[-1]} of {full} full blocks of the prompt {taken}"
         return f": it has {held}, {name(theirs.worker)} has {theirs.overlap[-1]}"
     for said, our, their in (
-        (": prefills there hold it up for {:g} ms against {:g}", waits_us[0] / MILLI, waits_us[1] / MILLI),
         (": {} active blocks against {}", ours.active_blocks, theirs.active_blocks),
         (": {:g} blocks to prefill against {:g}", chosen.prefill_m / MILLI, best.prefill_m / MILLI),
     ):
@@ -131,7 +117,7 @@ def runner_up(ground: Ground, name: Name) -> RunnerUp | None:
         text = f"{called} had a chance of {chance:.1%}; the draw fell at {draw(ground.event.seed):.3f}"
     else:
         found = needs(case(ground), other.candidate)
-        weights = " or of a weight" if ground.settings.policy == "kv" else ""
+        weights = " or of a weight" if ground.settings.policy in BY_BLOCKS else ""
         text = f"{called} would have won {_listed(found, weights)}"
     return RunnerUp(
         worker=other.candidate.worker,
@@ -150,8 +136,14 @@ def case(ground: Ground) -> Case:
     return Case(candidates, ground.request, ground.settings, stale, turn, event.seed, ground.backlog)
 
 
-def _difference(less: Scored, more: Scored) -> str:
+def _difference(ground: Ground, less: Scored, more: Scored) -> str:
+    if ground.settings.policy in ESTIMATING:
+        return ms_text(more.cost - less.cost)
     return f"{(more.cost - less.cost) / MILLI:g}"
+
+
+def _unit(settings: RoutingSettings) -> str:
+    return " ms" if settings.policy in ESTIMATING else ""
 
 
 def _listed(found: list[Need], weights: str) -> str:

@@ -3,7 +3,7 @@
 A prediction is the start of the prompt that the chosen worker held by the index, or that it was computing for another
 request. So too much was predicted if a block was removed and that was not seen, or came to be removed before the
 engine got to it, or was counted on while another request computed it; and too little if a store was not seen or came
-later. What is in no event at all is said to be.
+later. What is in no event at all is said to be. Under `approximate` no event has a part in it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from core.codec import decode_message
 from core.errors import Corrupt
 from core.events import BlocksRemoved, BlocksStored, CacheCleared, CacheRestated, KvEvent, WorkerLeft, WorkerLost
 from core.ids import COLUMN_WIDTH, StreamName, WorkerId
+from core.settings import APPROXIMATE
 from core.subjects import ROUTING, is_kv, owner
 from projections.tally import shared_depth
 from replay.explaining.form import Reuse
@@ -68,7 +69,7 @@ def reuse(recording: Recording, tried: Tried, ground: Ground, decided_ms: int) -
     if tried.cached_tokens == event.predicted_cached_tokens or predicted == real:
         return Reuse(predicted_blocks=predicted, real_blocks=real, verdict="as_predicted", text="as predicted")
     case = _Case(recording, tried, ground, decided_ms)
-    found = _too_much(case, predicted, real) if real < predicted else _too_little(case, real)
+    found = _found(case, predicted, real)
     first, count = min(predicted, real), abs(predicted - real)
     return Reuse(
         predicted_blocks=predicted,
@@ -91,6 +92,15 @@ class _Found(NamedTuple):
     request: str | None = None
     seq: int | None = None
     """Where that request was routed."""
+
+
+def _found(case: _Case, predicted: int, real: int) -> _Found:
+    cached = case.ground.ranked[0].candidate.overlap[-1]
+    if case.ground.settings.policy == APPROXIMATE and not cached <= real < predicted:
+        if real < predicted:
+            return _Found("believed", "they were taken to be cached, because a prompt that begins so was sent there")
+        return _Found("believed", "the engine had them, though by what was sent there it had them no more, or never")
+    return _too_much(case, predicted, real) if real < predicted else _too_little(case, real)
 
 
 def _too_much(case: _Case, predicted: int, real: int) -> _Found:

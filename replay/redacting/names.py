@@ -36,7 +36,7 @@ PLAIN_TEXTS = frozenset(
     }
 )
 """What this program itself says without a name in it."""
-OUTCOMES = frozenset({"stop", "length", "abort", "error", "worker_lost"})
+OUTCOMES = frozenset({"stop", "length", "abort", "error", "worker_lost", "declined"})
 OPERATOR = "contrail "
 """How the name of a command begins; such a writer of a snapshot is nobody's name."""
 

@@ -26,6 +26,11 @@ class Copies:
     def __len__(self) -> int:
         return len(self._copies)
 
+    def overlap(self, hashes: list[int]) -> int:
+        """How many of a prompt's blocks are here, from its first one on."""
+        copies = self._copies
+        return next((depth for depth, name in enumerate(hashes) if name not in copies), len(hashes))
+
     def apply(self, changes: list[CacheChange]) -> list[Event]:
         """What readers must hear of these changes, in their order; removals that follow each other are one event.
         Some 0.2 us per block."""

@@ -6,7 +6,7 @@ from actors.engines.known_prompt import KnownPrompt, answer_hash
 from actors.engines.simulated_inputs import Submit
 from actors.tries import Tries
 from core.events import Event, RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted
-from core.generation import GenerateRequest, Output, Sampling
+from core.generation import GenerateRequest, Hint, Output, PrefillReport, Sampling
 from core.ids import WorkerId
 from core.prompt import hashes_to_bytes
 from core.session import session_key
@@ -23,7 +23,7 @@ class Journey:
     """Says what a real replica says of its requests (`actors.flight`), with the times of the simulation."""
 
     __slots__ = ("_attempt_cached", "_attempt_first_us", "_attempt_told", "_cached", "_place", "_predicted",
-                 "_routed_us", "arrival", "arrived_us", "attempt", "block_size", "first_us", "number",
+                 "_routed_us", "arrival", "arrived_us", "attempt", "block_size", "declined", "first_us", "number",
                  "others_differ", "replica", "routed", "told", "tries", "worker")  # fmt: skip
 
     def __init__(self, arrival: Arrival, number: int, arrived_us: int, replica: int, block_size: int) -> None:
@@ -38,6 +38,8 @@ class Journey:
         self.worker = WorkerId("")
         """Who serves it, or did last."""
         self.tries = Tries()
+        self.declined = 0
+        """Attempts in a row, from the first, that a worker declined."""
         self.told = 0
         """Tokens of the answer that the client has."""
         self.routed: RequestRouted | None = None
@@ -72,12 +74,18 @@ class Journey:
         request = GenerateRequest(id=self.arrival.id, tokens=b"", sampling=sampling, priority=self.arrival.priority)
         return Submit(request, known=KnownPrompt(routed.prompt_tokens, routed.hashes))
 
+    def hint(self, *, if_free: bool) -> Hint:
+        """What its worker is told beside the request."""
+        routed = self.routed
+        assert routed is not None
+        return Hint(self.attempt, routed.prefer, routed.prefer_tokens, routed.prefill_tokens, if_free)
+
     def heard(self, output: Output, at_us: int) -> list[Event]:
         """Tokens have come; returns what is to be said of it."""
         said: list[Event] = []
         if self._attempt_first_us < 0:
             self._first(output, at_us)
-            said.append(self._prefilled())
+            said.append(self._prefilled(output.prefill))
         self.told += len(output.tokens)
         self._attempt_told += len(output.tokens)
         if output.finish is not None:
@@ -119,8 +127,9 @@ class Journey:
             cached_tokens=self._cached,
             predicted_tokens=self._predicted,
             output_tokens=self.told,
-            attempts=self.attempt + 1,
+            attempts=self.attempt + 1 - self.declined,
             others_differ=self.others_differ,
+            declined=self.declined,
         )
 
     def _first(self, output: Output, at_us: int) -> None:
@@ -131,12 +140,13 @@ class Journey:
             self.first_us = at_us
             self._cached, self._predicted = self._attempt_cached, self.routed.predicted_cached_tokens
 
-    def _prefilled(self) -> RequestPrefilled:
+    def _prefilled(self, report: PrefillReport | None) -> RequestPrefilled:
         return RequestPrefilled(
             request=self.arrival.id,
             attempt=self.attempt,
             cached_tokens=self._attempt_cached,
             ttft_ms=self._since_ms(self._attempt_first_us),
+            prefill=report,
         )
 
     def _since_ms(self, at_us: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from actors.engines.simulated_settings import SimulatedSettings
 from core.errors import CallerError
 from core.settings import RoutingSettings
+from replay.simulating.stay import Stay
 
 WORKERS_MAX = 4096
 REPLICAS_MAX = 256
@@ -24,6 +25,8 @@ class Options:
     """Equal options and equal arrivals give equal results, byte by byte."""
 
     workers: int = 8
+    prefill_workers: int = 0
+    """So many more, which compute long prompts for those that decode."""
     engine: SimulatedSettings = field(default_factory=SimulatedSettings)
     """Of every worker."""
     routing: RoutingSettings = field(default_factory=RoutingSettings)
@@ -37,6 +40,8 @@ class Options:
     """Above 0 the arrivals' times do not count: so many requests are under way at once, and one comes when one ends."""
     failures_per_hour: int = 0
     """How many workers end without a word, in each hour of the run, over the whole fleet."""
+    stays: tuple[Stay, ...] = ()
+    """The lives of all workers, if they are not to live from the start to the end."""
     compare_every: int = 0
     """Of so many arrivals one is shown to the other replicas, too: where would they send it now? 0 is none."""
     seed: int = 0
@@ -45,6 +50,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, least, most in (
             ("workers", 1, WORKERS_MAX),
+            ("prefill_workers", 0, WORKERS_MAX),
             ("replicas", 1, REPLICAS_MAX),
             ("lag_ms", 0, LAG_MS_MAX),
             ("concurrency", 0, CONCURRENCY_MAX),
@@ -53,6 +59,8 @@ class Options:
             ("seed", 0, SEED_MAX),
         ):
             _check(name, getattr(self, name), least, most)
+        if self.stays and (self.failures_per_hour or max(stay.place for stay in self.stays) >= self.workers):
+            raise CallerError("stays: give each worker a place below `workers`, and leave failures_per_hour out")
         for lag_ms in self.replica_lags_ms:
             _check("replica_lags_ms", lag_ms, 0, LAG_MS_MAX)
         if self.replica_lags_ms and len(self.replica_lags_ms) != self.replicas:

@@ -10,10 +10,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from core.ids import RequestId
+from replay.simulating.disaggregation import Disaggregation, PrefillFleet, disaggregation
 from replay.simulating.served import Served
 from replay.simulating.spread import Spread, spread
 from replay.simulating.times import Times, times, token_times
@@ -38,7 +40,7 @@ class LoadSpread(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: Spread
     computed_tokens: Spread
-    """Prompt tokens that were not cached."""
+    """Prompt tokens that were neither cached nor computed by others."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     migrated: int
     """Requests that went on elsewhere at least once."""
+    declined: int
+    """How often a worker would not take a held request, because it computed prompts of other replicas."""
     hit_rate: float
     """Share of all prompt tokens that engines took from their caches."""
     predicted_hit_rate: float
@@ -63,13 +67,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     load_spread: LoadSpread
     held: Held
     together: Together
+    disaggregation: Disaggregation | None = None
+    """None without prefill workers."""
     digest: str
     """Of every decision and of what became of every request; equal in equal runs."""
     wall_s: float = 0.0
     """What the run took, in real seconds."""
 
 
-def report(served: Sequence[Served], workers: int, digest: str = "", wall_s: float = 0.0) -> Report:
+def report(
+    served: Sequence[Served],
+    workers: int,
+    digest: str = "",
+    wall_s: float = 0.0,
+    prefill: PrefillFleet | None = None,
+) -> Report:
     """What became of the requests, on so many workers; some 10 us per request."""
     done = [each for each in served if each.first_us >= 0]
     prompt = sum(each.prompt_tokens for each in done)
@@ -78,6 +90,7 @@ def report(served: Sequence[Served], workers: int, digest: str = "", wall_s: flo
         requests=len(served),
         failed=len(served) - len(done),
         migrated=sum(each.attempts > 1 for each in served),
+        declined=sum(each.declined for each in served),
         hit_rate=share(sum(each.cached_tokens for each in done), prompt),
         predicted_hit_rate=share(sum(each.predicted_tokens for each in done), prompt),
         ttft_ms=times([each.first_us - each.arrival_us for each in done]),
@@ -86,21 +99,23 @@ def report(served: Sequence[Served], workers: int, digest: str = "", wall_s: flo
         requests_per_s=share(len(done) * US_PER_S, duration_us),
         output_tokens_per_s=share(sum(each.output_tokens for each in done) * US_PER_S, duration_us),
         duration_s=max(0, duration_us) / US_PER_S,
-        load_spread=load_spread(done, workers),
+        load_spread=load_spread(done, workers, {} if prefill is None else prefill.pulled_tokens()),
         held=held(done),
         together=together(done),
+        disaggregation=None if prefill is None else disaggregation(prefill),
         digest=digest,
         wall_s=wall_s,
     )
 
 
-def load_spread(done: Sequence[Served], workers: int) -> LoadSpread:
-    """Over the workers from 0 up to so many, or to the last that served anything."""
+def load_spread(done: Sequence[Served], workers: int, pulled: Mapping[RequestId, int]) -> LoadSpread:
+    """Over the workers from 0 up to so many, or to the last that served anything; `pulled` tokens were computed by
+    others."""
     count = max([workers, *(each.worker + 1 for each in done)])
     requests, computed = [0] * count, [0] * count
     for each in done:
         requests[each.worker] += 1
-        computed[each.worker] += each.prompt_tokens - each.cached_tokens
+        computed[each.worker] += each.prompt_tokens - each.cached_tokens - pulled.get(each.id, 0)
     return LoadSpread(requests=spread(requests), computed_tokens=spread(computed))
 
 

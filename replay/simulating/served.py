@@ -27,5 +27,8 @@ class Served(NamedTuple):
     """What the decision expected of that."""
     output_tokens: int
     attempts: int = 1
+    """But for those that a worker declined."""
     others_differ: int = -1
     """How many of the other replicas would have chosen another worker at that moment; -1 if they were not asked."""
+    declined: int = 0
+    """How often a worker would not take it, because it computed prompts of other replicas."""

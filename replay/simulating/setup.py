@@ -12,16 +12,18 @@ import msgspec
 
 from core.errors import CallerError
 from core.settings import RoutingSettings
+from replay.simulating.disaggregation import PrefillFleet
 from replay.simulating.options import Options
 from replay.simulating.report import Report, report
 from replay.simulating.served import Served
 from replay.simulating.simulate import simulate
 from replay.simulating.trace import Pace
 from replay.simulating.traces import TraceFile
+from replay.simulating.verdict import Verdict
 
 ENGINE = "engine."
 """Before the name of an engine's setting."""
-WORLD = ("workers", "replicas", "lag_ms", "concurrency", "failures_per_hour", "compare_every")
+WORLD = ("workers", "prefill_workers", "replicas", "lag_ms", "concurrency", "failures_per_hour", "compare_every")
 """Options by name."""
 PACE = ("speed_up", "jitter_ms")
 SEED = "seed"
@@ -64,8 +66,14 @@ class Setup(NamedTuple):
         trace = self.trace.read()
         started_s = time.perf_counter()
         arrivals = trace.arrivals(self.pace, self.options.engine.block_size)
-        served, digest = simulate(self.options, arrivals, progress, archive)
-        return Result(served, report(served, self.options.workers, digest, time.perf_counter() - started_s))
+        options = self.options
+        verdicts: list[Verdict] = []
+        found = simulate(options, arrivals, progress, archive, judged=verdicts.append)
+        wall_s, prefill = time.perf_counter() - started_s, None
+        if options.prefill_workers:
+            engine = options.engine
+            prefill = PrefillFleet(options.workers, options.prefill_workers, engine.block_bytes, verdicts)
+        return Result(found.served, report(found.served, options.workers, found.digest, wall_s, prefill))
 
 
 def label(given: Mapping[str, Any]) -> str:

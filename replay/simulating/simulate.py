@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from core.errors import CallerError
+from core.ids import RequestId
 from core.prompt import HASH_BYTES
 from replay.simulating.arrival import Arrival
+from replay.simulating.follows import Follows
 from replay.simulating.options import Options
 from replay.simulating.served import Served
+from replay.simulating.verdict import Verdict
 from replay.simulating.virtual_log import KEY, NAMESPACE, START_MS
 from replay.simulating.world import World
 from replay.verifying.jobs import undisturbed
@@ -34,14 +38,20 @@ def simulate(
     arrivals: Iterable[Arrival],
     progress: Callable[[int, int], None] = lambda _done, _of: None,
     archive: Path | None = None,
+    follows: Mapping[RequestId, Follows] = MappingProxyType({}),
+    *,
+    judged: Callable[[Verdict], None] = lambda _verdict: None,
 ) -> Simulated:
     """All arrivals served; `progress` hears how many have ended of how many. The run's log is in the file `archive`,
-    if one is named. CallerError if arrivals are not what they should be, or the file cannot be written."""
+    if one is named. Requests in `follows` come after others, not at their own times. `judged` hears where prompts
+    were computed, if there are prefill workers, in the order of first tokens. CallerError if arrivals are not what they
+    should be, or the file cannot be written."""
     arrivals = list(arrivals)
     _check(arrivals, options.engine.block_size)
+    _check_follows(arrivals, follows)
     writer = None if archive is None else ArchiveWriter(archive, NAMESPACE, KEY.chain_key, PROGRAM, START_MS)
     try:
-        world = World(options, arrivals, progress, writer)
+        world = World(options, arrivals, progress, writer, follows, judged=judged)
         with undisturbed():
             digest = world.run()
         if writer is not None:
@@ -51,6 +61,14 @@ def simulate(
             writer.abandon()
         raise
     return Simulated([each for each in world.served if each is not None], digest)
+
+
+def _check_follows(arrivals: list[Arrival], follows: Mapping[RequestId, Follows]) -> None:
+    before: set[RequestId] = set()
+    for arrival in arrivals:
+        if arrival.id in follows and (follows[arrival.id].request not in before or follows[arrival.id].pause_us < 0):
+            raise CallerError(f"{arrival.id} is to follow {follows[arrival.id].request}, which must stand before it")
+        before.add(arrival.id)
 
 
 def _check(arrivals: list[Arrival], block_size: int) -> None:

@@ -5,22 +5,17 @@ The results and their order depend on the question alone, not on how many proces
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from itertools import product
 from typing import Any, NamedTuple
 
-from core.errors import CallerError, PeerError
+from core.errors import CallerError
+from replay.simulating.processes import shared
 from replay.simulating.report import Report
 from replay.simulating.setup import Setup
 
 POINTS_MAX = 1000
 """Runs of one sweep."""
-JOBS_MAX = 64
 
 
 class Point(NamedTuple):
@@ -43,26 +38,12 @@ def sweep(base: Setup, asked: Sequence[Mapping[str, Any]], jobs: int) -> Iterato
     """A run of `base` with each of these changes, in their order, each given as soon as it and those before it are
     there. CallerError before the first run if one of them cannot be; PeerError if a process was ended."""
     setups = [base.changed(given) for given in asked]
-    return _runs(asked, setups, min(jobs, JOBS_MAX, len(setups)))
+    return _runs(asked, setups, jobs)
 
 
 def _runs(asked: Sequence[Mapping[str, Any]], setups: Sequence[Setup], jobs: int) -> Iterator[Point]:
-    with _reports(setups, jobs) as reports:
+    with shared(_run, setups, jobs) as reports:
         yield from map(Point, asked, reports)
-
-
-@contextmanager
-def _reports(setups: Sequence[Setup], jobs: int) -> Iterator[Iterator[Report]]:
-    if jobs <= 1:
-        yield map(_run, setups)
-        return
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_silently)
-    try:
-        yield pool.map(_run, setups)
-    except BrokenProcessPool as error:
-        raise PeerError("a process of the sweep was ended: try fewer of them with --jobs, or more memory") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _run(setup: Setup) -> Report:
@@ -71,7 +52,3 @@ def _run(setup: Setup) -> Report:
 
 def _quiet(_done: int, _of: int) -> None:
     pass
-
-
-def _end_silently() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all of us: whoever started it says so

@@ -29,7 +29,7 @@ class Together(msgspec.Struct, frozen=True, kw_only=True):
     """What that share would be if neither knew anything."""
     disagreement: float | None = None
     """Of the other replicas that were shown a request at the moment when one decided about it, the share that would
-    have chosen another worker; None if none was shown any, as where requests are held."""
+    have chosen another worker; None if none was shown any. One that was held is shown with what else was held."""
     replicas: tuple[int, ...] = ()
     """Requests that each decided about."""
     prediction_error: tuple[float, ...] = ()

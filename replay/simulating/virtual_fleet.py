@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
 import xxhash
 
 from core.ids import WorkerId
+from core.roles import DECODE, PREFILL
+from core.subjects import JOBS, answered_token, asked_token, job_kind
 from replay.simulating.agenda import Agenda
 from replay.simulating.failures import Failures
+from replay.simulating.journey import MODEL
 from replay.simulating.options import Options
+from replay.simulating.stay import FOREVER, Stay
+from replay.simulating.verdict import Verdict
+from replay.simulating.virtual_bench import VirtualBench
+from replay.simulating.virtual_desk import VirtualDesk
 from replay.simulating.virtual_log import VirtualLog
+from replay.simulating.virtual_queue import VirtualQueue
+from replay.simulating.virtual_source import VirtualSource
 from replay.simulating.virtual_worker import Heard, VirtualWorker
 
 LEASE_US = 10_000_000
@@ -32,8 +42,10 @@ class VirtualFleet:
         heard: Heard,
         broke: Callable[[VirtualWorker], None],
         speaker: Callable[[], str],
+        judged: Callable[[Verdict], None],
     ) -> None:
-        """`broke` hears of a worker that ended, at once; `speaker` is the replica that says so in the log later."""
+        """`broke` hears of a worker that ended, at once; `speaker` is the replica that says so in the log later;
+        `judged` hears where prompts were computed, if there are prefill workers."""
         self.gone: set[WorkerId] = set()
         """Those that ended: no replica has a connection to them."""
         self._options = options
@@ -42,11 +54,18 @@ class VirtualFleet:
         self._heard = heard
         self._broke = broke
         self._speaker = speaker
+        self._judged = judged
+        self._queue = VirtualQueue(agenda)
         self._lives = 0
         self._by_id: dict[WorkerId, VirtualWorker] = {}
-        self._places = [self._new(place) for place in range(options.workers)]
+        places = range(options.workers + options.prefill_workers)
+        stays = [*options.stays, *map(Stay, places[options.workers if options.stays else 0 :])]
+        self._places = {stay.place: self._begin(stay) for stay in stays if stay.from_us <= 0}
+        for stay in stays:
+            if stay.from_us > 0:
+                agenda.put(stay.from_us, partial(self._begin, stay))
         if options.failures_per_hour:
-            self._failures = Failures(options.failures_per_hour, options.workers, options.seed)
+            self._failures = Failures(options.failures_per_hour, len(places), options.seed)
             self._fail_next()
 
     def __repr__(self) -> str:
@@ -56,13 +75,47 @@ class VirtualFleet:
         """The worker that has this id, or had it."""
         return self._by_id[id]
 
-    def _new(self, place: int) -> VirtualWorker:
+    def _begin(self, stay: Stay) -> VirtualWorker:
+        """The worker is there, and will end as it did."""
+        worker = self._new(stay.place, stay.capacity_blocks)
+        if stay.until_us != FOREVER:
+            self._agenda.put(stay.until_us, partial(self._end, worker, stay.told_us))
+        return worker
+
+    def _end(self, worker: VirtualWorker, told_us: int) -> None:
+        """It gets nothing new; if it was lost, what it had goes on elsewhere."""
+        self.gone.add(worker.id)
+        if told_us != FOREVER:
+            worker.die()
+            self._agenda.put(told_us, lambda: worker.lose(self._speaker()))
+            self._broke(worker)
+
+    def _new(self, place: int, capacity_blocks: int = 0) -> VirtualWorker:
         self._lives += 1
+        engine = self._options.engine
+        if capacity_blocks:
+            engine = dataclasses.replace(engine, capacity_blocks=capacity_blocks)
         name = WorkerId(xxhash.xxh3_64_hexdigest(f"worker/{self._lives}".encode(), self._options.seed))
-        worker = VirtualWorker(name, place, self._options.engine, self._agenda, self._log, self._heard)
+        role = DECODE if place < self._options.workers else PREFILL
+        worker = VirtualWorker(name, place, engine, self._agenda, self._log, self._heard, role)
         self._by_id[name] = worker
         worker.join()
+        if self._options.prefill_workers:
+            self._seat(worker)
         return worker
+
+    def _seat(self, worker: VirtualWorker) -> None:
+        """It asks others to compute prompts, or works for those who do."""
+        queue, agenda, block_size = self._queue, self._agenda, worker.settings.block_size
+        if worker.role == PREFILL:
+            worker.jobs = VirtualSource(self._log, JOBS, worker.id, token=answered_token(worker.id))
+            worker.side = bench = VirtualBench(worker, queue, worker.jobs, agenda)
+            queue.join(bench)
+        else:
+            token = asked_token(worker.id, job_kind(MODEL, block_size))
+            worker.jobs = said = VirtualSource(self._log, JOBS, worker.id, token=token)
+            routing, jobs = self._options.routing, self._log.jobs
+            worker.side = VirtualDesk(worker, queue, said, agenda, routing, jobs=jobs, judged=self._judged)
 
     def _fail_next(self) -> None:
         at_us, place = self._failures.next()

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from core.codec import decode_message
 from core.ids import Epoch, StreamName, StreamSeq
 from core.keys import DeploymentKey
-from core.subjects import LOAD, ROUTING, kv_stream, subject
+from core.subjects import JOBS, LOAD, ROUTING, kv_stream, subject
+from projections.jobs import JobsProjection
 from replay.recording import Frame
 from replay.simulating.agenda import Agenda
 from streams.archive_writer import ArchiveWriter
@@ -49,18 +50,21 @@ class Reader:
 
 
 class VirtualLog:
-    """One stream of each kind."""
+    """One stream of each kind; one of jobs only if there can be any."""
 
-    def __init__(self, agenda: Agenda, archive: ArchiveWriter | None) -> None:
+    def __init__(self, agenda: Agenda, archive: ArchiveWriter | None, *, jobs: bool = False) -> None:
+        self.streams = (*STREAMS, JOBS) if jobs else STREAMS
+        self.jobs = JobsProjection()
+        """The fold of the jobs stream, as workers have it: they do not lag."""
         self.messages = 0
         self.begun = False
         """Whether readers lag: a replica takes requests only when it has read what the log had at its start."""
         self._agenda = agenda
         self._archive = archive
         self._readers: list[Reader] = []
-        self._last = dict.fromkeys(STREAMS, 0)
+        self._last = dict.fromkeys(self.streams, 0)
         if archive is not None:
-            for stream in STREAMS:
+            for stream in self.streams:
                 archive.open(stream, EPOCH, 1, 1)
 
     def __repr__(self) -> str:
@@ -76,13 +80,17 @@ class VirtualLog:
         self._readers.append(Reader(lag_us))
         return self._readers[-1]
 
-    def append(self, stream: StreamName, owner: str, payload: bytes, head: bytes) -> None:
-        """The message stands at the end of its stream; `head` is its digest."""
+    def append(self, stream: StreamName, owner: str, payload: bytes, head: bytes, token: str = "") -> None:
+        """The message stands at the end of its stream; `head` is its digest, and `token` the end of its subject, if
+        that is more than the owner."""
         self.messages += 1
         seq = self._last[stream] = self._last[stream] + 1
-        frame = Frame(stream, StreamSeq(seq), self.now_ms, owner, head, decode_message(payload))
+        message = decode_message(payload)
+        frame = Frame(stream, StreamSeq(seq), self.now_ms, owner, head, message)
+        if stream == JOBS:
+            self.jobs.apply(owner, message, head)
         for reader in self._readers:
             reader.put(self._agenda.now_us, frame, begun=self.begun)
         if self._archive is not None:
-            where = subject(NAMESPACE, stream, owner)
+            where = subject(NAMESPACE, stream, token or owner)
             self._archive.add(Record(stream, StreamSeq(seq), frame.time_ms, where, payload))

@@ -23,10 +23,13 @@ from core.events import (
     SettingsChanged,
 )
 from core.ids import ReplicaId, RequestId, WorkerId
+from core.queue_events import HELD, RequestQueued
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.ahead import Ahead
+from projections.backlog import PrefillTime
 from projections.decide import Decision, decide, record, rejection
+from projections.declines import Declines
 from projections.learned import Learned
 from projections.plan import Held, plan
 from projections.policies import ESTIMATING
@@ -34,7 +37,7 @@ from projections.state import State
 from projections.view import Local, RouteRequest, View, by_worker
 from replay.simulating.agenda import Agenda
 from replay.simulating.journey import MODEL
-from replay.simulating.virtual_log import EPOCH, STREAMS, VirtualLog
+from replay.simulating.virtual_log import EPOCH, VirtualLog
 from replay.simulating.virtual_source import CHAIN_KEY, VirtualSource
 
 PACE_US = round(LIMITS.pace_s * 1_000_000)
@@ -52,6 +55,8 @@ class Choice(NamedTuple):
     decision: Decision
     alone: bool
     """The worker has no outstanding prefills, and it is of interest how long this one lasts."""
+    if_free: bool = False
+    """The worker may decline."""
 
 
 class VirtualReplica:
@@ -78,7 +83,7 @@ class VirtualReplica:
         self._reader = log.reader(lag_us)
         self._source = VirtualSource(log, ROUTING, id)
         self._state = State(CHAIN_KEY)
-        for stream in STREAMS:
+        for stream in log.streams:
             self._state.open(stream, EPOCH)
         self._milestones = Milestones(self._state)
         self._reported_us = 0
@@ -88,8 +93,11 @@ class VirtualReplica:
         self._alone: dict[tuple[str, int], tuple[int, int]] = {}
         """Attempts that were sent to a worker without outstanding prefills, of which no token has come: when, and the
         length of the prompt."""
+        self._declines = Declines()
         self._held: dict[RequestId, Held] = {}
         """In the order in which they came."""
+        self._held_told: set[RequestId] = set()
+        """Those of them of which the log knows that they wait."""
         self._waiting: list[Event] = []
         """Said, and not in the log yet."""
         self._appended_us = -PACE_US
@@ -130,9 +138,16 @@ class VirtualReplica:
         more."""
         return self._choice(asked, self._look(gone), seed)
 
-    def hold(self, asked: RouteRequest, seed: int) -> None:
+    def hold(self, asked: RouteRequest, since_ms: int, seed: int) -> None:
         """The request waits here for the right worker."""
-        self._held[asked.id] = Held(asked, self._log.now_ms, seed)
+        self._held[asked.id] = Held(asked, since_ms, seed)
+
+    def declined(self, worker: WorkerId, tokens: int) -> int:
+        """The worker would not take a held request, because it computes so much for others; returns until when that
+        counts."""
+        until_us = self._agenda.now_us + PrefillTime.of(self._settings, self._learned.time(MODEL)).us(tokens)
+        self._declines.note(worker, until_us)
+        return until_us
 
     @property
     def holds(self) -> int:
@@ -142,23 +157,34 @@ class VirtualReplica:
     def let_go(self, request: RequestId) -> RouteRequest | None:
         """The request waits no more; None if it did not."""
         held = self._held.pop(request, None)
+        self._held_told.discard(request)
         return None if held is None else held.request
 
     def plan(self, gone: set[WorkerId]) -> Iterator[Choice]:
         """Those of all that wait that go now, or that nobody can serve; they wait no more. Each is to be said before
-        the next one is asked for."""
+        the next one is asked for. Behind the last one the log knows who stays."""
         given: Counter[WorkerId] = Counter()
         while self._held:
             view = View(self._state, self.id, self._ahead, self._look(gone))
             queue = [held._replace(request=self._informed(held.request)) for held in self._held.values()]
-            planned = plan(view, queue, self._settings, self._log.now_ms, given)
+            busy_us = self._declines.busy_us(view.outstanding(), self._agenda.now_us)
+            planned = plan(view, queue, self._settings, self._log.now_ms, given, busy_us)
             if planned is None:
-                return
+                break
             request, decision = planned
-            del self._held[request.id]
+            self.let_go(request.id)
             if decision.worker is not None:
                 given[decision.worker] += decision.prefill_tokens
-            yield Choice(request, decision, alone=self._learns and decision.worker not in view.outstanding())
+            alone = self._learns and decision.worker not in view.outstanding()
+            yield Choice(request, decision, alone, if_free=True)
+        self._tell_held()
+
+    def _tell_held(self) -> None:
+        """As `actors.holding`."""
+        for depth, (request, held) in enumerate(self._held.items()):
+            if request not in self._held_told and not held.request.attempt:
+                self._held_told.add(request)
+                self.say(_queued(held, depth))
 
     def would_choose(self, asked: RouteRequest, gone: set[WorkerId], seed: int) -> WorkerId | None:
         """The worker that it would send the request to, if it were asked now; nothing comes of it."""
@@ -223,3 +249,17 @@ class VirtualReplica:
             if owner == self.id and message is not None:
                 for event in message.events:
                     read_back(event)  # type: ignore[arg-type]  # what we wrote is of types that we know
+
+
+def _queued(held: Held, depth: int) -> RequestQueued:
+    asked = held.request
+    return RequestQueued(
+        request=asked.id,
+        model=asked.model,
+        priority=asked.priority,
+        tenant=asked.tenant,
+        prompt_tokens=asked.prompt.tokens,
+        why=HELD,
+        depth=depth,
+        now_ms=held.since_ms,
+    )

@@ -16,8 +16,9 @@ CHAIN_KEY = KEY.chain_key
 class VirtualSource:
     """Its messages follow each other as those of a real source do: number, digest of the one before, digest."""
 
-    def __init__(self, log: VirtualLog, stream: StreamName, owner: str, source: str = "") -> None:
-        """`source` is who writes, if not the owner of the subject."""
+    def __init__(self, log: VirtualLog, stream: StreamName, owner: str, source: str = "", token: str = "") -> None:
+        """`source` is who writes, if not the owner of the subject; `token` is the end of the subject, if that is more
+        than the owner."""
         self.n = 0
         """Of the next message."""
         self.head = CHAIN_START
@@ -25,10 +26,15 @@ class VirtualSource:
         self._log = log
         self._stream = stream
         self._owner = owner
+        self._token = token
         self._source = SourceId(source or owner)
 
     def __repr__(self) -> str:
         return f"<VirtualSource {self._source} in {self._stream}, {self.n} messages>"
+
+    def ended_by(self, source: str) -> VirtualSource:
+        """Who says under the same subject that this one has ended."""
+        return VirtualSource(self._log, self._stream, self._owner, source, self._token)
 
     def say(self, events: list[Event]) -> None:
         """The events stand in the log, as one message, or as few as its bounds allow."""
@@ -53,4 +59,4 @@ class VirtualSource:
         else:
             payload = encode_message(self._source, self.n, self.head, now_ms, encodings)
         self.n, self.head = self.n + 1, digest(payload, CHAIN_KEY)
-        self._log.append(self._stream, self._owner, payload, self.head)
+        self._log.append(self._stream, self._owner, payload, self.head, self._token)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from actors.engines.simulated_inputs import Abort, Submit
+from actors.engines.engine import EngineLoad
+from actors.engines.simulated_inputs import Abort, Input, Submit
 from actors.engines.simulated_settings import SimulatedSettings
-from actors.engines.step import EngineState, load_of, refuse, step
+from actors.engines.step import EngineState, Step, load_of, refuse, step
+from actors.line import WorkerBusy
 from actors.load_reports import REPORT_EVERY_MS, REPORT_IDLE_MS
 from core.events import LoadReported, WorkerJoined, WorkerLost
-from core.generation import Output
+from core.generation import NO_HINT, Hint, Output
 from core.ids import LOST_SUFFIX, RequestId, WorkerId
+from core.prompt import hashes_from_bytes
 from core.roles import DECODE
 from core.subjects import LOAD
 from replay.simulating.agenda import Agenda
@@ -24,18 +28,51 @@ REPORT_IDLE_US = REPORT_IDLE_MS * 1000
 
 Heard = Callable[[RequestId, Output, int], None]
 """Told a request, an output of it, and when it came."""
+ABORTED = "abort"
+"""How the output of a request ends that its own worker gave up, to begin it anew."""
+
+
+class Side(Protocol):
+    """What a worker does about prompts besides running its engine, where prompts are computed by others, too."""
+
+    def submit(self, asked: Submit, hint: Hint) -> None:
+        """A request has come, which the engine can serve."""
+
+    def first(self, request: RequestId, output: Output) -> Output:
+        """The first tokens of a request; returns them with what is to be said of its prompt."""
+
+    def ended(self, request: RequestId) -> None:
+        """The last tokens were made."""
+
+    def stepped(self, done: Step) -> None:
+        """The engine was stepped; outputs were heard already."""
+
+    def died(self) -> None:
+        """The worker has ended without a word."""
 
 
 class VirtualWorker:
     """Its engine is stepped when something is due there, when a request comes, and when its load is reported."""
 
     def __init__(
-        self, id: WorkerId, place: int, engine: SimulatedSettings, agenda: Agenda, log: VirtualLog, heard: Heard
+        self,
+        id: WorkerId,
+        place: int,
+        engine: SimulatedSettings,
+        agenda: Agenda,
+        log: VirtualLog,
+        heard: Heard,
+        role: str = DECODE,
     ) -> None:
         """`place` is its place in the fleet, which the worker that comes after it takes over."""
         self.id = id
         self.place = place
+        self.role = role
         self.alive = True
+        self.side: Side | None = None
+        """None if it computes all its prompts itself."""
+        self.jobs: VirtualSource | None = None
+        """Its chain in the jobs stream, if it may speak there."""
         self._log = log
         self._agenda = agenda
         self._heard = heard
@@ -43,7 +80,7 @@ class VirtualWorker:
         self._copies = Copies()
         self._kv = VirtualSource(log, KV, id)
         self._load = VirtualSource(log, LOAD, id)
-        self._arrived: list[Submit] = []
+        self._arrived: list[Input] = []
         self._step_at = -1
         """When it is stepped next; -1 if nothing is due there."""
         self._step_number = 0
@@ -52,10 +89,28 @@ class VirtualWorker:
         self._reported_us = -REPORT_IDLE_US
         self._serving: dict[RequestId, int] = {}
         """Requests that have not ended, with the length of their prompts."""
+        self._prefills: dict[RequestId, tuple[int, int]] = {}
+        """Those of them of which there is no token: whose they are, and how much their replica expects to be
+        computed."""
         self._totals = [0, 0]
 
     def __repr__(self) -> str:
         return f"<VirtualWorker {self.id} in place {self.place}, {self._engine!r}>"
+
+    @property
+    def settings(self) -> SimulatedSettings:
+        """Of its engine."""
+        return self._engine.settings
+
+    @property
+    def load(self) -> EngineLoad:
+        """Of its engine; what was submitted and not looked at yet is waiting."""
+        load = load_of(self._engine)
+        return load._replace(waiting=load.waiting + sum(isinstance(item, Submit) for item in self._arrived))
+
+    def overlap(self, hashes: bytes) -> int:
+        """How many of a prompt's blocks its cache has, as it told others."""
+        return self._copies.overlap(hashes_from_bytes(hashes))
 
     def join(self) -> None:
         """The log knows of it, with an empty cache."""
@@ -63,7 +118,7 @@ class VirtualWorker:
         joined = WorkerJoined(
             name=f"worker-{self.place}",
             model=MODEL,
-            role=DECODE,
+            role=self.role,
             engine="simulated",
             block_size=settings.block_size,
             capacity_blocks=settings.capacity_blocks,
@@ -73,16 +128,32 @@ class VirtualWorker:
         self._kv.say([joined])
         self._report()
 
-    def submit(self, asked: Submit) -> None:
-        """The request is with the engine; all that come at one time are taken in together. CallerError if the engine
-        can never serve it."""
+    def submit(self, asked: Submit, hint: Hint = NO_HINT, replica: int = 0) -> None:
+        """The request is with the engine, or its prompt is being computed elsewhere. CallerError if the engine can
+        never serve it; WorkerBusy as of `actors.port`, if it computes prompts of other replicas and may decline."""
         assert self.alive
         assert asked.known is not None
+        others = [tokens for whose, tokens in self._prefills.values() if whose != replica] if hint.if_free else []
+        if others:
+            raise WorkerBusy(str(sum(others)))
         refuse(self._engine.settings, asked.request, asked.known)
         self._serving[asked.request.id] = asked.known.tokens
-        self._arrived.append(asked)
+        self._prefills[asked.request.id] = (replica, hint.prefill_tokens)
+        if self.side is None:
+            self.tell(asked)
+        else:
+            self.side.submit(asked, hint)
+
+    def tell(self, item: Input) -> None:
+        """The engine hears of it; all that comes at one time is taken in together."""
+        self._arrived.append(item)
         self._step_by(self._agenda.now_us)
         self._report_by(self._reported_us + REPORT_EVERY_US)
+
+    def count(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """A prompt was computed."""
+        self._totals[0] += prompt_tokens
+        self._totals[1] += cached_tokens
 
     def die(self) -> None:
         """The engine has told all tokens that it had made by now, and says nothing any more."""
@@ -94,6 +165,8 @@ class VirtualWorker:
         self.alive = False
         self._agenda.cancel(self._step_number)
         self._agenda.cancel(self._report_number)
+        if self.side is not None:
+            self.side.died()
 
     def lose(self, by: str) -> None:
         """The log knows that it is gone, as a replica found."""
@@ -101,6 +174,8 @@ class VirtualWorker:
         lost = WorkerLost(by=by, reason="no lease, no answer")
         for stream in (KV, LOAD):
             VirtualSource(self._log, stream, self.id, self.id + LOST_SUFFIX).say([lost])
+        if self.jobs is not None and self.jobs.n:
+            self.jobs.ended_by(self.id + LOST_SUFFIX).say([lost])
 
     def _step_by(self, at_us: int) -> None:
         if self._step_at < 0 or at_us < self._step_at:
@@ -117,15 +192,28 @@ class VirtualWorker:
         if done.due_us is not None:
             self._step_by(done.due_us)
         events = self._copies.apply(done.changes)
-        if events:
+        if events and self.settings.kv_events:
             self._kv.say(events)
         for (request, output), at_us in zip(done.outputs, done.times_us, strict=True):
-            if output.cached_tokens is not None:
-                self._totals[0] += self._serving[request]
-                self._totals[1] += output.cached_tokens
-            if output.finish is not None:
-                del self._serving[request]
-            self._heard(request, output, at_us)
+            if output.finish != ABORTED:
+                self._hear(request, output, at_us)
+        if self.side is not None:
+            self.side.stepped(done)
+
+    def _hear(self, request: RequestId, output: Output, at_us: int) -> None:
+        """Others have these tokens."""
+        side = self.side
+        if output.cached_tokens is not None:
+            self._prefills.pop(request, None)
+            self.count(self._serving[request], output.cached_tokens)
+            if side is not None:
+                output = side.first(request, output)
+        if output.finish is not None:
+            del self._serving[request]
+            self._prefills.pop(request, None)
+            if side is not None:
+                side.ended(request)
+        self._heard(request, output, at_us)
 
     def _report_by(self, at_us: int) -> None:
         self._agenda.cancel(self._report_number)

@@ -7,12 +7,14 @@ happens has its place in one agenda, and what is drawn is drawn from the seed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import xxhash
 
-from actors.dispatch import RESUME_LOOK_S, RESUME_WAIT_S
+from actors.dispatch import DECLINED_MAX, RESUME_LOOK_S, RESUME_WAIT_S
+from actors.line import WorkerBusy
 from core.errors import CallerError
 from core.events import RequestPrefilled
 from core.generation import Output
@@ -22,9 +24,11 @@ from projections.plan import HELD_MAX
 from projections.view import RouteRequest
 from replay.simulating.agenda import Agenda
 from replay.simulating.arrival import Arrival
+from replay.simulating.follows import Follows
 from replay.simulating.journey import Journey
 from replay.simulating.options import Options
 from replay.simulating.served import Served
+from replay.simulating.verdict import Verdict
 from replay.simulating.virtual_fleet import VirtualFleet
 from replay.simulating.virtual_log import VirtualLog
 from replay.simulating.virtual_replica import Choice, VirtualReplica
@@ -46,15 +50,25 @@ class World:
     """See the module's text; runs once."""
 
     def __init__(
-        self, options: Options, arrivals: Sequence[Arrival], progress: Progress, archive: ArchiveWriter | None
+        self,
+        options: Options,
+        arrivals: Sequence[Arrival],
+        progress: Progress,
+        archive: ArchiveWriter | None,
+        follows: Mapping[RequestId, Follows] = MappingProxyType({}),
+        *,
+        judged: Callable[[Verdict], None],
     ) -> None:
         self.served: list[Served | None] = [None] * len(arrivals)
         """In the order of the arrivals."""
         self._options = options
         self._arrivals = arrivals
+        self._follows = follows
+        self._judged = judged
+        self._after = self._followers()
         self._progress = progress
         self._agenda = Agenda()
-        self.log = VirtualLog(self._agenda, archive)
+        self.log = VirtualLog(self._agenda, archive, jobs=options.prefill_workers > 0)
         self._replicas = [self._replica(number) for number in range(options.replicas)]
         self._fleet = VirtualFleet(
             options,
@@ -63,6 +77,7 @@ class World:
             heard=self._heard,
             broke=self._broke,
             speaker=lambda: self._replicas[0].id,
+            judged=self._judge,
         )
         self._journeys: dict[RequestId, Journey] = {}
         """Those under way, in the order in which they came."""
@@ -107,20 +122,34 @@ class World:
         """The next request will come: at its time, or now if as many as are wanted are under way at once."""
         if self._arrived < len(self._arrivals):
             number, self._arrived = self._arrived, self._arrived + 1
+            if self._arrivals[number].id in self._follows:
+                return  # comes when the other one has ended
             at_us = self._agenda.now_us if self._options.concurrency else self._arrivals[number].at_us
             self._agenda.put(at_us, partial(self._arrive, number))
+
+    def _followers(self) -> dict[RequestId, list[int]]:
+        """Of each request, who comes after it."""
+        found: dict[RequestId, list[int]] = {}
+        for number, arrival in enumerate(self._arrivals):
+            if arrival.id in self._follows:
+                found.setdefault(self._follows[arrival.id].request, []).append(number)
+        return found
 
     def _arrive(self, number: int) -> None:
         arrival, replica, now_us = self._arrivals[number], number % len(self._replicas), self._agenda.now_us
         journey = Journey(arrival, number, now_us, replica, self._options.engine.block_size)
         self._journeys[arrival.id] = journey
         if self._options.routing.holds and self._replicas[replica].holds < HELD_MAX:
-            asked = journey.asked()
-            self._replicas[replica].hold(asked, self._seed(asked))
             self._agenda.put(now_us + self._options.routing.hold_max_ms * 1000, partial(self._hold_no_longer, journey))
-            self._plan_soon(replica)
+            self._hold(journey, self.log.now_ms)
         else:
             self._route(journey)
+
+    def _hold(self, journey: Journey, since_ms: int) -> None:
+        """The next attempt waits in its replica until a worker is free for it."""
+        asked = journey.asked()
+        self._replicas[journey.replica].hold(asked, since_ms, self._seed(asked))
+        self._plan_soon(journey.replica)
 
     def _route(self, journey: Journey) -> None:
         """Its next attempt is with a worker, or it has failed; an answer that was begun waits for a worker."""
@@ -133,13 +162,13 @@ class World:
         if choice.decision.worker is None and now_us < until_us:
             self._agenda.put(now_us + RESUME_LOOK_US, partial(self._try, journey, asked, until_us))
             return
-        if not asked.attempt:
-            journey.others_differ = self._others_differ(journey, asked, choice.decision.worker)
         self._send(journey, choice)
 
     def _send(self, journey: Journey, choice: Choice) -> None:
         """The request is with the worker that was chosen, or it has failed."""
         replica, now_us, decision = self._replicas[journey.replica], self._agenda.now_us, choice.decision
+        if not choice.asked.attempt:
+            journey.others_differ = self._others_differ(journey, choice)
         said = (choice.asked.id, choice.asked.attempt, decision.worker, decision.digest)
         self._digest.update(repr(said).encode())
         if decision.worker is None:
@@ -151,10 +180,25 @@ class World:
         worker = self._fleet.worker(decision.worker)
         submit = journey.sent(replica.record(choice), worker.place, now_us)
         try:
-            worker.submit(submit)
+            worker.submit(submit, journey.hint(if_free=choice.if_free), journey.replica)
+        except WorkerBusy as error:
+            self._declined(journey, worker, error)
         except CallerError:
             replica.say(journey.finished("error", now_us, REFUSED))
             self._end(journey, failed=True)
+
+    def _declined(self, journey: Journey, worker: VirtualWorker, error: WorkerBusy) -> None:
+        """As `actors.dispatch`: it is held again, unless that was often enough."""
+        now_us, replica = self._agenda.now_us, self._replicas[journey.replica]
+        replica.say(journey.finished("declined", now_us, error.detail))
+        journey.declined += 1
+        journey.worker = WorkerId("")
+        self._agenda.put(replica.declined(worker.id, error.tokens), partial(self._plan_soon, journey.replica))
+        if journey.declined < DECLINED_MAX:
+            since_ms = self.log.now_ms - (now_us - journey.arrived_us) // 1000
+            self._agenda.put(now_us, partial(self._hold, journey, since_ms))
+        else:
+            self._agenda.put(now_us, partial(self._route, journey))
 
     def _plan_soon(self, replica: int) -> None:
         """Once for all that happens at this time."""
@@ -180,14 +224,15 @@ class World:
         if asked is not None:
             self._try(journey, asked, self._agenda.now_us)
 
-    def _others_differ(self, journey: Journey, asked: RouteRequest, chosen: WorkerId | None) -> int:
-        """How many of the other replicas would choose another worker now; -1 if they are not to be asked."""
+    def _others_differ(self, journey: Journey, choice: Choice) -> int:
+        """How many of the other replicas would choose another worker now, held up by the same others if the request
+        was held; -1 if they are not to be asked."""
         every = self._options.compare_every
         if not every or journey.number % every:
             return -1
-        gone, seed = self._fleet.gone, self._seed(asked)
+        gone, asked = self._fleet.gone, choice.asked
         others = [each for number, each in enumerate(self._replicas) if number != journey.replica]
-        return sum(each.would_choose(asked, gone, seed) != chosen for each in others)
+        return sum(each.would_choose(asked, gone, self._seed(asked)) != choice.decision.worker for each in others)
 
     def _seed(self, asked: RouteRequest) -> int:
         drawn: int = xxhash.xxh3_64_intdigest(f"draw/{asked.id}/{asked.attempt}".encode(), self._options.seed)
@@ -202,6 +247,11 @@ class World:
                 self._plan_soon(journey.replica)  # a worker may be free for what is held
         if output.finish is not None:
             self._end(journey)
+
+    def _judge(self, verdict: Verdict) -> None:
+        """It is known where a prompt was computed."""
+        self._digest.update(repr(tuple(verdict)).encode())
+        self._judged(verdict)
 
     def _broke(self, worker: VirtualWorker) -> None:
         """A worker is gone: what it served goes on elsewhere."""
@@ -220,6 +270,9 @@ class World:
     def _end(self, journey: Journey, *, failed: bool = False) -> None:
         del self._journeys[journey.arrival.id]
         self.served[journey.number] = journey.served(self._agenda.now_us, failed=failed)
+        for number in self._after.get(journey.arrival.id, ()):
+            pause_us = self._follows[self._arrivals[number].id].pause_us
+            self._agenda.put(self._agenda.now_us + pause_us, partial(self._arrive, number))
         self._ended += 1
         if self._ended % PROGRESS_EVERY == 0 or self._ended == len(self._arrivals):
             self._progress(self._ended, len(self._arrivals))

@@ -9,17 +9,21 @@ is not supposed. With nothing in the ledger a supposed view is the recorded one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from core.ids import WorkerId
 from core.prompt import Prompt
+from core.settings import APPROXIMATE, RoutingSettings
 from core.subjects import ROUTING
 from projections.backlog import Outstanding
 from projections.tally import InFlight, Key, shared_depth
-from projections.view import Candidate, View
+from projections.view import NOTHING, Candidate, View
 from replay.supposing.lives import Life, Place, place, seq_of
 
 UNCHANGED = (0, 0, 0)
+AS_IN_ROWS: Mapping[WorkerId, tuple[int, ...]] = MappingProxyType({})
+"""Says that nothing else is known of caches than what the rows have."""
 
 
 class Supposed(View):
@@ -44,8 +48,14 @@ class Supposed(View):
     def routed(self, model: str) -> int:
         return super().routed(model) - self._fewer
 
-    def candidates(self, _prompt: Prompt) -> list[Candidate]:
-        return self._rows
+    def cached(self, prompt: Prompt, settings: RoutingSettings, now_ms: int) -> Mapping[WorkerId, tuple[int, ...]]:
+        """As the rows have it; under `approximate`, by where the record's requests went."""
+        return super().cached(prompt, settings, now_ms) if settings.policy == APPROXIMATE else AS_IN_ROWS
+
+    def candidates(self, _prompt: Prompt, cached: Mapping[WorkerId, tuple[int, ...]] | None = None) -> list[Candidate]:
+        if cached is None or cached is AS_IN_ROWS:
+            return self._rows
+        return [row._replace(overlap=cached.get(row.worker, NOTHING)) for row in self._rows]
 
 
 class Sight(NamedTuple):

@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from core.ids import WorkerId
+from core.settings import APPROXIMATE
 from core.subjects import ROUTING
 from projections.decide import decide
 from projections.kv import Member
 from projections.state import State
+from projections.view import NOTHING, Candidate
 from replay.playback import Playback, Situation
 from replay.proof import lacks_of
 from replay.recording import Recording
@@ -106,7 +108,7 @@ class _WhatIf:
         self._note(judged)
         sights = {0: judged.sight}
         for ms, situation in zip(self._delays[1:], situations[1:], strict=True):
-            rows = situation.view.candidates(situation.request.prompt)
+            rows = _rows(situation)
             sights[ms] = Sight(situation.view, rows, situation.replica, judged.life.at)
         for trial in self._trials:
             trial.take(judged, sights[trial.scenario.delay_ms])
@@ -118,7 +120,7 @@ class _WhatIf:
     def _judged(self, number: int, situation: Situation) -> Judged | None:
         """None, and counted, if the recording does not show what it rested on."""
         event, view = situation.event, situation.view
-        rows = view.candidates(situation.request.prompt)
+        rows = _rows(situation)
         recorded = next((row for row in rows if row.worker == event.worker), None)
         if situation.doubts and recorded is not None:
             again = decide(view, situation.request, situation.settings, event.now_ms, event.seed)
@@ -199,3 +201,14 @@ def _lives_of(recording: Recording, who: Sequence[str]) -> frozenset[WorkerId]:
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
+
+
+def _rows(situation: Situation) -> list[Candidate]:
+    """All workers, with what their caches held of the prompt as they reported it; of one that reports nothing, as the
+    decision had it."""
+    view, prompt, settings = situation.view, situation.request.prompt, situation.settings
+    rows = view.candidates(prompt)
+    if settings.policy != APPROXIMATE:
+        return rows
+    cached, held = view.cached(prompt, settings, situation.event.now_ms), view.state.index.blocks
+    return [row if held(row.worker) else row._replace(overlap=cached.get(row.worker, NOTHING)) for row in rows]

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from actors import dispatch as dispatch_module
 from actors import holding as holding_module
 from actors.engines.simulated import SimulatedSettings
 from actors.flight import Flight
@@ -17,7 +18,7 @@ from actors.live_settings import SETTINGS_KEY
 from actors.router import Router
 from core.codec import decode_message
 from core.errors import CallerError
-from core.events import RequestPrefilled, RequestRouted
+from core.events import RequestFinished, RequestPrefilled, RequestRouted
 from core.generation import GenerateRequest
 from core.ids import RequestId, StreamSeq
 from core.prompt import Prompt
@@ -161,6 +162,44 @@ async def test_another_replicas_first_token_frees_the_worker(it: World) -> None:
     assert ("r1", "RequestQueued") in told
 
 
+async def both_at_once(it: World) -> list[Router]:
+    """Two replicas, one worker, a request to each of them in one turn of the loop."""
+    routers = [await replica(it), await it.router("other", settings=RoutingSettings(policy="time", hold_max_ms=10_000))]
+    await it.ready(routers[1])
+    await asyncio.gather(*(collect(router, asked(number)) for number, router in enumerate(routers)))
+    for router in routers:
+        await it.settled(router)
+    return routers
+
+
+async def test_a_busy_worker_declines(it: World, tmp_path: Path) -> None:
+    """Both replicas think that the worker is free. It takes one; the other is held until that one is computed."""
+    routers = await both_at_once(it)
+    assert sum(router.describe()["declined"] for router in routers) == 1
+    ends = await it.told(ROUTING, RequestFinished)
+    (declined,) = [end for end in ends if end.outcome == "declined"]
+    assert (declined.attempt, declined.detail) == (0, f"computes {TOKENS} tokens for other replicas")
+    assert sorted((end.request == declined.request, end.attempt) for end in ends if end is not declined) == [
+        (False, 0), (True, 1),
+    ]  # fmt: skip
+    assert [event.request for event in await it.told(ROUTING, RequestRouted) if event.attempt] == [declined.request]
+    assert [event.request == declined.request for event in await it.told(ROUTING, RequestPrefilled)] == [False, True]
+    path = await archived(it.log, NAMESPACE, KEY, tmp_path / "log")
+    with Recording.open(path, KEY) as recording:
+        found = verify(recording)
+    assert (found.holds, found.verified, found.different) == (True, 3, 0)
+
+
+async def test_declined_no_more_than_so_often(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it goes to the worker, busy or not."""
+    monkeypatch.setattr(dispatch_module, "DECLINED_MAX", 1)
+    await both_at_once(it)
+    ends = await it.told(ROUTING, RequestFinished)
+    assert sum(end.outcome == "declined" for end in ends) == 1
+    (again,) = [event for event in await it.told(ROUTING, RequestRouted) if event.attempt]
+    assert not again.held
+
+
 async def test_every_decision_is_made_again(it: World, tmp_path: Path) -> None:
     """What else was held stands in the record."""
     router = await replica(it, workers=2)
@@ -191,7 +230,8 @@ async def test_hanging_up_in_the_turn_in_which_it_leaves(it: World, fails: bool)
         return cast(Flight, Left())
 
     prompt = Prompt(asked(0).tokens, ENGINE.block_size, KEY.hash_seed)
-    leaving = asyncio.create_task(holding.flight(RouteRequest(RequestId("r"), 0, "sim", prompt), send))
+    since_ms = it.clock.wall_ms()
+    leaving = asyncio.create_task(holding.flight(RouteRequest(RequestId("r"), 0, "sim", prompt), send, since_ms))
     await asyncio.wait([leaving])
     assert leaving.cancelled()
     assert closed == ([] if fails else ["closed"])

@@ -49,7 +49,7 @@ def test_help_shows_how_it_is_used() -> None:
     page = told("simulate", "--help")
 
     assert "contrail simulate trace.jsonl --sweep prefill_weight=0.5,1,2" in page
-    for option in ("--format", "--engine-set", "--replica-lag", "--failures-per-hour", "--concurrency", "--out"):
+    for option in ("--format", "--engine-set", "--replica-lag", "--prefill-workers", "--concurrency", "--out"):
         assert option in page
     assert "simulate " in told("--help")
 
@@ -90,6 +90,26 @@ def test_the_page_says_what_json_says(trace: Path) -> None:
     assert f"{found['ttft_ms']['mean']:,.2f} ms" in page or f"{found['ttft_ms']['mean']:,.0f} ms" in page
     assert found["digest"] in page
     assert "pairs of decisions" in page
+
+
+def test_prefill_workers_are_told_of(trace: Path) -> None:
+    """What they did, in words and in JSON; a sweep says how many prompts they computed."""
+    words = (trace, *FAST, "--prefill-workers", "1", "--set", "remote_prefill_min_tokens=600")
+    page, found = told("simulate", *words), found_json(*words)
+    slow = found_json(*words, "--engine-set", "transfer_us_per_block=10000")
+    swept = told("simulate", *words[:-4], "--jobs", "1", "--sweep", "prefill_workers=0,1")
+
+    told_of = found["disaggregation"]
+    assert page.startswith("trace.jsonl, x20, 3 + 1 prefill workers of 16,384 blocks of 64")
+    assert f"prompts computed by prefill workers        {100 * told_of['remote_share']:.2f} %" in page
+    assert f"pulled {told_of['jobs']['pulled']}" in page
+    assert 0 < told_of["remote_share"] < 1
+    assert told_of["pulled_blocks"] > 0
+    assert found["simulated"]["prefill_workers"] == 1
+    assert slow["disaggregation"]["pull_ms"]["mean"] > 5 * told_of["pull_ms"]["mean"]
+    assert [line.split()[-1] == "%" for line in swept.splitlines() if line.startswith("prefill_workers")] == [0, 1]
+    assert "remote" in swept
+    assert found_json(trace, *FAST)["disaggregation"] is None
 
 
 def test_settings_change_what_is_found(trace: Path) -> None:
@@ -166,6 +186,7 @@ def test_a_sweep_is_a_table(trace: Path, tmp_path: Path) -> None:
         (("--replica-lag", "5,x"), "--replica-lag: '5,x' is not MS,MS"),
         (("--replica-lag", "5,6"), "replica_lags_ms has 2 lags for 1 replicas"),
         (("--workers", "0"), "workers must be from 1"),
+        (("--prefill-workers", "-1"), "prefill_workers must be from 0"),
         (("--speed-up", "0"), "speed-up: 0 is not between"),
         (("--jitter", "-1"), "jitter: -1"),
         (("--format", "recording"), ""),

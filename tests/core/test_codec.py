@@ -72,6 +72,7 @@ def any_of(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
 
 BY_TYPE[tuple[tuple[int, ...], ...]] = st.lists(numbers, max_size=2).map(tuple)
 BY_TYPE[tuple[int, ...]] = numbers
+BY_TYPE[tuple[int, int] | None] = st.none() | st.tuples(counts, counts)
 BY_TYPE[dict[str, int]] = st.dictionaries(words, counts, max_size=3)
 BY_TYPE[KvBlocks] = any_of(KvBlocks)
 BY_TYPE[PrefillReport | None] = st.none() | any_of(PrefillReport)

@@ -72,6 +72,7 @@ def routed(
     predicted: int = 0,
     now_ms: int = 0,
     wait_us: int = 0,
+    believed: tuple[int, int] | None = None,
 ) -> RequestRouted:
     """A decision by name only: nothing that a fold does not read is true of it."""
     asked = asked or prompt(1, 2)
@@ -98,6 +99,7 @@ def routed(
         predicted_cached_tokens=predicted,
         digest="0" * 16,
         wait_us=wait_us,
+        believed=believed,
     )
 
 

@@ -18,7 +18,9 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
-from core.ids import Epoch, StreamName, StreamSeq, WorkerId
+from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
+from projections.believed import Kept
+from projections.requests import RoutingProjection
 from projections.state import State
 from projections.tally import InFlight, Tally
 from tests.projections.facts import (
@@ -59,6 +61,7 @@ job_words = st.lists(
 )
 requests = st.integers(0, 3)
 workers = st.integers(0, 2).map(worker_id).map(WorkerId)
+beliefs = st.sampled_from((None, (1, 0), (2, 2), (1000, 3)))
 reasons = st.sampled_from(((), ("stale",), ("suspected", "failed")))
 
 
@@ -67,10 +70,13 @@ def routing_events(source: str) -> st.SearchStrategy[Event]:
     return st.one_of(
         st.just(ReplicaJoined(name="router-0", version="1")),
         st.builds(
-            lambda n, w, size: routed(f"{source}/{n}", w, prompt(*range(size)), now_ms=n, wait_us=size),
+            lambda n, w, size, believed: routed(
+                f"{source}/{n}", w, prompt(*range(size)), now_ms=n, wait_us=size, believed=believed
+            ),
             requests,
             workers,
             requests,
+            beliefs,
         ),
         st.builds(lambda n, cached: prefilled(f"{source}/{n}", cached=cached), requests, requests),
         st.builds(lambda n: finished(f"{source}/{n}"), requests),
@@ -197,6 +203,11 @@ def prefills(tally: Tally) -> dict[WorkerId, list[tuple[Any, ...]]]:
         worker: sorted((*key, entry.begins_us, entry.prefill_tokens, entry.hashes) for key, entry in entries.values())
         for worker, entries in tally.prefills.items()
     }
+
+
+def believed(routing: RoutingProjection) -> dict[ReplicaId, list[Kept]]:
+    """What replicas take workers to hold, in the order of its use."""
+    return {replica: part.kept() for replica, part in routing.believed.items() if part.blocks}
 
 
 def opened(*streams: str) -> State:

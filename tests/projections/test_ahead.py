@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from hypothesis import example, given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from core.events import Event, ReplicaJoined, RequestFinished, RequestPrefilled, RequestRouted, SettingsChanged
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
+from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.ahead import Ahead
 from projections.backlog import Outstanding
@@ -51,6 +53,12 @@ def seen(state: State, ahead: Ahead) -> Sums:
         [{worker: depth for worker, depth in view._pending(asked).items() if depth} for asked in PROMPTS],
         {worker: sorted(prefills) for worker, prefills in view.outstanding().items()},
     )
+
+
+def held(state: State, ahead: Ahead) -> list[Mapping[WorkerId, tuple[int, ...]]]:
+    """What a decision under `approximate` takes workers to hold of each prompt."""
+    view = View(state, R, ahead, {})
+    return [view.cached(asked, RoutingSettings(policy="approximate"), now_ms=1000) for asked in PROMPTS]
 
 
 class Log:
@@ -128,8 +136,15 @@ class Router:
         if self.emitted:
             everything.fold(*self.emitted)
         assert seen(self.log.state, self.ahead) == seen(everything.state, Ahead())
+        wanted = held(everything.state, Ahead())
+        for found, least in zip(held(self.log.state, self.ahead), wanted, strict=True):
+            assert all(found[worker] >= depth for worker, depth in least.items())
         if not self.dropped:
-            assert seen(self.log.state, self.rebuilt()) == seen(self.log.state, self.ahead)
+            rebuilt = self.rebuilt()
+            assert seen(self.log.state, rebuilt) == seen(self.log.state, self.ahead)
+            assert held(self.log.state, rebuilt) == held(self.log.state, self.ahead)
+        if not len(self.ahead):
+            assert held(self.log.state, self.ahead) == wanted
 
     def rebuilt(self) -> Ahead:
         """What a replay has: the events of the log that the cursor does not cover."""
@@ -150,7 +165,11 @@ def run(router: Router, step: str, number: int, made: int) -> None:
     match step:
         case "route":
             asked, worker = PROMPTS[number % len(PROMPTS)], WORKERS[number % len(WORKERS)]
-            router.say(routed(f"r{made}", worker, asked, model=MODELS[number % 2], now_ms=1000 + made, wait_us=number))
+            model, believed = MODELS[number % 2], (None, (5, 0))[made % 2]
+            event = routed(
+                f"r{made}", worker, asked, model=model, now_ms=1000 + made, wait_us=number, believed=believed
+            )
+            router.say(event)
         case "prefill" if keys:
             router.say(prefilled(*keys[number % len(keys)]))
         case "finish" if keys:
@@ -173,8 +192,8 @@ def test_folded_and_ahead_add_up(given_: list[tuple[str, int]]) -> None:
     """At every split between read back and ahead, their sum is the fold of all; and a replay has the same ahead.
 
     Sums per worker, decisions per model, pending prefixes and outstanding prefills as a decision sees them; also when
-    events were dropped
-    and what is in flight was said again. When all is read back, nothing is left ahead.
+    events were dropped and what is in flight was said again. What workers are believed to hold is all there too, and
+    goes with a restatement that is read back. When all is, nothing is left ahead.
     """
     router = Router()
     for made, (step, number) in enumerate(given_):
@@ -188,7 +207,7 @@ def test_folded_and_ahead_add_up(given_: list[tuple[str, int]]) -> None:
         router.check()
     ahead = router.ahead
     assert (len(ahead), ahead.tally.busy, ahead.tally._pending, ahead.computed, ahead._entries) == (0, {}, {}, {}, {})
-    assert ahead.tally.prefills == {}
+    assert (ahead.tally.prefills, len(ahead.believed)) == ({}, 0)
     assert not any(ahead.routed.values())
 
 

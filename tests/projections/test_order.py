@@ -13,7 +13,18 @@ from projections.prefixes import PrefixIndex
 from projections.requests import RoutingProjection
 from projections.state import State
 from tests.projections.facts import prompt, worker_id
-from tests.projections.histories import STREAMS, Log, blocks, feed, opened, prefills, shuffled, sources, worlds
+from tests.projections.histories import (
+    STREAMS,
+    Log,
+    believed,
+    blocks,
+    feed,
+    opened,
+    prefills,
+    shuffled,
+    sources,
+    worlds,
+)
 from tests.projections.speaker import Said, fold
 
 
@@ -64,6 +75,7 @@ def test_routing_folds_agree(data: st.DataObject) -> None:
     asked = prompt(*range(3))
     assert dict(one.tally.pending(asked)) == dict(other.tally.pending(asked))
     assert prefills(one.tally) == prefills(other.tally)
+    assert believed(one) == believed(other)
 
 
 @settings(deadline=None, max_examples=100)
@@ -140,7 +152,8 @@ def _contents(state: State) -> object:
     }
     jobs = {worker: (part.asked, part.taken) for worker, part in state.jobs.parts.items()}
     tally = state.routing.tally
-    return held, sorted(members, key=str), state.loads.reports, parts, tally.busy, prefills(tally), jobs
+    of_requests = parts, tally.busy, prefills(tally), believed(state.routing)
+    return held, sorted(members, key=str), state.loads.reports, of_requests, jobs
 
 
 @settings(deadline=None, max_examples=60)
@@ -157,4 +170,5 @@ def test_who_is_over_leaves_nothing(data: st.DataObject) -> None:
     assert (state.loads.reports, state.loads.chains) == ({}, {})
     assert (state.jobs.parts, state.jobs.unknown, state.jobs.open) == ({}, set(), 0)
     assert (state.routing.replicas, state.routing.unknown, state.routing.tally.busy) == ({}, set(), {})
+    assert state.routing.believed == {}
     assert not any(state.index.blocks(WorkerId(worker_id(n)), tier) for n in range(4) for tier in ("device", "host"))

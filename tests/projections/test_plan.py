@@ -43,7 +43,7 @@ def held(name: str, blocks: int, *, start: int = 0, ago_ms: int = 0, model: str 
 def planned(site: Site, *queue: Held) -> list[Planned]:
     """All that go now, one after the other; what was outstanding before is so afterwards."""
     site, left, found, tokens = deepcopy(site), list(queue), list[Planned](), Counter[WorkerId]()
-    while (one := plan(site.view, left, GIVEN, NOW_MS, tokens)) is not None:
+    while (one := plan(site.view, left, GIVEN, NOW_MS, tokens, {})) is not None:
         found.append(one)
         left = [each for each in left if each.request.id != one.request.id]
         if one.decision.worker is not None:
@@ -150,7 +150,7 @@ def test_who_can_be_served_by_nobody_is_told_so(site: Site) -> None:
     (decision,) = decisions_of(site, held("r", 10))
     assert (decision.worker, decision.excluded) == (None, {"draining": [A], "not_connected": [B]})
     assert decision == decide(site.view, held("r", 10).request, GIVEN, NOW_MS, 0)
-    assert plan(site.view, [], GIVEN, NOW_MS, {}) is None
+    assert plan(site.view, [], GIVEN, NOW_MS, {}, {}) is None
 
 
 def test_models_do_not_mix(site: Site) -> None:
@@ -183,3 +183,20 @@ def test_the_order_of_the_queue_does_not_matter(data: st.DataObject) -> None:
         theirs = [each for each in decisions if each.worker == worker]
         assert len(theirs) <= 1 or sum(each.prefill_tokens for each in theirs) <= PASS_TOKENS
     assert not queue or decisions or site.view.outstanding()
+
+
+def test_a_worker_that_declined_is_not_free(site: Site) -> None:
+    """What it says to compute is waited for there, as if the log had told of it; the decision's inputs have it."""
+    one = held("one", 10)
+    assert sent(site, one) == [("one", A)] or sent(site, one) == [("one", B)]
+    first = plan(site.view, [one], GIVEN, NOW_MS, {}, {})
+    assert first is not None
+    chosen = first.decision.worker
+    assert chosen is not None
+    (other,) = {A, B} - {chosen}
+    again = plan(site.view, [one], GIVEN, NOW_MS, {}, {chosen: 500_000})
+    assert again is not None
+    assert again.decision.worker == other
+    assert again.request.held == {chosen: 500_000}
+    assert again.decision.backlog.waits_us == {chosen: 500_000}
+    assert plan(site.view, [one], GIVEN, NOW_MS, {}, {A: 500_000, B: 400_000}) is None

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import Corrupt
-from core.events import WorkerLeft
+from core.events import ReplicaJoined, WorkerLeft
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
 from core.manifest import At
 from core.subjects import JOBS
@@ -21,14 +21,14 @@ from projections.ended import ENDED_KEPT
 from projections.snapshot import LOAD_BYTES_MAX, cursor_of, decode, decoding, encode
 from projections.state import State
 from tests.projections.facts import joined, load, prefilled, prompt, restated, routed, stored, worker_id
-from tests.projections.histories import SOURCES_MAX, STREAMS, Log, feed, opened, prefills, shuffled, worlds
+from tests.projections.histories import SOURCES_MAX, STREAMS, Log, believed, feed, opened, prefills, shuffled, worlds
 from tests.projections.job_facts import answerer, asked, completed, failed, requester, started
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
 
 A, R = worker_id(1), "ee" * 8
 OLD_STREAMS = STREAMS[:-1]
 """Those of times without jobs."""
-FORM_1, FORM_2 = "a5e5c663a9f663fb", "75975bf19d74d64e"
+FORM_1, FORM_2, FORM_3 = "cf9a6d8461cb898d", "8921e7ba44bdda85", "6409cd806f297b86"
 """Digests of the snapshots below: others need another SNAPSHOT_VERSION, or old snapshots misread."""
 
 
@@ -51,6 +51,19 @@ def history() -> list[Said]:
         a.say(restated(0, 2, 7)),
         routing.say(prefilled("a")),
         late.say(stored(4)),
+    ]
+
+
+def beliefs() -> list[Said]:
+    """Two workers of a replica that goes by what it sent where, one prompt still computed; and another replica."""
+    one, other = Speaker("routing", "cc" * 8), Speaker("routing", "dd" * 8)
+    keeps = (3, 120_000)
+    return [
+        one.say(ReplicaJoined(name="router-1", version="1"), routed("c", A, prompt(1, 2, 3), now_ms=5, believed=keeps)),
+        one.say(prefilled("c"), routed("d", worker_id(2), now_ms=7, believed=keeps), prefilled("d")),
+        one.say(routed("e", A, prompt(1, 4), now_ms=9, believed=keeps), prefilled("e")),
+        one.say(routed("f", A, prompt(6), now_ms=11, believed=keeps)),
+        other.say(routed("g", A, prompt(1, 9), now_ms=8, believed=keeps), prefilled("g")),
     ]
 
 
@@ -81,6 +94,7 @@ def test_a_snapshot_with_its_tail_is_the_whole(data: st.DataObject) -> None:
     assert again.routing.tally.busy == whole.routing.tally.busy
     assert [member.worker for member in again.alive()] == [member.worker for member in whole.alive()]
     assert prefills(again.routing.tally) == prefills(whole.routing.tally)
+    assert believed(again.routing) == believed(whole.routing)
     asked = prompt(*range(3))
     assert dict(again.routing.tally.pending(asked)) == dict(whole.routing.tally.pending(asked))
     for worker in map(worker_id, range(2 * SOURCES_MAX)):
@@ -117,6 +131,8 @@ def test_the_form_is_what_it_was() -> None:
     assert hashlib.blake2b(without_jobs, digest_size=8).hexdigest() == FORM_1
     content = written(feed(opened(), Log([*history(), *jobs()]).records))
     assert hashlib.blake2b(content, digest_size=8).hexdigest() == FORM_2
+    content = written(feed(opened(), Log([*history(), *beliefs(), *jobs()]).records))
+    assert hashlib.blake2b(content, digest_size=8).hexdigest() == FORM_3
 
 
 def test_a_snapshot_of_times_without_jobs_is_read() -> None:
@@ -127,9 +143,32 @@ def test_a_snapshot_of_times_without_jobs_is_read() -> None:
     assert again.open(JOBS, Epoch(1)) == 0
     feed(again, Log(jobs()).records)
     assert again.jobs.open == 3
-    for made, version in ((state, 1), (again, 2)):
-        content = written(made)
-        assert msgspec.msgpack.decode(content[16 : 16 + struct.unpack_from("<Q", content, 8)[0]])["v"] == version
+    assert (version(state), version(again)) == (1, 2)
+
+
+def test_a_snapshot_of_times_without_beliefs_is_read() -> None:
+    """And has none; one that has some is of another form, and what is believed goes on as it was."""
+    state = feed(opened(), Log([*history(), *jobs()]).records)
+    again = restored(state)
+    assert (version(state), again.routing.believed) == (2, {})
+    late = Log([*history(), *jobs()])
+    late.records.clear()
+    late.write(beliefs())
+    for part in (state, again):
+        feed(part, late.records)
+    assert (version(state), again.digest) == (3, state.digest)
+    assert believed(restored(again).routing) == believed(again.routing) == believed(state.routing)
+    (kept, over), (of_other,) = believed(state.routing).values()
+    assert (kept.worker, over.worker, of_other.worker) == (worker_id(2), A, A)
+    assert [len(each.hashes) // 8 for each in (kept, over, of_other)] == [2, 3, 2]
+    assert restored(state).routing.tally.prefills[WorkerId(A)].keys() != set()
+
+
+def version(state: State) -> int:
+    """Of the form in which it is written."""
+    content = written(state)
+    found: int = msgspec.msgpack.decode(content[16 : 16 + struct.unpack_from("<Q", content, 8)[0]])["v"]
+    return found
 
 
 def test_jobs_are_what_they_were() -> None:
@@ -174,7 +213,9 @@ def test_what_is_no_snapshot_is_refused(damage: str) -> None:
         decode(CHAIN_KEY, DAMAGES[damage](content))
 
 
-@pytest.mark.parametrize(("name", "told"), [("SNAPSHOT_VERSION", "form 2"), ("FOLD_VERSION", "fold version")])
+@pytest.mark.parametrize(
+    ("name", "told"), [("SNAPSHOT_VERSION_WITHOUT_BELIEFS", "form 2"), ("FOLD_VERSION", "fold version")]
+)
 def test_another_version_is_refused(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the form or of the fold, before anything of it is read."""
     content = written(opened())

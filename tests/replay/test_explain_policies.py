@@ -11,7 +11,7 @@ from core.settings import RoutingSettings
 from core.subjects import LOAD
 from replay.explaining.explain import explain
 from replay.explaining.form import Explanation
-from tests.projections.facts import joined, load, prompt, stored
+from tests.projections.facts import finished, joined, load, prefilled, prompt, stored
 from tests.replay.staged import ASKED, HASHES, KV, A, B, C, Stage
 
 SLOW = {"prefill_base_us": 0, "prefill_us_per_token": 1000}
@@ -45,15 +45,20 @@ def test_by_time(tmp_path: Path, whole: bool) -> None:
     assert (ours.cost, ours.prefill_cost, ours.wait_cost) == (100, 100, 0)
     assert theirs.prefill_cost == pytest.approx(36)
     assert theirs.wait_cost == pytest.approx(1.05 * 101 - 1)
-    assert (
-        attempt.why == f"b costs {theirs.cost - 100:g} less than a: prefills there hold it up for 0 ms against 105.05"
+    assert attempt.why == (
+        "b costs 41.4 ms less than a: it computes 16 tokens more (64 ms), but waits 105 ms less, "
+        "holds up 0 requests, not 1 (0.27 ms) and has 30 fewer active blocks (0.093 ms)"
     )
     assert attempt.runner_up is not None
     needs = {need.what: need for need in attempt.runner_up.needs}
     assert "wait_ms" in needs
     fixed = theirs.cost - theirs.wait_cost
     assert fixed + needs["wait_ms"].would_be == pytest.approx(100, abs=0.002)
-    assert "+ wait, ms" in explained(found)
+    assert ours.timed is not None
+    assert (ours.timed.tokens, ours.timed.own_ms, ours.timed.decode_tokens) == (25, 25, 0)
+    text = explained(found)
+    assert "= prefill" in text
+    assert "a prefill lasts 0 ms and 1000 us per token that it computes, as set" in text
 
 
 def test_by_session(tmp_path: Path) -> None:
@@ -80,7 +85,8 @@ def test_by_power_of_two(tmp_path: Path) -> None:
     it.say(LOAD, A, load(waiting=2))
     assert it.route("r", ASKED, seed=0).worker == B  # a and b were drawn
     (attempt,) = told(it, tmp_path).attempts
-    assert attempt.why == "policy power-of-two drew two of 3: b had 0 requests, the other 2"
+    assert attempt.why == "policy power-of-two drew a and b of 3: b had 0 requests, a had 2"
+    assert attempt.drawn_two == [A, B]
     assert attempt.runner_up is None
     chances = {row.name: row.probability for row in attempt.candidates}
     assert chances == {"a": 0, "b": 0.5, "c": 0.5}
@@ -89,3 +95,22 @@ def test_by_power_of_two(tmp_path: Path) -> None:
     assert recorded.route("r", ASKED).worker == A
     (attempt,) = told(recorded, tmp_path, whole=False).attempts
     assert attempt.why == "policy power-of-two drew two of 3: a had no more requests than the other"
+    assert attempt.drawn_two == []
+
+
+def test_by_what_was_sent_there(tmp_path: Path) -> None:
+    """Under `approximate`: what was taken to be cached, and was not, is no fault of the log's."""
+    it = staged(policy="approximate")
+    first = it.route("first", ASKED)
+    it.clock.advance(10)
+    it.tell(prefilled("first"), finished("first"))
+    it.clock.advance(10)
+    assert it.route("r", ASKED).worker == first.worker
+    it.clock.advance(10)
+    it.tell(prefilled("r", cached=4))
+    found = told(it, tmp_path)
+    (attempt,) = found.attempts
+    assert "has 6 of 6 full blocks of the prompt taken to be cached" in attempt.why
+    assert attempt.reuse is not None
+    assert (attempt.reuse.verdict, attempt.reuse.predicted_blocks, attempt.reuse.real_blocks) == ("believed", 6, 1)
+    assert "a prompt that begins so was sent there" in attempt.reuse.text

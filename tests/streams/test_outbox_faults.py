@@ -100,8 +100,9 @@ async def test_server_down_for_two_seconds(tmp_path: Path) -> None:
 
         await put_for(200)
         server.kill()
+        before = count
         await put_for(2_000)
-        assert outbox.depth > 500
+        assert outbox.depth >= count - before > 0
         await server.start()
         await put_for(200)
         assert await outbox.drain(10)

@@ -79,7 +79,7 @@ byId("zoom-in").addEventListener("click", () => view.zoom(0.5));
 byId("zoom-out").addEventListener("click", () => view.zoom(2));
 byId("zoom-fit").addEventListener("click", () => view.fit());
 byId("follow").addEventListener("click", () => view.follow(!view.following));
-fill(byId("legend"), swatch("cached", "cached tokens"), swatch("computed", "computed, or waiting for the first"), swatch("decode", "running"),
+fill(byId("legend"), swatch("cached", "cached tokens"), swatch("computed", "computed, or waiting for the first"), swatch("router", "in the router"), swatch("decode", "running"),
   swatch("wait", "waiting"), swatch("occupied", "cache in use"), swatch("bad", "failed"));
 
 // --- where we are --------------------------------------------------------------------------------------------------

@@ -1,15 +1,12 @@
 // Decision: one request with what every candidate would have cost, and what came of it.
 
 import { Latest } from "./api.js";
-import { el, fill, pairs, swatch, table } from "./dom.js";
-import { amount, clock, count, duration, percent, words } from "./format.js";
+import { came } from "./came.js";
+import { el, fill, pairs, table } from "./dom.js";
+import { amount, clock, count, duration, percent, sentence, words } from "./format.js";
+import { bar, formula, legend, mostOf, termsOf } from "./terms.js";
 
 const EXPLAIN_WAIT_MS = 120;
-const TERMS = [
-  ["prefill_cost", "computed", "to compute"],
-  ["decode_cost", "decode", "active blocks"],
-  ["request_cost", "wait", "active requests"],
-];
 
 export class Decision extends EventTarget {
   constructor(root, store, view) {
@@ -80,7 +77,7 @@ export class Decision extends EventTarget {
       this.candidates(shown),
       this.leftOut(shown),
       this.runnerUp(),
-      this.came(),
+      came(this.explained),
       el("p", { class: "fine" }, `Decided on ${cursorText(shown.cursor)}; digest ${shown.digest}; recorded at ${shown.at}.`));
   }
 
@@ -129,6 +126,7 @@ export class Decision extends EventTarget {
       ["prompt", `${count(tokens)} tokens, ${count(Math.floor(tokens / shown.block_size))} full blocks`],
       ["cached, expected", share(predicted)],
       ["cached, in fact", real < 0 ? "–" : el("span", { class: less ? "bad" : "" }, share(real))],
+      store.waited_ms[at] > 0 && ["in the router", duration(store.waited_ms[at])],
       ["first token", duration(store.ttft_ms[at])],
       ["ended", el("span", { class: store.failed(at) ? "bad" : "" }, outcome ? `${words(outcome)}, after ${duration(store.duration_ms[at])}` : "not in this recording")],
     ]);
@@ -137,37 +135,40 @@ export class Decision extends EventTarget {
   candidates(shown) {
     const { store } = this;
     const rows = shown.candidates;
-    const terms = rows.length > 0 && "prefill_cost" in rows[0];
-    const most = Math.max(1e-9, ...rows.map((row) => row.cost));
+    const { unit } = shown;
+    const timed = unit === "ms";
+    const terms = termsOf(shown);
+    const most = mostOf(rows, terms);
     const least = Math.min(...rows.map((row) => row.cost));
-    const used = TERMS.filter(([name]) => rows.some((row) => row[name] > 0));
-    const legend = terms ? el("p", { class: "keys" }, "cost in blocks:", used.map(([, kind, text]) => swatch(kind, text))) : null;
     const known = new Map((this.explained?.candidates ?? []).map((row) => [row.worker, row]));
     const age = known.size > 0;
     const pending = rows.some((row) => row.pending > 0);
     const waits = rows.some((row) => row.waiting > 0);
     const heads = [
-      ["candidate"], ["", "bar"], ["cost", "number", "in blocks"], ["more", "number", "than the cheapest"],
+      ["candidate"], ["", "bar"], ["cost", "number", unit && `in ${timed ? "milliseconds" : unit}`], ["more", "number", "than the cheapest"],
       ["cached", "number", "blocks of the prompt cached there"], pending && ["pending", "number", "blocks being computed there for another request"],
-      ["to compute", "number", "blocks, queued ones included, less credit"], ["active", "number", "blocks in flight there"],
-      ["req.", "number", "requests in flight there"], waits && ["wait", "number", "requests waiting by its last report"],
+      timed ? ["to compute", "number", "tokens of the prompt"] : ["to compute", "number", "blocks, queued ones included, less credit"],
+      timed && ["wait", "number", "milliseconds until prefills there, and those held in the router, let it begin"],
+      ["active", "number", "blocks in flight there"],
+      ["req.", "number", "requests in flight there"], waits && ["queued", "number", "requests waiting by its last report"],
       age && ["age", "number", "how old what the index knew of its cache was; and messages of it that were in the log and not folded yet"],
     ].filter(Boolean);
     const body = rows.map((row) => ({
       class: row.chosen ? "chosen" : "",
       cells: [
         [row.chosen ? "● " : "", store.nameOfId(row.worker), row.cache_known ? null : el("em", { title: "its chain had a gap" }, " cache unknown")],
-        bar(row, most, terms ? TERMS : null),
+        bar(row, most, terms, unit),
         amount(row.cost), row.cost > least ? `+${amount(row.cost - least)}` : "",
-        count(row.overlap), pending && (row.pending ? count(row.pending) : "–"), amount(row.to_prefill),
-        count(row.active_blocks), count(row.active_requests), waits && (row.waiting ? count(row.waiting) : "–"),
+        count(row.overlap), pending && (row.pending ? count(row.pending) : "–"), timed ? count(row.tokens) : amount(row.to_prefill),
+        timed && amount(row.outstanding_ms + row.held_ms), count(row.active_blocks), count(row.active_requests), waits && (row.waiting ? count(row.waiting) : "–"),
         age && ageOf(known.get(row.worker)?.knowledge),
       ].filter((cell) => cell !== false),
     }));
     const hidden = shown.candidates_total - rows.length;
     return [
-      legend,
+      terms && legend(shown, terms),
       table(heads, body, { class: "grid costs" }),
+      formula(shown, terms),
       hidden > 0 ? el("p", { class: "fine" }, `${hidden} dearer candidates are not recorded.`) : null,
       shown.settings_known ? null : el("p", { class: "fine" }, "The settings of this revision lie before the recording: costs are not taken apart."),
     ];
@@ -179,49 +180,6 @@ export class Decision extends EventTarget {
     return el("p", { class: "told" }, el("b", {}, "Runner-up: "), sentence(next.text));
   }
 
-  // What came of it: where the time to the first token went, and whether the cache was as expected.
-  came() {
-    const found = this.explained;
-    if (!found) return null;
-    const { phases, reuse } = found;
-    const texts = this.prompt(found);
-    if (reuse && reuse.verdict !== "as_predicted") texts.push(el("p", { class: "told" }, el("b", {}, "Reuse: "), sentence(reuse.text)));
-    if (phases) texts.push(this.phases(phases));
-    if (found.again === "differs") texts.push(el("p", { class: "told bad" }, "Decided again from the log it falls otherwise: `contrail replay verify` says where."));
-    if (found.doubts.length) texts.push(el("p", { class: "fine" }, `The log may not show all: ${found.doubts.join("; ")}.`));
-    return texts;
-  }
-
-  // Where the prompt was computed, if that could have been elsewhere: the verdict, who was preferred, and the job.
-  prompt({ prefill, hint, job }) {
-    const texts = [];
-    const said = (title, text) => texts.push(el("p", { class: "told" }, el("b", {}, title), sentence(text)));
-    if (prefill) said("Prompt: ", prefill.text);
-    if (hint) said("Preferred: ", hint.text);
-    if (prefill?.came) said("Came: ", prefill.came);
-    if (!job) return texts;
-    const tries = job.tries.map((each) => `${each.name} ${words(each.outcome)}${each.reason ? ` (${each.reason})` : ""}`);
-    const moved = job.outcome === "pulled" ? `; ${count(job.blocks)} blocks, ${count(job.bytes)} bytes by ${job.transport}` : "";
-    const end = `${words(job.outcome)}${job.reason ? ` (${words(job.reason)})` : ""}${moved}`;
-    const where = [job.asked_seq, job.ended_seq].filter((seq) => seq !== null).map((seq) => `jobs:${seq}`).join(" to ");
-    texts.push(el("p", { class: "fine" }, `Job ${job.job}${where ? `, ${where}` : ""}: ${[...tries, end].join(", ")}${job.lacks ? `; ${job.lacks}` : ""}.`));
-    return texts;
-  }
-
-  phases(found) {
-    const parts = [
-      ["earlier", found.before_ms, "waited, or attempts before"],
-      ["behind", found.behind_ms, `behind ${count(found.behind_requests)} requests with ${count(found.behind_tokens)} tokens to compute`],
-      ["rest", found.rest_ms, "its own prefill"],
-    ].filter(([, ms]) => ms > 0);
-    if (!parts.length) return null;
-    const all = Math.max(1, parts.reduce((sum, [, ms]) => sum + ms, 0));
-    const said = parts.map(([, ms, text]) => `${text} ${duration(ms)}`).join(", ");
-    return el("div", { class: "told" }, el("b", {}, "First token: "), duration(found.ttft_ms),
-      el("div", { class: "phases", role: "img", "aria-label": said }, parts.map(([kind, ms]) => el("i", { class: kind, vars: { width: `${(100 * ms) / all}%` } }))),
-      el("div", { class: "keys" }, parts.map(([kind, ms, text]) => swatch(kind, `${duration(ms)} ${text}`))));
-  }
-
   leftOut(shown) {
     const { store } = this;
     if (!shown.excluded.length) return null;
@@ -231,15 +189,6 @@ export class Decision extends EventTarget {
     });
     return el("p", { class: "left-out" }, el("b", {}, "Left out: "), texts.join("; "));
   }
-}
-
-function bar(row, most, terms) {
-  const parts = terms
-    ? terms.map(([name, kind, text]) => [row[name], kind, text]).filter(([value]) => value > 0)
-    : [[row.cost, "decode", "cost"]];
-  const said = parts.map(([value, , text]) => `${text} ${amount(value)}`).join(", ");
-  return el("span", { class: "stack", role: "img", "aria-label": said, title: said },
-    parts.map(([value, kind]) => el("i", { class: kind, vars: { width: `${(100 * value) / most}%` } })));
 }
 
 function ageOf(knowledge) {
@@ -257,8 +206,6 @@ function gain(change, timed) {
   if (change.regret_blocks) texts.push(`${fewer(change)} blocks to compute`);
   return texts.join(", ") || "at the same price";
 }
-
-const sentence = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
 
 export const cursorText = (cursor) => Object.entries(cursor).map(([stream, seq]) => `${stream}:${seq}`).join(" ");
 

@@ -46,3 +46,5 @@ export const signed = (value, text) => (value > 0 ? `+${text}` : value < 0 ? `âˆ
 export const words = (name) => name.replaceAll("_", " ");
 
 export const natural = new Intl.Collator("en", { numeric: true }).compare;
+
+export const sentence = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);

@@ -13,9 +13,9 @@ export function packed(store, low, high, axis, lanes) {
   const ends = lanes.map(() => []);
   for (let at = low; at < high; at++) {
     const lane = store.laneOf[store.worker[at]];
-    const start = store.ms[at];
-    const lasts = store.duration_ms[at] >= 0 ? store.duration_ms[at] : Math.max(0, store.toMs - start);
-    const end = Math.max(start + lasts, axis.ms(axis.x(start) + 3));
+    const start = store.ms[at] - store.waited_ms[at];
+    const over = store.duration_ms[at] >= 0 ? store.cameAt(at) + store.duration_ms[at] : store.toMs;
+    const end = Math.max(over, axis.ms(axis.x(store.ms[at]) + 3));
     const free = ends[lane];
     let row = free.findIndex((until) => until <= start);
     if (row < 0) row = free.length;
@@ -32,13 +32,16 @@ export function drawSingle(pen, store, theme, axis, geometry, found) {
     const box = boxOf(bar, found.rows, axis, geometry);
     if (box.x > right || box.x + box.width < axis.left) continue;
     const first = store.ttft_ms[bar.at];
-    const waited = first >= 0 ? Math.min(box.width, Math.max(2, first * axis.scale)) : box.width;
     const high = box.height - Math.min(0.75, box.height * 0.25);
-    const left = Math.max(axis.left, box.x);
-    const told = box.x + waited;
+    const sent = axis.x(store.ms[bar.at]); // before that it was in the router
+    const router = Math.max(axis.left, box.x);
+    if (sent > router) brush.rect(theme.router, router, box.y, Math.min(sent, right) - router, high);
+    const left = Math.max(axis.left, sent);
+    const end = box.x + box.width;
+    const told = first >= 0 ? Math.min(end, Math.max(sent + 2, axis.x(store.cameAt(bar.at) + first))) : end;
     if (told > left) brush.rect(store.failed(bar.at) ? theme.bad : theme.computed, left, box.y, told - left, high);
     const from = Math.max(left, told);
-    const to = Math.min(right, box.x + box.width);
+    const to = Math.min(right, end);
     if (to > from) brush.rect(theme.soft, from, box.y, to - from, high);
   }
   brush.paint();

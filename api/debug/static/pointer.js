@@ -86,6 +86,7 @@ export function hearPointer(root, tip, timeline, store, view, onNote) {
       el("div", {}, el("b", {}, store.request[at])),
       el("div", {}, `${clock(store.ms[at])} → ${store.workerName(store.worker[at])}, by ${store.replicaName(store.replica[at])}`),
       el("div", {}, `${count(tokens)} tokens, ${percent(tokens ? store.cachedOf(at) / tokens : 0)} cached${store.cached[at] < 0 ? " (expected)" : ""}`),
+      store.waited_ms[at] ? el("div", {}, `${duration(store.waited_ms[at])} in the router before it was sent`) : null,
       el("div", {}, `first token ${duration(store.ttft_ms[at])}, took ${duration(store.duration_ms[at])}${outcome ? `, ${words(outcome)}` : ""}`),
     ];
   }

@@ -3,12 +3,20 @@
 import { el, fill } from "./dom.js";
 import { words } from "./format.js";
 
+const BY_BLOCKS = ["kv", "approximate"];
+const OF_POLICIES = [
+  [BY_BLOCKS, "prefill_weight", 0, 8, 0.05, "price of a block that must be computed"],
+  [BY_BLOCKS, "decode_weight", 0, 8, 0.05, "price of an active block"],
+  [BY_BLOCKS, "request_weight", 0, 50, 0.5, "price of an active request"],
+  [["time"], "own_weight", 0, 16, 0.1, "price of a millisecond of the request's own prefill"],
+  [["time"], "own_request_weight", 0, 1, 0.01, "the same once more for each active request, which it holds up"],
+  [["time"], "decode_us_per_token", 0, 10, 0.05, "price of the active blocks, in microseconds per token that fits into them"],
+  [["session"], "session_wait_max_ms", 0, 5000, 10, "with a longer wait for prefills the session's next worker is taken"],
+  [["approximate"], "approximate_ttl_s", 0, 1800, 5, "a block counts as cached where it was sent for so many seconds; 0 for ever"],
+];
 const FIRST = [
-  ["prefill_weight", 0, 8, 0.05, "price of a block that must be computed"],
-  ["decode_weight", 0, 8, 0.05, "price of an active block"],
-  ["request_weight", 0, 50, 0.5, "price of an active request"],
   ["temperature", 0, 2, 0.05, "0 takes the cheapest; above, dearer ones get their share"],
-  ["tie_margin", 0, 50, 0.5, "costs this close count as equal, in blocks"],
+  ["tie_margin", 0, 50, 0.5, "costs this close count as equal, in blocks or milliseconds"],
   ["delay_ms", 0, 2000, 10, "every event is known so much later", "log seen later"],
 ];
 const MORE = [
@@ -31,19 +39,21 @@ export class Sliders {
     this.policy = el("select", { id: "set-policy", on: { change: () => this.choose("policy", this.policy.value) } });
     this.workers = el("div", { class: "chips", role: "group", "aria-label": "Workers to leave out" });
     const policy = el("div", { class: "slider" }, el("label", { htmlFor: "set-policy" }, "policy"), this.policy, el("span", {}));
+    const ofPolicies = OF_POLICIES.map(([policies, ...spec]) => this.slider(...spec, undefined, policies));
     fill(root,
-      el("div", { class: "sliders" }, policy, FIRST.map((spec) => this.slider(...spec))),
+      el("div", { class: "sliders" }, policy, ofPolicies, FIRST.map((spec) => this.slider(...spec))),
       el("div", { class: "slider wide" }, el("span", { class: "label" }, "without"), this.workers),
       el("details", {}, el("summary", {}, "credits and limits"), el("div", { class: "sliders" }, MORE.map((spec) => this.slider(...spec)))));
   }
 
-  slider(name, min, max, step, title, label = words(name)) {
+  slider(name, min, max, step, title, label = words(name), policies = null) {
     const id = `set-${name}`;
     const value = el("output", { htmlFor: id });
     const back = el("button", { type: "button", class: "link back", "aria-label": `${label}: as recorded`, title: "as recorded", hidden: true, on: { click: () => this.reset(name) } }, "×");
     const input = el("input", { type: "range", id, min, max, step, title, on: { input: () => this.choose(name, Number(input.value)) } });
-    this.inputs.set(name, { input, value, back, step });
-    return el("div", { class: "slider" }, el("label", { htmlFor: id, title }, label), input, el("span", { class: "value" }, value, back));
+    const row = el("div", { class: "slider" }, el("label", { htmlFor: id, title }, label), input, el("span", { class: "value" }, value, back));
+    this.inputs.set(name, { input, value, back, step, row, policies });
+    return row;
   }
 
   get touched() {
@@ -111,16 +121,18 @@ export class Sliders {
   }
 
   show() {
-    for (const [name, { input, value, back, step }] of this.inputs) {
+    const inForce = this.set.policy ?? this.recorded.policy ?? "kv";
+    for (const [name, { input, value, back, step, row, policies }] of this.inputs) {
       const known = this.set[name] ?? this.recorded[name] ?? 0;
       const touched = name in this.set;
       if (document.activeElement !== input || Number(input.value) !== known) input.value = String(known);
-      value.textContent = step < 1 ? Number(known).toFixed(2).replace(/\.?0+$/, "") : String(known);
+      value.textContent = step < 1 ? String(Number(Number(known).toFixed(3))) : String(known);
       if (name === "delay_ms") value.textContent += " ms";
       value.className = touched ? "touched" : "";
       back.hidden = !touched;
+      row.hidden = policies !== null && !policies.includes(inForce) && !touched; // what another policy goes by
     }
-    this.policy.value = this.set.policy ?? this.recorded.policy ?? "kv";
+    this.policy.value = inForce;
     this.policy.className = "policy" in this.set ? "touched" : "";
     for (const chip of this.workers.children) chip.setAttribute("aria-pressed", String(this.without.has(chip.textContent)));
   }

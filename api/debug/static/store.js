@@ -8,11 +8,11 @@ const READING_MS = 200; // while the server still reads: drawing what came so fa
 const NEARLY_MS = 50; // when it is nearly through
 const STATUS_MS = 500;
 const RETRY_MS = 2000;
-const WELL = new Set(["stop", "length", "abort"]);
+const WELL = new Set(["stop", "length", "abort", "declined"]);
 const COLUMNS = {
   n: Float64Array, ms: Float64Array, worker: Int16Array, replica: Int16Array, attempt: Int16Array,
-  prompt_tokens: Int32Array, predicted: Int32Array, cached: Int32Array, ttft_ms: Int32Array,
-  duration_ms: Int32Array, outcome: Int16Array,
+  prompt_tokens: Int32Array, predicted: Int32Array, before_ms: Int32Array, waited_ms: Int32Array,
+  cached: Int32Array, ttft_ms: Int32Array, duration_ms: Int32Array, outcome: Int16Array,
 };
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
@@ -26,6 +26,7 @@ export class Store extends EventTarget {
 
   reset() {
     this.count = 0;
+    this.waitedMost = 0;
     this.after = 0;
     this.run = "";
     this.complete = false;
@@ -68,6 +69,11 @@ export class Store extends EventTarget {
     const at = this.from(ms);
     if (at >= this.count) return this.count - 1;
     return at > 0 && ms - this.ms[at - 1] < this.ms[at] - ms ? at - 1 : at;
+  }
+
+  // When the request came, from when its times count.
+  cameAt(at) {
+    return this.ms[at] - this.before_ms[at];
   }
 
   // What was cached of the prompt: as the engine said, or as was expected while it has not.
@@ -173,6 +179,7 @@ export class Store extends EventTarget {
     this.reserve(this.count + fresh);
     for (const name of Object.keys(COLUMNS)) this[name].set(found.decisions[name], this.count);
     for (const request of found.decisions.request) this.request.push(request);
+    for (const waited of found.decisions.waited_ms) this.waitedMost = Math.max(this.waitedMost, waited);
     this.count += fresh;
     this.update(found.updates);
     this.outcomes = found.outcomes;

@@ -2,7 +2,7 @@
 
 const NAMES = [
   "ground", "surface", "raised", "line", "line-strong", "text", "muted", "accent", "cached", "computed", "decode", "wait", "soft",
-  "bad", "good", "changed", "occupied", "dead",
+  "bad", "good", "changed", "occupied", "dead", "router",
 ];
 
 export class Theme extends EventTarget {

@@ -80,7 +80,8 @@ export class Timeline {
     this.found = null;
     if (store.lanes.length && store.count) {
       if (this.single) {
-        this.found = packed(store, Math.max(low, shown - 2000), high, axis, store.lanes);
+        const late = store.from(axis.to + Math.min(store.waitedMost, this.longest())); // came in time, were sent later
+        this.found = packed(store, Math.max(low, shown - 2000), Math.min(late, high + 2000), axis, store.lanes);
         drawSingle(pen, store, theme, axis, geometry, this.found);
       } else {
         drawSummed(pen, store, theme, axis, geometry, summed(store, shown, high, axis, store.lanes));

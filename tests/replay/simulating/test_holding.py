@@ -8,14 +8,20 @@ from typing import Any
 
 import pytest
 
+from core.ids import RequestId
+from core.queue_events import RequestQueued
 from core.settings import RoutingSettings
+from core.subjects import ROUTING
+from replay.explaining.explain import explain
 from replay.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.served import Served
 from replay.simulating.simulate import simulate
-from replay.simulating.virtual_log import KEY
+from replay.simulating.together import together
+from replay.simulating.virtual_log import KEY, START_MS
 from replay.verifying.verify import verify
 from tests.replay.simulating.families import ENGINE, families
+from tests.replay.simulating.said import said
 
 HOLD_MAX_MS = 60
 ARRIVALS = families(120, every_us=5_000)
@@ -77,6 +83,41 @@ def test_without_holding_they_go_at_once() -> None:
 
     assert {held_us(each) for each in at_once} == {0}
     assert sum(held_us(each) > 0 for each in run()) > len(ARRIVALS) // 4
+
+
+def test_the_log_tells_who_is_held(tmp_path: Path) -> None:
+    """As a real replica does: once, when it is held, and of nobody who goes at once; an explanation has how long."""
+    found = {each.id: each for each in run(tmp_path / "log", replicas=2, lag_ms=20)}
+    told = [each for each in said(tmp_path / "log", ROUTING) if isinstance(each.event, RequestQueued)]
+
+    waited = {event.request: (owner, event) for _, owner, event in told if isinstance(event, RequestQueued)}
+    assert len(waited) == len(told) > 20
+    held = {each.id: each.declined for each in found.values() if held_us(each)}
+    assert {each for each, declined in held.items() if not declined} <= waited.keys() <= held.keys()
+    for name, (_, event) in waited.items():
+        assert (event.why, event.now_ms - START_MS) == ("prefill", found[RequestId(name)].arrival_us // 1000)
+    assert len({owner for owner, _ in waited.values()}) == 2
+    assert max(event.depth for _, event in waited.values()) > min(event.depth for _, event in waited.values()) == 0
+    with Recording.open(tmp_path / "log", KEY) as recording:
+        longest = max((each for each in found.values() if not each.declined), key=held_us)
+        (attempt,) = explain(recording, longest.id).attempts
+        assert verify(recording).holds
+    assert attempt.queued is not None
+    assert attempt.queued.waited_ms == pytest.approx(held_us(longest) / 1000, abs=1)
+
+
+def test_replicas_that_hold_are_compared_and_nothing_comes_of_it() -> None:
+    """Shown what else was held, too. Those that lag would choose otherwise now and then; a single one agrees."""
+    options: dict[str, Any] = {"workers": 4, "replicas": 3, "replica_lags_ms": (0, 0, 300)}
+    found, silent = run(**options, compare_every=3), run(**options)
+
+    assert [each._replace(others_differ=-1) for each in found] == silent
+    differ = [each.others_differ for each in found]
+    assert [place for place, count in enumerate(differ) if count < 0] == [p for p in range(len(found)) if p % 3]
+    disagreement = together(found).disagreement
+    assert disagreement is not None
+    assert 0 < disagreement < 1
+    assert {each.others_differ for each in run(compare_every=1)} == {0}
 
 
 def test_the_log_is_whole(tmp_path: Path) -> None:

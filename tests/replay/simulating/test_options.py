@@ -21,6 +21,7 @@ from replay.simulating.options import (
     ("name", "least", "most"),
     [
         ("workers", 1, WORKERS_MAX),
+        ("prefill_workers", 0, WORKERS_MAX),
         ("replicas", 1, REPLICAS_MAX),
         ("lag_ms", 0, LAG_MS_MAX),
         ("concurrency", 0, CONCURRENCY_MAX),

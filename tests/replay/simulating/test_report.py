@@ -115,10 +115,11 @@ def test_idle_workers_are_uneven() -> None:
 def test_held_and_migrated() -> None:
     """What was chosen for again was not held for that."""
     found = report(
-        [served(1), served(2, routed_us=30_000), served(3), served(4, routed_us=900_000, attempts=2)], workers=1
+        [served(1), served(2, routed_us=30_000), served(3, declined=2), served(4, routed_us=900_000, attempts=2)],
+        workers=1,
     )
 
-    assert found.migrated == 1
+    assert (found.migrated, found.declined) == (1, 2)
     assert (found.held.mean_ms, found.held.max_ms, found.held.share) == (10.0, 30.0, 1 / 3)
 
 

@@ -1,0 +1,222 @@
+"""Closed loop: the requests of a recording run again through simulated engines, under other settings.
+
+What-if decides recorded requests again, one by one, on caches as they were recorded. Here they are run: by the
+simulation's own replicas (the real folds, the real decisions) on engines that are as fast as the record shows them
+(`replay.closed_loop.speeds`), with workers that come and go as they did. So caches, queues and times are what the
+scenario makes of them. The recorded settings are run in the same way: the difference to what was recorded says how far
+the model is off, and scenarios are compared with that run.
+
+Equal recordings and equal questions give equal answers, but for the seconds that they take.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from actors.engines.simulated_settings import SimulatedSettings
+from core.errors import CallerError
+from core.settings import RoutingSettings
+from replay.closed_loop.answer import Answer, Basis, Rerun, ranked
+from replay.closed_loop.fleet import Fleet, fleet
+from replay.closed_loop.history import History, history
+from replay.closed_loop.past import Past
+from replay.closed_loop.runs import Progress, Requests, runs
+from replay.closed_loop.speeds import SAMPLES_MIN, Speeds, speeds
+from replay.closed_loop.stretches import stretches
+from replay.closed_loop.talks import talks
+from replay.recording import Recording
+from replay.simulating.arrival import Arrival
+from replay.simulating.options import Options
+from replay.simulating.report import Report, report
+from replay.simulating.served import Served
+from replay.supposing.scenario import Scenario
+
+US_PER_MS = 1000
+MAX_SEQS = 256
+"""Requests that an engine runs at once, if nobody says: the record does not tell."""
+OWN_SPEED = frozenset({"timing", "prefill_us_per_token"})
+"""With one of these given, prefills need not be fitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked, beside the scenarios."""
+
+    start: int = 1
+    """Requests are counted whose first decision stands in the routing stream from here …"""
+    end: int | None = None
+    """… up to here, not included; those before are run, too."""
+    model: str = ""
+    """Empty if the recording has only one."""
+    engine: Mapping[str, Any]
+    """Settings of the simulated engine that are not to be as fitted."""
+    open_arrivals: bool = False
+    """Whether all requests come when they came, whatever they waited for."""
+    seed: int = 0
+    jobs: int = 1
+    """Processes that share the runs."""
+
+
+def closed_loop(
+    recording: Recording,
+    scenarios: Sequence[Scenario],
+    asked: Asked,
+    progress: Progress = lambda _done, _of: None,
+) -> Answer:
+    """The recorded settings and each scenario, run. As long as a simulation of the requests for each, and some 0.1 ms
+    per request once. CallerError if the recording cannot be run again, or for a worker that it does not know."""
+    return _ClosedLoop(recording, asked).answer(scenarios, progress)
+
+
+class _ClosedLoop:
+    """What is the same for all runs."""
+
+    def __init__(self, recording: Recording, asked: Asked) -> None:
+        self._recording = recording
+        self._asked = asked
+        self._past = history(recording, asked.model, asked.end)
+        self._counted = [it for it in self._past.requests if it.seq >= asked.start]
+        if not self._counted:
+            raise CallerError("no request of this part of the record can be run again: none came there and ended")
+        self._fleet = fleet(recording, self._past)
+        self._speeds, self._engine = fitted_engine(self._past, self._fleet, asked.engine)
+        self._follows = {} if asked.open_arrivals else talks(self._past.requests)
+        self._replicas = sorted({it.replica for it in self._past.requests})
+        self._settings = _recorded_settings(recording, self._counted)
+        self._routing = self._settings.most_common(1)[0][0]
+
+    def answer(self, scenarios: Sequence[Scenario], progress: Progress) -> Answer:
+        asked = [Scenario(), *scenarios]
+        options = [self._options(scenario) for scenario in asked]
+        requests = Requests(
+            arrivals=[_arrival(it, self._past.start_ms) for it in self._past.requests],
+            follows=self._follows,
+            counted=frozenset(it.id for it in self._counted),
+        )
+        found = runs(requests, options, self._asked.jobs, progress)
+        baseline, *outcomes = [
+            Rerun(scenario=scenario, report=found[each]) for scenario, each in zip(asked, options, strict=True)
+        ]
+        return Answer(
+            basis=self._basis(),
+            speeds=self._speeds,
+            recorded=self._recorded(),
+            baseline=baseline,
+            outcomes=ranked(outcomes),
+        )
+
+    def _options(self, scenario: Scenario) -> Options:
+        names = self._recording.names
+        without = frozenset().union(*(names.workers_called(each) for each in scenario.without))
+        workers = self._fleet.without(without)
+        return Options(
+            workers=len(workers.names),
+            engine=self._engine,
+            routing=RoutingSettings.parse({**self._routing.to_mapping(), **scenario.settings}),
+            replicas=len(self._replicas),
+            lag_ms=scenario.delay_ms,
+            stays=workers.stays(self._past),
+            seed=self._asked.seed,
+        )
+
+    def _recorded(self) -> Report:
+        served = [_served(it, self._past.start_ms, self._fleet, self._replicas) for it in self._counted]
+        return report(served, len(self._fleet.names))
+
+    def _basis(self) -> Basis:
+        counted = self._counted
+        return Basis(
+            requests=len(counted),
+            warm_up=len(self._past.requests) - len(counted),
+            follow=len(self._follows),
+            left_out=self._past.left_out,
+            cut_short=self._past.cut_short,
+            first_ms=counted[0].came_ms,
+            last_ms=counted[-1].came_ms,
+            workers=tuple(self._fleet.names),
+            lost=sum(life.lost for life in self._fleet.lives),
+            warm=self._fleet.warm,
+            replicas=len(self._replicas),
+            policies=dict(sorted(Counter(it.routed.policy for it in counted).items())),
+            settings=self._routing.to_mapping(),
+            other_settings=len(counted) - self._settings[self._routing],
+            engine=asdict(self._engine),
+            given=tuple(sorted(self._asked.engine)),
+        )
+
+
+def fitted_engine(past: History, workers: Fleet, given: Mapping[str, Any]) -> tuple[Speeds, SimulatedSettings]:
+    """An engine as fast as the recorded ones, but for the settings given. CallerError if the record tells too little,
+    or for a setting that cannot be."""
+    usual = SimulatedSettings.parse(
+        {
+            "block_size": past.block_size,
+            "capacity_blocks": workers.capacity_blocks,
+            "context_max": workers.context_max,
+            "max_seqs": MAX_SEQS,
+            "eos_every": 0,
+            **given,
+        }
+    )
+    if usual.block_size != past.block_size:
+        raise CallerError(f"block_size: the record has blocks of {past.block_size} tokens, and no others can be made")
+    found = speeds(stretches(past.stints), usual.batched_tokens_max)
+    if not found.prefill_samples and not OWN_SPEED & given.keys():
+        raise CallerError(
+            f"the record has fewer than {SAMPLES_MIN} first tokens that tell how fast its engines are: say it by "
+            "--engine prefill_us_per_token=N,decode_us_per_step=N"
+        )
+    fitted = {
+        "prefill_us_per_pass": round(found.prefill_us_per_pass),
+        "prefill_us_per_token": found.prefill_us_per_token,
+        "decode_us_per_step": max(1, round(found.decode_us_per_step)),
+        "decode_us_per_context_token": found.decode_us_per_context_token,
+    }
+    return found, SimulatedSettings.parse({**asdict(usual), **fitted, **given})
+
+
+def _recorded_settings(recording: Recording, counted: Sequence[Past]) -> Counter[RoutingSettings]:
+    """What the first decisions were made by; where the record does not say, the defaults with the policy it names."""
+    found: Counter[RoutingSettings] = Counter()
+    for it in counted:
+        settings = recording.index.settings(it.replica, it.routed.settings_revision, it.seq)
+        found[settings or RoutingSettings.parse({"policy": it.routed.policy})] += 1
+    return found
+
+
+def _arrival(it: Past, start_ms: int) -> Arrival:
+    return Arrival(
+        id=it.id,
+        at_us=(it.came_ms - start_ms) * US_PER_MS,
+        prompt_tokens=it.routed.prompt_tokens,
+        hashes=it.routed.hashes,
+        output_tokens=it.output_tokens,
+        tenant=it.routed.tenant,
+        session=it.routed.session,
+        priority=it.routed.priority,
+    )
+
+
+def _served(it: Past, start_ms: int, workers: Fleet, replicas: Sequence[str]) -> Served:
+    """What really became of the request, in the form of a simulated one."""
+    first = it.served
+    assert first is not None
+    last = it.stints[-1]
+    place = workers.place_of(last.worker)
+    return Served(
+        id=it.id,
+        arrival_us=(it.came_ms - start_ms) * US_PER_MS,
+        routed_us=(last.sent_ms - start_ms) * US_PER_MS,
+        first_us=(first.first_ms - start_ms) * US_PER_MS,
+        end_us=(last.end_ms - start_ms) * US_PER_MS,
+        worker=place if place >= 0 else len(workers.names),
+        replica=replicas.index(it.replica),
+        prompt_tokens=it.routed.prompt_tokens,
+        cached_tokens=first.cached_tokens,
+        predicted_tokens=it.predicted_tokens,
+        output_tokens=it.output_tokens,
+        attempts=len(it.stints),
+    )

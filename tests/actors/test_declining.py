@@ -1,0 +1,45 @@
+"""A worker declines a held request while it computes prompts of other replicas."""
+
+from __future__ import annotations
+
+from actors.wire import Cancel, Failed, Generate
+from core.generation import Hint, Output
+from tests.actors.test_port import site
+from tests.actors.world import request
+from tests.fixtures.eventually import eventually
+from tests.fixtures.loops import Run, run
+
+__all__ = ["run"]
+
+
+def test_declining(run: Run) -> None:
+    """Who asks for a free worker is declined while it computes prompts of others, and told how much; not because of
+    its own, nor once the others have their first tokens, nor if it did not ask."""
+
+    async def scenario() -> None:
+        async with site() as it:
+            ours, theirs = await it.connect(), await it.connect()
+
+            def asks(stream: int, *, if_free: bool) -> Generate:
+                hint = Hint(prefill_tokens=500 + stream, if_free=if_free)
+                return Generate(stream=stream, model="sim", request=request(range(8), id=f"r{stream}"), hint=hint)
+
+            ours.say(asks(0, if_free=True), asks(1, if_free=True))
+            await eventually(lambda: it.port.streams == 2, "both are taken")
+            theirs.say(asks(2, if_free=True))
+            assert await theirs.hear() == Failed(stream=2, fault="busy", text="1001")
+            theirs.say(asks(3, if_free=False))
+            await eventually(lambda: it.port.streams == 3, "it is taken")
+            ours.say(asks(4, if_free=True))
+            assert await ours.hear() == Failed(stream=4, fault="busy", text="503")
+            it.host.engine.script("r3").put_nowait(Output(tokens=(7,), cached_tokens=0))
+            await theirs.hear()
+            ours.say(asks(5, if_free=True))
+            await eventually(lambda: it.port.streams == 4, "it is taken")
+            it.host.engine.script("r0").put_nowait(Output(tokens=(7,), cached_tokens=0, finish="stop"))
+            ours.say(Cancel(stream=1), Cancel(stream=5))
+            await eventually(lambda: it.port.streams == 1, "theirs is left")
+            theirs.say(asks(6, if_free=True))
+            await eventually(lambda: it.port.streams == 2, "it is taken")
+
+    run(scenario)

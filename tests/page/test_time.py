@@ -1,0 +1,119 @@
+"""The page of a log whose replica decided by estimated time and held requests: milliseconds, terms, and the router."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from core.settings import RoutingSettings
+from replay.explaining.explain import explain
+from replay.explaining.form import Explanation
+from replay.recording import Recording
+from replay.simulating.options import Options
+from replay.simulating.simulate import simulate
+from tests.page.conftest import Served, looking, ready, serving
+from tests.replay.simulating.families import ENGINE, families
+
+ROUTER = {"light": "183,166,160", "dark": "117,102,95"}
+"""The colour of the time in the router."""
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """More prompts than two workers can compute at once."""
+    log = tmp_path_factory.mktemp("timed") / "run.contrail"
+    routing = RoutingSettings(policy="time", hold_max_ms=5000)
+    simulate(Options(workers=2, engine=ENGINE, routing=routing), families(120, every_us=5_000), archive=log)
+    with serving("--log", str(log)) as url:
+        yield Served(url, log)
+
+
+@pytest.fixture(scope="module")
+def held(timed: Served) -> Explanation:
+    """The request that was held longest."""
+    with Recording.open(timed.log) as recording:
+        found = [explain(recording, tried.request) for tried in recording.index.tries if tried.queued_seq]
+    return max(found, key=lambda each: (each.attempts[0].hold and each.attempts[0].hold.held_ms) or 0)
+
+
+def show(page: Page, found: Explanation) -> None:
+    """Its decision is at the cursor, and explained in full."""
+    ready(page)
+    page.keyboard.press("/")
+    page.keyboard.type(found.request)
+    page.keyboard.press("Enter")
+    expect(page.locator("#decision h3 code")).to_have_text(found.request)
+    expect(page.locator("#why")).to_contain_text(found.attempts[0].why)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_time_in_the_router_is_drawn(timed: Served, browser: Browser, held: Explanation, scheme: str) -> None:
+    """In a shade of its own in the lanes; how long, and what the worker did meanwhile, among the facts."""
+    with looking(browser, timed.url, scheme=scheme) as page:
+        show(page, held)
+        for _ in range(4):
+            page.get_by_role("button", name="Zoom in").click()
+        page.wait_for_function(PAINTED, arg=ROUTER[scheme])
+        hold = held.attempts[0].hold
+        assert hold is not None
+        expect(page.locator("#decision .facts")).to_contain_text(f"in the router{hold.held_ms} ms")
+        told = page.locator("#held")
+        expect(told).to_contain_text(f"{hold.held_ms} ms in the router: its worker computed other prompts")
+        for by in hold.by:
+            expect(told).to_contain_text(by.request)
+        expect(page.locator("#decision .phases i.router")).to_have_count(1)
+
+
+PAINTED = """colour => {
+    const canvas = document.querySelector("#lanes canvas");
+    const { data } = canvas.getContext("2d").getImageData(150, 38, canvas.width - 170, canvas.height - 60);
+    const [red, green, blue] = colour.split(",").map(Number);
+    return data.some((value, at) => at % 4 === 0 && value === red && data[at + 1] === green && data[at + 2] === blue);
+}"""
+
+
+def test_costs_are_drawn_term_by_term_in_milliseconds(timed: Served, browser: Browser) -> None:
+    """Each candidate's bar names the terms of its cost; below stands how they are reckoned, by the settings' names."""
+    with Recording.open(timed.log) as recording:
+        found = [explain(recording, tried.request) for tried in recording.index.tries[20:60]]
+    chosen = max(found, key=lambda each: sum(row.timed.held_ms > 0 for row in each.attempts[0].candidates if row.timed))
+    attempt = chosen.attempts[0]
+    with looking(browser, timed.url) as page:
+        show(page, chosen)
+        expect(page.locator("#decision .keys").first).to_contain_text("in ms:")
+        bars = page.locator("#decision .costs .stack").all()
+        assert len(bars) == len(attempt.candidates)
+        for bar, row in zip(bars, attempt.candidates, strict=True):
+            assert row.timed is not None
+            terms = (row.prefill_cost, row.timed.outstanding_ms, row.timed.held_ms, row.decode_cost, row.request_cost)
+            assert bar.locator("i").count() == sum(term > 0 for term in terms)
+            said = bar.get_attribute("aria-label") or ""
+            numbers = [float(number.replace(",", "")) for number in re.findall(r"([\d.,]+) ms", said)]
+            assert sum(numbers) == pytest.approx(row.cost, rel=0.02)
+        formula = page.locator("#formula")
+        expect(formula).to_contain_text("Cost = own_weight 4 ")
+        expect(formula).to_contain_text("its own prefill (8 ms and 20.5 µs per token, as set) + wait")
+        expect(formula).to_contain_text("decode_us_per_token 0.781 µs")
+        expect(formula).to_contain_text("own_request_weight 0.03")
+
+
+def test_sliders_are_those_of_the_policy(timed: Served, browser: Browser) -> None:
+    """Its weights can be moved; those of another policy come with that."""
+    with looking(browser, timed.url) as page:
+        ready(page)
+        page.get_by_role("tab", name="What if").click()
+        for label in ("own weight", "own request weight", "decode us per token"):
+            expect(page.get_by_label(label, exact=True)).to_be_visible()
+        expect(page.get_by_label("prefill weight", exact=True)).to_be_hidden()
+        own = page.get_by_label("own weight", exact=True)
+        expect(own).to_have_value("4")
+        own.focus()
+        page.keyboard.press("Home")
+        expect(page.locator("#verdict")).to_contain_text("decisions fall otherwise")
+        page.get_by_label("policy").select_option("kv")
+        expect(page.get_by_label("prefill weight", exact=True)).to_be_visible()
+        expect(page.get_by_label("own request weight", exact=True)).to_be_hidden()
+        expect(own).to_be_visible()  # it was moved

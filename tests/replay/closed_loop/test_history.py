@@ -1,0 +1,153 @@
+"""Which requests of a record can be run again, and why the others cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from core.errors import CallerError
+from core.events import RequestFinished, RequestPrefilled, RequestRejected, RequestRouted
+from core.generation import PrefillReport
+from core.queue_events import RequestQueued, RequestTurnedAway
+from core.subjects import ROUTING
+from replay.closed_loop import history as why
+from replay.closed_loop.history import History, history
+from tests.projections.facts import finished, prompt, routed
+from tests.replay.staged import A, B, R, S, Stage
+
+ASKED = prompt(1, 2, 3)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    it = Stage()
+    for replica in (R, S):
+        it.replica(replica)
+    return it
+
+
+def chosen(request: str, now_ms: int = 0, worker: str = A, attempt: int = 0, model: str = "tiny") -> RequestRouted:
+    return routed(request, worker, ASKED, attempt=attempt, model=model, now_ms=now_ms)
+
+
+def ended(request: str, outcome: str = "stop", output: int = 5, first: int = 10, attempt: int = 0) -> RequestFinished:
+    it = finished(request, attempt)
+    return msgspec.structs.replace(it, outcome=outcome, output_tokens=output, ttft_ms=first, duration_ms=30)
+
+
+def found(stage: Stage, path: Path, model: str = "", end: int | None = None) -> History:
+    with stage.recording(path / "log") as recording:
+        return history(recording, model, end)
+
+
+def test_a_request_with_two_attempts(stage: Stage, tmp_path: Path) -> None:
+    """It came when it began to wait; each attempt did its part on its worker."""
+    waits = RequestQueued(
+        request="r", model="tiny", priority=0, tenant="", prompt_tokens=13, why="full", depth=0, now_ms=40
+    )
+    stage.tell(waits, chosen("r", 50))
+    stage.tell(RequestPrefilled(request="r", attempt=0, cached_tokens=4, ttft_ms=15))
+    stage.tell(ended("r", "worker_lost", 2, 15), chosen("r", 75, B, 1))
+    stage.tell(RequestPrefilled(request="r", attempt=1, cached_tokens=8, ttft_ms=60))
+    stage.tell(msgspec.structs.replace(ended("r", "length", 3, 60, 1), duration_ms=80))
+
+    it = found(stage, tmp_path)
+
+    (past,) = it.requests
+    assert (past.id, past.came_ms, past.output_tokens, past.outcome, past.end_ms) == ("r", 40, 5, "length", 120)
+    first, second = past.stints
+    assert past.served is first
+    assert (first.worker, first.sent_ms, first.cached_tokens, first.first_ms) == (A, 50, 4, 55)
+    assert (second.worker, second.sent_ms, second.first_ms, second.output_tokens) == (B, 75, 100, 3)
+    assert (it.left_out, it.cut_short, it.start_ms, it.model, it.block_size) == ({}, {}, 40, "tiny", 4)
+
+
+def test_what_is_left_out_is_counted(stage: Stage, tmp_path: Path) -> None:
+    """By what it lacks; what is known of it stands among what workers did all the same."""
+    stage.tell(chosen("whole", 1), ended("whole"))
+    stage.tell(chosen("open", 2), chosen("silent", 3), ended("silent", "abort", 0, -1))
+    stage.tell(msgspec.structs.replace(chosen("cut", 4), hashes=ASKED.hashes()[:-8]), ended("cut"))
+    stage.tell(chosen("older", 5, attempt=2), ended("older", attempt=2))
+    stage.tell(
+        RequestRejected(
+            request="none", attempt=0, model="tiny", reason="no_workers", status=503, cursor={}, excluded={},
+            settings_revision=0, now_ms=6,
+        )
+    )  # fmt: skip
+    stage.tell(RequestTurnedAway(request="late", model="tiny", reason="queue_full", status=503, waited_ms=-1))
+
+    it = found(stage, tmp_path)
+
+    assert [each.id for each in it.requests] == ["whole"]
+    assert it.left_out == dict.fromkeys(
+        [why.UNDER_WAY, why.UNANSWERED, why.UNHASHED, why.BEGUN_BEFORE, why.REFUSED, why.TURNED_AWAY], 1
+    )
+    assert len(it.stints) == 4
+
+
+def test_answers_that_were_cut_short_are_run_as_they_were(stage: Stage, tmp_path: Path) -> None:
+    stage.tell(chosen("gone", 1), ended("gone", "abort", 2), chosen("broken", 2), ended("broken", "error", 1))
+    it = found(stage, tmp_path)
+    assert it.cut_short == {"abort": 1, "error": 1}
+    assert [each.output_tokens for each in it.requests] == [2, 1]
+
+
+def test_an_id_that_is_used_again_and_by_two_replicas(stage: Stage, tmp_path: Path) -> None:
+    stage.tell(chosen("r", 1), replica=R)
+    stage.tell(chosen("r", 2), replica=S)
+    stage.tell(ended("r", output=3), replica=S)
+    stage.tell(ended("r", output=2), chosen("r", 9), ended("r", output=4), replica=R)
+    it = found(stage, tmp_path)
+    assert [(each.id, each.replica, each.output_tokens) for each in it.requests] == [
+        ("r", R, 2), ("r-use-2", S, 3), ("r-use-3", R, 4),
+    ]  # fmt: skip
+
+
+def test_a_message_that_comes_twice_counts_once(stage: Stage, tmp_path: Path) -> None:
+    payload = stage.sealed(ROUTING, R, chosen("r", 1), ended("r"))
+    stage.store(ROUTING, R, payload)
+    stage.store(ROUTING, R, payload)
+    assert len(found(stage, tmp_path).requests) == 1
+
+
+def test_up_to_an_end(stage: Stage, tmp_path: Path) -> None:
+    """Decisions from there on are not run; ends are heard."""
+    stage.tell(chosen("r", 1))
+    end = stage.tell(chosen("later", 2))
+    stage.tell(ended("r"), ended("later"))
+    assert [each.id for each in found(stage, tmp_path, end=end).requests] == ["r"]
+
+
+def test_one_model_at_a_time(stage: Stage, tmp_path: Path) -> None:
+    stage.tell(chosen("r", 1), ended("r"), chosen("s", 2, model="large"), ended("s"))
+    with pytest.raises(CallerError, match=r"several models \(large, tiny\): name one with --model"):
+        found(stage, tmp_path)
+    assert [each.id for each in found(stage, tmp_path, "large").requests] == ["s"]
+    with pytest.raises(CallerError, match=r"no request of the model 'huge'.*none is there"):
+        found(stage, tmp_path, "huge")
+
+
+def test_nothing_that_can_be_run(stage: Stage, tmp_path: Path) -> None:
+    stage.tell(chosen("open", 2))
+    with pytest.raises(CallerError, match="1 are left out because the record ends before they do"):
+        found(stage, tmp_path)
+
+
+def test_blocks_of_two_sizes(stage: Stage, tmp_path: Path) -> None:
+    wide = prompt(1, 2, block_size=8)
+    stage.tell(chosen("r", 1), ended("r"))
+    stage.tell(routed("s", A, wide, now_ms=2), ended("s"))
+    with pytest.raises(CallerError, match=r"several sizes \(4, 8\)"):
+        found(stage, tmp_path)
+
+
+def test_prompts_that_others_computed(stage: Stage, tmp_path: Path) -> None:
+    report = PrefillReport(
+        remote=True, reason="long", uncached_tokens=9, queued=0, workers=1, min_tokens=1, queue_max=8
+    )
+    stage.tell(chosen("r", 1))
+    stage.tell(RequestPrefilled(request="r", attempt=0, cached_tokens=0, ttft_ms=5, prefill=report), ended("r"))
+    with pytest.raises(CallerError, match="prefill workers computed 1 of the recorded prompts"):
+        found(stage, tmp_path)
