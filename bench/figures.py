@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +18,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 MICRO = 1e6
+TERMINATED = 128 + signal.SIGTERM
+"""Exit status, as shells have it."""
 
 
 class Figure(NamedTuple):
@@ -53,6 +56,7 @@ def main(name: str, measure: Measure, extend: Callable[[argparse.ArgumentParser]
     if extend is not None:
         extend(parser)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # what was started ends with us, as with Ctrl-C
     found = []
     for figure in measure(options):
         found.append(figure)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,14 +16,14 @@ from contextlib import ExitStack, closing, contextmanager
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from bench.frontdoor_worker import MODEL
+from bench.processes import END_S, cpu_s, family, running, started
 from streams.ports import free_port
 
 WORKERS = 4
 READY_S = 60.0
-END_S = 15.0
 SETTLE_S = 2.0
 """After the first answer: what a start leaves to be done is not measured."""
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
@@ -44,7 +42,7 @@ class Target(NamedTuple):
 
     def cpu_s(self) -> float:
         """Spent by it and its children until now."""
-        return sum(map(_cpu_s, [child for pid in self.pids for child in _family(pid)]))
+        return sum(map(cpu_s, [child for pid in self.pids for child in family(pid)]))
 
 
 @contextmanager
@@ -57,7 +55,7 @@ def ours(folder: str, pace_ms: float) -> Iterator[Target]:
         group = {"name": "idle", "model": "tiny", "served_name": "idle", "count": 1, "engine": "simulated"}
         (home / "up.yaml").write_text(json.dumps({"version": 1, "workers": [group]}))
         command = ["-P", "-m", "api.cli", "up", "-f", str(home / "up.yaml"), "--data", str(data), "--port", str(port)]
-        stack.enter_context(_running([sys.executable, *command], home / "up.log", end=signal.SIGINT))
+        stack.enter_context(running([sys.executable, *command], home / "up.log", end=signal.SIGINT))
         _answers(port, home / "up.log", {**ASKED, "model": "idle"})
         worker = [sys.executable, "-m", "bench.frontdoor_worker", str(data), folder, str(WORKERS), str(pace_ms)]
         stack.enter_context(_told(worker, home / "worker.log"))
@@ -86,8 +84,8 @@ def dynamo(venv: Path, folder: str, pace_ms: float) -> Iterator[Target]:
             python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port),
             "--router-mode", "kv",
         ]  # fmt: skip
-        stack.enter_context(_running(mocker, home / "mocker.log", env))
-        process = stack.enter_context(_running(front, home / "front.log", env))
+        stack.enter_context(running(mocker, home / "mocker.log", env))
+        process = stack.enter_context(running(front, home / "front.log", env))
         _answers(port, home / "front.log", ASKED)
         time.sleep(SETTLE_S)
         yield Target("dynamo", port, (process.pid,))
@@ -131,35 +129,16 @@ def _rust_router(name: str, command: list[str], pace_ms: float) -> Iterator[Targ
             "--prometheus-port", str(free_port()), "--log-level", "error",
             "--worker-urls", *[f"http://127.0.0.1:{each}" for each in ports],
         ]  # fmt: skip
-        process = stack.enter_context(_running([*command, *where], home / "router.log"))
+        process = stack.enter_context(running([*command, *where], home / "router.log"))
         _answers(port, home / "router.log", ASKED)
         time.sleep(SETTLE_S)
         yield Target(name, port, (process.pid,))
 
 
 @contextmanager
-def _running(
-    command: list[str], log: Path, env: dict[str, str] | None = None, end: int = signal.SIGTERM
-) -> Iterator[subprocess.Popen[str]]:
-    """The process lives; at the end it was told to end, and killed with its children if it did not."""
-    with log.open("w") as out, _process(command, out, env) as process:
-        try:
-            yield process
-        finally:
-            family = _family(process.pid)
-            process.send_signal(end)
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                for pid in family:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-
-
-@contextmanager
 def _told(command: list[str], log: Path) -> Iterator[None]:
     """A helper of ours: it said "ready", and ends with its standard input."""
-    with log.open("w") as out, _process(command, out, None, talks=True) as process:
+    with log.open("w") as out, started(command, out, None, talks=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -169,14 +148,6 @@ def _told(command: list[str], log: Path) -> Iterator[None]:
         finally:
             process.stdin.close()
             process.wait(END_S)
-
-
-def _process(
-    command: list[str], out: IO[str], env: dict[str, str] | None, *, talks: bool = False
-) -> subprocess.Popen[str]:
-    ours = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0", **(env or {})}
-    pipe = subprocess.PIPE if talks else None
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe or out, stderr=out, env=ours, text=True)
 
 
 def _answers(port: int, log: Path, body: dict[str, object]) -> None:
@@ -194,20 +165,3 @@ def _answers(port: int, log: Path, body: dict[str, object]) -> None:
                 return
         time.sleep(0.25)
     sys.exit(f"a front door did not answer within {READY_S:g} s; it wrote:\n{log.read_text()[-2000:]}")
-
-
-def _family(pid: int) -> list[int]:
-    found = [pid]
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in tasks.read_text().split():
-                found += _family(int(child))
-    return found
-
-
-def _cpu_s(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

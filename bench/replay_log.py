@@ -50,7 +50,7 @@ SETTINGS = (
     RoutingSettings(),
     RoutingSettings(temperature_m=200),
     RoutingSettings(policy="least-loaded"),
-    RoutingSettings(decode_weight_m=500, tie_margin_m=1000),
+    RoutingSettings(policy="kv", decode_weight_m=500, tie_margin_m=1000),
 )
 """Each holds for a quarter of the log."""
 

@@ -33,7 +33,7 @@ from replay.simulating.traces import MOONCAKE, TraceFile
 
 TRACE = "mooncake_conversation_trace.jsonl"
 QUICK_REQUESTS = 1000
-POLICIES = ("round-robin", "kv", "time,own_weight=3,hold_max_ms=5000")
+POLICIES = ("round-robin", "kv", "time")
 ROUND_ROBIN = "round-robin"
 DYNAMO: Mapping[str, Mapping[str, float]] = {
     "kv": {},
@@ -93,7 +93,7 @@ WHATS = (("cached", "%", False), ("first token", "ms", True), ("per token", "ms"
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """The figures of every row, Dynamo's and then ours under every policy; then the table."""
-    file = _trace_file(options)
+    file = trace_file(options)
     if file is None:
         return
     base = Setup(file, Pace(seed=options.seed), Options(engine=mocker_settings(), seed=options.seed))
@@ -135,7 +135,7 @@ def markdown(table: Mapping[Row, Mapping[str, Found]], peers: Mapping[Row, Mappi
     return "\n".join(lines)
 
 
-def _trace_file(options: argparse.Namespace) -> TraceFile | None:
+def trace_file(options: argparse.Namespace) -> TraceFile | None:
     path = options.trace or Path(options.traces or ".", TRACE)
     if not path.is_file():
         print(f"left out: give --trace FILE, or --traces DIR, a folder that has {TRACE}", file=sys.stderr)
