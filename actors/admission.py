@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from actors.holding import why_cancelled
 from actors.live_settings import LiveSettings
 from actors.queue_counts import QueueCounts
 from actors.room import Rooms
@@ -198,9 +199,10 @@ class Admission:
             raise self._late(line, waiting, limit_ms, is_deadline=is_deadline) from None
         except NoWorkers:
             raise  # it was turned away, and that was said
-        except BaseException:  # cancelled, mostly: whatever it was, nobody waits any more
+        except BaseException as error:  # cancelled, mostly: whatever it was, nobody waits any more
             self._given_up(line, waiting)
-            self._turned_away(line, waiting, "client_gone")
+            gone = why_cancelled(error) if isinstance(error, asyncio.CancelledError) else "client_gone"
+            self._turned_away(line, waiting, gone)
             raise
         line.coming -= 1
 

@@ -38,6 +38,8 @@ RESUME_LOOK_S = 0.1
 """Between decisions while it waits."""
 DECLINED_MAX = 8
 """Workers in a row that may decline a request; then it goes where it costs least, busy or not."""
+LOG_AWAY_S = 1.0
+"""With a log that acknowledges nothing for so long other replicas' prompts are taken to be computed by now."""
 ONLY_PREFILL = "has only prefill workers, which answer no requests: start a decode worker (`contrail worker`)"
 
 _logger = logging.getLogger(__name__)
@@ -203,14 +205,23 @@ class Dispatch:
     async def _bound(self, asked: RouteRequest, request: GenerateRequest, trip: Trip) -> Flight | None:
         """The first attempt, once its worker was free, where requests are held for that, and the like for the next if
         the worker declined, since others thought so too; else None."""
-        if trip.attempt != trip.declined or trip.declined == DECLINED_MAX or not self.holding.takes:
+        if trip.attempt != trip.declined or trip.declined == DECLINED_MAX or not self._holds(trip.model):
             return None
         trip.held_ms = self._wall_ms() if trip.held_ms is None else trip.held_ms
 
         def send(asked: RouteRequest, decision: Decision) -> Flight:
             return self._sent(asked, request, decision, trip, if_free=True)
 
-        return await self.holding.flight(asked, send, trip.held_ms)
+        return await self.holding.flight(asked, send, trip.held_ms, request.deadline_ms)
+
+    def _holds(self, model: str) -> bool:
+        """Whether one more request is to be held. Not where prompts of the model are computed elsewhere: there a worker
+        is idle though no token came. Not while the log is away, either, and cannot tell what other replicas' requests
+        keep workers busy."""
+        elsewhere = any(each.joined is not None and each.joined.model == model for each in self._state.prefilling())
+        alone = len(self._state.routing.replicas) <= 1
+        takes = self.holding.takes(len(self._state.serving()))
+        return takes and not elsewhere and (alone or self._voice().outbox.away_s < LOG_AWAY_S)
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""

@@ -5,7 +5,9 @@
 2. Whoever is bound leaves for its worker, and its decision for the log, before the next one is planned.
 3. Replicas that learn of each other through the log a little late think alike and may bind to one worker at once. It
    takes the first and declines the others, which are held again, and what it computes counts there.
-4. Nobody is held for longer than the setting `hold_max_ms`, and no more than HELD_MAX are: those go at once.
+4. Nobody is held for longer than the setting `hold_max_ms`, and no more than `held_max` are: those go at once.
+5. Whose client waits no longer is not sent any more. Whose workers get nothing more now, since too much waits in their
+   engines, waits on here.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ from core.clock import Clock
 from core.entropy import random_bits64
 from core.events import Event
 from core.ids import RequestId, WorkerId
+from core.models import DeadlineExceeded
 from core.queue_events import HELD, TURNED_AWAY, RequestQueued, RequestTurnedAway
 from projections.backlog import MILLI
 from projections.decide import Decision
 from projections.declines import Declines
-from projections.plan import HELD_MAX, Held, plan
+from projections.plan import Held, computing, held_max, plan
 from projections.view import RouteRequest, View
 
-GONE = "client_gone"
+OVERLOADED = "overloaded"
+"""Why workers are left out for a while (`projections.decide`)."""
 
 Send = Callable[[RouteRequest, Decision], Flight]
 """The request is on its way to the worker that was decided on, and the decision to the log."""
@@ -76,25 +80,30 @@ class Holding:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    @property
-    def takes(self) -> bool:
-        """Whether one more request is to be held."""
-        return self._live.current.holds and len(self._waiting) < HELD_MAX
+    def takes(self, workers: int) -> bool:
+        """Whether one more request is to be held, with so many workers."""
+        return self._live.current.holds and len(self._waiting) < held_max(workers)
 
-    async def flight(self, asked: RouteRequest, send: Send, since_ms: int) -> Flight | None:
+    async def flight(
+        self, asked: RouteRequest, send: Send, since_ms: int, deadline_ms: int | None = None
+    ) -> Flight | None:
         """The request has left for the worker that was best for it when that was free; None if it did not, because it
         was held for as long as may be, or nobody can serve it: then it is to be decided on alone. It is held since
-        `since_ms`, by the clock of decisions. Raises what `send` raises. Cancelled, nothing of it goes on."""
+        `since_ms`, by the clock of decisions. DeadlineExceeded if it did not leave within `deadline_ms`; and what
+        `send` raises. Cancelled, nothing of it goes on."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(Held(asked, since_ms, random_bits64()), send, loop.create_future())
         self._waiting[asked.id] = waiting
         self.look_soon()
         left_ms = since_ms + self._live.current.hold_max_ms - self._wall_ms()
-        due = loop.call_later(left_ms / 1000, _let_go, waiting)
+        if deadline_ms is not None and deadline_ms <= left_ms:
+            due = loop.call_later(deadline_ms / 1000, self._too_late, waiting)
+        else:
+            due = loop.call_later(left_ms / 1000, _let_go, waiting)
         try:
             return await waiting.sent
-        except asyncio.CancelledError:
-            self._give_up(waiting)
+        except asyncio.CancelledError as error:
+            self._give_up(waiting, why_cancelled(error))
             raise
         finally:
             due.cancel()
@@ -122,17 +131,24 @@ class Holding:
         if not self._live.current.holds:
             self.let_all_go()
         given: Counter[WorkerId] = Counter()
-        while queue := [each.held for each in self._waiting.values() if not each.sent.done()]:
+        stay: set[RequestId] = set()
+        while queue := [
+            each.held for each in self._waiting.values() if not (each.sent.done() or each.held.request.id in stay)
+        ]:
             asked = [held._replace(request=self._informed(held.request)) for held in queue]
             started_us = self._clock.monotonic_us()
             view, now_ms = self._view(), self._wall_ms()
-            busy_us = self.declines.busy_us(view.outstanding(), now_ms * MILLI)
+            known = computing(view.outstanding(), self._live.current, now_ms)
+            busy_us = self.declines.busy_us(known, now_ms * MILLI)
             planned = plan(view, asked, self._live.current, now_ms, given, busy_us)
             if planned is None:
                 break
             self._decided(self._live.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)
             if planned.decision.worker is not None:
                 given[planned.decision.worker] += planned.decision.prefill_tokens
+            elif OVERLOADED in planned.decision.excluded:
+                stay.add(planned.request.id)
+                continue
             self._bind(self._waiting[planned.request.id], planned.request, planned.decision)
         self._tell()
 
@@ -167,24 +183,42 @@ class Holding:
                     )
                 )
 
-    def _give_up(self, waiting: _Waiting) -> None:
-        """Its client went away; the log knows that it waits no more."""
-        asked, sent = waiting.held.request, waiting.sent
+    def _give_up(self, waiting: _Waiting, reason: str) -> None:
+        """Its client went away, or waits no longer; the log knows that it waits no more."""
+        sent = waiting.sent
         flight = None if sent.cancelled() or sent.exception() is not None else sent.result()
         if flight is not None:
             flight.close()  # it left in the very turn in which its client went away
-        elif asked.id in self._told:
-            waited_ms, status = self._wall_ms() - waiting.held.since_ms, TURNED_AWAY[GONE]
+        else:
+            self._turned_away(waiting.held, reason)
+
+    def _too_late(self, waiting: _Waiting) -> None:
+        """The client's deadline passed."""
+        if not waiting.sent.done():
+            self._turned_away(waiting.held, "deadline")
+            text = f"no worker of model {waiting.held.request.model!r} was free within the request's deadline"
+            waiting.sent.set_exception(DeadlineExceeded(text))
+
+    def _turned_away(self, held: Held, reason: str) -> None:
+        """The log knows, once, if it knows that the request waits."""
+        asked = held.request
+        if asked.id in self._told:
+            self._told.remove(asked.id)
             self._say(
                 RequestTurnedAway(
                     request=asked.id,
                     model=asked.model,
-                    reason=GONE,
-                    status=status,
-                    waited_ms=waited_ms,
+                    reason=reason,
+                    status=TURNED_AWAY[reason],
+                    waited_ms=self._wall_ms() - held.since_ms,
                     tenant=asked.tenant,
                 )
             )
+
+
+def why_cancelled(error: asyncio.CancelledError) -> str:
+    """Of TURNED_AWAY: whoever cancels a request because its client waits no longer gives that error as the reason."""
+    return "deadline" if any(isinstance(each, DeadlineExceeded) for each in error.args) else "client_gone"
 
 
 def _let_go(waiting: _Waiting) -> None:

@@ -31,7 +31,7 @@ from replay.simulating.spread import Spread, spread
 from replay.simulating.times import Times, times
 
 ROUND_ROBIN = "round-robin"
-POLICIES = (ROUND_ROBIN, "kv", "time,prefill_us_per_token=0,hold_max_ms=5000")
+POLICIES = (ROUND_ROBIN, "kv", "time")
 WORKERS = 2
 TINY, NAME = "tiny", "talks"
 CONTEXT = 4096

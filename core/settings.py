@@ -35,7 +35,7 @@ TIERS = ("device", "host", "disk", "remote")
 class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One revision of the settings; equal values mean equal decisions."""
 
-    policy: str = "kv"
+    policy: str = "time"
     prefill_weight_m: int = 1000
     """Price of a block that must be computed, those queued before it included."""
     decode_weight_m: int = 1000
@@ -51,24 +51,24 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The same for a block that another request is computing there right now."""
     stale_credit_m: int = 500
     """All credit of a worker whose load reports stopped is multiplied by this."""
-    own_weight_m: int = 4000
+    own_weight_m: int = 3200
     """Policy `time`: price of a microsecond of the request's own prefill. 1 is the time that it takes; the rest stands
     for the copy that it makes, which pushes out what others would have found."""
     own_request_weight_m: int = 30
     """Policy `time`: the same once more for each active request there, all of which the prefill holds up."""
-    decode_us_per_token_m: int = 781
-    """Policy `time`: price of the active blocks, in microseconds per token that fits into them (50 for one of 64)."""
-    prefill_base_us: int = 8000
+    active_weight_m: int = 90
+    """Policy `time`: price of the active blocks: of each token that fits into them, in prefills of a token."""
+    prefill_base_us: int = 0
     """Policies `time` and `session`: a prefill is taken to last so long …"""
-    prefill_us_per_token_m: int = 20_500
+    prefill_us_per_token_m: int = 0
     """… and so much longer for each token of the prompt that is computed. 0: both as the replica has learned them."""
-    hold_max_ms: int = 0
+    hold_max_ms: int = 5000
     """Policy `time`: a request is held in the router until no prefill is outstanding on the worker that is best for it,
     for so long at most (`projections.plan`). 0 sends it at once."""
     session_wait_max_ms: int = 300
     """Policy `session`: where prefills would have to be waited for longer than this, the session's next worker is
     taken."""
-    approximate_ttl_s: int = 120
+    approximate_ttl_s: int = 0
     """Policy `approximate`: a block is taken to be cached where it was routed to for so long after the last time. 0:
     until others push it out."""
     approximate_blocks_max: int = 0

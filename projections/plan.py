@@ -3,19 +3,20 @@
 Asked at each arrival and each first token, again and again until nobody is to go. Every held request is placed
 tentatively on the worker where it costs least, the longest first, under the rules of `time`; the wait there is what is
 outstanding plus, for each request placed there before, the shorter one of the two prefills, since a worker takes its
-shortest first. Then a worker without outstanding prefills gets of its own the one whose prefill is shortest, age
-counting for it, and more as long as all fit into one pass of the engine. What is left stays held, to be placed anew.
+shortest first. Then a worker without outstanding prefills gets of its own, of those whose priority comes first, the
+one whose prefill is shortest, age counting for it, and more as long as all fit into one pass of the engine. What is
+left stays held, to be placed anew.
 
 A request that goes is one decision like any other, with one input more: how long those placed before it would hold it
 up (`RouteRequest.held`), which stands in its record. So each is made again, bit for bit, without the queue.
 
-Nobody is overtaken for ever: a request gains AGE_M of each millisecond that it waits. How long one may wait at most is
-its caller's to say.
+Nobody is overtaken for ever by its equals: a request gains AGE_M of each millisecond that it waits. How long one may
+wait at most is its caller's to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from core.ids import WorkerId
@@ -26,13 +27,28 @@ from projections.policies import Scored, rank, score
 from projections.view import RouteRequest, View
 
 HELD_MAX = 64
-"""Requests that a replica holds at a time: a plan looks at all of them, and is made anew for each that goes. With so
-many it takes 4 ms for 8 workers, 21 ms for 64."""
+"""Requests that a replica holds at a time: a plan looks at all of them, and is made anew for each that goes …"""
+PLACES_MAX = 1024
+"""… and fewer where that times the workers were more than this: then a plan takes 6 ms."""
 AGE_M = 300
 """What a request gains on shorter ones for each unit of time that it was held, in thousandths."""
 PASS_TOKENS = 4096
 """Prefills that together compute no more than this are given to a worker at once: an engine computes them in one
 pass."""
+
+
+def held_max(workers: int) -> int:
+    """How many requests a replica may hold, with so many workers."""
+    return min(HELD_MAX, max(1, PLACES_MAX // max(1, workers)))
+
+
+def computing(
+    outstanding: Mapping[WorkerId, Iterable[Outstanding]], settings: RoutingSettings, now_ms: int
+) -> set[WorkerId]:
+    """The workers that others wait for. Not for a prefill that should have begun longer ago than anybody is held: who
+    would tell of its end may be gone, or out of reach."""
+    since_us = (now_ms - settings.hold_max_ms) * MILLI
+    return {worker for worker, all_ in outstanding.items() if any(each.begins_us > since_us for each in all_)}
 
 
 class Held(NamedTuple):
@@ -108,13 +124,14 @@ def plan(
     if nobody is not None:
         return Planned(nobody.request, decide(view, nobody.request, settings, now_ms, nobody.seed))
     placed: dict[WorkerId, list[_Placed]] = {}
+    computes = computing(outstanding, settings, now_ms)
     for each in sorted(asked, key=_longest_first):
         found = _place(each, placed, view, settings, busy_us)
         placed.setdefault(found.first.candidate.worker, []).append(found)
     for worker in sorted(placed):
         next_one = min(placed[worker], key=lambda each: _turn(each, now_ms))
         fits = worker in given and given[worker] + next_one.tokens <= PASS_TOKENS
-        if fits or (worker not in outstanding and worker not in busy_us):
+        if fits or (worker not in computes and worker not in busy_us):
             request = next_one.asked.held.request._replace(held=next_one.held_us)
             return Planned(request, decide(view, request, settings, now_ms, next_one.asked.held.seed))
     return None
@@ -159,8 +176,9 @@ def _place(
     return _Placed(asked, first, held_us, asked.own_us(first))
 
 
-def _turn(placed: _Placed, now_ms: int) -> tuple[int, int, str, int]:
+def _turn(placed: _Placed, now_ms: int) -> tuple[int, int, int, str, int]:
     """In which order a worker should get its own; lower first."""
     held = placed.asked.held
     age_us = (now_ms - held.since_ms) * MILLI
-    return placed.own_us - AGE_M * age_us // MILLI, held.since_ms, held.request.id, held.request.attempt
+    turn = placed.own_us - AGE_M * age_us // MILLI
+    return held.request.priority, turn, held.since_ms, held.request.id, held.request.attempt

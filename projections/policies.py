@@ -10,7 +10,7 @@ That of `time` is an estimate in microseconds of what the request costs on w, it
 searched on public traces; own_weight above 1 stands for what the copy that it makes pushes out):
 
     cost(w) = own_weight * own(w) + wait(w)
-            + decode_us_per_token * (tokens that fit into the active blocks on w)
+            + active_weight * (prefill of each token that fits into the active blocks on w)
             + own_request_weight * own(w) * (active requests on w)
 
 where own(w) is how long the prefill that is left lasts there, with the same credits as above, and wait(w) how long
@@ -119,11 +119,8 @@ def _estimated(
     wanted_m = request.prompt.tokens * MILLI // size
     credits_m, pending_credit_m = _Credits(settings.credits_m), settings.pending_credit_m
     (base_us, per_token_m), wait_us = backlog.time, backlog.waits_us.get
-    per_own, per_request, per_token = (
-        settings.own_weight_m,
-        settings.own_request_weight_m,
-        settings.decode_us_per_token_m,
-    )
+    per_own, per_request = settings.own_weight_m, settings.own_request_weight_m
+    per_active = settings.active_weight_m * per_token_m * size // MILLI
     bound_us = settings.session_wait_max_ms * MILLI
     by_time, new = settings.policy == "time", tuple.__new__
     found = []
@@ -141,7 +138,7 @@ def _estimated(
         if by_time:  # as estimate(…), without the call
             own = base_us + per_token_m * -(-prefill_m * size // MILLI) // MILLI
             cost += per_own * own // MILLI + per_request * own * active_requests // MILLI
-            cost += per_token * active_blocks * size // MILLI
+            cost += per_active * active_blocks // MILLI
         else:
             cost = cost - bound_us if cost > bound_us else 0
         found.append(new(Scored, (candidate, cost, prefill_m)))
@@ -164,7 +161,7 @@ def estimate(candidate: Candidate, prefill_m: int, settings: RoutingSettings, si
     return Estimate(
         own=settings.own_weight_m * own // MILLI,
         wait=backlog.waits_us.get(candidate.worker, 0),
-        decode=settings.decode_us_per_token_m * active_blocks * size // MILLI,
+        decode=settings.active_weight_m * backlog.time.per_token_m * size // MILLI * active_blocks // MILLI,
         requests=settings.own_request_weight_m * own * candidate.active_requests // MILLI,
     )
 

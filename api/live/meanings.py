@@ -17,7 +17,7 @@ MEANINGS = {
     "stale_credit": "all credit of a worker whose load reports stopped is multiplied by this",
     "own_weight": "time: price of a microsecond of the request's own prefill; above 1 for the copy that it makes",
     "own_request_weight": "time: the same once more for each active request there",
-    "decode_us_per_token": "time: price of active blocks, in microseconds per token that fits into them",
+    "active_weight": "time: price of active blocks: of each token that fits into them, in prefills of a token",
     "prefill_base_us": "time, session: how long a prefill is taken to last, in microseconds …",
     "prefill_us_per_token": "… and so much longer for each token that it computes",
     "hold_max_ms": "time: how long a request is held until its worker computes no other prompt; 0 sends it at once",

@@ -69,4 +69,4 @@ class Vigil:
     def _end(self, why: Exception) -> None:
         if self._why is None and self._task is not None:
             self._why = why
-            self._task.cancel()
+            self._task.cancel(why)  # who waited for a worker says in the log why it waits no longer

@@ -11,7 +11,7 @@ from replay.explaining.timed_form import Estimates
 Line = tuple[str, str]
 """A title, which may be empty, and what stands behind it."""
 FORMULA = (
-    "own_weight {own_weight:g} * prefill + wait + decode_us_per_token {decode_us_per_token:g} us * tokens in active "
+    "own_weight {own_weight:g} * prefill + wait + active_weight {active_weight:g} * prefill of the tokens in active "
     "blocks + own_request_weight {own_request_weight:g} * prefill * active requests"
 )
 BOUND = "how much longer than session_wait_max_ms {session_wait_max_ms:g} the wait is"

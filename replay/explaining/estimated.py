@@ -10,7 +10,7 @@ from replay.explaining.ground import Ground
 from replay.explaining.timed_form import Estimates, Timed
 
 WEIGHTS = {
-    "time": ("own_weight", "decode_us_per_token", "own_request_weight"),
+    "time": ("own_weight", "active_weight", "own_request_weight"),
     "session": ("session_wait_max_ms",),
 }
 """The settings that make a cost, by policy."""

@@ -25,10 +25,11 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 class Estimates(msgspec.Struct, frozen=True, kw_only=True):
     """What the estimates of a decision went by. Under `time` the cost of a candidate is the sum of
 
-    own_weight * own_ms + (outstanding_ms + held_ms) + decode_us_per_token * decode_tokens / 1000
+    own_weight * own_ms + (outstanding_ms + held_ms) + active_weight * decode_tokens * per_token_us / 1000
     + own_request_weight * own_ms * active_requests
 
-    each term rounded down to a microsecond; under `session` it is what the wait is longer than session_wait_max_ms.
+    each term rounded down to a microsecond, the price of a block to a nanosecond; under `session` it is what the wait
+    is longer than session_wait_max_ms.
     """
 
     exact: bool

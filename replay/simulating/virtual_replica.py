@@ -31,7 +31,7 @@ from projections.backlog import PrefillTime
 from projections.decide import Decision, decide, record, rejection
 from projections.declines import Declines
 from projections.learned import Learned
-from projections.plan import Held, plan
+from projections.plan import Held, computing, plan
 from projections.policies import ESTIMATING
 from projections.state import State
 from projections.view import Local, RouteRequest, View, by_worker
@@ -167,7 +167,8 @@ class VirtualReplica:
         while self._held:
             view = View(self._state, self.id, self._ahead, self._look(gone))
             queue = [held._replace(request=self._informed(held.request)) for held in self._held.values()]
-            busy_us = self._declines.busy_us(view.outstanding(), self._agenda.now_us)
+            known = computing(view.outstanding(), self._settings, self._log.now_ms)
+            busy_us = self._declines.busy_us(known, self._agenda.now_us)
             planned = plan(view, queue, self._settings, self._log.now_ms, given, busy_us)
             if planned is None:
                 break

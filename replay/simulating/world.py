@@ -20,7 +20,7 @@ from core.events import RequestPrefilled
 from core.generation import Output
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.models import GenerationFailed, NoWorkers
-from projections.plan import HELD_MAX
+from projections.plan import held_max
 from projections.view import RouteRequest
 from replay.simulating.agenda import Agenda
 from replay.simulating.arrival import Arrival
@@ -81,6 +81,7 @@ class World:
         )
         self._journeys: dict[RequestId, Journey] = {}
         """Those under way, in the order in which they came."""
+        self._holds = options.routing.holds and not options.prefill_workers  # as `actors.dispatch`
         self._planning: set[int] = set()
         """Numbers of replicas that are about to plan."""
         self._arrived = self._ended = 0
@@ -139,7 +140,7 @@ class World:
         arrival, replica, now_us = self._arrivals[number], number % len(self._replicas), self._agenda.now_us
         journey = Journey(arrival, number, now_us, replica, self._options.engine.block_size)
         self._journeys[arrival.id] = journey
-        if self._options.routing.holds and self._replicas[replica].holds < HELD_MAX:
+        if self._holds and self._replicas[replica].holds < held_max(self._options.workers):
             self._agenda.put(now_us + self._options.routing.hold_max_ms * 1000, partial(self._hold_no_longer, journey))
             self._hold(journey, self.log.now_ms)
         else:
@@ -202,7 +203,7 @@ class World:
 
     def _plan_soon(self, replica: int) -> None:
         """Once for all that happens at this time."""
-        if self._options.routing.holds and replica not in self._planning:
+        if self._holds and replica not in self._planning:
             self._planning.add(replica)
             self._agenda.put(self._agenda.now_us, partial(self._plan, replica))
 

@@ -1,4 +1,5 @@
-"""Fitted: how long a first token takes by what had to be computed for it and what was queued before it.
+"""Fitted: how long a first token takes by what had to be computed for it and what was queued before it, counted from
+when the request was sent to its worker.
 
     ttft_ms = base_ms + per_token_ms * tokens computed + per_queued_ms * prefill tokens queued on the worker
 
@@ -39,6 +40,7 @@ class Sample(NamedTuple):
     queued: int
     """Prefill tokens in flight on the worker when the request was routed there."""
     ttft_ms: int
+    """From when it was sent there."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):

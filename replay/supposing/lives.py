@@ -19,6 +19,7 @@ from core.events import (
     UnknownEvent,
 )
 from core.ids import LOST_SUFFIX, RequestId
+from core.queue_events import RequestQueued, RequestTurnedAway
 from core.subjects import ROUTING
 from projections.tally import Key
 from replay.recording import Frame, Recording
@@ -59,12 +60,16 @@ class Life(msgspec.Struct):
     """Prefill tokens in flight on the worker when this was routed, by the order of the log."""
     lowest: int
     """The lowest position in the routing stream that this decision or a later one was made at."""
+    waited_ms: int = 0
+    """In the router, before this decision; what it was held included."""
     prefilled: Place = ENDLESS
     ended: Place = ENDLESS
     cached_tokens: int = 0
     """What the engine took from its cache, if a first token came."""
     ttft_ms: int = -1
     """-1 if no first token came."""
+    declined: bool = False
+    """The worker did not take it, since it computed prompts of other replicas."""
 
 
 class Lives:
@@ -78,6 +83,8 @@ class Lives:
         self._samples: dict[str, list[Sample]] = {}
         self._lives: dict[tuple[int, str, int], Life] = {}
         self._open: dict[str, dict[Key, Life]] = {}
+        self._came_ms: dict[tuple[str, str], int] = {}
+        """When those came that wait in a router, by replica and request."""
         self._queued: Counter[str] = Counter()
         self._next: dict[str, int] = {}
         self._unknown: set[str] = set()
@@ -135,9 +142,15 @@ class Lives:
             case RequestPrefilled():
                 self._prefilled(replica, at, event)
             case RequestFinished():
-                self._end(replica, (RequestId(event.request), event.attempt), at)
+                key = RequestId(event.request), event.attempt
+                self._end(replica, key, at, declined=event.outcome == "declined")
             case RequestRejected():
+                self._came_ms.pop((replica, event.request), None)
                 self.rejected.append(seq_of(at))
+            case RequestQueued():
+                self._came_ms.setdefault((replica, event.request), event.now_ms)
+            case RequestTurnedAway():
+                self._came_ms.pop((replica, event.request), None)
             case ReplicaRestated():
                 self._unknown.discard(replica)
                 kept = set(zip(event.requests, event.attempts, strict=True))
@@ -160,6 +173,7 @@ class Lives:
             prefill_tokens=event.prefill_tokens,
             queued=self._queued[event.worker],
             lowest=event.cursor[ROUTING][1] if ROUTING in event.cursor else 0,
+            waited_ms=max(0, event.now_ms - self._came_ms.pop((replica, event.request), event.now_ms)),
         )
         self._queued[event.worker] += event.prefill_tokens
         self._open.setdefault(replica, {})[key] = life
@@ -173,13 +187,14 @@ class Lives:
         self._queued[life.worker] -= life.prefill_tokens
         life.prefilled, life.cached_tokens, life.ttft_ms = at, event.cached_tokens, event.ttft_ms
         if event.attempt == 0:  # a later one's time has in it what came before
-            sample = Sample(life.prompt_tokens - event.cached_tokens, life.queued, event.ttft_ms)
+            sent_ms = max(0, event.ttft_ms - life.waited_ms)
+            sample = Sample(life.prompt_tokens - event.cached_tokens, life.queued, sent_ms)
             self._samples.setdefault(life.model, []).append(sample)
 
-    def _end(self, replica: str, key: Key, at: Place) -> None:
+    def _end(self, replica: str, key: Key, at: Place, *, declined: bool = False) -> None:
         life = self._open.get(replica, {}).pop(key, None)
         if life is not None:
-            life.ended = at
+            life.ended, life.declined = at, declined
             if life.prefilled == ENDLESS:
                 self._queued[life.worker] -= life.prefill_tokens
 

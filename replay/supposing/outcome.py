@@ -40,7 +40,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     astray: int
     """Of those, the ones that went to a worker that was gone already."""
     left_out: dict[str, int]
-    """Decisions that could not be judged, by what the recording lacks."""
+    """Decisions that could not be judged, by what the recording lacks; and those that their workers declined: such a
+    request was decided on again."""
     rejected: int
     """Requests that were refused when it was recorded: they are not decided again, their prompts are not recorded."""
     first_ms: int

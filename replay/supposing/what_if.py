@@ -34,6 +34,8 @@ Progress = Callable[[int, int], None]
 """Told decisions made again, and how many there are to make."""
 
 WORST = 10
+DECLINED = "declined"
+"""Decisions that their workers declined are left out under this."""
 FORGET_EVERY = 64
 """Decisions between two looks at which requests no view shows any more."""
 
@@ -118,15 +120,18 @@ class _WhatIf:
                 trial.forget(shown)
 
     def _judged(self, number: int, situation: Situation) -> Judged | None:
-        """None, and counted, if the recording does not show what it rested on."""
+        """None, and counted, if the recording does not show what it rested on, or nothing came of it."""
         event, view = situation.event, situation.view
+        life = self._lives.of_attempt(situation.seq, event)
+        if life is not None and life.declined:  # it was decided on again, and that is judged
+            self._left_out[DECLINED] += 1
+            return None
         rows = _rows(situation)
         recorded = next((row for row in rows if row.worker == event.worker), None)
         if situation.doubts and recorded is not None:
             again = decide(view, situation.request, situation.settings, event.now_ms, event.seed)
             if again.worker != event.worker:
                 recorded = None
-        life = self._lives.of_attempt(situation.seq, event)
         if recorded is None or life is None:
             reason = ", ".join(sorted(situation.doubts)) or "differs"
             self._left_out[reason if life is not None else "repeat"] += 1

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from actors.engines.simulated import SimulatedSettings
@@ -25,6 +26,8 @@ SLOW = SimulatedSettings(
 LONG = 4000
 """Tokens of an answer that does not end by itself while a test runs."""
 ONE = RoutingSettings(active_max=1)
+SENT_AT_ONCE = RoutingSettings(hold_max_ms=0)
+"""Whoever has a place goes to the engine, whatever that computes."""
 
 
 @asynccontextmanager
@@ -68,7 +71,7 @@ async def let_go(*tasks: asyncio.Task[list[int]]) -> None:
 
 async def test_with_free_places_nobody_waits_and_nothing_is_said() -> None:
     """As many as there are places start at once; one more waits, and has the first that is given back."""
-    async with serving(RoutingSettings()) as (it, router):
+    async with serving(SENT_AT_ONCE) as (it, router):
         places = 3  # the engine's two and a spare one
         holders = [await held(router, f"holder-{number}") for number in range(places)]
         assert await it.told(ROUTING, RequestQueued) == []
@@ -218,7 +221,7 @@ async def test_what_could_not_be_served_in_time_is_refused_at_once() -> None:
 
 async def test_places_come_and_go_with_workers_and_settings() -> None:
     """One that joins lets in who waits; a setting does; and with the last worker gone nobody waits for nothing."""
-    async with serving() as (it, router):
+    async with serving(msgspec.structs.replace(SENT_AT_ONCE, active_max=1)) as (it, router):
         holders = [await held(router)]
         tasks = [ask(router, f"waits-{number}", LONG) for number in range(2)]
         await waiting(router, 2)
@@ -226,6 +229,7 @@ async def test_places_come_and_go_with_workers_and_settings() -> None:
         await waiting(router, 1)
         await router._registry.put("settings/routing", b'{"active_max": 2}')
         await waiting(router, 0)
+        await eventually(lambda: len(router.flights.open) == 3, "all three are in flight")
         holders += [await held(router, "last")]
         late = ask(router, "late")
         await waiting(router, 1)
@@ -239,7 +243,7 @@ async def test_places_come_and_go_with_workers_and_settings() -> None:
 
 async def test_engines_that_queue_too_much_get_nothing_more() -> None:
     """`waiting_max`: the request waits here until the engine's own line is shorter, and is not refused."""
-    async with serving(RoutingSettings(active_max=8, waiting_max=1)) as (it, router):
+    async with serving(msgspec.structs.replace(SENT_AT_ONCE, active_max=8, waiting_max=1)) as (it, router):
         holders = [await held(router, f"holder-{number}") for number in range(4)]  # two run, two wait there
         worker = next(member.worker for member in router.state.serving())
         await eventually(lambda: router.state.loads.reports[worker].waiting >= 2, "a report of it")
@@ -254,8 +258,9 @@ async def test_engines_that_queue_too_much_get_nothing_more() -> None:
 
 async def test_no_replica_starves_behind_another() -> None:
     """One whose requests follow on each other fills all places; a second replica still has its half of them at once."""
-    async with serving(RoutingSettings(active_max=4)) as (it, first):
-        second = await it.router("frontend-1", settings=RoutingSettings(active_max=4))
+    settings = msgspec.structs.replace(SENT_AT_ONCE, active_max=4)
+    async with serving(settings) as (it, first):
+        second = await it.router("frontend-1", settings=settings)
         await it.ready(second)
         tasks = [ask(first, f"first-{number}", LONG) for number in range(6)]
         await eventually(lambda: (len(first.flights.open), first.admission.waiting) == (4, 2), "all places are full")

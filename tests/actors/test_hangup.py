@@ -12,6 +12,7 @@ from actors.router import Router
 from core.clock import ManualClock
 from core.events import RequestFinished
 from core.generation import Output
+from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from tests.actors.world import FAST, World, request, world
 from tests.fixtures.eventually import eventually
@@ -22,11 +23,12 @@ HANG_UPS = 150
 
 
 async def stepped(it: World) -> tuple[Router, SimulatedEngine, ManualClock]:
-    """A router with one worker, whose engine makes a step whenever the clock is moved by STEP_MS."""
+    """A router with one worker, whose engine makes a step whenever the clock is moved by STEP_MS; what is asked is with
+    it at once."""
     clock = ManualClock(1000)
     engine = SimulatedEngine("sim", STEPS, clock)
     await it.worker("a", engine=engine)
-    router = await it.router()
+    router = await it.router(settings=RoutingSettings(hold_max_ms=0))
     await it.ready(router)
     return router, engine, clock
 

@@ -112,7 +112,7 @@ async def test_not_for_longer_than_allowed(it: World) -> None:
 
 async def test_no_more_than_so_many(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others go at once."""
-    monkeypatch.setattr(holding_module, "HELD_MAX", 2)
+    monkeypatch.setattr(holding_module, "held_max", lambda _workers: 2)
     router = await replica(it)
     await asyncio.gather(*(collect(router, asked(number)) for number in range(4)))
     assert {each.request for each in await it.told(ROUTING, RequestQueued)} == {"r0", "r1"}

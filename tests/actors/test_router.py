@@ -175,7 +175,7 @@ async def test_worker_written_off_comes_back_under_a_new_id() -> None:
     """Lost is final: a living worker that finds its end in the log joins again with its cache restated."""
     async with world() as it:
         worker = await it.worker("a")
-        router = await it.router()
+        router = await it.router(settings=RoutingSettings(hold_max_ms=0))
         await eventually(lambda: router.ready()[0], "ready")
         await collect(router, request(range(100)))
         await it.settled(router)

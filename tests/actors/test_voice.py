@@ -276,13 +276,13 @@ async def test_whoever_writes_our_end_while_we_leave_is_right() -> None:
 async def test_settings_are_what_was_configured_and_the_registry_over_it() -> None:
     """Nonsense is refused and changes nothing; what is missing stays as configured; a deletion takes all back."""
     async with world() as it:
-        router = await it.router(settings=RoutingSettings(request_weight_m=7000))
+        router = await it.router(settings=RoutingSettings(policy="kv", request_weight_m=7000))
         live = router.live
         for revision, bad in enumerate((b"", b"[]", b"null", b"3", b'{"policy": "none"}', b'{"request_weight": 1e9}')):
             it.store.put("settings/routing", bad)
             it.store.put("settings/routing.bak", b'{"policy": "random"}')
             await asyncio.sleep(0)
-            assert (live.current, live.revision) == (RoutingSettings(request_weight_m=7000), 0), revision
+            assert (live.current, live.revision) == (RoutingSettings(policy="kv", request_weight_m=7000), 0), revision
         it.store.put("settings/routing", b'{"policy": "random"}')
         await eventually(lambda: router.settings == RoutingSettings(policy="random", request_weight_m=7000), "a change")
         it.registries["frontend-0"].away = True

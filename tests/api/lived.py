@@ -54,7 +54,7 @@ async def lived(here: Deployed) -> AsyncIterator[Lived]:
         worker._files = files()
         workers.append(worker)
     options = RouterOptions(namespace=namespace, name="frontend-0")
-    router = Router(options, here.log, here.registry, clock, key, RoutingSettings(), lambda *_: None)
+    router = Router(options, here.log, here.registry, clock, key, RoutingSettings(policy="kv"), lambda *_: None)
     await router.start({})
     await eventually(lambda: sum(card.workers for card in router.models()) == len(workers), "workers")
     try:

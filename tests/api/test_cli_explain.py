@@ -39,7 +39,7 @@ def log(tmp_path: Path) -> Path:
     stage.say(KV, A, joined("a"), stored(*hashes[:4]))
     stage.say(KV, B, joined("b"))
     stage.say(LOAD, A, load())
-    stage.replica(settings=RoutingSettings(prefill_weight_m=1500))
+    stage.replica(settings=RoutingSettings(policy="kv", prefill_weight_m=1500))
     stage.clock.advance(1000)
     stage.say(KV, A, removed(*hashes[2:4]))
     stage.clock.advance(40)

@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
     stage.say(KV, A, joined("a"), stored(*hashes))
     stage.say(KV, B, joined("b"))
     stage.say(LOAD, A, load(2))
-    stage.replica(settings=RoutingSettings(decode_weight_m=500))
+    stage.replica(settings=RoutingSettings(policy="kv", decode_weight_m=500))
     stage.clock.advance(1000)
     stage.route("first", prompt(1, 2, 3))
     stage.clock.advance(1000)

@@ -81,7 +81,7 @@ async def test_show_says_where_each_value_is_from(here: Deployed) -> None:
     status, said = await here.json(settings)
     values = {it["key"]: (it["value"], it["source"], it["configured"], it["default"]) for it in said["settings"]}
     assert (status, said["revision"]) == (0, revision)
-    assert values["policy"] == ("random", "live", "kv", "kv")
+    assert values["policy"] == ("random", "live", "time", "time")
     assert values["prefill_weight"] == (1.5, "configured", 1.5, 1.0)
     assert values["waiting_max"] == (256, "default", 256, 256)
     assert [(it["settings_revision"], it["uses"]) for it in said["replicas"]] == [(revision, True), (None, False)]
@@ -171,9 +171,9 @@ def test_the_table() -> None:
     use = InUse([Usage("frontend-0", "a", 7, True), Usage("frontend-1", "b", None, False, "does not answer")])
     lines = settings_text(settings_of(stored, CONFIGURED)[:2], stored, use).splitlines()
     assert lines == [
-        "setting         value  from     configured  meaning",
-        f"policy             kv  default          kv  {MEANINGS['policy']}",
-        f"prefill_weight      2  live            1.5  {MEANINGS['prefill_weight']}",
+        "setting         value  from        configured  meaning",
+        f"policy             kv  configured          kv  {MEANINGS['policy']}",
+        f"prefill_weight      2  live               1.5  {MEANINGS['prefill_weight']}",
         "",
         "revision 7; 1 of 2 replicas do not use it:",
         "  frontend-1 (b): does not answer",

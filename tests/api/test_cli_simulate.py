@@ -67,7 +67,7 @@ def test_json_has_the_keys_that_others_rely_on(trace: Path) -> None:
     assert found["failed"] == 0
     assert int(found["digest"], 16) >= 0
     assert (found["simulated"]["workers"], found["simulated"]["speed_up"]) == (3, 20.0)
-    assert found["simulated"]["routing"]["policy"] == "kv"
+    assert found["simulated"]["routing"]["policy"] == "time"
 
 
 def test_two_runs_are_equal_and_seeds_count(trace: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_page_says_what_json_says(trace: Path) -> None:
     """In words."""
     page, found = told("simulate", trace, *FAST, "--replicas", "2"), found_json(trace, *FAST, "--replicas", "2")
 
-    assert page.startswith("trace.jsonl, x20, 3 workers of 16,384 blocks of 64, engine mocker, policy kv, 2 replicas")
+    assert page.startswith("trace.jsonl, x20, 3 workers of 16,384 blocks of 64, engine mocker, policy time, 2 replicas")
     assert f"prompt tokens from caches  {100 * found['hit_rate']:.2f} %" in page
     assert f"{found['ttft_ms']['mean']:,.2f} ms" in page or f"{found['ttft_ms']['mean']:,.0f} ms" in page
     assert found["digest"] in page

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from actors.holding import why_cancelled
 from actors.metrics import FrontendMetrics
 from api.app import create_app
 from api.openai import vigil as vigil_module
 from api.openai.settings import ApiSettings
+from api.openai.vigil import Vigil
 from core.generation import Output
 from tests.api.conftest import Api
 from tests.api.scripted import ScriptedBackend, Step, ids
@@ -46,6 +49,21 @@ async def test_a_request_without_a_token_by_its_deadline_is_504(api: Api) -> Non
     await api.backend.until_closed()
     await api.counted("tiny", "deadline")
     assert 0 < (api.backend.requests[0].deadline_ms or 0) <= 150
+
+
+@pytest.mark.parametrize(("late", "why"), [(True, "deadline"), (False, "client_gone")])
+async def test_whoever_waits_for_a_worker_hears_why_it_is_ended(late: bool, why: str) -> None:
+    """The log is told so."""
+    vigil = Vigil(lambda: 0, asyncio.get_running_loop().time() if late else math.inf)
+    if not late:
+        vigil.gone()
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError as error:
+        assert why_cancelled(error) == why
+        assert vigil.verdict() is not None
+    finally:
+        vigil.close()
 
 
 async def test_a_stream_that_meets_its_deadline_ends_with_the_error(api: Api) -> None:

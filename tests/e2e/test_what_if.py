@@ -29,12 +29,12 @@ TURNS = 6
 TURN_TOKENS = 96
 GAP_S = 0.15
 """Between the answer to a turn of a talk and its next turn."""
-BAD = {"prefill_weight": 0.0}
+BAD = {"policy": "kv", "prefill_weight": 0.0}
 """No cache is worth anything."""
 LONG_TOKENS = 640
 """Of the first turn of a talk of which a cache holds but a few: then it counts where the others are."""
 SMALL = dataclasses.replace(ENGINE, capacity_blocks=256)
-GOOD = {"policy": "kv", "prefill_weight": 4.0, "decode_weight": 0.25}
+GOOD = {**BAD, "prefill_weight": 4.0, "decode_weight": 0.25}
 SWEEP = ("--sweep", "prefill_weight=0,1,4", "--sweep", "decode_weight=0.25,1")
 
 

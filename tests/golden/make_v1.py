@@ -55,7 +55,7 @@ ROUTER, RESTATED, LEFT, DEAD = ("e5" * 8, "f6" * 8, "07" * 8, "18" * 8)
 """Replicas, likewise."""
 PROMPT = Prompt(tokens_to_bytes(range(1000, 1000 + 10 * BLOCK_SIZE)), BLOCK_SIZE, SEED)
 HASHES = hashes_from_bytes(PROMPT.hashes())
-SETTINGS = RoutingSettings(decode_weight_m=500)
+SETTINGS = RoutingSettings(policy="kv", decode_weight_m=500)
 
 
 class Scribe:

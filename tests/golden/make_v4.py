@@ -24,7 +24,7 @@ from core.subjects import ROUTING
 from tests.golden.make_v1 import KV_0, PROMPT, ROUTER, STEADY, Scribe, joined, stored
 
 GOLDEN = Path(__file__).parent / "v4.log.jsonl"
-SETTINGS = RoutingSettings(decode_weight_m=500, active_max=4, queue_max=16, queue_wait_max_ms=5000)
+SETTINGS = RoutingSettings(policy="kv", decode_weight_m=500, active_max=4, queue_max=16, queue_wait_max_ms=5000)
 
 
 def queued(request: str, why: str, depth: int) -> RequestQueued:

@@ -54,8 +54,8 @@ PREFILL_MS_PER_TOKEN = 0.12
 DECODE_MS_PER_TOKEN = 9.0
 RUNNING_MAX = 24
 RESTART_MS = 9_000
-FIRST = RoutingSettings()
-SECOND = RoutingSettings(decode_weight_m=2500, temperature_m=150)
+FIRST = RoutingSettings(policy="kv")
+SECOND = RoutingSettings(policy="kv", decode_weight_m=2500, temperature_m=150)
 
 
 class Scale(NamedTuple):

@@ -17,6 +17,7 @@ from replay.simulating.simulate import simulate
 from tests.page.conftest import Served, looking, ready, serving
 from tests.replay.simulating.families import ENGINE, families
 
+WEIGHTS = RoutingSettings().to_mapping()
 ROUTER = {"light": "183,166,160", "dark": "117,102,95"}
 """The colour of the time in the router."""
 
@@ -25,8 +26,7 @@ ROUTER = {"light": "183,166,160", "dark": "117,102,95"}
 def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """More prompts than two workers can compute at once."""
     log = tmp_path_factory.mktemp("timed") / "run.contrail"
-    routing = RoutingSettings(policy="time", hold_max_ms=5000)
-    simulate(Options(workers=2, engine=ENGINE, routing=routing), families(120, every_us=5_000), archive=log)
+    simulate(Options(workers=2, engine=ENGINE), families(120, every_us=5_000), archive=log)
     with serving("--log", str(log)) as url:
         yield Served(url, log)
 
@@ -94,10 +94,11 @@ def test_costs_are_drawn_term_by_term_in_milliseconds(timed: Served, browser: Br
             numbers = [float(number.replace(",", "")) for number in re.findall(r"([\d.,]+) ms", said)]
             assert sum(numbers) == pytest.approx(row.cost, rel=0.02)
         formula = page.locator("#formula")
-        expect(formula).to_contain_text("Cost = own_weight 4 ")
-        expect(formula).to_contain_text("its own prefill (8 ms and 20.5 µs per token, as set) + wait")
-        expect(formula).to_contain_text("decode_us_per_token 0.781 µs")
-        expect(formula).to_contain_text("own_request_weight 0.03")
+        expect(formula).to_contain_text(f"Cost = own_weight {WEIGHTS['own_weight']:g} ")
+        expect(formula).to_contain_text("its own prefill (8 ms and 20.5 µs per token, by default, until the")
+        expect(formula).to_contain_text(f"active_weight {WEIGHTS['active_weight']:g}")
+        expect(formula).to_contain_text("prefill of the tokens in active blocks")
+        expect(formula).to_contain_text(f"own_request_weight {WEIGHTS['own_request_weight']:g}")
 
 
 def test_sliders_are_those_of_the_policy(timed: Served, browser: Browser) -> None:
@@ -105,11 +106,11 @@ def test_sliders_are_those_of_the_policy(timed: Served, browser: Browser) -> Non
     with looking(browser, timed.url) as page:
         ready(page)
         page.get_by_role("tab", name="What if").click()
-        for label in ("own weight", "own request weight", "decode us per token"):
+        for label in ("own weight", "own request weight", "active weight"):
             expect(page.get_by_label(label, exact=True)).to_be_visible()
         expect(page.get_by_label("prefill weight", exact=True)).to_be_hidden()
         own = page.get_by_label("own weight", exact=True)
-        expect(own).to_have_value("4")
+        expect(own).to_have_value(f"{WEIGHTS['own_weight']:g}")
         own.focus()
         page.keyboard.press("Home")
         expect(page.locator("#verdict")).to_contain_text("decisions fall otherwise")

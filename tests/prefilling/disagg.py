@@ -29,7 +29,9 @@ SMALL = SimulatedSettings(
     transfer=True,
     transfer_us_per_block=5,
 )
-ROUTING_SETTINGS = RoutingSettings(remote_prefill_min_tokens=64, prefill_queue_max=8, prefill_wait_max_ms=5000)
+ROUTING_SETTINGS = RoutingSettings(
+    policy="kv", remote_prefill_min_tokens=64, prefill_queue_max=8, prefill_wait_max_ms=5000
+)
 
 
 async def decode(it: World, name: str, settings: SimulatedSettings = SMALL, **options: Any) -> Worker:

@@ -10,6 +10,8 @@ import msgspec
 from core.events import RequestPrefilled
 from core.generation import TASK_EMBED
 from core.job_events import PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
+from core.queue_events import RequestQueued
+from core.settings import RoutingSettings
 from core.subjects import JOBS, ROUTING
 from tests.actors.world import collect, request
 from tests.fixtures.eventually import eventually
@@ -54,6 +56,23 @@ async def test_many_at_once() -> None:
             assert tokens == await alone(each)
         await at_rest(workers)
         assert sum(desk(worker).totals()["prefill_remote"] for worker in workers[:2]) > 10
+
+
+async def test_nobody_is_held_for_what_is_computed_elsewhere() -> None:
+    """The decode worker that waits for a prompt computes none: the next request is with it at once."""
+    async with disagg() as it:
+        slow = dataclasses.replace(SMALL, prefill_us_per_token=1_000_000)
+        workers = [await decode(it, "decode-0"), await prefill(it, "prefill-0", slow)]
+        router = await it.router(settings=RoutingSettings(hold_max_ms=600_000))
+        await it.ready(router)
+        await linked(workers[:1], 1)
+        waits = asyncio.create_task(collect(router, request(list(TOKENS)[:100])))
+        await eventually(lambda: desk(workers[0]).describe()["jobs_open"] == 1, "a job is open")
+        await collect(router, request(range(5000, 5050)))
+        assert not waits.done()
+        waits.cancel()
+        await asyncio.wait([waits])
+        assert await it.told(ROUTING, RequestQueued) == []
 
 
 async def test_a_job_names_the_attempt_that_it_is_for() -> None:

@@ -65,4 +65,4 @@ class Site:
         seed: int = 0,
     ) -> Decision:
         asked = RouteRequest(RequestId(request), 0, model, prompt)
-        return decide(self.view, asked, settings or RoutingSettings(), now_ms=1000, seed=seed)
+        return decide(self.view, asked, settings or RoutingSettings(policy="kv"), now_ms=1000, seed=seed)

@@ -22,8 +22,8 @@ from tests.projections.speaker import CHAIN_KEY
 A, B, C = (WorkerId(worker_id(number)) for number in (1, 2, 3))
 ASKED = prompt(*range(20))
 OTHER, THIRD = "dd" * 8, "cc" * 8
-KV_COSTS = RoutingSettings(decode_weight_m=0)
-BELIEVING = RoutingSettings(policy="approximate", decode_weight_m=0)
+KV_COSTS = RoutingSettings(policy="kv", decode_weight_m=0)
+BELIEVING = RoutingSettings(policy="approximate", decode_weight_m=0, approximate_ttl_s=120)
 KEEPS = (1000, 120_000)
 ROUTED_MS = 1000
 
@@ -135,7 +135,7 @@ def test_the_record_says_what_the_worker_keeps(site: Site) -> None:
     """This replica's share of what the worker says that it holds, or of less; other policies say nothing."""
 
     def keeps(**given: int) -> tuple[int, int] | None:
-        settings = RoutingSettings(policy="approximate", **given)
+        settings = RoutingSettings(**{"policy": "approximate", "approximate_ttl_s": 120, **given})  # type: ignore[arg-type]
         asked = RouteRequest(RequestId("r"), 0, "tiny", ASKED)
         decision = decide(site.view, asked, settings, ROUTED_MS, seed=0)
         assert decision.believed is not None

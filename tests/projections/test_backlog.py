@@ -45,10 +45,13 @@ def tokens_there(site: Site) -> dict[str, list[int]]:
 
 
 def test_a_prefill_lasts_by_its_tokens() -> None:
-    """8 ms and 20.5 us a token, unless settings say otherwise; fractions of a microsecond are cut off."""
-    assert PrefillTime.of(RoutingSettings(), TIME).us(2000) == 8000 + 41_000
-    assert PrefillTime.of(RoutingSettings(prefill_us_per_token_m=0, prefill_base_us=9), TIME) == TIME
-    assert PrefillTime.of(RoutingSettings(prefill_us_per_token_m=0, prefill_base_us=9), None) == DEFAULT_TIME
+    """As learned, before that 8 ms and 20.5 us a token, unless settings say otherwise; fractions of a microsecond are
+    cut off."""
+    assert PrefillTime.of(RoutingSettings(), TIME) == TIME
+    assert PrefillTime.of(RoutingSettings(prefill_base_us=9), TIME) == TIME
+    assert PrefillTime.of(RoutingSettings(), None) == DEFAULT_TIME
+    assert DEFAULT_TIME.us(2000) == 8000 + 41_000
+    assert PrefillTime.of(RoutingSettings(prefill_us_per_token_m=5, prefill_base_us=9), TIME) == PrefillTime(9, 5)
     assert TIME.us(0) == 1000
     assert TIME.us(3) == 1000 + 7
 

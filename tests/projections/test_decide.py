@@ -138,13 +138,13 @@ def test_an_unknown_cache_counts_as_empty(site: Site) -> None:
     site.say(KV, B, joined())
     decision = site.decide(ASKED)
     assert (candidate(site, B).cache_known, candidate(site, B).overlap) == (False, (0,) * 4)
-    event = record(decision, RouteRequest(REQUEST, 0, "tiny", ASKED), RoutingSettings(), 0)
+    event = record(decision, RouteRequest(REQUEST, 0, "tiny", ASKED), RoutingSettings(policy="kv"), 0)
     assert dict(zip(from_column(event.candidates), event.columns["known"], strict=True)) == {A: 1, B: 0, C: 1, D: 1}
 
 
 def test_ties_are_broken_by_a_hash_and_spread(site: Site) -> None:
     """Equal workers get equal shares over many requests, the same request the same worker always."""
-    counts = chosen(site, RoutingSettings(), 400)
+    counts = chosen(site, RoutingSettings(policy="kv"), 400)
     assert set(counts) == {A, B, C, D}
     assert min(counts.values()) > 60
     rankings = {tuple(each.candidate.worker for each in site.decide(ASKED, request=f"r{i}").ranked) for i in range(200)}
@@ -155,9 +155,9 @@ def test_ties_are_broken_by_a_hash_and_spread(site: Site) -> None:
 def test_costs_within_the_margin_are_ties(site: Site) -> None:
     """A block's difference is a choice, and none under a margin of one block."""
     site.cache(B, ASKED, 1)
-    assert set(chosen(site, RoutingSettings(), 50)) == {B}
-    assert set(chosen(site, RoutingSettings(tie_margin_m=999), 50)) == {B}
-    assert set(chosen(site, RoutingSettings(tie_margin_m=1000), 100)) == {A, B, C, D}
+    assert set(chosen(site, RoutingSettings(policy="kv"), 50)) == {B}
+    assert set(chosen(site, RoutingSettings(policy="kv", tie_margin_m=999), 50)) == {B}
+    assert set(chosen(site, RoutingSettings(policy="kv", tie_margin_m=1000), 100)) == {A, B, C, D}
 
 
 def test_a_stale_worker_has_half_its_credit(site: Site) -> None:
@@ -186,14 +186,14 @@ def test_a_fan_out_stays_together(site: Site, where: str) -> None:
         else:
             site.say(ROUTING, "dd" * 8, event)
     assert candidate(site, C).pending == 15
-    assert set(chosen(site, RoutingSettings(), 50)) == {C}
+    assert set(chosen(site, RoutingSettings(policy="kv"), 50)) == {C}
     decision = site.decide(ASKED)
     assert decision.predicted_cached_tokens == 60
     prefill = {each.candidate.worker: each.prefill_m for each in decision.ranked}
     assert prefill[A] - prefill[C] == 15 * 1000 + 15 * 900  # not queued for, and credited
     site.cache(C, ASKED, 15)
     assert site.decide(ASKED).ranked[0].prefill_m == prefill[A] - 15 * 1000
-    assert set(chosen(site, RoutingSettings(pending_credit_m=0, device_credit_m=0), 100)) == {A, B, C, D}
+    assert set(chosen(site, RoutingSettings(policy="kv", pending_credit_m=0, device_credit_m=0), 100)) == {A, B, C, D}
 
 
 def test_a_fan_out_on_an_idle_fleet_stays_together(site: Site) -> None:
@@ -204,14 +204,14 @@ def test_a_fan_out_on_an_idle_fleet_stays_together(site: Site) -> None:
         decision = site.decide(asked, request=f"fan {number}")
         workers.add(decision.worker)
         asked_ = RouteRequest(RequestId(f"fan {number}"), 0, "tiny", asked)
-        site.ahead.emit(record(decision, asked_, RoutingSettings(), 0), None)
+        site.ahead.emit(record(decision, asked_, RoutingSettings(policy="kv"), 0), None)
     assert len(workers) == 1
 
 
 def test_a_pending_start_wins_where_it_saves_more_than_it_queues(site: Site) -> None:
     """Its credit is that of a block, at 0.9, against the rest of the queue there."""
     site.ahead.emit(routed("x", C, prompt(*range(19)), predicted=60), None)
-    decision = site.decide(ASKED, RoutingSettings(decode_weight_m=0))
+    decision = site.decide(ASKED, RoutingSettings(policy="kv", decode_weight_m=0))
     assert (decision.worker, decision.predicted_cached_tokens) == (C, 19 * 4)
 
 
@@ -219,7 +219,7 @@ def test_no_prefill_is_less_than_nothing(site: Site) -> None:
     """Neither credit beyond the prompt nor a shared start beyond the queue makes another request cheaper."""
     site.cache(A, ASKED, 20)
     site.ahead.emit(routed("x", C, prompt(*range(19)), predicted=60), None)
-    decision = site.decide(ASKED, RoutingSettings(device_credit_m=2000, pending_credit_m=0))
+    decision = site.decide(ASKED, RoutingSettings(policy="kv", device_credit_m=2000, pending_credit_m=0))
     assert {each.candidate.worker: each.prefill_m for each in decision.ranked}[A] == 0
     assert {each.candidate.worker: each.prefill_m for each in decision.ranked}[C] == ASKED.tokens * 250
 
@@ -323,14 +323,17 @@ def test_least_loaded_counts_requests(site: Site) -> None:
 
 def test_temperature_shares_by_weight(site: Site) -> None:
     """At temperature 1 the dearest worker has half the chance of the cheapest; equal costs have equal chances."""
-    counts = chosen(site, RoutingSettings(temperature_m=1000), 400)
+    counts = chosen(site, RoutingSettings(policy="kv", temperature_m=1000), 400)
     assert set(counts.values()) == {100}
     site.cache(A, ASKED, 20)
     site.exclude("failed", [C, D])
-    assert chosen(site, RoutingSettings(temperature_m=1000), 300)[A] in range(199, 202)
-    assert chosen(site, RoutingSettings(temperature_m=500), 500)[A] in range(399, 402)
-    assert set(chosen(site, RoutingSettings(temperature_m=1), 300)) == {A}
-    extremes = [site.decide(ASKED, RoutingSettings(temperature_m=1000), seed=seed).worker for seed in (0, 2**64 - 1)]
+    assert chosen(site, RoutingSettings(policy="kv", temperature_m=1000), 300)[A] in range(199, 202)
+    assert chosen(site, RoutingSettings(policy="kv", temperature_m=500), 500)[A] in range(399, 402)
+    assert set(chosen(site, RoutingSettings(policy="kv", temperature_m=1), 300)) == {A}
+    extremes = [
+        site.decide(ASKED, RoutingSettings(policy="kv", temperature_m=1000), seed=seed).worker
+        for seed in (0, 2**64 - 1)
+    ]
     assert extremes == [A, B]
 
 
@@ -359,7 +362,7 @@ def recorded_bytes(**local: int) -> int:
     for reason, count in local.items():
         site.exclude(reason, workers[:count])
     decision = site.decide(LONG, seed=2**64 - 1)
-    return len(encode_event(record(decision, RouteRequest(REQUEST, 0, "tiny", LONG), RoutingSettings(), 3)))
+    return len(encode_event(record(decision, RouteRequest(REQUEST, 0, "tiny", LONG), RoutingSettings(policy="kv"), 3)))
 
 
 def test_a_record_is_small_whatever_the_fleet() -> None:
@@ -374,7 +377,7 @@ def test_a_record_holds_the_decision(site: Site) -> None:
     site.say(ROUTING, "dd" * 8, routed("x", C, prompt(*range(5))))
     site.say(LOAD, C, load(waiting=2))
     site.exclude("stale", [D])
-    given_ = RoutingSettings(candidates_recorded_max=3)
+    given_ = RoutingSettings(policy="kv", candidates_recorded_max=3)
     decision = site.decide(ASKED, given_, seed=9)
     event = record(decision, RouteRequest(REQUEST, 0, "tiny", ASKED, tenant="t", priority=2), given_, 3)
     assert (event.worker, from_column(event.candidates)[0], event.candidates_total) == (C, C, 4)

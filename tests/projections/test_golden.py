@@ -116,7 +116,7 @@ def test_its_requests_are_what_they_were(state: State) -> None:
     assert (reuse.requests, reuse.prompt_tokens, reuse.predicted_tokens, reuse.cached_tokens) == (2, 320, 256, 96)
     assert router.local == {SHAKY: ("stale",)}
     assert (router.routed, router.settings_revision) == ({"tiny": 3}, 1)
-    assert RoutingSettings.parse(router.settings) == RoutingSettings(decode_weight_m=500)
+    assert RoutingSettings.parse(router.settings) == RoutingSettings(policy="kv", decode_weight_m=500)
     assert state.routing.ended == {"07" * 8: "left: stopped", "18" * 8: "lost: no lease"}
 
 

@@ -14,7 +14,7 @@ from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.decide import Decision, decide, record
-from projections.plan import AGE_M, PASS_TOKENS, Held, Planned, plan
+from projections.plan import AGE_M, PASS_TOKENS, Held, Planned, held_max, plan
 from projections.view import RouteRequest
 from tests.projections.facts import load, prefilled, prompt, routed, worker_id
 from tests.projections.site import Site
@@ -200,3 +200,16 @@ def test_a_worker_that_declined_is_not_free(site: Site) -> None:
     assert again.request.held == {chosen: 500_000}
     assert again.decision.backlog.waits_us == {chosen: 500_000}
     assert plan(site.view, [one], GIVEN, NOW_MS, {}, {A: 500_000, B: 400_000}) is None
+
+
+def test_with_many_workers_fewer_are_held() -> None:
+    """A plan takes no longer for them."""
+    assert [held_max(workers) for workers in (0, 1, 16, 17, 64, 5000)] == [64, 64, 64, 60, 16, 1]
+
+
+@pytest.mark.parametrize(("ago_ms", "goes"), [(GIVEN.hold_max_ms - 1, False), (GIVEN.hold_max_ms, True)])
+def test_a_prefill_of_which_nothing_is_heard_holds_nobody_for_ever(site: Site, ago_ms: int, goes: bool) -> None:
+    """Its replica may have ended without a word."""
+    site.cache(A, prompt(*range(100)), 100)
+    site.say(ROUTING, OTHER, routed("x", A, prompt(*range(500, 510)), now_ms=NOW_MS - ago_ms))
+    assert sent(site, held("r", 99)) == ([("r", A)] if goes else [])

@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.codec import encode_event
 from core.decision import COLUMNS, TIMED_COLUMNS
-from core.ids import RequestId, WorkerId
+from core.ids import RequestId, WorkerId, new_id
 from core.prompt import Prompt
 from core.session import session_key
 from core.settings import POLICIES, RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.backlog import PrefillTime
 from projections.decide import Decision, decide, record
+from projections.plan import HELD_MAX
 from projections.policies import SESSION_TOKENS, estimate, two_of
 from projections.view import RouteRequest
 from tests.projections.facts import load, prefilled, prompt, routed, worker_id
@@ -26,9 +28,18 @@ ASKED = prompt(*range(20))  # 81 tokens, 21 blocks of 4
 BUSY = prompt(*range(100, 119))  # 77 tokens
 NOW_MS = 1000
 OTHER = "dd" * 8
-BY_TIME = RoutingSettings(policy="time")
+BY_TIME = RoutingSettings(
+    policy="time",
+    own_weight_m=4000,
+    own_request_weight_m=30,
+    active_weight_m=38,
+    prefill_base_us=8000,
+    prefill_us_per_token_m=20_500,
+)
 SESSION = RoutingSettings(policy="session")
 OWN_US = 8000 + 81 * 20_500 // 1000
+BLOCK_NS = 38 * 20_500 * 4 // 1000
+"""Price of an active block."""
 
 
 @pytest.fixture
@@ -55,7 +66,7 @@ def test_time_by_hand(site: Site) -> None:
     site.say(ROUTING, OTHER, routed("x", C, BUSY, now_ms=NOW_MS - 2), routed("y", D, BUSY), prefilled("y"))
     decision = decided(site, BY_TIME)
     own_b = 8000 + 41 * 20_500 // 1000
-    active = 781 * 20 * 4 // 1000
+    active = BLOCK_NS * 20 // 1000
     wait_c = 1050 * (8000 + 77 * 20_500 // 1000) // 1000 - 2000
     assert decision.backlog.waits_us == {C: wait_c}
     assert costs(decision) == {
@@ -73,7 +84,9 @@ def test_time_by_hand(site: Site) -> None:
 def test_time_weighs_a_wait_against_what_a_cache_saves(site: Site) -> None:
     """The worker that holds the prompt is worth waiting for while that is shorter, and is left when it is not."""
     site.cache(A, ASKED, 20)
-    given_ = RoutingSettings(policy="time", prefill_base_us=0, prefill_us_per_token_m=1_000_000, own_weight_m=1000)
+    given_ = RoutingSettings(
+        policy="time", prefill_us_per_token_m=1_000_000, own_weight_m=1000, own_request_weight_m=30, active_weight_m=1
+    )
     site.say(ROUTING, OTHER, routed("x", A, prompt(*range(50, 65)), now_ms=NOW_MS))  # 61 ms, 1 to compute after it
     assert decided(site, given_).worker == A
     site.say(ROUTING, OTHER, routed("y", A, prompt(60, 61, 62), now_ms=NOW_MS))  # 13 ms more
@@ -89,7 +102,7 @@ def test_time_credits_what_is_being_computed(site: Site) -> None:
     found = {each.candidate.worker: each for each in decided(site, BY_TIME).ranked}
     assert (found[C].prefill_m, found[A].prefill_m) == (own_m, 81 * 250)
     terms = estimate(found[C].candidate, found[C].prefill_m, BY_TIME, 4, decided(site, BY_TIME).backlog)
-    assert terms.decode == 781 * (17 - 15) * 4 // 1000
+    assert terms.decode == BLOCK_NS * (17 - 15) // 1000
     site.exclude("stale", [C])
     assert {each.candidate.worker: each.prefill_m for each in decided(site, BY_TIME).ranked}[C] == 81 * 250 - 6750
 
@@ -105,8 +118,28 @@ def test_a_record_by_time_says_the_wait(site: Site) -> None:
     assert (event.wait_us, event.columns["wait_us"]) == (wait_us, (wait_us,) * 4)
     site.ahead.emit(event, None)
     assert max(site.view.outstanding()[decision.worker or A]).begins_us == NOW_MS * 1000 + wait_us
-    by_kv = record(decided(site, RoutingSettings()), RouteRequest(RequestId("r"), 0, "tiny", ASKED), BY_TIME, 1)
+    by_kv = record(
+        decided(site, RoutingSettings(policy="kv")), RouteRequest(RequestId("r"), 0, "tiny", ASKED), BY_TIME, 1
+    )
     assert (tuple(by_kv.columns), by_kv.wait_us) == (COLUMNS, 0)
+
+
+def test_a_record_by_time_is_small() -> None:
+    """200 workers, 2000 tokens in blocks of 16: under 2048 bytes, and 22 more for each worker for which others are
+    held: HELD_MAX of them at most."""
+    site, workers = Site(), [WorkerId(new_id()) for _ in range(200)]
+    site.join(*workers, block_size=16)
+    asked = prompt(*range(125), extra=0, block_size=16)
+
+    def size(held: int) -> int:
+        held_us = dict.fromkeys(workers[:held], 1 << 30)
+        wanted = RouteRequest(RequestId("r"), 0, "tiny", asked, time=PrefillTime(1 << 20, 1 << 20), held=held_us)
+        decision = decide(site.view, wanted, RoutingSettings(), 1 << 41, 2**64 - 1)
+        return len(encode_event(record(decision, wanted, RoutingSettings(), 3)))
+
+    assert size(0) < 2048
+    assert size(1) <= size(0) + 22
+    assert size(HELD_MAX) <= 2048 + 22 * HELD_MAX
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -208,7 +241,7 @@ def test_what_was_learned_counts_where_the_settings_leave_it_to_that(site: Site)
     time = PrefillTime(500, 3000)
     wanted = RouteRequest(RequestId("r"), 0, "tiny", ASKED, time=time)
     site.say(ROUTING, OTHER, routed("x", A, BUSY, now_ms=NOW_MS))
-    learned = RoutingSettings(policy="time", prefill_us_per_token_m=0)
+    learned = RoutingSettings(policy="time", own_weight_m=4000)
     decision = decide(site.view, wanted, learned, NOW_MS, 0)
     assert (costs(decision)[B], decision.backlog.waits_us) == (4 * (500 + 243), {A: 1050 * (500 + 231) // 1000})
     event = record(decision, wanted, learned, 0)
@@ -217,7 +250,10 @@ def test_what_was_learned_counts_where_the_settings_leave_it_to_that(site: Site)
     assert again == wanted
     assert decide(site.view, again, learned, NOW_MS, 0) == decision
     assert record(decide(site.view, wanted, BY_TIME, NOW_MS, 0), wanted, BY_TIME, 0).prefill_time == ()
-    assert record(decide(site.view, wanted, RoutingSettings(), NOW_MS, 0), wanted, learned, 0).prefill_time == ()
+    assert (
+        record(decide(site.view, wanted, RoutingSettings(policy="kv"), NOW_MS, 0), wanted, learned, 0).prefill_time
+        == ()
+    )
 
 
 def test_a_record_holds_the_session(site: Site) -> None:

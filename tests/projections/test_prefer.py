@@ -54,7 +54,7 @@ def test_the_one_that_holds_most_is_named_and_recorded() -> None:
     it.cache(Q, ASKED, 5)
     decision = it.decide(ASKED)
     assert (decision.prefer, decision.prefer_tokens) == (Q, 20)
-    event = record(decision, RouteRequest(RequestId("r0"), 0, "tiny", ASKED), RoutingSettings(), 1)
+    event = record(decision, RouteRequest(RequestId("r0"), 0, "tiny", ASKED), RoutingSettings(policy="kv"), 1)
     assert (event.prefer, event.prefer_tokens, event.worker) == (Q, 20, decision.worker)
 
 

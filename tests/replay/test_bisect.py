@@ -65,8 +65,8 @@ def test_what_touched_the_term_is_told(tmp_path: Path) -> None:
     for name, worker in (("left", A), ("right", B)):
         it.say(KV, worker, joined(name))
         it.say(LOAD, worker, load())
-    it.replica(R, "r1", RoutingSettings())
-    it.replica(S, "r2", RoutingSettings())
+    it.replica(R, "r1", RoutingSettings(policy="kv"))
+    it.replica(S, "r2", RoutingSettings(policy="kv"))
     blocks = [ASKED.key(depth) for depth in (1, 2, 3)]
     it.say(KV, B, stored(*blocks))
     before = it.route("before", ASKED)
@@ -92,18 +92,18 @@ def test_what_touched_the_term_is_told(tmp_path: Path) -> None:
 def test_two_revisions_part_at_their_first_other_choice(path: Path) -> None:
     """Every decision before it has the same choice under both; the term that tips it is named."""
     with Recording.open(path, KEY) as recording:
-        found = parting(recording, of_revisions(recording, 0, 2))
+        found = parting(recording, of_revisions(recording, 3, 2))
         assert found is not None
         ranked = {}
         for number, at in enumerate(Playback(recording)):
-            for revision in (0, 2):
+            for revision in (3, 2):
                 event = at.event
                 ranked[revision] = rules.decide(at.view, at.request, SETTINGS[revision], event.now_ms, event.seed)
             if number < found.same:
-                assert ranked[0].worker == ranked[2].worker
+                assert ranked[3].worker == ranked[2].worker
             else:
                 assert at.event.request == found.request
-                assert (ranked[0].worker, ranked[2].worker) == (found.first.worker, found.second.worker)
+                assert (ranked[3].worker, ranked[2].worker) == (found.first.worker, found.second.worker)
                 assert found.first.worker != found.second.worker
                 break
         assert found.term == "cost"

@@ -29,8 +29,8 @@ def stage() -> Stage:
     for name, worker in (("left", A), ("right", B)):
         it.say(KV, worker, joined(name))
         it.say(LOAD, worker, load())
-    it.replica(R, "r1", RoutingSettings())
-    it.replica(S, "r2", RoutingSettings())
+    it.replica(R, "r1", RoutingSettings(policy="kv"))
+    it.replica(S, "r2", RoutingSettings(policy="kv"))
     return it
 
 

@@ -160,7 +160,7 @@ def test_the_changes_hold_in_the_world_itself(tmp_path: Path) -> None:
     hashes = hashes_from_bytes(asked.hashes())
     for worker, blocks in ((A, 12), (B, 4)):
         stage.say(KV, worker, joined(worker), stored(*hashes[:blocks]))
-    stage.replica(settings=RoutingSettings(decode_weight_m=500))
+    stage.replica(settings=RoutingSettings(policy="kv", decode_weight_m=500))
     stage.route("busy", prompt(*range(100, 104)))
     event = stage.route("r", asked)
     assert event.worker == A
@@ -208,7 +208,7 @@ def test_candidates_of_a_record_cost_what_was_recorded(tmp_path: Path) -> None:
     for worker in (A, B, C):
         stage.say(KV, worker, joined(worker))
         stage.say(LOAD, worker, load(0))
-    stage.replica(settings=RoutingSettings(pending_credit_m=700, host_credit_m=400, request_weight_m=300))
+    stage.replica(settings=RoutingSettings(policy="kv", pending_credit_m=700, host_credit_m=400, request_weight_m=300))
     for number in range(60):
         family = random.randrange(4) * 1000
         asked = prompt(*range(family, family + random.randrange(2, 30)))

@@ -16,6 +16,7 @@ from tests.replay.staged import ASKED, HASHES, KV, A, B, C, Stage
 
 SLOW = {"prefill_base_us": 0, "prefill_us_per_token": 1000}
 """A millisecond a token."""
+WEIGHTS = {"own_weight": 4, "own_request_weight": 0.03, "active_weight": 0.01}
 
 
 def staged(**given: float | str) -> Stage:
@@ -35,7 +36,7 @@ def told(stage: Stage, tmp_path: Path, *, whole: bool = True) -> Explanation:
 @pytest.mark.parametrize("whole", [True, False])
 def test_by_time(tmp_path: Path, whole: bool) -> None:
     """Costs in milliseconds, term by term; and by how much shorter the wait would have had to be."""
-    it = staged(policy="time")
+    it = staged(policy="time", **WEIGHTS)
     assert it.route("x", prompt(*range(1, 5), *range(50, 75))).worker == A  # 101 ms, of which it computes 101
     it.clock.advance(1)
     assert it.route("r", ASKED).worker == B
@@ -46,8 +47,8 @@ def test_by_time(tmp_path: Path, whole: bool) -> None:
     assert theirs.prefill_cost == pytest.approx(36)
     assert theirs.wait_cost == pytest.approx(1.05 * 101 - 1)
     assert attempt.why == (
-        "b costs 41.4 ms less than a: it computes 16 tokens more (64 ms), but waits 105 ms less, "
-        "holds up 0 requests, not 1 (0.27 ms) and has 30 fewer active blocks (0.093 ms)"
+        "b costs 42.5 ms less than a: it computes 16 tokens more (64 ms), but waits 105 ms less, "
+        "has 30 fewer active blocks (1.2 ms) and holds up 0 requests, not 1 (0.27 ms)"
     )
     assert attempt.runner_up is not None
     needs = {need.what: need for need in attempt.runner_up.needs}

@@ -74,7 +74,7 @@ async def test_decisions_of_a_crowded_router_come_out_equal(tmp_path: Path) -> N
     """Some wait, some are refused; every decision is made again with the same bytes, and nothing else is judged."""
     async with world() as it:
         await it.worker("a")
-        router = await it.router(settings=RoutingSettings(active_max=2, queue_max=6))
+        router = await it.router(settings=RoutingSettings(policy="kv", active_max=2, queue_max=6))
         await it.ready(router)
         asking = (collect(router, request(range(60), 3, tenant=f"t{number % 3}")) for number in range(12))
         ended = await asyncio.gather(*asking, return_exceptions=True)

@@ -8,12 +8,15 @@ import pytest
 
 from core.events import BlocksStored, CacheCleared, RequestFinished, WorkerLost
 from core.ids import LOST_SUFFIX, ReplicaId
+from core.settings import RoutingSettings
 from replay.explaining.explain import explain
 from replay.explaining.form import Attempt, Reuse
 from tests.projections.facts import finished, joined, prefilled, removed, restated, stored
 from tests.replay.staged import ASKED, HASHES, KV, A, B, R, S, Stage
 
 SIZE = ASKED.block_size
+BY_TOKENS = RoutingSettings(prefill_us_per_token_m=20_500)
+"""A prefill of few tokens is short: to wait for what is being computed is worth it."""
 
 
 @pytest.fixture
@@ -22,8 +25,8 @@ def stage() -> Stage:
     it = Stage()
     it.say(KV, A, joined("a"))
     it.say(KV, B, joined("b"))
-    it.replica()
-    it.replica(S, "r2")
+    it.replica(settings=BY_TOKENS)
+    it.replica(S, "r2", BY_TOKENS)
     it.clock.advance(1000)
     it.say(KV, A, stored(*HASHES[:4]))
     it.clock.advance(1000)

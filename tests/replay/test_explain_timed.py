@@ -29,14 +29,16 @@ from tests.projections.facts import joined, prompt, stored
 from tests.replay.simulating.families import ENGINE, families
 from tests.replay.staged import ASKED, HASHES, KV, A, B, C, R, Stage
 
+SLOW = {"policy": "time", "prefill_base_us": 0, "prefill_us_per_token": 1000}
+WEIGHTS = {"own_weight": 4, "active_weight": 0.04, "own_request_weight": 0.03}
+
 
 def staged(**given: float | str) -> Stage:
-    """Two workers, of which `a` holds four blocks of the prompt; a millisecond a token."""
+    """Two workers, of which `a` holds four blocks of the prompt; a millisecond a token, weights of our own."""
     it = Stage()
     it.say(KV, A, joined("a"), stored(*HASHES[:4]))
     it.say(KV, B, joined("b"))
-    settings = {"policy": "time", "prefill_base_us": 0, "prefill_us_per_token": 1000, **given}
-    it.replica(settings=RoutingSettings.parse(settings))
+    it.replica(settings=RoutingSettings.parse({**SLOW, **WEIGHTS, **given}))
     return it
 
 
@@ -64,15 +66,16 @@ def in_us(ms: float) -> int:
 @pytest.mark.parametrize(
     "routing",
     [
-        RoutingSettings(policy="time", hold_max_ms=5000),
-        RoutingSettings(policy="time", own_weight_m=1700, decode_us_per_token_m=333, prefill_us_per_token_m=0),
+        RoutingSettings(),
+        RoutingSettings(hold_max_ms=0, own_weight_m=1700, active_weight_m=33),
+        RoutingSettings(prefill_base_us=8000, prefill_us_per_token_m=20_500, own_request_weight_m=700),
         RoutingSettings(policy="session", session_wait_max_ms=50),
     ],
-    ids=["held", "learning", "session"],
+    ids=["held", "sent at once", "times as set", "session"],
 )
 def test_every_cost_is_the_sum_of_what_is_said(tmp_path: Path, routing: RoutingSettings) -> None:
     """Of a whole simulated run, folded and as recorded: term by term as the form has it, in whole microseconds."""
-    arrivals = families(60, every_us=5_000 if routing.holds else 20_000)
+    arrivals = families(60, every_us=8_000 if routing.holds else 20_000)
     simulate(Options(workers=2, engine=ENGINE, routing=routing), arrivals, archive=tmp_path / "log")
     sources, held = set(), 0
     with Recording.open(tmp_path / "log", KEY) as recording:
@@ -102,13 +105,14 @@ def check_costs(attempt: Attempt) -> None:
             continue
         assert row.timed.own_ms is not None
         own, decode, request = (
-            round(1000 * estimates.weights[name])
-            for name in ("own_weight", "decode_us_per_token", "own_request_weight")
+            round(1000 * estimates.weights[name]) for name in ("own_weight", "active_weight", "own_request_weight")
         )
-        own_us = in_us(estimates.base_ms) + round(estimates.per_token_us * 1000) * row.timed.tokens // 1000
+        size, per_token_ns = attempt.block_size, round(estimates.per_token_us * 1000)
+        own_us = in_us(estimates.base_ms) + per_token_ns * row.timed.tokens // 1000
         assert in_us(row.timed.own_ms) == own_us
+        per_block_ns, blocks = decode * per_token_ns * size // 1000, row.timed.decode_tokens // size
         terms = (
-            own * own_us // 1000, wait_us, decode * row.timed.decode_tokens // 1000,
+            own * own_us // 1000, wait_us, per_block_ns * blocks // 1000,
             request * own_us * row.active_requests // 1000,
         )  # fmt: skip
         parts = (row.prefill_cost, row.wait_cost, row.decode_cost, row.request_cost)
@@ -131,17 +135,17 @@ def test_what_was_learned_is_named(tmp_path: Path) -> None:
     with it.recording(tmp_path / "again") as recording:
         page = explained(explain(recording, "r"))
     assert "2.5 ms and 1234 us per token that it computes, as this replica had learned" in page
-    assert "own_weight 4 * prefill + wait + decode_us_per_token 0.781 us * tokens" in page
+    assert "own_weight 4 * prefill + wait + active_weight 0.04 * prefill of the tokens in active blocks" in page
 
 
-@pytest.mark.parametrize("own_weight", [4.0, 2.0])
-def test_settings_that_the_log_does_not_have(tmp_path: Path, own_weight: float) -> None:
+@pytest.mark.parametrize("usual", [True, False])
+def test_settings_that_the_log_does_not_have(tmp_path: Path, usual: bool) -> None:
     """If the defaults give the recorded costs they are shown as such; else nothing is taken apart, and that is said."""
     it = staged()
-    settings = RoutingSettings.parse({"policy": "time", "own_weight": own_weight})
+    settings = RoutingSettings() if usual else RoutingSettings(own_weight_m=RoutingSettings().own_weight_m + 1000)
     seat, asked = it.seat(R), RouteRequest(RequestId("r"), 0, "tiny", ASKED)
     it.tell(record(decide(seat.view, asked, settings, it.clock.now_ms, 0), asked, settings, revision=99))
-    attempt, usual = told(it, tmp_path, whole=False), own_weight == RoutingSettings().own_weight_m / 1000
+    attempt = told(it, tmp_path, whole=False)
     assert attempt.settings is None
     assert attempt.estimates is not None
     assert (attempt.estimates.exact, attempt.estimates.weights_known) == (usual, False)
@@ -193,11 +197,7 @@ def test_who_was_held_and_behind_whom(tmp_path: Path) -> None:
     assert max(map(len, page.splitlines())) < 200
     as_json = json.loads(msgspec.json.encode(found))["attempts"][0]
     assert as_json["hold"]["by"] == [{"request": "long", "tokens": 41, "after_ms": 40}]
-    assert as_json["estimates"]["weights"] == {
-        "own_weight": 4,
-        "decode_us_per_token": 0.781,
-        "own_request_weight": 0.03,
-    }
+    assert as_json["estimates"]["weights"] == WEIGHTS
     assert told(it, tmp_path, "long").hold is None
 
 

@@ -28,7 +28,7 @@ def stage() -> Stage:
     it, random = Stage(), Random(3)
     it.say(KV, A, joined("a"))
     it.say(KV, B, joined("b"))
-    it.replica(settings=RoutingSettings(prefill_weight_m=1500))
+    it.replica(settings=RoutingSettings(policy="kv", prefill_weight_m=1500))
     it.replica(S, "r2")
     under_way = list[tuple[str, bool]]()
     for number in range(40):
@@ -84,7 +84,7 @@ def test_the_index_has_what_the_events_say(stage: Stage, tmp_path: Path) -> None
             assert flying == set(part.in_flight)
             newest = index.decision_before(tried.replica, tried.seq)
             assert newest is tried
-        assert index.settings(R, 1, 10) == RoutingSettings(prefill_weight_m=1500)
+        assert index.settings(R, 1, 10) == RoutingSettings(policy="kv", prefill_weight_m=1500)
         assert (index.settings(R, 2, 10), index.settings(S, 0, 10)) == (None, RoutingSettings())
         assert recording.names.workers == {A: "a", B: "b"}
         assert recording.names.replicas == {R: "r1", S: "r2"}

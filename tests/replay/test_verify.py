@@ -35,7 +35,7 @@ from tests.replay.tampered import event_changed, tampered
 
 Kind = TypeVar("Kind")
 SCALE = Scale(800, replicas=4, workers=5, prefixes=12, kept=20, report_every=200)
-"""Two policies, temperature, tie margins, doubts of single replicas, replicas behind each other."""
+"""Three policies, temperature, tie margins, doubts of single replicas, replicas behind each other."""
 
 
 @pytest.fixture(scope="module")

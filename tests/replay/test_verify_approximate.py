@@ -80,7 +80,7 @@ def test_engines_need_not_report(tmp_path: Path) -> None:
     computed at that moment."""
     silent, telling = run(tmp_path / "silent"), run(tmp_path / "telling", engine=ENGINE)
     assert silent.served == telling.served
-    blind = run(routing=RoutingSettings())
+    blind = run(routing=RoutingSettings(policy="kv"))
     assert reused(silent) > reused(blind)
     assert expected(silent) > 4 * expected(blind)
     assert not any(isinstance(each.event, BlocksStored) for each in said(tmp_path / "silent", KV))

@@ -35,7 +35,7 @@ def stage() -> Stage:
         it.say(KV, worker, joined(name))
         it.say(LOAD, worker, load())
     for replica, name in ((R, "r1"), (S, "r2")):
-        it.replica(replica, name, RoutingSettings())
+        it.replica(replica, name, RoutingSettings(policy="kv"))
         it.route(f"first-{name}", OTHER, replica=replica)
     return it
 
@@ -104,7 +104,7 @@ def test_what_retention_took_excuses_until_the_replica_says_what_it_has(
         stage.say(KV, worker, joined(name), restated(0, 1))
         stage.say(LOAD, worker, load())
     for replica, name in ((R, "r1"), (S, "r2")):
-        stage.replica(replica, name, RoutingSettings())
+        stage.replica(replica, name, RoutingSettings(policy="kv"))
         stage.tell(RESTATED, replica=replica)
     start = {stream: len(frames) + 1 for stream, frames in stage.frames.items()}
     cut = {KV: start[KV] - 2, LOAD: start[LOAD] - 2, ROUTING: start[ROUTING] - 6}

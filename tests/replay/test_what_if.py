@@ -79,7 +79,7 @@ def test_regret_is_what_need_not_have_been_computed(tmp_path: Path) -> None:
 
 def test_where_the_scenario_is_worse_is_told_too(tmp_path: Path) -> None:
     """The other way round: the record followed the cache, and round-robin would not have."""
-    it = stage(RoutingSettings(decode_weight_m=0), A, B)
+    it = stage(RoutingSettings(policy="kv", decode_weight_m=0), A, B)
     long = prompt(1, 2, 3)
     holds(it, B, long)
     assert it.route("r0", long).worker == B
@@ -93,7 +93,7 @@ def test_where_the_scenario_is_worse_is_told_too(tmp_path: Path) -> None:
 
 def test_turns_are_the_scenarios_own(tmp_path: Path) -> None:
     """Round-robin over a record that always chose a: its turns go by the replica's decisions, over who is there."""
-    it = stage(RoutingSettings(decode_weight_m=0), A, B, C)
+    it = stage(RoutingSettings(policy="kv", decode_weight_m=0), A, B, C)
     long = prompt(1, 2, 3)
     holds(it, A, long)
     recorded = [it.route(f"r{number}", long).worker for number in range(6)]
@@ -109,7 +109,7 @@ def test_turns_are_the_scenarios_own(tmp_path: Path) -> None:
 def test_loads_follow_what_was_put_elsewhere(tmp_path: Path) -> None:
     """The record put r0 on a. Had it gone to b, b would have been the busier one when the next came; once r0 has
     ended, neither is."""
-    it = stage(RoutingSettings(decode_weight_m=0), A, B)
+    it = stage(RoutingSettings(policy="kv", decode_weight_m=0), A, B)
     long = prompt(1, 2, 3)
     holds(it, A, long)
 
@@ -156,8 +156,8 @@ def test_what_is_computed_elsewhere_is_waited_for_there(tmp_path: Path) -> None:
 
 def test_other_replicas_learn_of_it_when_they_did(tmp_path: Path) -> None:
     """A request that another replica moved counts for this one once its cursor is past it, as the recorded one did."""
-    it = stage(RoutingSettings(decode_weight_m=0), A, B)
-    it.replica(S, "r2", RoutingSettings(decode_weight_m=0))
+    it = stage(RoutingSettings(policy="kv", decode_weight_m=0), A, B)
+    it.replica(S, "r2", RoutingSettings(policy="kv", decode_weight_m=0))
     long = prompt(1, 2, 3)
     holds(it, A, long)
     assert it.route("r0", long, replica=R).worker == A
@@ -177,7 +177,7 @@ def test_other_replicas_learn_of_it_when_they_did(tmp_path: Path) -> None:
 def test_event_lag_hides_what_came_late(tmp_path: Path) -> None:
     """A cache event of 100 ms ago counts for a decision that sees the log 50 ms late, and not 200 ms late; what the
     choice really finds there is judged by the log. The replica's own decision of a moment ago is never hidden."""
-    it = stage(RoutingSettings(), A, B)
+    it = stage(RoutingSettings(policy="kv"), A, B)
     it.clock.advance(1000)
     long = prompt(1, 2, 3, 4, 5)
     holds(it, B, long)
@@ -197,7 +197,7 @@ def test_event_lag_hides_what_came_late(tmp_path: Path) -> None:
 
 
 def test_a_worker_can_be_left_out_by_name_or_id(tmp_path: Path) -> None:
-    it = stage(RoutingSettings(decode_weight_m=0), A, B)
+    it = stage(RoutingSettings(policy="kv", decode_weight_m=0), A, B)
     holds(it, A, prompt(1, 2))
     it.route("r0", prompt(1, 2))
     name, one, both = asked_of(it, tmp_path, {"without": "a"}, {"without": [A]}, {"without": ["a", "b"]})
@@ -247,7 +247,7 @@ def test_what_cannot_be_judged_is_counted(tmp_path: Path) -> None:
     it.say(KV, B, joined("b"), BlocksStored(hashes=prompt(1, 2).hashes()))
     it.say(KV, B, joined("b"))
     it.say(KV, C, joined("c"))
-    it.replica(R, settings=RoutingSettings(decode_weight_m=0))
+    it.replica(R, settings=RoutingSettings(policy="kv", decode_weight_m=0))
     to_a = named(lambda name: it.decided(name, prompt(9)).worker == A)
     to_c = named(lambda name: it.decided(name, prompt(9)).worker == C)
     assert it.route(to_a, prompt(9)).worker == A
@@ -264,7 +264,7 @@ def test_what_cannot_be_judged_is_counted(tmp_path: Path) -> None:
 
 def test_a_turn_that_nobody_takes_is_none(tmp_path: Path) -> None:
     """Requests for which no worker is left do not count as turns of round-robin, as refused ones never do."""
-    it = stage(RoutingSettings(), A)
+    it = stage(RoutingSettings(policy="kv"), A)
     it.clock.advance(1000)
     recorded = [it.route("r0", prompt(1)).worker]
     it.say(KV, B, joined("b"))

@@ -34,10 +34,10 @@ NAMESPACE = "test"
 LEASE_MS = 2000
 JOURNAL_BYTES = 256 * 1024
 ROUTING = RoutingSettings(
-    remote_prefill_min_tokens=2 * BLOCK_SIZE, prefill_queue_max=4, prefill_wait_max_ms=PREFILL_WAIT_MAX_MS
+    policy="kv", remote_prefill_min_tokens=2 * BLOCK_SIZE, prefill_queue_max=4, prefill_wait_max_ms=PREFILL_WAIT_MAX_MS
 )
 """What is configured: half of a world's prompts are long."""
-CROWDED = RoutingSettings(active_max=64)
+CROWDED = RoutingSettings(policy="kv", active_max=64)
 """What replicas begin with where prompts are computed elsewhere: engines are to run out of slots, too."""
 
 
@@ -178,7 +178,7 @@ class ReplicaPart(Part):
             snapshot_every_s=options.snapshot_every_s,
             take_snapshot=self._take_snapshot if options.snapshot_every_s else None,
         )
-        settings = CROWDED if options.prefill_workers else RoutingSettings()
+        settings = CROWDED if options.prefill_workers else RoutingSettings(policy="kv")
         self.router = Router(known, self.log, self.registry, clock, KEY, settings, lambda *_: None)
         self.first_id = self.router.voice.id
         folded(self)

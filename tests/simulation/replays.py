@@ -49,7 +49,7 @@ class Replay:
         self.replica = replica
         self._world = world
         self._state = State(KEY.chain_key)
-        self._settings = RoutingSettings()
+        self._settings = RoutingSettings(policy="kv")
         self._local: dict[WorkerId, tuple[str, ...]] = {}
 
     def __repr__(self) -> str:

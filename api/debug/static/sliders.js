@@ -10,7 +10,7 @@ const OF_POLICIES = [
   [BY_BLOCKS, "request_weight", 0, 50, 0.5, "price of an active request"],
   [["time"], "own_weight", 0, 16, 0.1, "price of a millisecond of the request's own prefill"],
   [["time"], "own_request_weight", 0, 1, 0.01, "the same once more for each active request, which it holds up"],
-  [["time"], "decode_us_per_token", 0, 10, 0.05, "price of the active blocks, in microseconds per token that fits into them"],
+  [["time"], "active_weight", 0, 1, 0.01, "price of the active blocks: of each token that fits into them, in prefills of a token"],
   [["session"], "session_wait_max_ms", 0, 5000, 10, "with a longer wait for prefills the session's next worker is taken"],
   [["approximate"], "approximate_ttl_s", 0, 1800, 5, "a block counts as cached where it was sent for so many seconds; 0 for ever"],
 ];

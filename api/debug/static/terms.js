@@ -54,6 +54,6 @@ export function formula({ policy, settings, prefill_time: time }, terms) {
   if (policy !== "time" || !terms) return null;
   const lasts = `${amount(time.base_ms)} ms and ${amount(time.per_token_us)} µs per token, ${SOURCES[time.source]}`;
   return el("p", { class: "fine", id: "formula" }, `Cost = own_weight ${settings.own_weight} × its own prefill (${lasts}) + wait `,
-    `+ decode_us_per_token ${settings.decode_us_per_token} µs × tokens in active blocks `,
+    `+ active_weight ${settings.active_weight} × prefill of the tokens in active blocks `,
     `+ own_request_weight ${settings.own_request_weight} × its own prefill × active requests.`);
 }

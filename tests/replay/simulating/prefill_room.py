@@ -26,7 +26,7 @@ from replay.simulating.virtual_worker import VirtualWorker
 SIZE = 32
 ENGINE = SimulatedSettings(block_size=SIZE, capacity_blocks=4000, context_max=100_000, max_seqs=16, eos_every=0)
 """50 us a prompt token, 100 us a block that moves, 5 ms a pass of decoding."""
-SETTINGS = RoutingSettings(remote_prefill_min_tokens=500)
+SETTINGS = RoutingSettings(policy="kv", remote_prefill_min_tokens=500)
 
 
 class Room:

@@ -13,7 +13,8 @@ from tests.replay.simulating.talks import talks, written
 
 ROOT = Path(__file__).resolve().parents[3]
 FOUR = ["--workers", "3", "--speed-up", "20", "--replicas", "4", "--lag", "50", "--compare-every", "1", "--json"]
-HELD = ["--policy", "time", "--set", "hold_max_ms=500,remote_prefill_min_tokens=600"]
+AT_ONCE = ["--policy", "kv"]
+HELD = ["--set", "hold_max_ms=500,remote_prefill_min_tokens=600"]
 DISAGGREGATED = [*HELD, "--prefill-workers", "2", "--failures-per-hour", "3600"]
 PROGRAM = """
 import json, sys
@@ -53,11 +54,11 @@ def found(process: subprocess.Popen[str]) -> list[Any]:
 
 
 def test_two_processes_find_the_same(tmp_path: Path) -> None:
-    """Four replicas that lag, and hold requests, with prefill workers and without. Every number, and the digest of all
-    decisions and results."""
+    """Four replicas that lag, send at once or hold requests, with prefill workers and without. Every number, and the
+    digest of all decisions and results."""
     lines = talks(turns=3)
     trace = str(written(tmp_path / "trace.jsonl", lines))
-    questions = [["simulate", trace, *FOUR, *more] for more in ([], HELD, DISAGGREGATED)]
+    questions = [["simulate", trace, *FOUR, *more] for more in (AT_ONCE, HELD, DISAGGREGATED)]
     first, second = map(found, [asked(questions, order) for order in ("1", "2")])
 
     assert first == second

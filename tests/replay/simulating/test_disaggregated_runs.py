@@ -28,7 +28,7 @@ COUNT = 150
 ARRIVALS = families(COUNT, 4_000)
 LONG = families(60, 100_000, output_tokens=100)
 """Six seconds of them, in which six workers end."""
-ROUTING = RoutingSettings(remote_prefill_min_tokens=64, prefill_queue_max=3)
+ROUTING = RoutingSettings(policy="kv", remote_prefill_min_tokens=64, prefill_queue_max=3)
 USUAL: dict[str, Any] = {"workers": 3, "prefill_workers": 2, "engine": ENGINE, "routing": ROUTING}
 FAILING: dict[str, Any] = {"replicas": 2, "lag_ms": 50, "failures_per_hour": 3600}
 HELD = RoutingSettings(policy="time", hold_max_ms=60, remote_prefill_min_tokens=64)

@@ -1,0 +1,26 @@
+"""Where prompts are computed elsewhere, a simulation holds nobody, as `actors.dispatch` does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from core.queue_events import RequestQueued
+from core.settings import RoutingSettings
+from core.subjects import ROUTING
+from replay.recording import Recording
+from replay.simulating.options import Options
+from replay.simulating.simulate import simulate
+from replay.simulating.virtual_log import KEY
+from tests.replay.simulating.families import ENGINE, families
+
+
+@pytest.mark.parametrize(("prefill_workers", "holds"), [(0, True), (1, False)])
+def test_holding(tmp_path: Path, prefill_workers: int, holds: bool) -> None:
+    """By the log."""
+    options = Options(workers=2, prefill_workers=prefill_workers, engine=ENGINE, routing=RoutingSettings())
+    simulate(options, families(60, 4_000), archive=tmp_path / "log")
+    with Recording.open(tmp_path / "log", KEY) as recording:
+        told = any(isinstance(event, RequestQueued) for _, said in recording.said(ROUTING) for event in said.events)
+    assert told == holds
