@@ -52,12 +52,11 @@ class Restatements:
 
     def look(self) -> None:
         """Whoever our fold lacks messages of was asked, unless that was done just now."""
-        alive = self._state.alive()
-        for member in alive:
-            if not member.cache_known:
-                self._ask(member.worker)
+        unknown = self._state.unknown()
+        for worker in unknown:
+            self._ask(worker)
         if self._asked_ms:
-            for gone in self._asked_ms.keys() - {member.worker for member in alive}:
+            for gone in self._asked_ms.keys() - self._fleet.links.keys():
                 del self._asked_ms[gone]
         part = self._state.routing.replicas.get(self._life.voice.id)
         if part is not None and not part.known:

@@ -178,6 +178,11 @@ class State:
         """Events of types that this program does not know."""
         return sum(self.projection(stream).unknown_events for stream in self.cursor)
 
+    def unknown(self) -> list[WorkerId]:
+        """Workers of whose cache nothing is known until they restate it, by id; those of whom not even the start was
+        read are among them."""
+        return sorted({worker for projection in self.kv.values() for worker in projection.unknown})
+
     def member(self, worker: WorkerId) -> Member | None:
         """The worker's part, whichever kv stream it writes to; of one that ended, its id and why."""
         for projection in self.kv.values():

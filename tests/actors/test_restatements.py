@@ -57,8 +57,9 @@ async def test_a_replica_says_again_what_another_lost() -> None:
         )
 
 
-async def test_a_worker_is_asked_for_what_its_chain_lacks() -> None:
-    """Its cache is known again, to the one that lost it and to everybody."""
+@pytest.mark.parametrize("lost", [0, 1], ids=["who it is", "what it stored"])
+async def test_a_worker_is_asked_for_what_its_chain_lacks(lost: int) -> None:
+    """Its cache is known again, to the one that lost it and to everybody; also to one that never heard who it is."""
     async with world() as it:
         worker = await it.worker("a")
         first = await it.router()
@@ -67,7 +68,7 @@ async def test_a_worker_is_asked_for_what_its_chain_lacks() -> None:
             await collect(first, request(range(start, start + 60)))
             await it.settled(first)
         assert worker.presence is not None
-        await delete(it, KV, worker.presence.id, 1)
+        await delete(it, KV, worker.presence.id, lost)
         second = await it.router("frontend-1")
         await eventually(lambda: second.state.gaps_found == 1, "the gap is seen")
         await eventually(lambda: second.state.incomplete == 0, "the cache is known")
