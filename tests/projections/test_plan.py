@@ -213,3 +213,14 @@ def test_a_prefill_of_which_nothing_is_heard_holds_nobody_for_ever(site: Site, a
     site.cache(A, prompt(*range(100)), 100)
     site.say(ROUTING, OTHER, routed("x", A, prompt(*range(500, 510)), now_ms=NOW_MS - ago_ms))
     assert sent(site, held("r", 99)) == ([("r", A)] if goes else [])
+
+
+@pytest.mark.parametrize("model", ["tiny", "other"])
+@pytest.mark.parametrize("computes", [(), (A,), (A, B)])
+def test_one_alone_goes_as_it_would_among_others(site: Site, computes: tuple[str, ...], model: str) -> None:
+    """The short way and the long way come to the same, byte by byte."""
+    for worker in computes:
+        busy(site, worker)
+    one = held("one", 10, model=model)
+    stranger = {WorkerId("ff" * 8): 1}
+    assert plan(site.view, [one], GIVEN, NOW_MS, {}, {}) == plan(site.view, [one], GIVEN, NOW_MS, {}, stranger)
