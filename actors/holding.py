@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -130,7 +129,6 @@ class Holding:
         self._will_look = False
         if not self._live.current.holds:
             self.let_all_go()
-        given: Counter[WorkerId] = Counter()
         stay: set[RequestId] = set()
         while queue := [
             each.held for each in self._waiting.values() if not (each.sent.done() or each.held.request.id in stay)
@@ -140,13 +138,11 @@ class Holding:
             view, now_ms = self._view(), self._wall_ms()
             known = computing(view.outstanding(), self._live.current, now_ms)
             busy_us = self.declines.busy_us(known, now_ms * MILLI)
-            planned = plan(view, asked, self._live.current, now_ms, given, busy_us)
+            planned = plan(view, asked, self._live.current, now_ms, busy_us)
             if planned is None:
                 break
             self._decided(self._live.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)
-            if planned.decision.worker is not None:
-                given[planned.decision.worker] += planned.decision.prefill_tokens
-            elif OVERLOADED in planned.decision.excluded:
+            if planned.decision.worker is None and OVERLOADED in planned.decision.excluded:
                 stay.add(planned.request.id)
                 continue
             self._bind(self._waiting[planned.request.id], planned.request, planned.decision)

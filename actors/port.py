@@ -38,6 +38,7 @@ from actors.wire import (
 from core.errors import CallerError, ContrailError, PeerError
 from core.generation import Output
 from core.prompt import TOKEN_BYTES
+from projections.plan import is_one_pass
 
 REQUESTS_MAX = 4096
 """Streams open on one connection; one more is refused as overload."""
@@ -133,11 +134,10 @@ class Port:
         for connection in self._connections:
             connection.hand_on(fault, why)
 
-    def computes_for_others(self, than: Connection) -> int | None:
+    def computes_for_others(self, than: Connection) -> int:
         """How many tokens of prompts that came over other connections are being computed, as far as their replicas
-        said; None if there is no such prompt. O(connections)."""
-        others = [each.prefills.values() for each in self._connections if each is not than and each.prefills]
-        return sum(map(sum, others)) if others else None
+        said. O(connections)."""
+        return sum(sum(each.prefills.values()) for each in self._connections if each is not than and each.prefills)
 
     def joined(self, connection: Connection) -> None:
         """A connection is there."""
@@ -297,13 +297,18 @@ class Connection(asyncio.Protocol):
             self._fail(stream, "worker", f"{REQUESTS_MAX} requests are open on this connection")
         elif stream in self.streams:
             self._refuse(f"stream {stream} is open already")
-        elif frame.hint.if_free and (tokens := self._port.computes_for_others(self)) is not None:
-            self._fail(stream, "busy", str(tokens))
+        elif frame.hint.if_free and (others := self._declines(frame.hint.prefill_tokens)):
+            self._fail(stream, "busy", str(others))
         else:
             self.prefills[stream] = frame.hint.prefill_tokens
             task = asyncio.create_task(self._stream(frame), name=f"request {frame.request.id}")
             self.streams[stream] = task
             task.add_done_callback(lambda done: self._ended(frame, done))
+
+    def _declines(self, tokens: int) -> int:
+        """How many tokens are computed for other replicas, if these do not fit into one pass with them; else 0."""
+        others = self._port.computes_for_others(self)
+        return others if others and not is_one_pass(others + tokens) else 0
 
     def _cancel(self, stream: int) -> None:
         self._unsent.pop(stream, None)

@@ -93,7 +93,8 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
     prefill_tokens: int = 0
     """How much of the prompt the router expects this worker to compute."""
     if_free: bool = False
-    """To be declined if prompts of other replicas are being computed: the router would rather choose again."""
+    """To be declined if prompts of other replicas are being computed, with which it does not fit into one pass: the
+    router would rather choose again."""
 
 
 NO_HINT = Hint()

@@ -3,9 +3,9 @@
 Asked at each arrival and each first token, again and again until nobody is to go. Every held request is placed
 tentatively on the worker where it costs least, the longest first, under the rules of `time`; the wait there is what is
 outstanding plus, for each request placed there before, the shorter one of the two prefills, since a worker takes its
-shortest first. Then a worker without outstanding prefills gets of its own, of those whose priority comes first, the
-one whose prefill is shortest, age counting for it, and more as long as all fit into one pass of the engine. What is
-left stays held, to be placed anew.
+shortest first. Then a worker without outstanding prefills, or with so few that one more fits into a pass of its engine
+with them, gets of its own, of those whose priority comes first, the one whose prefill is shortest, age counting for it.
+What is left stays held, to be placed anew.
 
 A request that goes is one decision like any other, with one input more: how long those placed before it would hold it
 up (`RouteRequest.held`), which stands in its record. So each is made again, bit for bit, without the queue.
@@ -33,8 +33,8 @@ PLACES_MAX = 1024
 AGE_M = 300
 """What a request gains on shorter ones for each unit of time that it was held, in thousandths."""
 PASS_TOKENS = 4096
-"""Prefills that together compute no more than this are given to a worker at once: an engine computes them in one
-pass."""
+"""Prefills that together compute no more than this may be with a worker at a time: an engine computes them in one pass,
+or the last ones in its next."""
 
 
 def held_max(workers: int) -> int:
@@ -44,11 +44,26 @@ def held_max(workers: int) -> int:
 
 def computing(
     outstanding: Mapping[WorkerId, Iterable[Outstanding]], settings: RoutingSettings, now_ms: int
-) -> set[WorkerId]:
-    """The workers that others wait for. Not for a prefill that should have begun longer ago than anybody is held: who
-    would tell of its end may be gone, or out of reach."""
+) -> dict[WorkerId, int]:
+    """The workers that others wait for, with the tokens of their outstanding prefills. Not for a prefill that should
+    have begun longer ago than anybody is held: who would tell of its end may be gone, or out of reach."""
     since_us = (now_ms - settings.hold_max_ms) * MILLI
-    return {worker for worker, all_ in outstanding.items() if any(each.begins_us > since_us for each in all_)}
+    found: dict[WorkerId, int] = {}
+    for worker, all_ in outstanding.items():
+        recent = [each.tokens for each in all_ if each.begins_us > since_us]
+        if recent:
+            found[worker] = sum(recent)
+    return found
+
+
+def is_one_pass(tokens: int) -> bool:
+    """Whether prefills that compute so many tokens together may be with a worker at a time."""
+    return tokens <= PASS_TOKENS
+
+
+def fits(tokens: int, worker: WorkerId, computes: Mapping[WorkerId, int]) -> bool:
+    """Whether the worker may get a prefill of so many tokens now."""
+    return worker not in computes or is_one_pass(computes[worker] + tokens)
 
 
 class Held(NamedTuple):
@@ -82,7 +97,7 @@ class _Asked(NamedTuple):
 
     def tokens(self, scored: Scored) -> int:
         """What it would compute there."""
-        return -(-scored.prefill_m * self.held.request.prompt.block_size // MILLI)
+        return _tokens(scored, self.held.request)
 
     @property
     def shortest_us(self) -> int:
@@ -107,20 +122,21 @@ def plan(
     queue: Sequence[Held],
     settings: RoutingSettings,
     now_ms: int,
-    given: Mapping[WorkerId, int],
     busy_us: Mapping[WorkerId, int],
 ) -> Planned | None:
     """The one of the queue that is to be sent now, or that nobody can serve; None if all stay held.
 
-    Whoever sends it says so, takes it out of the queue, and asks again: the next one's view has this one. `given` is
-    how many tokens each worker was given so at this moment; `busy_us` how long workers should compute yet what the view
-    does not know of, as they said when they declined a request: they are not free. `settings` are of the policy `time`.
-    O(queue * (workers + queue)); the order of the queue does not matter. Requests have ids of their own.
+    Whoever sends it says so, takes it out of the queue, and asks again: the next one's view has this one. `busy_us` is
+    how long workers should compute yet what the view does not know of, as they said when they declined a request: they
+    are not free. `settings` are of the policy `time`. O(queue * (workers + queue)), or O(workers) if nobody is free;
+    the order of the queue does not matter. Requests have ids of their own.
     """
     assert settings.policy == "time"
     outstanding = view.outstanding()
     computes = computing(outstanding, settings, now_ms)
-    if len(queue) == 1 and not given and not busy_us:
+    if _nobody_is_free(view, computes, busy_us):
+        return None
+    if len(queue) == 1 and not busy_us:
         return _alone(view, queue[0], settings, now_ms, computes)
     asked = [_asked(view, held, outstanding, settings, now_ms) for held in queue]
     nobody = min((each.held for each in asked if not each.scored), key=lambda held: held.request.id, default=None)
@@ -132,17 +148,29 @@ def plan(
         placed.setdefault(found.first.candidate.worker, []).append(found)
     for worker in sorted(placed):
         next_one = min(placed[worker], key=lambda each: _turn(each, now_ms))
-        fits = worker in given and given[worker] + next_one.tokens <= PASS_TOKENS
-        if fits or (worker not in computes and worker not in busy_us):
+        if worker not in busy_us and fits(next_one.tokens, worker, computes):
             request = next_one.asked.held.request._replace(held=next_one.held_us)
             return Planned(request, decide(view, request, settings, now_ms, next_one.asked.held.seed))
     return None
 
 
-def _alone(view: View, held: Held, settings: RoutingSettings, now_ms: int, computes: set[WorkerId]) -> Planned | None:
+def _tokens(scored: Scored, request: RouteRequest) -> int:
+    return -(-scored.prefill_m * request.prompt.block_size // MILLI)
+
+
+def _nobody_is_free(view: View, computes: Mapping[WorkerId, int], busy_us: Mapping[WorkerId, int]) -> bool:
+    serving = view.state.serving()
+    full = (each.worker in busy_us or not fits(1, each.worker, computes) for each in serving)
+    return len(computes) + len(busy_us) >= len(serving) > 0 and all(full)
+
+
+def _alone(
+    view: View, held: Held, settings: RoutingSettings, now_ms: int, computes: Mapping[WorkerId, int]
+) -> Planned | None:
     """As `plan`, at a third of its price: nobody else is to be placed, as is usual where there is little to do."""
     decision = decide(view, held.request, settings, now_ms, held.seed)
-    return None if decision.worker in computes else Planned(held.request, decision)
+    goes = decision.worker is None or fits(_tokens(decision.ranked[0], held.request), decision.worker, computes)
+    return Planned(held.request, decision) if goes else None
 
 
 def _asked(

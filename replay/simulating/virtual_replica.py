@@ -6,7 +6,6 @@ goes to the log a little later, together with what it said meanwhile, as a real 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -163,19 +162,16 @@ class VirtualReplica:
     def plan(self, gone: set[WorkerId]) -> Iterator[Choice]:
         """Those of all that wait that go now, or that nobody can serve; they wait no more. Each is to be said before
         the next one is asked for. Behind the last one the log knows who stays."""
-        given: Counter[WorkerId] = Counter()
         while self._held:
             view = View(self._state, self.id, self._ahead, self._look(gone))
             queue = [held._replace(request=self._informed(held.request)) for held in self._held.values()]
             known = computing(view.outstanding(), self._settings, self._log.now_ms)
             busy_us = self._declines.busy_us(known, self._agenda.now_us)
-            planned = plan(view, queue, self._settings, self._log.now_ms, given, busy_us)
+            planned = plan(view, queue, self._settings, self._log.now_ms, busy_us)
             if planned is None:
                 break
             request, decision = planned
             self.let_go(request.id)
-            if decision.worker is not None:
-                given[decision.worker] += decision.prefill_tokens
             alone = self._learns and decision.worker not in view.outstanding()
             yield Choice(request, decision, alone, if_free=True)
         self._tell_held()

@@ -17,6 +17,7 @@ from core.ids import LOST_SUFFIX, RequestId, WorkerId
 from core.prompt import hashes_from_bytes
 from core.roles import DECODE
 from core.subjects import LOAD
+from projections.plan import is_one_pass
 from replay.simulating.agenda import Agenda
 from replay.simulating.copies import Copies
 from replay.simulating.journey import MODEL
@@ -133,9 +134,9 @@ class VirtualWorker:
         never serve it; WorkerBusy as of `actors.port`, if it computes prompts of other replicas and may decline."""
         assert self.alive
         assert asked.known is not None
-        others = [tokens for whose, tokens in self._prefills.values() if whose != replica] if hint.if_free else []
-        if others:
-            raise WorkerBusy(str(sum(others)))
+        others = sum(tokens for whose, tokens in self._prefills.values() if whose != replica) if hint.if_free else 0
+        if others and not is_one_pass(others + hint.prefill_tokens):
+            raise WorkerBusy(str(others))
         refuse(self._engine.settings, asked.request, asked.known)
         self._serving[asked.request.id] = asked.known.tokens
         self._prefills[asked.request.id] = (replica, hint.prefill_tokens)

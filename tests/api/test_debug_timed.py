@@ -22,9 +22,12 @@ from replay.simulating.options import Options
 from replay.simulating.simulate import simulate
 from replay.simulating.virtual_log import KEY
 from streams.archive import Archive
+from tests.fixtures.passes import one_prompt_a_pass
 from tests.projections.facts import finished, joined, prompt
 from tests.replay.simulating.families import ENGINE, families
 from tests.replay.staged import ASKED, KV, A, B, R, S, Stage
+
+__all__ = ["one_prompt_a_pass"]
 
 
 def scanned(path: Path) -> Scan:

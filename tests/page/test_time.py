@@ -14,8 +14,11 @@ from replay.explaining.form import Explanation
 from replay.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.simulate import simulate
+from tests.fixtures.passes import one_prompt_a_pass
 from tests.page.conftest import Served, looking, ready, serving
 from tests.replay.simulating.families import ENGINE, families
+
+__all__ = ["one_prompt_a_pass"]
 
 WEIGHTS = RoutingSettings().to_mapping()
 ROUTER = {"light": "183,166,160", "dark": "117,102,95"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from copy import deepcopy
 
 import pytest
@@ -13,6 +12,7 @@ from core.ids import RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
+from projections import plan as plan_module
 from projections.decide import Decision, decide, record
 from projections.plan import AGE_M, PASS_TOKENS, Held, Planned, held_max, plan
 from projections.view import RouteRequest
@@ -42,13 +42,12 @@ def held(name: str, blocks: int, *, start: int = 0, ago_ms: int = 0, model: str 
 
 def planned(site: Site, *queue: Held) -> list[Planned]:
     """All that go now, one after the other; what was outstanding before is so afterwards."""
-    site, left, found, tokens = deepcopy(site), list(queue), list[Planned](), Counter[WorkerId]()
-    while (one := plan(site.view, left, GIVEN, NOW_MS, tokens, {})) is not None:
+    site, left, found = deepcopy(site), list(queue), list[Planned]()
+    while (one := plan(site.view, left, GIVEN, NOW_MS, {})) is not None:
         found.append(one)
         left = [each for each in left if each.request.id != one.request.id]
         if one.decision.worker is not None:
             site.say(ROUTING, OTHER, record(one.decision, one.request, GIVEN, 0))
-            tokens[one.decision.worker] += one.decision.prefill_tokens
     return found
 
 
@@ -73,6 +72,12 @@ def test_one_request_on_idle_workers_goes_where_it_would_at_once(site: Site) -> 
     assert decision.worker == B
 
 
+@pytest.fixture
+def small_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "PASS_TOKENS", 40)
+
+
+@pytest.mark.usefixtures("small_passes")
 def test_nothing_is_sent_to_a_worker_that_prefills(site: Site) -> None:
     """It waits for the one that holds its prompt while that is worth it; the other one is free."""
     site.cache(A, prompt(*range(100)), 100)
@@ -150,7 +155,7 @@ def test_who_can_be_served_by_nobody_is_told_so(site: Site) -> None:
     (decision,) = decisions_of(site, held("r", 10))
     assert (decision.worker, decision.excluded) == (None, {"draining": [A], "not_connected": [B]})
     assert decision == decide(site.view, held("r", 10).request, GIVEN, NOW_MS, 0)
-    assert plan(site.view, [], GIVEN, NOW_MS, {}, {}) is None
+    assert plan(site.view, [], GIVEN, NOW_MS, {}) is None
 
 
 def test_models_do_not_mix(site: Site) -> None:
@@ -189,17 +194,17 @@ def test_a_worker_that_declined_is_not_free(site: Site) -> None:
     """What it says to compute is waited for there, as if the log had told of it; the decision's inputs have it."""
     one = held("one", 10)
     assert sent(site, one) == [("one", A)] or sent(site, one) == [("one", B)]
-    first = plan(site.view, [one], GIVEN, NOW_MS, {}, {})
+    first = plan(site.view, [one], GIVEN, NOW_MS, {})
     assert first is not None
     chosen = first.decision.worker
     assert chosen is not None
     (other,) = {A, B} - {chosen}
-    again = plan(site.view, [one], GIVEN, NOW_MS, {}, {chosen: 500_000})
+    again = plan(site.view, [one], GIVEN, NOW_MS, {chosen: 500_000})
     assert again is not None
     assert again.decision.worker == other
     assert again.request.held == {chosen: 500_000}
     assert again.decision.backlog.waits_us == {chosen: 500_000}
-    assert plan(site.view, [one], GIVEN, NOW_MS, {}, {A: 500_000, B: 400_000}) is None
+    assert plan(site.view, [one], GIVEN, NOW_MS, {A: 500_000, B: 400_000}) is None
 
 
 def test_with_many_workers_fewer_are_held() -> None:
@@ -207,6 +212,7 @@ def test_with_many_workers_fewer_are_held() -> None:
     assert [held_max(workers) for workers in (0, 1, 16, 17, 64, 5000)] == [64, 64, 64, 60, 16, 1]
 
 
+@pytest.mark.usefixtures("small_passes")
 @pytest.mark.parametrize(("ago_ms", "goes"), [(GIVEN.hold_max_ms - 1, False), (GIVEN.hold_max_ms, True)])
 def test_a_prefill_of_which_nothing_is_heard_holds_nobody_for_ever(site: Site, ago_ms: int, goes: bool) -> None:
     """Its replica may have ended without a word."""
@@ -223,4 +229,4 @@ def test_one_alone_goes_as_it_would_among_others(site: Site, computes: tuple[str
         busy(site, worker)
     one = held("one", 10, model=model)
     stranger = {WorkerId("ff" * 8): 1}
-    assert plan(site.view, [one], GIVEN, NOW_MS, {}, {}) == plan(site.view, [one], GIVEN, NOW_MS, {}, stranger)
+    assert plan(site.view, [one], GIVEN, NOW_MS, {}) == plan(site.view, [one], GIVEN, NOW_MS, stranger)

@@ -25,9 +25,12 @@ from replay.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.simulate import simulate
 from replay.simulating.virtual_log import KEY
+from tests.fixtures.passes import one_prompt_a_pass
 from tests.projections.facts import joined, prompt, stored
 from tests.replay.simulating.families import ENGINE, families
 from tests.replay.staged import ASKED, HASHES, KV, A, B, C, R, Stage
+
+__all__ = ["one_prompt_a_pass"]
 
 SLOW = {"policy": "time", "prefill_base_us": 0, "prefill_us_per_token": 1000}
 WEIGHTS = {"own_weight": 4, "active_weight": 0.04, "own_request_weight": 0.03}

@@ -14,8 +14,11 @@ from core.subjects import LOAD
 from replay.supposing.lives import Lives
 from replay.supposing.scenario import Scenario
 from replay.supposing.what_if import what_if
+from tests.fixtures.passes import one_prompt_a_pass
 from tests.projections.facts import finished, joined, load, prompt
 from tests.replay.staged import KV, A, B, R, Stage
+
+__all__ = ["one_prompt_a_pass"]
 
 MS_PER_TOKEN = 3
 MODEL = "tiny"

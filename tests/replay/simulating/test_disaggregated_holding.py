@@ -13,7 +13,10 @@ from replay.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.simulate import simulate
 from replay.simulating.virtual_log import KEY
+from tests.fixtures.passes import one_prompt_a_pass
 from tests.replay.simulating.families import ENGINE, families
+
+__all__ = ["one_prompt_a_pass"]
 
 
 @pytest.mark.parametrize(("prefill_workers", "holds"), [(0, True), (1, False)])

@@ -20,8 +20,11 @@ from replay.simulating.simulate import simulate
 from replay.simulating.together import together
 from replay.simulating.virtual_log import KEY, START_MS
 from replay.verifying.verify import verify
+from tests.fixtures.passes import one_prompt_a_pass
 from tests.replay.simulating.families import ENGINE, families
 from tests.replay.simulating.said import said
+
+__all__ = ["one_prompt_a_pass"]
 
 HOLD_MAX_MS = 60
 ARRIVALS = families(120, every_us=5_000)
