@@ -66,6 +66,11 @@ def fits(tokens: int, worker: WorkerId, computes: Mapping[WorkerId, int]) -> boo
     return worker not in computes or is_one_pass(computes[worker] + tokens)
 
 
+SMALL_TOKENS = PASS_TOKENS // 4
+"""A prompt of so many tokens, cached or not, holds nobody up: it goes as if it were alone, ahead of longer ones, so
+that a crowd of such costs no more than their decisions."""
+
+
 class Held(NamedTuple):
     """One request that waits in the router."""
 
@@ -136,8 +141,11 @@ def plan(
     computes = computing(outstanding, settings, now_ms)
     if _nobody_is_free(view, computes, busy_us):
         return None
-    if len(queue) == 1 and not busy_us:
-        return _alone(view, queue[0], settings, now_ms, computes)
+    small = [held for held in queue if held.request.prompt.tokens <= SMALL_TOKENS or len(queue) == 1]
+    if small and not busy_us:
+        planned = _alone(view, min(small, key=_came), settings, now_ms, computes)
+        if planned is not None or len(queue) == 1:
+            return planned
     asked = [_asked(view, held, outstanding, settings, now_ms) for held in queue]
     nobody = min((each.held for each in asked if not each.scored), key=lambda held: held.request.id, default=None)
     if nobody is not None:
@@ -158,6 +166,10 @@ def _tokens(scored: Scored, request: RouteRequest) -> int:
     return -(-scored.prefill_m * request.prompt.block_size // MILLI)
 
 
+def _came(held: Held) -> tuple[int, int, str, int]:
+    return held.request.priority, held.since_ms, held.request.id, held.request.attempt
+
+
 def _nobody_is_free(view: View, computes: Mapping[WorkerId, int], busy_us: Mapping[WorkerId, int]) -> bool:
     serving = view.state.serving()
     full = (each.worker in busy_us or not fits(1, each.worker, computes) for each in serving)
@@ -167,7 +179,7 @@ def _nobody_is_free(view: View, computes: Mapping[WorkerId, int], busy_us: Mappi
 def _alone(
     view: View, held: Held, settings: RoutingSettings, now_ms: int, computes: Mapping[WorkerId, int]
 ) -> Planned | None:
-    """As `plan`, at a third of its price: nobody else is to be placed, as is usual where there is little to do."""
+    """As `plan` where nobody else is to be placed, at a third of its price."""
     decision = decide(view, held.request, settings, now_ms, held.seed)
     goes = decision.worker is None or fits(_tokens(decision.ranked[0], held.request), decision.worker, computes)
     return Planned(held.request, decision) if goes else None

@@ -73,7 +73,7 @@ def _reads_alone(file: Path, key: Path | None) -> None:
         state = recording.state_at(recording.end)
         assert (state.gaps_found, state.incomplete) == (0, 0)
         found = list(Playback(recording))
-        assert len(found) == 16
+        assert len({it.event.request for it in found}) == 16  # a worker may decline one, which is decided on again
         for it in Playback(recording):
             assert not it.doubts
             decision = decide(it.view, it.request, it.settings, it.event.now_ms, it.event.seed)

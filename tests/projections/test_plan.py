@@ -73,6 +73,11 @@ def test_one_request_on_idle_workers_goes_where_it_would_at_once(site: Site) -> 
 
 
 @pytest.fixture
+def none_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "SMALL_TOKENS", 0)
+
+
+@pytest.fixture
 def small_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "PASS_TOKENS", 40)
 
@@ -117,6 +122,7 @@ def test_what_it_would_wait_for_stands_in_its_record(site: Site) -> None:
     assert again == behind
 
 
+@pytest.mark.usefixtures("none_is_small")
 def test_the_shortest_goes_first_and_fills_a_pass(site: Site) -> None:
     """As many as one pass computes; each begins behind those before it. The rest stays held."""
     site.exclude("not_connected", [B])
@@ -138,6 +144,7 @@ def test_a_pass_is_full_at_its_bound(site: Site) -> None:
         assert len(planned(site, held("short", 5), other)) == count
 
 
+@pytest.mark.usefixtures("none_is_small")
 def test_age_counts(site: Site) -> None:
     """A longer one that was held for long enough goes before a shorter one that just came, at the bound too."""
     assert AGE_M == 300
@@ -230,3 +237,14 @@ def test_one_alone_goes_as_it_would_among_others(site: Site, computes: tuple[str
     one = held("one", 10, model=model)
     stranger = {WorkerId("ff" * 8): 1}
     assert plan(site.view, [one], GIVEN, NOW_MS, {}) == plan(site.view, [one], GIVEN, NOW_MS, stranger)
+
+
+def test_small_ones_do_not_wait_for_long_ones(site: Site) -> None:
+    """By priority, then in the order in which they came, each as if it were alone; the long one stays held."""
+    long, small, smaller = held("long", 3000, ago_ms=9), held("small", 200, start=5000), held("less", 100, start=6000)
+    first = held("first", 150, start=7000)
+    first = first._replace(request=first.request._replace(priority=-1))
+    assert [name for name, _ in sent(site, long, small, smaller, first)] == ["first", "less", "small"]
+    site.join(C)
+    alone = plan(site.view, [small], GIVEN, NOW_MS, {})
+    assert plan(site.view, [long, small], GIVEN, NOW_MS, {}) == alone
