@@ -66,7 +66,7 @@ def fits(tokens: int, worker: WorkerId, computes: Mapping[WorkerId, int]) -> boo
     return worker not in computes or is_one_pass(computes[worker] + tokens)
 
 
-SMALL_TOKENS = PASS_TOKENS // 4
+SMALL_TOKENS = PASS_TOKENS // 8
 """A prompt of so many tokens, cached or not, holds nobody up: it goes as if it were alone, ahead of longer ones, so
 that a crowd of such costs no more than their decisions."""
 

@@ -241,8 +241,8 @@ def test_one_alone_goes_as_it_would_among_others(site: Site, computes: tuple[str
 
 def test_small_ones_do_not_wait_for_long_ones(site: Site) -> None:
     """By priority, then in the order in which they came, each as if it were alone; the long one stays held."""
-    long, small, smaller = held("long", 3000, ago_ms=9), held("small", 200, start=5000), held("less", 100, start=6000)
-    first = held("first", 150, start=7000)
+    long, small, smaller = held("long", 3000, ago_ms=9), held("small", 120, start=5000), held("less", 100, start=6000)
+    first = held("first", 110, start=7000)
     first = first._replace(request=first.request._replace(priority=-1))
     assert [name for name, _ in sent(site, long, small, smaller, first)] == ["first", "less", "small"]
     site.join(C)
