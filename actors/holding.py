@@ -1,4 +1,4 @@
-"""Holding: requests that wait in this replica until no prefill is outstanding on the worker that is best for them.
+"""Holding: requests that wait in this replica until the worker that is best for them is free (`projections.plan`).
 
 1. They are planned (`projections.plan`) together once for all that happens in one turn of the loop: requests that came,
    first tokens here, what the log tells of other replicas' requests, workers that came or went.

@@ -43,7 +43,7 @@ class WorkerLeaves(WorkerGone):
 
 
 class WorkerBusy(Unavailable):
-    """The worker declined: it computes prompts of other replicas, and was to take the request only if it does not."""
+    """The worker declined: it computes prompts of other replicas, with which the request does not fit into one pass."""
 
     @property
     def tokens(self) -> int:

@@ -256,7 +256,7 @@ class RequestFinished(EventBase, frozen=True):
     attempt: int
     outcome: str
     """`stop`, `length`, `abort` (the client hung up), `error`, `worker_lost`, `declined` (the worker was to take it
-    only if it computes no prompt of another replica)."""
+    only if it fits into one pass with other replicas' prompts)."""
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int

@@ -63,8 +63,8 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_us_per_token_m: int = 0
     """… and so much longer for each token of the prompt that is computed. 0: both as the replica has learned them."""
     hold_max_ms: int = 5000
-    """Policy `time`: a request is held in the router until no prefill is outstanding on the worker that is best for it,
-    for so long at most (`projections.plan`). 0 sends it at once."""
+    """Policy `time`: a request is held in the router until the worker that is best for it has room in a
+    pass, for so long at most (`projections.plan`). 0 sends it at once."""
     session_wait_max_ms: int = 300
     """Policy `session`: where prefills would have to be waited for longer than this, the session's next worker is
     taken."""

@@ -67,7 +67,7 @@ class Archive:
         except OSError as error:
             file.close()
             raise CallerError(f"{path} cannot be read: {error.strerror}") from error
-        except BaseException:
+        except BaseException:  # whatever it was, nobody would close it
             file.close()
             raise
 

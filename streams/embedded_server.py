@@ -82,7 +82,7 @@ class EmbeddedServer(ABC):
         except OSError as error:
             self._release_lock()
             raise Unavailable(f"{self.kind} cannot be started in {self._data}: {error}") from error
-        except BaseException:
+        except BaseException:  # whatever it was, a process and a lock would be left
             self.kill()
             self._release_lock()
             raise

@@ -50,7 +50,7 @@ class EtcdRegistry:
             # etcd grants leases to anybody: only a read shows whether it lets us in
             await session.call(lambda connection: connection.get(root))
             await lease.start()
-        except BaseException:
+        except BaseException:  # whatever it was, nobody would close it
             await session.close()
             raise
         return cls(session, lease, root)

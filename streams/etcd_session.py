@@ -98,7 +98,7 @@ class EtcdSession:
                 raise
             # it lost its data, and with them its users: once these are made again, all is well
             raise Unavailable(f"{error}; it let us in before: make its users again") from error
-        except BaseException:
+        except BaseException:  # whatever it was, nobody would close it
             connection.close()
             raise
         self._let_in = True

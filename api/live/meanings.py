@@ -20,7 +20,7 @@ MEANINGS = {
     "active_weight": "time: price of active blocks: of each token that fits into them, in prefills of a token",
     "prefill_base_us": "time, session: how long a prefill is taken to last, in microseconds …",
     "prefill_us_per_token": "… and so much longer for each token that it computes",
-    "hold_max_ms": "time: how long a request is held until its worker computes no other prompt; 0 sends it at once",
+    "hold_max_ms": "time: how long a request may be held until its worker has room for it; 0 sends it at once",
     "session_wait_max_ms": "session: with longer to wait for prefills there, the session's next worker is taken",
     "approximate_ttl_s": "approximate: for how many seconds a block counts as cached where it was sent; 0 for ever",
     "approximate_blocks_max": "approximate: blocks counted as cached on one worker at most; 0 as many as it holds",

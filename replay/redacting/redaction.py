@@ -67,7 +67,7 @@ def redact(
         redaction.run(progress)
         contents = source.contents
         writer.finish(writer.contents(contents.from_ms, contents.to_ms, redacted=True))
-    except BaseException:
+    except BaseException:  # whatever it was: half a file is left to nobody
         writer.abandon()
         raise
     return redaction.done
