@@ -1,6 +1,7 @@
 """Fixtures stand in tests/fixtures, one file per real part that they start."""
 
 pytest_plugins = [
+    "tests.fixtures.chance",
     "tests.fixtures.nats",
     "tests.fixtures.etcd",
     "tests.fixtures.engines",

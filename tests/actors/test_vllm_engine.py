@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import socket
 import sys
 from collections import Counter
@@ -237,29 +235,6 @@ async def test_start_timeout(tiny_checkpoint: Path) -> None:
         await engine.start()
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
-
-
-async def test_death(tiny_checkpoint: Path) -> None:
-    """An engine whose process is killed fails its requests and checks with EngineDead, and stops clean."""
-    engine = RecordedEngine("tiny", str(tiny_checkpoint), {})
-    await engine.start()
-    assert engine.info.block_size == 32
-    assert engine.info.model_path == str(tiny_checkpoint)
-    stream = engine.generate(request(prompt(30), 4000))
-    await anext(stream)
-    assert engine.load().running == 1
-    pids = engine._processes.pids
-    os.kill(pids[0], signal.SIGKILL)
-    with pytest.raises(EngineDead):
-        async for _ in stream:
-            pass
-    with pytest.raises(EngineDead):
-        await engine.check()
-    with pytest.raises(EngineDead):
-        await engine.settle()
-    await engine.stop()
-    await engine.stop()
-    assert not any(map(psutil.pid_exists, pids))
 
 
 async def test_abort_under_load(vllm_engine: RecordedEngine) -> None:

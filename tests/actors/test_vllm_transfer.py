@@ -219,17 +219,22 @@ async def test_idle_engines_leave_the_cores(vllm_pair: Pair) -> None:
         assert priorities.count(19) == 1
 
 
-async def test_tcp_and_a_dead_peer(vllm_pair: Pair, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With UCX_TLS=tcp blocks come as well. A prefill engine that dies says so, and what it held cannot be pulled.
+async def test_tcp_and_engines_that_die(
+    vllm_pair: Pair, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With UCX_TLS=tcp blocks come as well. A prefill engine that dies says so, and what it held cannot be pulled;
+    one that dies in the middle of an answer fails it.
 
-    The last test of this pair: it ends both engines.
+    The last test of this pair: it ends both engines. One for all, since each engine takes long to start.
     """
     monkeypatch.setenv("UCX_TLS", "tcp")
     await vllm_pair.decode.stop()
     decode = RecordedEngine("tiny", str(tiny_checkpoint), {"max_model_len": 4096}, moves_blocks="decode")
     await decode.start()
+    assert (decode.info.block_size, decode.info.model_path) == (32, str(tiny_checkpoint))
     try:
         await _tcp_and_a_dead_peer(Pair(vllm_pair.prefill, decode))
+        await _dead_in_mid_answer(decode)
     finally:
         await decode.stop()
 
@@ -259,3 +264,22 @@ async def _tcp_and_a_dead_peer(pair: Pair) -> None:
         await moving(pair.prefill).forget()
     with pytest.raises(EngineDead):
         await moving(pair.prefill).prefill(second)
+
+
+async def _dead_in_mid_answer(engine: RecordedEngine) -> None:
+    """It fails its requests and checks, and stops clean, twice."""
+    stream = engine.generate(request(prompt(30), 4000))
+    await anext(stream)
+    assert engine.load().running == 1
+    pids = cast("list[int]", engine._processes.pids)
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(EngineDead):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineDead):
+        await engine.check()
+    with pytest.raises(EngineDead):
+        await engine.settle()
+    await engine.stop()
+    await engine.stop()
+    assert not any(map(psutil.pid_exists, pids))

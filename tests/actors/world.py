@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any, TypeVar
+from zlib import crc32
 
 from actors.engines.engine import Engine
 from actors.engines.simulated import SimulatedEngine, SimulatedSettings
@@ -36,18 +38,11 @@ Told = TypeVar("Told")
 def request(tokens: Iterable[int], max_tokens: int = 8, id: str = "", **options: object) -> GenerateRequest:
     """A greedy request."""
     raw = tokens_to_bytes(tokens)
-    name = RequestId(id or f"r-{hash(raw) & 0xFFFFFFFF:x}-{next(_numbers)}")
+    name = RequestId(id or f"r-{crc32(raw):x}-{next(_numbers)}")
     return GenerateRequest(id=name, tokens=raw, sampling=Sampling(max_tokens=max_tokens, temperature=0), **options)  # type: ignore[arg-type]
 
 
-def _counter() -> Iterable[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
-
-
-_numbers = iter(_counter())
+_numbers = count()
 
 
 class World:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from core.entropy import PIECE_BYTES, Entropy, random_bits64, random_hex
+
+
+@pytest.fixture(autouse=True)
+def chance() -> None:
+    """The system's: instead of what other tests draw."""
 
 
 def test_nothing_is_handed_out_twice() -> None:
