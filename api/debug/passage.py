@@ -22,8 +22,7 @@ from pathlib import Path
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from api.debug.questions import BODY_BYTES_MAX
-from api.debug.wire import Broken, exchange
+from api.debug.wire import BODY_BYTES_MAX, Broken, exchange
 from core.errors import Unavailable
 
 FOLDER = "debug"

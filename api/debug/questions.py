@@ -16,10 +16,9 @@ from starlette.routing import Route
 from api.debug import what_if
 from api.debug.exhibit import Exhibit
 from api.debug.state import NotYet
+from api.debug.wire import BODY_BYTES_MAX, PREFIX
 from core.errors import CallerError, ContrailError, Unavailable
 
-PREFIX = "/debug/api"
-BODY_BYTES_MAX = 64 * 1024
 NUMBER_MAX = 2**53
 """Beyond it a browser's numbers are no whole ones."""
 

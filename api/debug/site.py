@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from api.debug.access import Access
-from api.debug.questions import PREFIX
+from api.debug.wire import PREFIX
 
 PAGE = "index.html"
 KINDS = {

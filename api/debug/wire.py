@@ -7,7 +7,11 @@ from typing import NamedTuple
 
 from starlette.types import Scope, Send
 
+PREFIX = "/debug/api"
+"""Under it all questions are asked."""
 HEAD_BYTES_MAX = 16 * 1024
+BODY_BYTES_MAX = 64 * 1024
+"""Of a question."""
 PIECE_BYTES = 256 * 1024
 PASSED = ("content-type",)
 """Headers that go along, in both directions."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +247,10 @@ def test_engines_are_made_for_their_role(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_blocks_are_fetched_from_where_the_worker_is_reached(listen: str, advertise: str, host: str) -> None:
     """Loopback and addresses of no machine are left to the engine."""
     assert block_host(listen, advertise) == host
+
+
+@pytest.mark.parametrize("role", ["frontend", "worker", "prefill_worker"])
+def test_a_part_starts_with_what_it_needs_only(role: str) -> None:
+    """What few ever ask for is imported when they do: a part is there the sooner."""
+    code = f"import sys, api.cli_{role}; print(*sorted({{'numpy', 'replay', 'torch', 'vllm'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == ""

@@ -7,7 +7,6 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import orjson
 
 from api.openai.backend import Backend
@@ -106,12 +105,19 @@ def _request(asked: EmbeddingRequest, hints: Hints, errand: Errand, index: int, 
     )
 
 
+def _floats(raw: bytes) -> Any:
+    """The numbers, each to be written with as few digits as 32 bits need."""
+    import numpy as np  # noqa: PLC0415 - a front end that is never asked for numbers starts without it
+
+    return np.frombuffer(raw, "<f4")
+
+
 def _row(asked: EmbeddingRequest, index: int, raw: bytes) -> orjson.Fragment:
     """One entry of `data` as JSON; made as soon as it is there, so that many of them do not hold up the loop."""
     size = len(raw) // FLOAT_BYTES
     if asked.dimensions not in {None, size}:
         fault = f"model {asked.model!r} has {size}, and is not known to mean anything by fewer of them: leave it out"
         raise bad_parameter("dimensions", fault)
-    shown: Any = base64.b64encode(raw).decode() if asked.encoding_format == "base64" else np.frombuffer(raw, "<f4")
+    shown: Any = base64.b64encode(raw).decode() if asked.encoding_format == "base64" else _floats(raw)
     row = {"object": "embedding", "index": index, "embedding": shown}
     return orjson.Fragment(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
