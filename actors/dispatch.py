@@ -212,7 +212,8 @@ class Dispatch:
         def send(asked: RouteRequest, decision: Decision) -> Flight:
             return self._sent(asked, request, decision, trip, if_free=True)
 
-        return await self.holding.flight(asked, send, trip.held_ms, request.deadline_ms)
+        flight = self.holding.at_once(asked, send)
+        return flight or await self.holding.flight(asked, send, trip.held_ms, request.deadline_ms)
 
     def _holds(self, model: str) -> bool:
         """Whether one more request is to be held. Not where prompts of the model are computed elsewhere: there a worker

@@ -27,7 +27,7 @@ from core.queue_events import HELD, TURNED_AWAY, RequestQueued, RequestTurnedAwa
 from projections.backlog import MILLI
 from projections.decide import Decision
 from projections.declines import Declines
-from projections.plan import Held, computing, held_max, plan
+from projections.plan import Held, Planned, computing, held_max, is_small, plan
 from projections.view import RouteRequest, View
 
 OVERLOADED = "overloaded"
@@ -83,6 +83,18 @@ class Holding:
         """Whether one more request is to be held, with so many workers."""
         return self._live.current.holds and len(self._waiting) < held_max(workers)
 
+    def at_once(self, asked: RouteRequest, send: Send) -> Flight | None:
+        """The request has left for the worker that is best for it, if nobody waits here, it is so small that it holds
+        nobody up (`projections.plan`), and the worker is free for it: that need not wait for the loop's next turn. None
+        if it is to be held. What `send` raises."""
+        if self._waiting or not is_small(asked):
+            return None
+        asked = self._informed(asked)
+        planned = self._planned([Held(asked, self._wall_ms(), random_bits64())])
+        if planned is None or planned.decision.worker is None:
+            return None
+        return send(planned.request, planned.decision)
+
     async def flight(
         self, asked: RouteRequest, send: Send, since_ms: int, deadline_ms: int | None = None
     ) -> Flight | None:
@@ -133,20 +145,24 @@ class Holding:
         while queue := [
             each.held for each in self._waiting.values() if not (each.sent.done() or each.held.request.id in stay)
         ]:
-            asked = [held._replace(request=self._informed(held.request)) for held in queue]
-            started_us = self._clock.monotonic_us()
-            view, now_ms = self._view(), self._wall_ms()
-            known = computing(view.outstanding(), self._live.current, now_ms)
-            busy_us = self.declines.busy_us(known, now_ms * MILLI)
-            planned = plan(view, asked, self._live.current, now_ms, busy_us)
+            planned = self._planned([held._replace(request=self._informed(held.request)) for held in queue])
             if planned is None:
                 break
-            self._decided(self._live.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)
             if planned.decision.worker is None and OVERLOADED in planned.decision.excluded:
                 stay.add(planned.request.id)
                 continue
             self._bind(self._waiting[planned.request.id], planned.request, planned.decision)
         self._tell()
+
+    def _planned(self, queue: list[Held]) -> Planned | None:
+        started_us = self._clock.monotonic_us()
+        view, now_ms = self._view(), self._wall_ms()
+        known = computing(view.outstanding(), self._live.current, now_ms)
+        busy_us = self.declines.busy_us(known, now_ms * MILLI)
+        planned = plan(view, queue, self._live.current, now_ms, busy_us)
+        if planned is not None:
+            self._decided(self._live.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)
+        return planned
 
     @staticmethod
     def _bind(waiting: _Waiting, request: RouteRequest, decision: Decision) -> None:

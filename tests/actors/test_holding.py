@@ -21,7 +21,7 @@ from core.errors import CallerError
 from core.events import RequestFinished, RequestPrefilled, RequestRouted
 from core.generation import GenerateRequest
 from core.ids import RequestId, StreamSeq
-from core.prompt import Prompt
+from core.prompt import Prompt, tokens_to_bytes
 from core.queue_events import HELD, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
@@ -91,6 +91,35 @@ async def test_small_ones_share_a_pass(it: World) -> None:
     small = [request(range(k * 500, k * 500 + 300), id=f"s{k}") for k in range(5)]
     await asyncio.gather(*(collect(router, each) for each in small))
     assert await it.told(ROUTING, RequestQueued) == []
+
+
+async def test_a_small_one_leaves_at_once(it: World) -> None:
+    """Before the loop's next turn, if nobody waits; beside one that waits it is planned with that, and may be first."""
+    router = await replica(it, workers=2)
+    await collect(router, request(range(300)))  # its worker is known to have said all
+    holding, sent = router.dispatch.holding, list[str]()
+    small, large = route_request("small", 300), route_request("large", TOKENS)
+
+    def send(asked: RouteRequest, decision: Decision) -> Flight:
+        sent.append(asked.id)
+        return cast("Flight", decision)
+
+    assert holding.at_once(large, send) is None
+    assert holding.at_once(small, send) is not None
+    assert sent == ["small"]
+    waiting = asyncio.create_task(holding.flight(large, send, since_ms=router.dispatch._wall_ms()))
+    await asyncio.sleep(0)
+    assert len(holding) == 1
+    assert holding.at_once(small, send) is None
+    assert await waiting is not None
+    assert sent == ["small", "large"]
+
+
+def route_request(name: str, tokens: int) -> RouteRequest:
+    """For the simulated model."""
+    return RouteRequest(
+        RequestId(name), 0, "sim", Prompt(tokens_to_bytes(range(tokens)), ENGINE.block_size, KEY.hash_seed)
+    )
 
 
 async def test_each_worker_has_its_own(it: World) -> None:
@@ -229,9 +258,8 @@ async def test_hanging_up_in_the_turn_in_which_it_leaves(it: World, fails: bool)
             raise CallerError("too long")
         return cast(Flight, Left())
 
-    prompt = Prompt(asked(0).tokens, ENGINE.block_size, KEY.hash_seed)
     since_ms = it.clock.wall_ms()
-    leaving = asyncio.create_task(holding.flight(RouteRequest(RequestId("r"), 0, "sim", prompt), send, since_ms))
+    leaving = asyncio.create_task(holding.flight(route_request("r", TOKENS), send, since_ms))
     await asyncio.wait([leaving])
     assert leaving.cancelled()
     assert closed == ([] if fails else ["closed"])

@@ -35,7 +35,7 @@ or a worker that is away, for a slot and for blocks that do not come, and may ha
 JOB_BOUND_S = 5.0
 """So much longer than its deadline a job may be open: what a worker was stopped for counts."""
 FAULT_S = 300.0
-"""How long one fault may take until all is whole again."""
+"""How long one fault may take until all is whole again, beside the time that a worker takes to start."""
 VIOLATIONS_MAX = 5
 """After so many a fault is tried no more."""
 NAMES = {fault.__name__: fault for fault in FAULTS}
@@ -97,7 +97,7 @@ async def _tried(site: Site, fault: Fault, times: int) -> dict[str, Any]:
     while done < times and len(violations) < VIOLATIONS_MAX:
         done += 1
         try:
-            async with asyncio.timeout(FAULT_S):
+            async with asyncio.timeout(FAULT_S + site.kind.start_s):
                 await site.pulled_more()
                 await fault(site)
                 await site.whole()

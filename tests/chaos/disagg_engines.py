@@ -60,7 +60,7 @@ KINDS = {
     "simulated": Kind(
         "simulated", SIMULATED, {"keep_ms": 2000, "capacity_blocks": 144}, 2.0, 60.0, prefill=2, decode=1, clients=32
     ),
-    "vllm": Kind("vllm", VLLM, {}, 30.0, 480.0, prefill=1, decode=1, clients=6),
+    "vllm": Kind("vllm", VLLM, {}, 30.0, 480.0, prefill=1, decode=1, clients=4),
 }
 
 

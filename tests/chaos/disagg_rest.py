@@ -42,7 +42,7 @@ def _busy(site: Site) -> list[str]:
             used = site.metric(site.ops()[name], "contrail_worker_blocks_used{")
             numbers |= {"blocks used": used} if used else {}
             found += [f"{name}: {numbers}"] if numbers else []
-    except (OSError, StopIteration) as error:
+    except (OSError, LookupError) as error:
         found.append(f"cannot be asked: {error!r}")
     return found
 

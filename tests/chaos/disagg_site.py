@@ -204,10 +204,13 @@ class Site:
         return found | {ANCHOR: self.running.state(ANCHOR)}
 
     def metric(self, ops: str, name: str) -> float:
-        """A gauge of a worker."""
+        """A gauge of a worker; LookupError if it tells of none."""
         with urllib.request.urlopen(f"http://{ops}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        return float(next(line for line in lines if line.startswith(name)).rpartition(" ")[2])
+        line = next((line for line in lines if line.startswith(name)), None)
+        if line is None:
+            raise LookupError(f"{ops} tells of no {name}")
+        return float(line.rpartition(" ")[2])
 
     def ops(self) -> dict[str, str]:
         """Where workers answer about themselves, by name."""
@@ -217,7 +220,7 @@ class Site:
     def _linked(self) -> bool:
         try:
             states = self.states()
-        except OSError:
+        except (OSError, LookupError):  # or it is being started again
             return False
         for worker in self.all:
             if worker.lives:

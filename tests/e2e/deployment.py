@@ -52,8 +52,11 @@ class Running:
         return found
 
     def part(self, name: str) -> dict[str, Any]:
-        """The part's entry in run.json."""
-        return next(part for part in self.run()["parts"] if part["name"] == name)
+        """The part's entry in run.json; LookupError while there is none: it is being started again."""
+        found = next((part for part in self.run()["parts"] if part["name"] == name), None)
+        if found is None:
+            raise LookupError(f"{name} is not in run.json")
+        return dict(found)
 
     def get(self, address: str, path: str) -> Any:
         """JSON from an operations listener."""
