@@ -27,7 +27,7 @@ from core.queue_events import HELD, TURNED_AWAY, RequestQueued, RequestTurnedAwa
 from projections.backlog import MILLI
 from projections.decide import Decision
 from projections.declines import Declines
-from projections.plan import Held, Planned, computing, held_max, is_small, plan
+from projections.plan import LIGHT_TOKENS, Held, Planned, computing, held_max, plan
 from projections.view import RouteRequest, View
 
 OVERLOADED = "overloaded"
@@ -84,10 +84,10 @@ class Holding:
         return self._live.current.holds and len(self._waiting) < held_max(workers)
 
     def at_once(self, asked: RouteRequest, send: Send) -> Flight | None:
-        """The request has left for the worker that is best for it, if nobody waits here, it is so small that it holds
-        nobody up (`projections.plan`), and the worker is free for it: that need not wait for the loop's next turn. None
-        if it is to be held. What `send` raises."""
-        if self._waiting or not is_small(asked):
+        """The request has left for the worker that is best for it, if nobody waits here, its prompt is light, and the
+        worker is free for it: that need not wait for the loop's next turn. None if it is to be held. What `send`
+        raises."""
+        if self._waiting or asked.prompt.tokens > LIGHT_TOKENS:
             return None
         asked = self._informed(asked)
         planned = self._planned([Held(asked, self._wall_ms(), random_bits64())])

@@ -71,9 +71,9 @@ SMALL_TOKENS = PASS_TOKENS // 8
 that a crowd of such costs no more than their decisions."""
 
 
-def is_small(request: RouteRequest) -> bool:
-    """Whether it goes as if it were alone."""
-    return request.prompt.tokens <= SMALL_TOKENS
+LIGHT_TOKENS = PASS_TOKENS // 4
+"""A prompt of so many tokens, where nobody waits, need not wait for what else comes at the same moment: it would hardly
+go elsewhere for that."""
 
 
 class Held(NamedTuple):
@@ -146,7 +146,7 @@ def plan(
     computes = computing(outstanding, settings, now_ms)
     if _nobody_is_free(view, computes, busy_us):
         return None
-    small = [held for held in queue if is_small(held.request) or len(queue) == 1]
+    small = [held for held in queue if held.request.prompt.tokens <= SMALL_TOKENS or len(queue) == 1]
     if small and not busy_us:
         planned = _alone(view, min(small, key=_came), settings, now_ms, computes)
         if planned is not None or len(queue) == 1:

@@ -26,6 +26,7 @@ from core.queue_events import HELD, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.decide import Decision
+from projections.plan import LIGHT_TOKENS
 from projections.view import RouteRequest
 from replay.recording import Recording
 from replay.verifying.verify import verify
@@ -93,26 +94,26 @@ async def test_small_ones_share_a_pass(it: World) -> None:
     assert await it.told(ROUTING, RequestQueued) == []
 
 
-async def test_a_small_one_leaves_at_once(it: World) -> None:
-    """Before the loop's next turn, if nobody waits; beside one that waits it is planned with that, and may be first."""
+async def test_a_light_one_leaves_at_once(it: World) -> None:
+    """Before the loop's next turn, if nobody waits; beside one that waits it is planned with that."""
     router = await replica(it, workers=2)
     await collect(router, request(range(300)))  # its worker is known to have said all
     holding, sent = router.dispatch.holding, list[str]()
-    small, large = route_request("small", 300), route_request("large", TOKENS)
+    light, large = route_request("light", LIGHT_TOKENS), route_request("large", TOKENS)
 
     def send(asked: RouteRequest, decision: Decision) -> Flight:
         sent.append(asked.id)
         return cast("Flight", decision)
 
     assert holding.at_once(large, send) is None
-    assert holding.at_once(small, send) is not None
-    assert sent == ["small"]
+    assert holding.at_once(light, send) is not None
+    assert sent == ["light"]
     waiting = asyncio.create_task(holding.flight(large, send, since_ms=router.dispatch._wall_ms()))
     await asyncio.sleep(0)
     assert len(holding) == 1
-    assert holding.at_once(small, send) is None
+    assert holding.at_once(light, send) is None
     assert await waiting is not None
-    assert sent == ["small", "large"]
+    assert sent == ["light", "large"]
 
 
 def route_request(name: str, tokens: int) -> RouteRequest:

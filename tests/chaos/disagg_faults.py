@@ -94,7 +94,8 @@ async def other_block_size(site: Site) -> None:
     odd = site.make(PREFILL, block_size=2 * BLOCK_SIZE)
     odd.lives = False  # it does not count
     await odd.start()
-    await eventually(lambda: odd.state()["prefill"]["decode_workers"] == 1 + site.kind.decode, "its connections")
+    connected = 1 + site.kind.decode
+    await eventually(lambda: odd.state()["prefill"]["decode_workers"] == connected, "its connections", MOMENT_S)
     wanted = site.load.answered + ANSWERS_MEANWHILE
     await eventually(lambda: site.load.answered >= wanted, "answers", MOMENT_S)
     jobs = odd.state()["prefill"]["jobs"]
