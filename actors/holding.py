@@ -157,8 +157,10 @@ class Holding:
     def _planned(self, queue: list[Held]) -> Planned | None:
         started_us = self._clock.monotonic_us()
         view, now_ms = self._view(), self._wall_ms()
-        known = computing(view.outstanding(), self._live.current, now_ms)
-        busy_us = self.declines.busy_us(known, now_ms * MILLI)
+        busy_us: dict[WorkerId, int] = {}
+        if self.declines.stand:
+            known = computing(view.outstanding(), self._live.current, now_ms)
+            busy_us = self.declines.busy_us(known, now_ms * MILLI)
         planned = plan(view, queue, self._live.current, now_ms, busy_us)
         if planned is not None:
             self._decided(self._live.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)

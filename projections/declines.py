@@ -19,6 +19,11 @@ class Declines:
     def __repr__(self) -> str:
         return f"<Declines: {self.count}, of {len(self._until_us)} workers now>"
 
+    @property
+    def stand(self) -> bool:
+        """Whether any may count."""
+        return bool(self._until_us)
+
     def note(self, worker: WorkerId, until_us: int) -> None:
         """The worker declined, and should compute until then."""
         self.count += 1

@@ -9,7 +9,6 @@ anywhere. What was learned is an input of the decision that uses it, and stands 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from itertools import combinations
 from typing import NamedTuple
 
@@ -33,40 +32,65 @@ class Sample(NamedTuple):
     us: int
 
 
+class _Model:
+    """What is known of one model's prefills."""
+
+    def __init__(self) -> None:
+        self.noted = 0
+        self.time: PrefillTime | None = None
+        self._classes: dict[int, deque[Sample]] = {}
+        self._middles: dict[int, Sample] = {}
+        self._changed: set[int] = set()
+        """Classes with samples that their middles do not have yet."""
+
+    def note(self, sample: Sample) -> None:
+        """It counts with the next look at the line."""
+        of = sample.tokens.bit_length()
+        self._classes.setdefault(of, deque(maxlen=KEPT)).append(sample)
+        self._changed.add(of)
+        self.noted += 1
+
+    def refit(self) -> None:
+        """The time is that of all samples. O(samples of the classes that changed + classes^2)."""
+        for of in sorted(self._changed):
+            if len(self._classes[of]) >= CLASS_MIN:
+                self._middles[of] = _middle(list(self._classes[of]))
+        self._changed.clear()
+        found = line(sorted(self._middles.values()))
+        if found is not None:
+            self.time = found
+
+
 class Learned:
     """See the module's text. Memory is bounded by the models, at some 20 classes each."""
 
     def __init__(self) -> None:
-        self._classes: dict[str, dict[int, deque[Sample]]] = {}
-        self._times: dict[str, PrefillTime] = {}
-        self._noted: dict[str, int] = {}
+        self._models: dict[str, _Model] = {}
 
     def __repr__(self) -> str:
-        return f"<Learned {self._times}>"
+        return f"<Learned { ({name: model.time for name, model in self._models.items()}) }>"
 
     def note(self, model: str, tokens: int, us: int) -> None:
         """A first token came that long after its request was sent to a worker without outstanding prefills, which had
-        to compute so many tokens for it. 0.5 us, and 100 us with each REFIT_EVERY-th."""
+        to compute so many tokens for it. 1 us, and some 20 us with each REFIT_EVERY-th."""
         if tokens < 1 or us < 0:
             return  # a report that cannot be
-        classes = self._classes.setdefault(model, {})
-        classes.setdefault(tokens.bit_length(), deque(maxlen=KEPT)).append(Sample(tokens, us))
-        noted = self._noted[model] = self._noted.get(model, 0) + 1
-        if noted >= SAMPLES_MIN and noted % REFIT_EVERY == 0:
-            found = fitted(classes.values())
-            if found is not None:
-                self._times[model] = found
+        known = self._models.get(model)
+        if known is None:
+            known = self._models[model] = _Model()
+        known.note(Sample(tokens, us))
+        if known.noted >= SAMPLES_MIN and not known.noted % REFIT_EVERY:
+            known.refit()
 
     def time(self, model: str) -> PrefillTime | None:
         """What was learned of the model; None until there is enough."""
-        return self._times.get(model)
+        known = self._models.get(model)
+        return None if known is None else known.time
 
 
-def fitted(classes: Iterable[Iterable[Sample]]) -> PrefillTime | None:
-    """The line through the classes' medians; None if no class has CLASS_MIN samples. Neither number is below 0; from
-    one class alone the price of a token is all of it."""
-    kept = [list(each) for each in classes]
-    middles = sorted(_middle(samples) for samples in kept if len(samples) >= CLASS_MIN)
+def line(middles: list[Sample]) -> PrefillTime | None:
+    """The one through these classes' medians; None if there are none. Neither number is below 0; from one class alone
+    the price of a token is all of it."""
     if not middles:
         return None
     slopes = [

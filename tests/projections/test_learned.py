@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from statistics import median_low
 
 import pytest
 
 from projections.backlog import PrefillTime
-from projections.learned import CLASS_MIN, KEPT, REFIT_EVERY, SAMPLES_MIN, Learned, Sample, fitted
+from projections.learned import CLASS_MIN, KEPT, REFIT_EVERY, SAMPLES_MIN, Learned, Sample, line
 
 LINE = PrefillTime(9000, 18_250)
 
@@ -63,17 +64,30 @@ def test_nothing_is_learned_of_too_little() -> None:
     assert learned(given[:-1]).time("tiny") is None
     assert learned(given).time("tiny") == PrefillTime(0, 30_000)
     assert learned([Sample(0, 5)] * 100 + [Sample(5, -1)] * 100).time("tiny") is None
-    assert fitted([given[: CLASS_MIN - 1]]) is None
-    assert fitted([given[:CLASS_MIN]]) == PrefillTime(0, 30_000)
+    few = [Sample(1 << of, 1000) for of in range(4) for _ in range(CLASS_MIN - 1)]
+    assert len(few) == SAMPLES_MIN
+    assert learned(few).time("tiny") is None
     assert REFIT_EVERY <= SAMPLES_MIN
 
 
 def test_neither_number_is_below_0() -> None:
     """Longer prompts that were faster, and short ones that took no time."""
-    fast = [Sample(8000, 10_000)] * CLASS_MIN
-    assert fitted([[Sample(100, 50_000)] * CLASS_MIN, fast]) == PrefillTime(10_000, 0)
-    found = fitted([[Sample(4000, 0)] * CLASS_MIN, [Sample(8000, 80_000)] * CLASS_MIN])
-    assert found == PrefillTime(0, 20_000)
+    assert line([Sample(100, 50_000), Sample(8000, 10_000)]) == PrefillTime(10_000, 0)
+    assert line([Sample(4000, 0), Sample(8000, 80_000)]) == PrefillTime(0, 20_000)
+    assert line([]) is None
+
+
+def test_what_is_kept_is_all_that_counts() -> None:
+    """After each look: the line through the medians of the newest of each class."""
+    dice, found, classes = random.Random(4), Learned(), dict[int, list[Sample]]()
+    for number in range(1, 600):
+        sample = Sample(dice.randint(1, 1 << dice.randint(1, 14)), dice.randint(0, 400_000))
+        found.note("tiny", *sample)
+        classes.setdefault(sample.tokens.bit_length(), []).append(sample)
+        if number >= SAMPLES_MIN and not number % REFIT_EVERY:
+            kept = [each[-KEPT:] for each in classes.values() if len(each) >= CLASS_MIN]
+            middles = [Sample(*map(median_low, zip(*each, strict=True))) for each in kept]
+            assert found.time("tiny") == line(sorted(middles))
 
 
 def test_models_are_apart_and_the_same_samples_give_the_same() -> None:
