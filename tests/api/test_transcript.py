@@ -75,6 +75,7 @@ def spells(tokens: tuple[int, ...], text: str, included: bool) -> bool:
 @given(texts, broken, stops, st.lists(st.integers(0, 60), max_size=6), st.booleans(), st.integers(0, 4))
 @example("aSTOPa", [], ["STOP"], [2], False, 0)
 @example("a🤡STOPa", [2], ["STOP"], [2], True, 3)
+@example("aééST", [2], ["STOP"], [], False, 0)
 def test_how_outputs_are_cut_changes_nothing(
     text: str, without: list[int], given: list[str], cuts: list[int], included: bool, min_tokens: int
 ) -> None:

@@ -215,3 +215,4 @@ class TransferContract:
         own = await answer_to(engine, request(asked.tokens))
         assert own.cached_tokens == 0
         assert own.tokens == (await moved(pair, asked)).tokens
+        await settled(pair)

@@ -28,9 +28,12 @@ class Ledger:
         return f"<Ledger {len(self._incomplete) + len(self._waiting)} tokens waiting>"
 
     def add(self, token: int, logprobs: TokenLogprobs | None, piece: str, *, incomplete: bool) -> None:
-        """The token came, and `piece` is the text that it completed."""
+        """The token came, and `piece` is the text that it completed: it may do so and leave another one incomplete,
+        where what was to be a character turned out to be none."""
         self._incomplete.append((token, logprobs))
-        if not incomplete:
+        if incomplete:
+            self._written += len(piece)
+        else:
             self.complete(piece)
 
     def complete(self, piece: str) -> None:
