@@ -152,8 +152,7 @@ class Agreement:
         while True:
             try:
                 await self.step()
-            except Exception:
-                # whatever it was, reports must go on: they are what others know us by
+            except Exception:  # whatever it was, reports must go on: they are what others know us by
                 _logger.exception("a step of the comparison between replicas failed, trying again")
             await asyncio.sleep(STEP_EVERY_S)
 

@@ -70,8 +70,7 @@ class Predecessors:
         while True:
             try:
                 await self.look()
-            except Exception:
-                # whatever it was, what others left must go on being found
+            except Exception:  # whatever it was, what others left must go on being found
                 _logger.exception("a look at the journals failed by a defect, trying again")
             await asyncio.sleep(LOOK_EVERY_S)
 

@@ -100,8 +100,7 @@ class SnapshotWriter:
         while True:
             try:
                 await self.step()
-            except Exception:
-                # whatever it was, the claim must be kept or given to another, and the next one tried
+            except Exception:  # whatever it was, the claim must be kept or given to another, and the next one tried
                 _logger.exception("a step of the snapshot writer failed, trying again")
             await asyncio.sleep(LOOK_EVERY_S)
 

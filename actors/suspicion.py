@@ -104,8 +104,7 @@ class Suspicion:
         while True:
             try:
                 await self._look(me)
-            except Exception:
-                # whatever it was, who is lost must go on being found out
+            except Exception:  # whatever it was, who is lost must go on being found out
                 _logger.exception("a look at who is absent failed by a defect, trying again")
             await asyncio.sleep(LOOK_EVERY_S)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +11,7 @@ from core.decision import COLUMNS, DECIDE_VERSION, EXCLUDED_SHOWN_MAX, TIMED_COL
 from core.events import RequestRejected, RequestRouted
 from core.ids import WorkerId, to_column
 from core.settings import APPROXIMATE, RoutingSettings
-from projections.backlog import NO_BACKLOG, Backlog, Outstanding, PrefillTime
+from projections.backlog import NO_BACKLOG, Backlog, PrefillTime
 from projections.believed import BELIEVED_MAX, Keeps
 from projections.policies import ESTIMATING, Scored, pending_beyond, rank, score
 from projections.prefer import NOBODY, preferred
@@ -54,16 +53,8 @@ class Decision(NamedTuple):
     """What the chosen worker is taken to keep, where the policy goes by that."""
 
 
-def decide(
-    view: View,
-    request: RouteRequest,
-    settings: RoutingSettings,
-    now_ms: int,
-    seed: int,
-    outstanding: Mapping[WorkerId, list[Outstanding]] | None = None,
-) -> Decision:
-    """Chooses a worker for the request; the same arguments give the same bytes. O(workers). `outstanding` is the
-    view's, from whoever has it already.
+def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, seed: int) -> Decision:
+    """Chooses a worker for the request; the same arguments give the same bytes. O(workers).
 
     A worker in doubt (DOUBTS) still serves when nobody else can: a try costs less than a refusal.
     """
@@ -71,8 +62,7 @@ def decide(
     ranked: list[Scored] = []
     backlog = NO_BACKLOG
     if settings.policy in ESTIMATING:
-        known = view.outstanding() if outstanding is None else outstanding
-        backlog = Backlog.of(PrefillTime.of(settings, request.time), known, now_ms, request.held)
+        backlog = Backlog.of(PrefillTime.of(settings, request.time), view.outstanding(), now_ms, request.held)
     if left:
         scored = score(left, request, settings, view.local.get("stale", ()), backlog)
         ranked = rank(scored, request, settings, view.routed(request.model), seed)

@@ -68,7 +68,8 @@ class Learned:
         self._models: dict[str, _Model] = {}
 
     def __repr__(self) -> str:
-        return f"<Learned { ({name: model.time for name, model in self._models.items()}) }>"
+        times = {name: model.time for name, model in self._models.items()}
+        return f"<Learned {times}>"
 
     def note(self, model: str, tokens: int, us: int) -> None:
         """A first token came that long after its request was sent to a worker without outstanding prefills, which had

@@ -148,7 +148,7 @@ def plan(
         return None
     small = [held for held in queue if held.request.prompt.tokens <= SMALL_TOKENS or len(queue) == 1]
     if small and not busy_us:
-        planned = _alone(view, min(small, key=_came), settings, now_ms, outstanding, computes)
+        planned = _alone(view, min(small, key=_came), settings, now_ms, computes)
         if planned is not None or len(queue) == 1:
             return planned
     asked = [_asked(view, held, outstanding, settings, now_ms) for held in queue]
@@ -182,15 +182,10 @@ def _nobody_is_free(view: View, computes: Mapping[WorkerId, int], busy_us: Mappi
 
 
 def _alone(
-    view: View,
-    held: Held,
-    settings: RoutingSettings,
-    now_ms: int,
-    outstanding: Mapping[WorkerId, list[Outstanding]],
-    computes: Mapping[WorkerId, int],
+    view: View, held: Held, settings: RoutingSettings, now_ms: int, computes: Mapping[WorkerId, int]
 ) -> Planned | None:
     """As `plan` where nobody else is to be placed, at a third of its price."""
-    decision = decide(view, held.request, settings, now_ms, held.seed, outstanding)
+    decision = decide(view, held.request, settings, now_ms, held.seed)
     goes = decision.worker is None or fits(_tokens(decision.ranked[0], held.request), decision.worker, computes)
     return Planned(held.request, decision) if goes else None
 

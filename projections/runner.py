@@ -167,8 +167,7 @@ class Runner:
                     pause_s = MEASURE_EVERY_S
             except Unavailable as error:
                 _logger.warning("the log is away, the last known state serves: %s", error)
-            except Exception:
-                # whatever it was, streams must go on being found, folded and measured
+            except Exception:  # whatever it was, streams must go on being found, folded and measured
                 _logger.exception("the log cannot be followed, trying again")
             await self._pause(pause_s)
 

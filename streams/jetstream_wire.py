@@ -111,7 +111,7 @@ class Wire(asyncio.Protocol):
         headers_end = int(words[-2]) if has_headers else 0
         try:
             on_message(words[1], reply, content[headers_end:], content[:headers_end])
-        except Exception:
+        except Exception:  # whatever it was, the messages behind this one must be read
             logger.exception("a NATS callback failed")
 
     def connection_lost(self, exc: Exception | None) -> None:

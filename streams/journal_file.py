@@ -130,7 +130,7 @@ class JournalFile:
             os.ftruncate(descriptor, HEADER_BYTES + capacity)
             file = JournalFile(path, descriptor, capacity)
             file._find_standing()
-        except BaseException:
+        except BaseException:  # whatever it was, nobody would close it
             os.close(descriptor)
             raise
         return file

@@ -49,7 +49,7 @@ async def taken(
     writer = ArchiveWriter(path, "test", CHAIN_KEY, "contrail test", 1)
     try:
         archived = await archive(log or it.log, it.store, writer, ranged(start, end), fold_version=FOLD_VERSION)
-    except BaseException:
+    except BaseException:  # whatever it was, half a file is left to nobody
         writer.abandon()
         raise
     writer.finish(writer.contents(0, 5))
