@@ -6,14 +6,18 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 from api.data_folder import DataFolder
 from api.parts import Announcement, PartSpec, announcement_of
 from api.running.probe import Answer, get
-from api.running.processes import POLL_S, signal_group
+from api.running.processes import POLL_S, signal_group, spent_ticks
 
 PROBE_TIMEOUT_S = 2.0
+BUSY_MAX_S = 60.0
+"""A part that says nothing but computes lives for so long: on a machine with too much to do, being killed and started
+again would cost it more than its turn."""
 KILL_WAIT_MAX_S = 5.0
 """How long the kernel may take to take away what was killed."""
 LOG_END_BYTES = 8192
@@ -39,6 +43,10 @@ class ProcessPart:
         self._said: Announcement | None = None
         self._cleared = True
         self._log_start = 0
+        self._heard_s = 0.0
+        """When it last answered."""
+        self._spent_ticks: int | None = None
+        """What it had computed when it was asked last."""
 
     def __repr__(self) -> str:
         state = f"pid {self.pid}" if self.running else "not running"
@@ -97,6 +105,7 @@ class ProcessPart:
                 start_new_session=True,
             )
         self._cleared = False
+        self._heard_s = time.monotonic()
         self.starts += 1
 
     async def ask(self, path: str) -> Answer | None:
@@ -105,11 +114,17 @@ class ProcessPart:
         return await get(said.ops, path, PROBE_TIMEOUT_S) if said else None
 
     async def alive(self) -> bool:
-        """False if it listens but does not answer that it lives."""
+        """False if it listens and answers that it does not live, or does not answer though it does nothing else."""
         if self.announcement is None:
             return True
-        answer = await self.ask("/live")
-        return answer is not None and answer.ok
+        before, self._spent_ticks = self._spent_ticks, self._spent()
+        if answer := await self.ask("/live"):
+            self._heard_s = time.monotonic()
+            return answer.ok
+        return self._spent_ticks != before and time.monotonic() - self._heard_s < BUSY_MAX_S
+
+    def _spent(self) -> int | None:
+        return spent_ticks(self._process.pid) if self._process else None
 
     async def ready(self) -> bool:
         """Whether it answers that it is ready."""

@@ -17,12 +17,24 @@ LEFTOVER_END_MAX_S = 10.0
 
 def started_ticks(pid: int) -> int | None:
     """When a process started, in the kernel's ticks since boot; None if it is gone or the system does not say."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def spent_ticks(pid: int) -> int | None:
+    """How long a process has computed by now, in the kernel's ticks; None as above."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[11]) + int(fields[12])
+
+
+def _stat(pid: int) -> list[str] | None:
+    """What proc(5) has of a process from its state on."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    state, *fields = stat.rpartition(")")[2].split()
-    return None if state == "Z" else int(fields[18])
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else fields
 
 
 def is_same(entry: PartEntry) -> bool:

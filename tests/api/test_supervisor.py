@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from api.running.process_part import ProcessPart
 from api.running.processes import end_leftovers, started_ticks
 from api.running.progress import PlainProgress
 from api.running.readiness import PartFailed, wait_until_ready
-from api.running.supervisor import HURRY_MAX_S, Supervisor
+from api.running.supervisor import HURRY_MAX_S, PROBE_FAILURES_MAX, Supervisor
 from core.errors import CallerError
 
 OBEYS = (
@@ -42,6 +43,16 @@ server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
 said = Announcement(pid=os.getpid(), ops=f"127.0.0.1:{server.server_port}", id="0123456789abcdef")
 announce(pathlib.Path(sys.argv[1]), sys.argv[2], said)
 server.serve_forever()
+"""
+COMPUTES = """
+import os, pathlib, socket, sys
+from api.parts import Announcement, announce
+
+server = socket.create_server(("127.0.0.1", 0))
+said = Announcement(pid=os.getpid(), ops=f"127.0.0.1:{server.getsockname()[1]}", id="0123456789abcdef")
+announce(pathlib.Path(sys.argv[1]), sys.argv[2], said)
+while True:
+    pass
 """
 BOUND_S = 20.0
 
@@ -132,6 +143,25 @@ async def test_a_part_that_hangs_is_taken_for_dead(bench: Bench) -> None:
     await bench.supervisor.drain([[part]], asyncio.Event())
 
     assert bench.said[0] == "hangs did not answer 5 times in a row, and was killed; it is started again in 0.05 s"
+
+
+async def test_a_part_that_is_busy_gets_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says nothing but computes, as on a machine with too much to do, lives; not for ever, and not if it stands."""
+    monkeypatch.setattr("api.running.process_part.PROBE_TIMEOUT_S", 0.1)
+    part = await bench.started("busy", COMPUTES, str(bench.data.path), "busy")
+
+    assert [await part.alive() for _ in range(2 * PROBE_FAILURES_MAX)] == [True] * 2 * PROBE_FAILURES_MAX
+
+    assert part.pid is not None
+    os.kill(part.pid, signal.SIGSTOP)
+    await part.alive()  # what it did until it was stopped
+    assert not await part.alive()
+    os.kill(part.pid, signal.SIGCONT)
+    await part.alive()
+    assert await part.alive()
+
+    monkeypatch.setattr("api.running.process_part.BUSY_MAX_S", 0.0)
+    assert not await part.alive()
 
 
 async def test_what_a_dead_part_leaves_behind_goes_too(bench: Bench) -> None:
