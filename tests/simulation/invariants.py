@@ -15,6 +15,7 @@ from projections.state import State
 from streams.snapshots import SnapshotStore
 from tests.simulation import faults
 from tests.simulation.engine import KEY
+from tests.simulation.holding_laws import everybody_held_goes_on
 from tests.simulation.parts import NAMESPACE
 from tests.simulation.prefill_laws import PREFILL_LAWS
 from tests.simulation.replays import decisions_replay
@@ -199,6 +200,7 @@ async def snapshots_are_true(world: World) -> None:
 
 LAWS: tuple[Law, ...] = (
     *PREFILL_LAWS,
+    everybody_held_goes_on,
     equal_cursor_equal_digest,
     index_claims_what_caches_hold,
     nothing_acknowledged_is_lost,

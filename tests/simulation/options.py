@@ -23,6 +23,10 @@ class Options:
     capacity_blocks: int = 24
     """Of each engine's cache."""
 
+    pass_tokens: int = 0
+    """What an engine computes in one pass. With any, the policy is `time` to begin with, and replicas hold requests
+    until a worker is free; else it is `kv`."""
+
     prefill_workers: int = 0
     """With any, all engines move blocks, and the others decode what these computed."""
     keep_ms: int = 3000
@@ -141,6 +145,10 @@ PREFILL_RATES = {"pause_worker": 0.2, "give_blocks_up": 0.5}
 PREFILLING = 0.08
 """Share of the worlds in which they are."""
 MIXED_UP = 0.3
+HOLDING = 0.25
+"""Share of the worlds in which requests are held."""
+HELD_REQUESTS_PER_S = 12.0
+"""There, so that workers are busy."""
 TAMPERING = 0.3
 """Share of the worlds with several replicas and a kept history in which one replica is tampered with."""
 REWRITES = ("log_cut", "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head")
@@ -176,7 +184,7 @@ def drawn(random_: random.Random, available: frozenset[str]) -> Options:
         slow=random_.choice((0.0, 0.02, 0.1)),
         **chosen,
     )
-    return replace(world, **_prefilling(random_))
+    return replace(world, **_prefilling(random_), **_holding(random_))
 
 
 def _prefilling(random_: random.Random) -> dict[str, Any]:
@@ -191,3 +199,10 @@ def _prefilling(random_: random.Random) -> dict[str, Any]:
         "mixed_up": MIXED_UP * random_.random() if random_.random() < FAULTS_DRAWN else 0.0,
     }
     return chosen
+
+
+def _holding(random_: random.Random) -> dict[str, Any]:
+    """The like, drawn after that."""
+    if random_.random() >= HOLDING:
+        return {}
+    return {"pass_tokens": random_.choice((8, 24, 64)), "requests_per_s": HELD_REQUESTS_PER_S}

@@ -37,8 +37,18 @@ ROUTING = RoutingSettings(
     policy="kv", remote_prefill_min_tokens=2 * BLOCK_SIZE, prefill_queue_max=4, prefill_wait_max_ms=PREFILL_WAIT_MAX_MS
 )
 """What is configured: half of a world's prompts are long."""
-CROWDED = RoutingSettings(policy="kv", active_max=64)
-"""What replicas begin with where prompts are computed elsewhere: engines are to run out of slots, too."""
+ACTIVE_MAX = 64
+"""Where prompts are computed elsewhere: engines are to run out of slots, too."""
+
+
+def first_settings(options: Options) -> RoutingSettings:
+    """What replicas begin with."""
+    policy = "time" if options.pass_tokens else "kv"
+    return (
+        RoutingSettings(policy=policy, active_max=ACTIVE_MAX)
+        if options.prefill_workers
+        else RoutingSettings(policy=policy)
+    )
 
 
 class Part:
@@ -178,8 +188,7 @@ class ReplicaPart(Part):
             snapshot_every_s=options.snapshot_every_s,
             take_snapshot=self._take_snapshot if options.snapshot_every_s else None,
         )
-        settings = CROWDED if options.prefill_workers else RoutingSettings(policy="kv")
-        self.router = Router(known, self.log, self.registry, clock, KEY, settings, lambda *_: None)
+        self.router = Router(known, self.log, self.registry, clock, KEY, first_settings(options), lambda *_: None)
         self.first_id = self.router.voice.id
         folded(self)
         await self.router.start({})
@@ -197,6 +206,8 @@ class ReplicaPart(Part):
             yield f"not ready: {readiness.waiting_for}"
         if not router.voice.outbox.idle or router.flights.open:
             yield "has not said all"
+        if len(router.dispatch.holding):
+            yield "holds requests"
         if len(router.voice.ahead):
             yield "has not read all back"
         if self.journals is not None and len(list(self.journals.glob("*" + SUFFIX))) > 1:

@@ -16,6 +16,7 @@ from projections.decide import decide
 from projections.state import State
 from projections.view import RouteRequest, View
 from tests.simulation.engine import KEY
+from tests.simulation.parts import first_settings
 from tests.simulation.witness import Broken
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Replay:
         self.replica = replica
         self._world = world
         self._state = State(KEY.chain_key)
-        self._settings = RoutingSettings(policy="kv")
+        self._settings = first_settings(world.options)
         self._local: dict[WorkerId, tuple[str, ...]] = {}
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tests.simulation.chance import seeded
 from tests.simulation.faults import FAULTS
+from tests.simulation.holding_laws import count_holds
 from tests.simulation.invariants import LAWS, snapshots_are_true
 from tests.simulation.loop import Stuck, VirtualLoop
 from tests.simulation.options import drawn
@@ -79,6 +80,7 @@ async def _life(world: World) -> None:
         await snapshots_are_true(world)
         await _probe(world)
     count_jobs(world)
+    count_holds(world)
 
 
 async def _chaos(world: World) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import actors.holding
 import actors.prefilling.desk
 import actors.snapshots
 import actors.suspicion
 import actors.voice
+import projections.plan
 from actors.prefilling.service import PrefillService
 from streams.journal_file import JournalFile
 from streams.outbox import Outbox
@@ -43,6 +45,13 @@ def scaled(options: Options) -> Iterator[None]:
         patches.enter_context(mock.patch.multiple(actors.suspicion, MUTE_S=MUTE_S, SILENT_S=SILENT_S))
         patches.enter_context(mock.patch.dict(prefill_defaults, {"limits": QUEUE}))
         patches.enter_context(mock.patch.object(JournalFile, "__init__", _known_to_its_process(JournalFile.__init__)))
+        if options.pass_tokens:
+            light, small = options.pass_tokens // 4, options.pass_tokens // 8
+            of_a_pass = mock.patch.multiple(
+                projections.plan, PASS_TOKENS=options.pass_tokens, LIGHT_TOKENS=light, SMALL_TOKENS=small
+            )
+            patches.enter_context(of_a_pass)
+            patches.enter_context(mock.patch.object(actors.holding, "LIGHT_TOKENS", light))
         if options.pending_events_max:
             voices = replace(actors.voice.LIMITS, pending_events_max=options.pending_events_max)
             others = replace(defaults["limits"], pending_events_max=options.pending_events_max)

@@ -7,10 +7,13 @@ import subprocess
 import sys
 
 from tests.fixtures.worlds import ROOT, SHARES, Share
+from tests.simulation.options import HELD_REQUESTS_PER_S
 from tests.simulation.run import Outcome, simulate
 
 SHOWN = 60
 """Worlds whose happenings are counted …"""
+HELD = 20
+"""… those in which requests are held …"""
 PREFILLED = 20
 """… and those in which prompts are computed elsewhere."""
 
@@ -57,6 +60,15 @@ def test_worlds_are_worth_looking_at() -> None:
         "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head", "tamper", "replayed", "restored",
     }  # fmt: skip
     assert sum(outcome.counts["served"] for outcome in outcomes) > 10 * SHOWN
+
+
+def test_requests_are_held() -> None:
+    """In a score of worlds with little room in engines' passes, replicas hold requests, and workers decline some."""
+    busy = {"pass_tokens": 24, "requests_per_s": HELD_REQUESTS_PER_S, "replicas": 2, "prefill_workers": 0}
+    outcomes = [simulate(seed, busy) for seed in range(HELD)]
+
+    assert sum(outcome.counts.get("held", 0) for outcome in outcomes) > 20 * HELD
+    assert sum(outcome.counts.get("declined", 0) for outcome in outcomes) > 2 * HELD
 
 
 def test_prompts_are_computed_elsewhere() -> None:
