@@ -34,6 +34,7 @@ FRAMING_PER_BYTE_MAX = 8
 LINGER_S = 5.0
 """How long the client may take to read why it was refused, before the connection is cut."""
 
+HEAD_END = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 NO_HTTP = "this is not a valid HTTP/1.1 request"
 
@@ -60,6 +61,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._head_bytes = 0
+        self._head_end = b""
+        """The last few bytes that came of a head."""
         self._body_bytes = 0
         self._body_bytes_ever = 0
         self._framing_bytes = 0
@@ -92,12 +95,14 @@ class BoundedHttp(HttpToolsProtocol):
             self._discard(len(data))
             return
         body_before = self._body_bytes_ever
+        head = self._head_end if self._in_head else b""
         try:
-            self.parser.feed_data(data if self._in_body else _without_upgrade(data))
+            self.parser.feed_data(data if self._in_body else _without_upgrade(data, head))
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._refuse(self._fault or ApiError(400, NO_HTTP))
             return
         if self._in_head:
+            self._head_end = (head + data)[-len(HEAD_END) :]
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse(ApiError(431, f"the request line and headers are longer than {HEAD_BYTES_MAX} bytes"))
@@ -244,11 +249,13 @@ class BoundedHttp(HttpToolsProtocol):
         return active.response_started or active is not self.cycle or not self._in_body
 
 
-def _without_upgrade(data: bytes) -> bytes:
+def _without_upgrade(data: bytes, before: bytes) -> bytes:
     """The bytes with any Upgrade header renamed: a server may ignore it, but the parser then drops the body.
+
+    `before` is the end of what came of the same head: a body that begins in these bytes stays as it is.
 
     Java's own client asks for HTTP/2 in this way with every POST.
     """
-    end = data.find(b"\r\n\r\n")
-    found = _UPGRADE.search(data, 0, len(data) if end < 0 else end)
+    end = (before + data).find(HEAD_END) - len(before)
+    found = _UPGRADE.search(data, 0, len(data) if end < -len(before) else max(0, end))
     return data if found is None else data[: found.start()] + b"\r\nx-upgrade:" + data[found.end() :]

@@ -90,11 +90,12 @@ class ClientWire:
         return b"".join((HEAD, *lines, b"" if cycle.keep_alive else CLOSE))
 
     def chunk(self, piece: bytes) -> bool:
-        """The piece is on its way as a chunk of the answer that has begun. False if it must go ASGI's way."""
+        """The piece is on its way as a chunk of the answer that has begun, which one of no bytes would end. False if it
+        must go ASGI's way."""
         cycle = self._cycle
         if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.response_complete:
             return False
-        if not cycle.disconnected:
+        if piece and not cycle.disconnected:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         return True
 
@@ -104,7 +105,8 @@ class ClientWire:
         if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.response_complete:
             return False
         if not cycle.disconnected:
-            cycle.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece))
+            chunk = b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
+            cycle.transport.write(chunk + b"0\r\n\r\n")
             self._complete()
         return True
 

@@ -138,3 +138,18 @@ async def test_an_upgrade_is_ignored_where_it_can_be() -> None:
         await asyncio.sleep(0.02)
         client.writer.write((POST + asked)[80:])
         assert (await client.answer()).status in (200, 400)
+
+
+async def test_a_body_is_never_changed() -> None:
+    """Wherever the head is cut into reads, what looks like a header in the body stays; the next request is answered."""
+    body = b"AAAA\r\nupgrade: h2c"
+    head = POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n" % len(body)
+    for late in range(6):
+        async with served() as site:
+            client = await site.client(head[: len(head) - late])
+            await asyncio.sleep(0.02)
+            client.writer.write(head[len(head) - late :] + body)
+            answer = await client.answer()
+            assert (answer.status, json.loads(answer.body)["body"]) == (200, len(body)), late
+            client.writer.write(POST + b"Content-Length: 2\r\n\r\nhi")
+            assert (await client.answer()).status == 200

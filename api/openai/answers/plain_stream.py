@@ -102,7 +102,8 @@ class PlainStream:
         if not self._client.started:
             await self._client.open_stream()
         while self._transcript.finish is None:
-            await self._client.write(piece)
+            if piece:  # what came may be no text yet
+                await self._client.write(piece)
             if not self._held:
                 self._waits = None
                 return
