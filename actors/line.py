@@ -103,8 +103,9 @@ class TokenStream:
             self._give(output)
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will come."""
-        self._error = error
+        """Nothing more will come. Whoever wanted no more does not hear of it."""
+        if self._over is None or not self._over.done():
+            self._error = error
         self._end()
         self._settle()
 

@@ -164,6 +164,8 @@ class Connection(asyncio.Protocol):
         self.streams: dict[int, asyncio.Task[None]] = {}
         self.prefills: dict[int, int] = {}
         """Those of them of which there is no token, with how much their replica expects to be computed."""
+        self._held: dict[int, Gathered] = {}
+        """What is gathered of them before it leaves."""
         self._port = port
         self._splitter = Splitter(HELLO_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
@@ -210,6 +212,7 @@ class Connection(asyncio.Protocol):
         """Nothing is served any more, and the replica hears why, behind the tokens that there are."""
         for stream, task in self.streams.items():
             task.cancel()
+            self._send_held(stream)
             self._fail(stream, fault, why)
 
     def hang_up(self) -> None:
@@ -319,6 +322,7 @@ class Connection(asyncio.Protocol):
 
     async def _stream(self, frame: Generate) -> None:
         request, held = frame.request, Gathered()
+        self._held[frame.stream] = held
         try:
             # by its contract the iterator can be closed
             generation = cast(AsyncGenerator[Output, None], self._port.host.generate(frame))
@@ -332,12 +336,18 @@ class Connection(asyncio.Protocol):
                     if not request.gather or _is_due(held, output):
                         self._gather(frame.stream, held.take())
         except ContrailError as error:
-            if held:
-                self._gather(frame.stream, held.take())
+            self._send_held(frame.stream)
             self._fail(frame.stream, "caller" if isinstance(error, CallerError) else "worker", str(error))
+
+    def _send_held(self, stream: int) -> None:
+        """What was gathered of it until now leaves."""
+        held = self._held.get(stream)
+        if held:
+            self._gather(stream, held.take())
 
     def _ended(self, frame: Generate, task: asyncio.Task[None]) -> None:
         del self.streams[frame.stream]
+        self._held.pop(frame.stream, None)
         self.prefills.pop(frame.stream, None)
         if not task.cancelled() and task.exception() is not None:
             about = {"request_id": frame.request.id}

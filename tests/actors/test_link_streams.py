@@ -6,16 +6,17 @@ import asyncio
 
 import pytest
 
-from actors.line import WorkerGone
+from actors.line import Line, TokenStream, WorkerGone
 from actors.wire import (
     FRAME_BYTES_MAX,
+    Failed,
     Generate,
     Tokens,
     ToWorker,
     encode,
 )
 from core.errors import CallerError
-from core.generation import GenerateRequest, Output, Sampling
+from core.generation import NO_HINT, GenerateRequest, Output, Sampling
 from core.ids import RequestId
 from tests.actors.linking import impostor, linked, port, rest, up, welcome
 from tests.actors.scripted_engine import ScriptedHost
@@ -69,6 +70,52 @@ def test_late_tokens_of_a_closed_stream_are_nobodys(run: Run) -> None:
             await up(link)
             link.open("sim", request(range(4), id="same")).close()
             assert await rest(link.open("sim", request(range(4), id="same"))) == [1]
+
+    run(scenario)
+
+
+class Nowhere(asyncio.Transport):
+    """Takes all that is written."""
+
+    def write(self, data: object) -> None:
+        """It is gone."""
+
+    def is_closing(self) -> bool:
+        return False
+
+
+class TooMuch(Exception):
+    """What a reader raises."""
+
+
+@pytest.mark.parametrize("fault", ["leaving", "worker"])
+def test_who_has_enough_hears_of_no_end(run: Run, fault: str) -> None:
+    """A worker that leaves says so right behind the tokens it made: an answer that these completed is complete, and
+    what its reader found wrong with them stands."""
+
+    async def scenario() -> None:
+        for enough in (None, TooMuch()):
+            line, taken = Line(), list[tuple[int, ...]]()
+            line.connection_made(Nowhere())
+            stream = TokenStream(line, "sim", request(range(4), id="a"), NO_HINT)
+
+            def take(output: Output, enough: Exception | None = enough, taken: list[tuple[int, ...]] = taken) -> bool:
+                taken.append(output.tokens)
+                if enough is not None:
+                    raise enough
+                return False
+
+            running = asyncio.create_task(stream.run(take))
+            await asyncio.sleep(0)
+            tokens, failed = Tokens(stream=0, output=Output(tokens=(1,))), Failed(stream=0, fault=fault, text="ends")
+            line.data_received(encode(tokens) + encode(failed))
+            if enough is None:
+                await running
+            else:
+                with pytest.raises(TooMuch):
+                    await running
+            assert taken == [(1,)]
+            assert not line.streams
 
     run(scenario)
 

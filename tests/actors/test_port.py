@@ -255,6 +255,26 @@ def test_an_answer_that_is_taken_whole_comes_in_few_pieces(run: Run) -> None:
     run(scenario)
 
 
+def test_what_is_handed_on_has_all_that_was_made(run: Run) -> None:
+    """Also what was gathered to leave in one piece: the next worker need not make it again."""
+
+    async def scenario() -> None:
+        async with site() as it:
+            client, made = await it.connect(), range(GATHERED_TOKENS_MAX - 2)
+            client.say(Generate(stream=0, model="sim", request=request(range(4), id="a", gather=True)))
+            for token in made:
+                it.host.engine.script("a").put_nowait(Output(tokens=(token,)))
+            await eventually(lambda: it.port.outputs == len(made), "all of it")
+            it.port.hand_on("leaving", "draining")
+            tokens: list[int] = []
+            while isinstance(frame := await client.hear(), Tokens):
+                tokens += frame.output.tokens
+            assert frame == Failed(stream=0, fault="leaving", text="draining")
+            assert tokens == list(made)
+
+    run(scenario)
+
+
 def test_what_cannot_be_served_fails_alone(run: Run) -> None:
     """Another model, a dead engine, a defect, a worker that drains: that stream fails, the connection stands."""
 
