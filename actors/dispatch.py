@@ -146,7 +146,7 @@ class Dispatch:
     def _declined(self, trip: Trip, flight: Flight, error: WorkerBusy) -> None:
         """The request is to be held again, and what the worker computes for others counts there."""
         time = PrefillTime.of(self._live.current, self._flights.learned.time(trip.model))
-        self.holding.declined(flight.worker, time.us(error.tokens))
+        self.holding.declined(flight.worker, error.tokens, time.us(error.tokens))
         trip.declined += 1
         trip.attempt += 1
 

@@ -121,9 +121,9 @@ class Holding:
             self._waiting.pop(asked.id, None)
             self._told.discard(asked.id)
 
-    def declined(self, worker: WorkerId, us: int) -> None:
-        """The worker computes prompts of other replicas for about so long: it counts until the log tells of them."""
-        self.declines.note(worker, self._wall_ms() * MILLI + us)
+    def declined(self, worker: WorkerId, tokens: int, us: int) -> None:
+        """The worker computes so much for other replicas, for about so long: it counts until the log tells of it."""
+        self.declines.note(worker, tokens, self._wall_ms() * MILLI + us)
         asyncio.get_running_loop().call_later(us / 1e6, self.look_soon)
 
     def look_soon(self) -> None:
@@ -214,10 +214,10 @@ class Holding:
             waiting.sent.set_exception(DeadlineExceeded(text))
 
     def _turned_away(self, held: Held, reason: str) -> None:
-        """The log knows, once, if it knows that the request waits."""
+        """The log knows, once, if it knows that the request waits, or of an attempt that a worker declined."""
         asked = held.request
-        if asked.id in self._told:
-            self._told.remove(asked.id)
+        if asked.id in self._told or asked.attempt:
+            self._told.discard(asked.id)
             self._say(
                 RequestTurnedAway(
                     request=asked.id,

@@ -145,7 +145,7 @@ class VirtualReplica:
         """The worker would not take a held request, because it computes so much for others; returns until when that
         counts."""
         until_us = self._agenda.now_us + PrefillTime.of(self._settings, self._learned.time(MODEL)).us(tokens)
-        self._declines.note(worker, until_us)
+        self._declines.note(worker, tokens, until_us)
         return until_us
 
     @property

@@ -10,14 +10,17 @@ import msgspec
 import pytest
 
 from actors import dispatch as dispatch_module
+from actors.flight import Flight
 from actors.router import Router
 from core.events import RequestFinished, RequestPrefilled, RequestRouted
 from core.models import DeadlineExceeded, NoWorkers
 from core.queue_events import HELD, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
+from projections.decide import Decision
+from projections.view import RouteRequest
 from streams.memory import MemoryLog
-from tests.actors.test_holding import ENGINE, asked
+from tests.actors.test_holding import ENGINE, TOKENS, asked, route_request
 from tests.actors.world import World, collect, world
 from tests.fixtures.eventually import eventually
 
@@ -91,6 +94,30 @@ async def test_whoever_is_cancelled_for_its_deadline_did_not_hang_up(it: World) 
         task.cancel(DeadlineExceeded("too late"))
     await asyncio.wait(tasks)
     assert await turned_away(it, router) == {"r1": ("deadline", 504), "r2": ("deadline", 504)}
+    await end(first)
+
+
+async def test_whoever_was_declined_and_then_waits_in_vain_has_an_end(it: World) -> None:
+    """The log's last word of it is not that a worker declined; nor does it hear twice that it waits."""
+    await it.worker("w0", settings=SLOW)
+    router = await it.router(settings=SETTINGS)
+    await it.ready(router)
+    first = await under_way(router, 0)
+    holding, since_ms = router.dispatch.holding, router.dispatch._wall_ms()
+    declined = route_request("declined", TOKENS)._replace(attempt=1)
+
+    def send(_asked: RouteRequest, _decision: Decision) -> Flight:
+        raise AssertionError("no worker is free")
+
+    with pytest.raises(DeadlineExceeded):
+        await holding.flight(declined, send, since_ms, deadline_ms=20)
+    waiting = asyncio.create_task(holding.flight(declined, send, since_ms))
+    await asyncio.sleep(0)
+    await end(waiting)
+    await eventually(lambda: router.voice.outbox.idle, "all is said")
+    told = await it.told(ROUTING, RequestTurnedAway)
+    assert [(each.request, each.reason) for each in told] == [("declined", "deadline"), ("declined", "client_gone")]
+    assert await it.told(ROUTING, RequestQueued) == []
     await end(first)
 
 
