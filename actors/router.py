@@ -213,6 +213,8 @@ class Router:
         waits: dict[str, str] = {}
         if not self.runner.caught_up:
             waits["log"] = f"{self.runner.lag_events} messages behind" if self.runner.lag else "not read yet"
+        if self.voice.outbox.error is not None:
+            waits["log"] = f"takes nothing of this replica any more: {self.voice.outbox.error}"
         if self._defect:
             waits["router"] = self._defect
         degraded = {f"model {card.name}": "no worker is connected" for card in self.models() if not card.workers}

@@ -143,8 +143,9 @@ class Outbox:
 
     @property
     def away_s(self) -> float:
-        """For how long the log has acknowledged nothing though something waits; 0 while all is well."""
-        if self._away_since_ms is None or self.idle:
+        """For how long the log has acknowledged nothing though something waits, or would, had it not refused for good;
+        0 while all is well."""
+        if self._away_since_ms is None or (self.idle and self.error is None):
             return 0.0
         return (self._clock.monotonic_ms() - self._away_since_ms) / 1000
 
@@ -184,6 +185,8 @@ class Outbox:
         except Exception as error:
             self.error = error
             self.counts.refused += isinstance(error, Refused)
+            if self._away_since_ms is None:
+                self._away_since_ms = self._clock.monotonic_ms()
             logger.exception("outbox stopped for good: %r", self)
             raise
         finally:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from actors import voice
 from actors import voice as voice_module
 from actors.router import Router
-from core.errors import CallerError, Unavailable
+from core.errors import CallerError, Refused, Unavailable
 from core.events import (
     LocalChanged,
     ReplicaJoined,
@@ -23,7 +24,7 @@ from core.events import (
     SettingsChanged,
 )
 from core.generation import GenerateRequest, Output, Sampling
-from core.ids import RequestId, StreamSeq
+from core.ids import RequestId, StreamName, StreamSeq
 from core.models import GenerationFailed, NoWorkers
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
@@ -190,6 +191,30 @@ async def test_events_dropped_while_the_log_is_away_are_made_good(
                 if record.seq <= seq:
                     fresh.apply(stream, record.seq, record.subject, record.payload)
         assert fresh.digest == router.state.digest
+
+
+async def test_a_log_that_refuses_for_good_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests go on, what is kept of them stays bounded, and whoever looks sees that nothing is recorded any more."""
+    monkeypatch.setattr(voice, "AHEAD_EVENTS_MAX", 10)
+    async with world() as it:
+        router, engine = await scripted(it)
+        append = it.log.append
+
+        async def refuse(stream: StreamName, *rest: Any) -> StreamSeq:
+            if stream == ROUTING:
+                raise Refused("no right to publish")
+            return await append(stream, *rest)
+
+        monkeypatch.setattr(it.log, "append", refuse)
+        for number in range(30):
+            engine.script(f"x{number}").put_nowait(Output(tokens=(1,), finish="stop"))
+            await collect(router, request(range(40), id=f"x{number}"))
+        await eventually(lambda: router.voice.outbox.error, "the refusal")
+        readiness = router.ready()
+        assert not readiness.ready
+        assert readiness.waiting_for["log"] == "takes nothing of this replica any more: no right to publish"
+        await eventually(lambda: router.voice.outbox.away_s > 0, "the time since then")
+        assert len(router.voice.ahead) <= 13
 
 
 async def test_a_history_that_was_replaced_is_told_again() -> None:

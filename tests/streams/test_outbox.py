@@ -262,13 +262,14 @@ async def test_superseded(log: MemoryLog, owner: Owner, busy: bool) -> None:
 
 
 async def test_refused(log: MemoryLog, owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal for good ends the outbox with that error; who drains is not left waiting."""
+    """A refusal for good ends the outbox with that error; who drains is not left waiting, and the log stays away."""
 
     async def refuse(*_: object) -> StreamSeq:
         raise Refused("too large")
 
     monkeypatch.setattr(log, "append", refuse)
-    outbox = outbox_on(log, owner)
+    clock = ManualClock(5)
+    outbox = outbox_on(log, owner, clock=clock)
     outbox.put(said(0))
     async with running(outbox) as task:
         assert not await outbox.drain(5)
@@ -276,6 +277,8 @@ async def test_refused(log: MemoryLog, owner: Owner, monkeypatch: pytest.MonkeyP
             await task
     assert isinstance(outbox.error, Refused)
     assert (outbox.counts.refused, outbox.depth) == (1, 1)
+    clock.advance(7000)
+    assert outbox.away_s == 7
 
 
 async def test_cancelled_and_run_again(log: MemoryLog, owner: Owner) -> None:
