@@ -13,10 +13,11 @@ from core.generation import Output, Take
 async def pulled(run: Callable[[Take], Coroutine[Any, Any, None]]) -> AsyncGenerator[Output, None]:
     """Outputs as they come; what comes faster than it is read is merged.
 
-    Raises what `run` raises, once all before it was read; closing it cancels the run and waits for its end. Costs a
-    task, and waking up for every output.
+    Raises what `run` raises, once all before it was read; closing it cancels the run and waits for its end, and so does
+    a cancellation, for the same reason. Costs a task, and waking up for every output.
     """
     gathered, news = Gathered(), asyncio.Event()
+    why: tuple[Any, ...] = ()
 
     def take(output: Output) -> bool:
         gathered.add(output)
@@ -33,8 +34,11 @@ async def pulled(run: Callable[[Take], Coroutine[Any, Any, None]]) -> AsyncGener
                 news.clear()
                 await news.wait()
         await running
+    except asyncio.CancelledError as error:
+        why = error.args
+        raise
     finally:
-        running.cancel()
+        running.cancel(*why)
         await asyncio.wait([running])
         if not running.cancelled():
             running.exception()  # raised above; or nobody wants to hear of it any more

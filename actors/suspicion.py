@@ -127,7 +127,7 @@ class Suspicion:
     async def _release(self, alive: AbstractSet[WorkerId]) -> None:
         over = self._fleet.over(alive)
         for link, needed in zip(over, await asyncio.gather(*map(_still_speaks, over)), strict=True):
-            if not needed:
+            if not needed and link.worker not in self._fleet.registered:  # it may have come back meanwhile
                 self._fleet.drop(link)
 
     def _absent(self, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import orjson
 
-from core.errors import PeerError
+from core.errors import PeerError, Unavailable
 from core.ids import StreamName, StreamSeq
 from streams.jetstream_connection import Connection
 from streams.jetstream_wire import headers_of, status_of
@@ -106,7 +107,8 @@ class Pull:
         if self._subscription is not None:
             self._connection.unsubscribe(self._subscription)
         if self._consumer and self._connection.connected:
-            self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._consumer}", b"", self._inbox)
+            with suppress(Unavailable):  # the library hears later than we that a connection is closing
+                self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._consumer}", b"", self._inbox)
 
     def top_up(self) -> None:
         """Enough is asked for, less what is `held` and not yet used."""

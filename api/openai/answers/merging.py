@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 WAITING_MAX = 32
 """Items of all streams together that wait for the reader; then the streams wait, too."""
@@ -21,12 +21,14 @@ class _Over:
 
 
 async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
-    """Every item of every stream. The first error of one ends all, and so does closing: then all streams are closed.
+    """Every item of every stream. The first error of one ends all, and so does closing, or being cancelled, for the
+    same reason: then all streams are closed.
 
     Costs a task per stream, and a queue's passage per item.
     """
     queue: asyncio.Queue[Item | _Over] = asyncio.Queue(WAITING_MAX)
     tasks = [asyncio.ensure_future(_pump(stream, queue)) for stream in streams]
+    why: tuple[Any, ...] = ()
     try:
         left = len(tasks)
         while left:
@@ -37,9 +39,12 @@ async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
                 raise item.error
             else:
                 left -= 1
+    except asyncio.CancelledError as error:
+        why = error.args
+        raise
     finally:
         for task in tasks:
-            task.cancel()
+            task.cancel(*why)
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
