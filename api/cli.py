@@ -19,7 +19,7 @@ COMMANDS = {
     "frontend": Command("api.cli_frontend:frontend", "Start one front end: the API and its router."),
     "worker": Command("api.cli_worker:worker", "Start one worker: an engine and its cache."),
     "prefill-worker": Command("api.cli_prefill_worker:prefill_worker", "Start one that computes prompts for others."),
-    "restart": Command("api.cli_restart:restart", "Restart parts one after the other, without failing a request."),
+    "restart": Command("api.cli_restart:restart", "Restart parts one after the other while requests go on."),
     "events": Command("api.cli_events:events", "Print the log as JSON lines."),
     "replicas": Command("api.cli_replicas:replicas", "Show how far each replica is, and whether they agree."),
     "snapshots": Command("api.cli_snapshots:snapshots", "List, take and verify snapshots of the folds."),

@@ -19,7 +19,7 @@ from actors.metrics import FrontendMetrics
 from actors.router import Router, RouterOptions
 from api.addresses import join_address, reachable, split_address
 from api.app import create_app
-from api.config import STOP_DELAY_MAX_S, FrontendSection, FrontendTls
+from api.config import DRAIN_TIMEOUT_MAX_S, STOP_DELAY_MAX_S, FrontendSection, FrontendTls
 from api.connection import DEFAULT_DATA, Connection, connection_options
 from api.data_folder import DataFolder
 from api.debug.access import is_loopback, token_of
@@ -33,6 +33,7 @@ from api.openai.settings import ApiSettings
 from api.part import (
     LEASE_S,
     OPERATIONS_GRACE_S,
+    OPS_OPTION,
     Planes,
     name_option,
     operations,
@@ -51,8 +52,6 @@ from core.errors import CallerError
 from core.ids import ReplicaId, StreamName
 from core.subjects import ROUTING
 
-DRAIN_TIMEOUT_S = 30.0
-"""How long answers in flight may take when the front end ends."""
 READY_WAIT_S = 20.0
 """How long a front end waits to be ready before it listens: workers may be slow to come."""
 READY_LOOK_S = 0.02
@@ -65,15 +64,13 @@ class FrontendArguments:
     """How this front end is known and reached."""
 
     name: str
-    listen: str
-    advertise: str
+    ops: str
+    """Where metrics and state are; empty for a free port."""
     shared_port: bool
     fd: int | None
     """Number of the open socket to accept on, instead of `listen`."""
     neighbour_fd: tuple[int, ...]
     """Those of other front ends on the same port: what waits there for too long is ours."""
-    stop_delay: float
-    """Seconds for which requests are still taken when told to end; balancers see that we are not ready."""
     home: Path | None
     """Data folder of the `contrail up` that supervises us."""
     journal: Path | None
@@ -87,22 +84,25 @@ class FrontendArguments:
 @name_option("frontend-0")
 @click.option(
     "--listen",
-    default="127.0.0.1:8000",
-    show_default=True,
-    help="HOST:PORT of the API. Metrics and state are on another port of HOST, and need no key: other machines' "
-    "`contrail replicas` asks there.",
+    help="HOST:PORT of the API. Metrics and state are on another port, and need no key: other machines' "
+    "`contrail replicas` asks there.  [default: the deployment's, 127.0.0.1:8000]",
 )
-@click.option("--advertise", default="", help="Host under which others reach it.")
+@OPS_OPTION
+@click.option("--advertise", help="Host under which others reach it.  [default: the deployment's, else --listen's]")
 @click.option("--shared-port", is_flag=True, help="Other front ends listen on the same port (SO_REUSEPORT).")
 @click.option("--fd", type=int, metavar="N", help="Accept on the open socket of this number.  [default: LISTEN_FDS]")
 @click.option("--neighbour-fd", type=int, multiple=True, hidden=True)
 @click.option(
     "--stop-delay",
-    type=click.FloatRange(0, STOP_DELAY_MAX_S),
-    default=0.0,
-    show_default=True,
+    type=click.IntRange(0, STOP_DELAY_MAX_S),
     metavar="S",
-    help="Told to end, be not ready for so long before taking no more requests.",
+    help="Told to end, be not ready for so long before taking no more requests.  [default: the deployment's, 0]",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.IntRange(0, DRAIN_TIMEOUT_MAX_S),
+    metavar="S",
+    help="Then let answers that have begun go on for so long.  [default: the deployment's, 30]",
 )
 @click.option(
     "--journal",
@@ -116,39 +116,55 @@ class FrontendArguments:
 @click.option(SUPERVISED, is_flag=True, hidden=True)
 def frontend(
     connection: Connection,
-    listen: str,
     supervised: bool,
-    keys: str | None,
     tls_cert: str | None,
     tls_key: str | None,
-    **rest: Any,
+    name: str,
+    ops: str,
+    shared_port: bool,
+    fd: int | None,
+    neighbour_fd: tuple[int, ...],
+    journal: Path | None,
+    **told: Any,
 ) -> None:
     """Start one front end: the OpenAI API with a router of its own, rebuilt from the log.
 
     \b
     contrail frontend --data data --name frontend-1 --listen 127.0.0.1:8001
-    contrail frontend --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
-        --name edge-0 --listen 10.0.0.2:8000
+    contrail frontend -f prod.yaml --key-file key --name edge-0 --listen 10.0.0.2:8000 --ops 10.0.0.2:9090
+
+    Addresses alone (--nats, --etcd, --namespace) find the log and not the deployment's file: then nobody is asked for
+    an API key unless --keys says so, and decisions go by live settings and the defaults.
 
     With --fd, or started by systemd's socket activation, the socket outlives the front end: while one follows the
     other, clients wait for a moment, and none is refused.
     """
     configure_logging()
-    try:
-        split_address(listen)
-    except ValueError as error:
-        raise CallerError(f"--listen: {error}") from error
-    home = connection.data if supervised else None
-    section = _section(connection.deployment.frontend, keys, tls_cert, tls_key)
-    arguments = FrontendArguments(listen=listen, home=home, section=section, **rest)
+    if tls_key and not tls_cert:
+        raise CallerError("--tls-key: give --tls-cert with it, the certificate whose key it is")
+    told["tls"] = FrontendTls(cert=tls_cert, key=tls_key) if tls_cert else None
+    arguments = FrontendArguments(
+        name=name,
+        ops=ops,
+        shared_port=shared_port,
+        fd=fd,
+        neighbour_fd=neighbour_fd,
+        home=connection.data if supervised else None,
+        journal=journal,
+        section=_section(connection.deployment.frontend, told),
+    )
     uvloop.run(serve(connection, arguments))
 
 
-def _section(given: FrontendSection, keys: str | None, tls_cert: str | None, tls_key: str | None) -> FrontendSection:
-    if tls_key and not tls_cert:
-        raise CallerError("--tls-key: give --tls-cert with it, the certificate whose key it is")
-    tls = FrontendTls(cert=tls_cert, key=tls_key) if tls_cert else given.tls
-    return msgspec.structs.replace(given, keys=keys or given.keys, tls=tls)
+def _section(given: FrontendSection, told: dict[str, Any]) -> FrontendSection:
+    """What the deployment says of front ends, but for what the command line does."""
+    delays = {name: f"{told[name]}s" for name in ("stop_delay", "drain_timeout") if told[name] is not None}
+    more = {name: told[name] for name in ("listen", "advertise", "keys", "tls") if told[name]}
+    try:
+        split_address(more.get("listen", given.listen))
+    except ValueError as error:
+        raise CallerError(f"--listen: {error}") from error
+    return msgspec.structs.replace(given, **more, **delays)
 
 
 async def serve(connection: Connection, arguments: FrontendArguments) -> None:
@@ -162,7 +178,7 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
     with told_to_end(arguments.home) as ending:
         async with planes(connection) as both:
             metrics = FrontendMetrics()
-            address = join_address(arguments.advertise or host, listener.getsockname()[1])
+            address = join_address(section.advertise or host, listener.getsockname()[1])
             router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
             settings = ApiSettings(body_bytes_max=section.body_bytes_max)
             passage = Passage(connection.words, connection.data)
@@ -170,9 +186,9 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
             app = create_app(router, metrics, settings, page=page, policy=policy)
             limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
             api = Server(app, listener, tls, neighbours=neighbours, limits=limits)
-            ops = operations(host, router.ready, metrics.registry, router.describe)
+            ops = operations(host, arguments.ops, router.ready, metrics.registry, router.describe)
             await ops.start()
-            await router.start({"ops": reachable(ops.address, arguments.advertise)})
+            await router.start({"ops": reachable(ops.address, section.advertise or "")})
             _be_known(router, arguments, ops, join_address(host, api.address.port))
             await _until_ready(router, ending)
             await api.start()
@@ -180,9 +196,9 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
             reason = await ending
             _logger.info("ending: %s", reason)
             router.stopping = True
-            await asyncio.sleep(arguments.stop_delay)
+            await asyncio.sleep(section.stop_delay_s)
             await passage.close()
-            await api.stop(DRAIN_TIMEOUT_S)
+            await api.stop(section.drain_timeout_s)
             await router.stop(reason)
             await ops.stop(OPERATIONS_GRACE_S)
 
@@ -192,7 +208,7 @@ def _listener(arguments: FrontendArguments) -> socket.socket:
     number = handed_over(os.environ) if arguments.fd is None else arguments.fd
     if number is not None:
         return inherited(number)
-    return bind(*split_address(arguments.listen), reuse_port=arguments.shared_port)
+    return bind(*split_address(arguments.section.listen), reuse_port=arguments.shared_port)
 
 
 def _be_known(router: Router, arguments: FrontendArguments, ops: Server, address: str) -> None:

@@ -39,8 +39,8 @@ def restart(parts: tuple[str, ...], data: Path, as_json: bool) -> None:
     """Restart parts of a running deployment one after the other: all front ends, unless told which.
 
     A front end is replaced: the new one is ready before the old one takes no more requests, and that one finishes what
-    it has. So no request fails, except those that do not end within 30 s. A worker ends before its successor starts;
-    its requests go on elsewhere, so a model with one worker has none for that time.
+    it has. So no request fails, except those that do not end within `frontend.drain_timeout` (30 s). A worker ends
+    before its successor starts; its requests go on elsewhere, so a model with one worker has none for that time.
 
     \b
     contrail restart                       all front ends; so does SIGHUP, sent to a `contrail up` without a terminal

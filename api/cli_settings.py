@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import click
@@ -13,6 +13,7 @@ import orjson
 from api.connection import Connection, connection_options
 from api.contacts import open_registry
 from api.default_group import DefaultGroup
+from api.live.meanings import without_effect
 from api.live.stored import Stored, change_stored, read_stored
 from api.live.table import settings_of, settings_text, usage_lines
 from api.live.usage import InUse, in_use, until_in_use
@@ -35,8 +36,8 @@ def settings() -> None:
 
     \b
     contrail settings                                  what decisions go by, and which replica uses it
-    contrail settings set prefill_weight 2 policy kv
-    contrail settings unset prefill_weight             as configured again
+    contrail settings set own_weight 4
+    contrail settings unset own_weight                 as configured again
     """
 
 
@@ -67,10 +68,13 @@ def set_command(connection: Connection, pairs: tuple[str, ...], as_json: bool) -
     Exit status 1 if some replica does not say so within ten seconds; the change stands all the same.
 
     \b
-    contrail settings set prefill_weight 2
-    contrail settings set policy least-loaded request_weight 0.5
+    contrail settings set own_weight 4
+    contrail settings set policy kv prefill_weight 2
     """
-    _report(*asyncio.run(_change(connection, pairs_of(pairs), frozenset())), as_json)
+    given = pairs_of(pairs)
+    stored, use = asyncio.run(_change(connection, given, frozenset()))
+    policy = stored.values.get("policy", connection.deployment.routing_settings.policy)
+    _report(stored, use, as_json, without_effect(given, str(policy)))
 
 
 @settings.command()
@@ -82,7 +86,7 @@ def unset(connection: Connection, keys: tuple[str, ...], everything: bool, as_js
     """Let settings be as configured again, and wait until every replica decides so.
 
     \b
-    contrail settings unset prefill_weight
+    contrail settings unset own_weight
     contrail settings unset --all
     """
     if everything == bool(keys):
@@ -139,8 +143,9 @@ async def _change(
         return stored, await until_in_use(registry, stored.revision)
 
 
-def _report(stored: Stored, use: InUse, as_json: bool) -> None:
-    """The live settings as they are now; exit status 1 if they do not count everywhere."""
+def _report(stored: Stored, use: InUse, as_json: bool, idle: Sequence[str] = ()) -> None:
+    """The live settings as they are now, and which of those given change nothing; exit status 1 if they do not count
+    everywhere."""
     if as_json:
         _print_json(
             {
@@ -148,11 +153,14 @@ def _report(stored: Stored, use: InUse, as_json: bool) -> None:
                 "live": stored.values,
                 "in_use": use.everywhere,
                 "replicas": use.replicas,
+                "without_effect": list(idle),
             }
         )
     else:
         live = ", ".join(f"{key} {value}" for key, value in stored.values.items())
         click.echo("\n".join([f"live: {live or 'nothing'}", *usage_lines(stored.revision, use)]))
+        if idle:
+            click.echo(f"no effect under this policy: {', '.join(idle)}")
     if not use.everywhere:
         raise SystemExit(SAYS_NO)
 

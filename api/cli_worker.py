@@ -20,7 +20,17 @@ from api.config import DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS
 from api.connection import Connection, connection_options
 from api.engine_arguments import EngineArguments, block_host, engine_object, engine_pairs, make_engine
 from api.logs import configure_engine_logging, configure_logging, log_as
-from api.part import OPERATIONS_GRACE_S, hear_no_more, name_option, on_stop, operations, planes, tell, watch_outbox
+from api.part import (
+    OPERATIONS_GRACE_S,
+    OPS_OPTION,
+    hear_no_more,
+    name_option,
+    on_stop,
+    operations,
+    planes,
+    tell,
+    watch_outbox,
+)
 from api.parts import SUPERVISED
 from api.server import Server
 from core.clock import SystemClock
@@ -45,9 +55,9 @@ OPTIONS = (
         "--listen",
         default="127.0.0.1:0",
         show_default=True,
-        help="HOST:PORT for requests; port 0 is a free one. "
-        "Metrics and state are on another port of HOST, and need no key.",
+        help="HOST:PORT for requests; port 0 is a free one. Metrics and state are on another port, and need no key.",
     ),
+    OPS_OPTION,
     click.option("--advertise", default="", help="HOST or HOST:PORT under which others reach it."),
     click.option(
         "--drain-timeout",
@@ -149,19 +159,21 @@ def run_worker(
         home=connection.data if given["supervised"] else None,
         reasoning_parser=manner.reasoning_parser,
     )
-    reason = uvloop.run(serve(connection, options, arguments))
+    reason = uvloop.run(serve(connection, options, arguments, given["ops"]))
     if reason.startswith(FAILED):
         click.echo(f"contrail: {reason}", err=True)  # the last words, which the supervisor repeats
         raise SystemExit(1)  # whoever supervises starts another
 
 
-async def serve(connection: Connection, options: WorkerOptions, arguments: EngineArguments) -> str:
+async def serve(
+    connection: Connection, options: WorkerOptions, arguments: EngineArguments, ops_address: str = ""
+) -> str:
     """Serves until told to end or the engine dies; then requests in flight finish and the engine is gone."""
     async with planes(connection) as both:
         it = Worker(options, make_engine(arguments), both.log, both.registry, SystemClock(), connection.key)
         metrics = WorkerMetrics(arguments.model, options.name)
         _watch(it, metrics)
-        ops = operations(options.listen_host, lambda: _ready(it), metrics.registry, it.describe)
+        ops = operations(options.listen_host, ops_address, lambda: _ready(it), metrics.registry, it.describe)
         await ops.start()
         tell(arguments.home, options.name, ops)
         watching = on_stop(arguments.home, it.leave)

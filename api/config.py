@@ -154,12 +154,15 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     """Not given, they speak plain HTTP."""
     stop_delay: str = "0s"
     """For how long a front end that was told to end is not ready but serves on, so that a balancer stops asking it."""
+    drain_timeout: str = "30s"
+    """How long the answers that it has begun may take then; those that are not done end with an error."""
 
     def __post_init__(self) -> None:
         _check("listen", split_address, self.listen)
         for origin in self.cors:
             _check("cors", check_origin, origin)
         _check_delay("stop_delay", self.stop_delay, STOP_DELAY_MAX_S)
+        _check_delay("drain_timeout", self.drain_timeout, DRAIN_TIMEOUT_MAX_S)
         _check("journal_max", size_bytes, self.journal_max)
         if self.journal_bytes < JOURNAL_BYTES_MIN:
             raise ValueError(f"journal_max: {self.journal_max} is too little; give 1MiB or more")
@@ -173,6 +176,11 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     def stop_delay_s(self) -> int:
         """`stop_delay` in seconds."""
         return delay_s(self.stop_delay)
+
+    @property
+    def drain_timeout_s(self) -> int:
+        """`drain_timeout` in seconds."""
+        return delay_s(self.drain_timeout)
 
     @property
     def host(self) -> str:
@@ -205,6 +213,9 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     engine: str = "vllm"
     engine_args: dict[str, Any] = {}
     """Handed to the engine as it stands, and checked by it."""
+    devices: tuple[str, ...] = ()
+    """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
+    many as its engine takes, in turn."""
     tool_call_parser: str | None = None
     """How the model writes calls of tools, by vLLM's names (`hermes`, …); not given, tools are not offered to it."""
     reasoning_parser: str | None = None
@@ -227,6 +238,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError(f"name {self.name!r}: other parts are called that; take another")
         if not NAME.fullmatch(self.name):
             raise ValueError(f"name {self.name!r}: use 1 to 63 of a-z, 0-9 and '-'")
+        if self.devices and (self.engine != "vllm" or not all(each.strip() for each in self.devices)):
+            raise ValueError('devices: they are for the engine vllm, such as ["0", "1"]')
         if self.engine not in ENGINES:
             raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
         if not self.model:

@@ -29,7 +29,8 @@ def check_engine(engine: str) -> None:
     """The engine is installed, else CallerError; it is not imported."""
     if engine == VLLM and importlib.util.find_spec("vllm") is None:
         raise CallerError(
-            "vLLM is not installed here: run `make setup` in the project, or use --engine simulated, which needs none"
+            "vLLM is not installed here: run `make setup` in the project, or on GPUs `pip install -e '.[gpu]'`, or use "
+            "--engine simulated, which needs none"
         )
 
 

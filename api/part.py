@@ -16,6 +16,7 @@ import click
 from prometheus_client import CollectorRegistry
 
 from actors.metrics import LogMetrics
+from api.addresses import split_address
 from api.connection import Connection
 from api.operations import create_operations_app
 from api.parts import Announcement, announce, until_orphaned
@@ -26,6 +27,7 @@ from core.readiness import Readiness
 from streams.etcd import EtcdRegistry
 from streams.jetstream import JetStreamLog
 from streams.outbox import Outbox
+from streams.topology import PAYLOAD_MIN
 
 LEASE_S = 10
 """The registry forgets a process that is silent for so long."""
@@ -33,8 +35,6 @@ OPERATIONS_GRACE_S = 1.0
 ENSURE_WAIT_S = 20.0
 """How long a cluster may take to elect a leader before a part gives up and is started again."""
 ENSURE_RETRY_S = 0.5
-PAYLOAD_MIN = 768 * 1024
-"""A chunk of a snapshot, the largest message of ours, with its headers and room to spare."""
 
 
 def _checked_name(_context: click.Context, _option: click.Parameter, name: str) -> str:
@@ -104,14 +104,28 @@ def _check_payload(bytes_max: int) -> None:
         )
 
 
+OPS_OPTION = click.option(
+    "--ops",
+    default="",
+    metavar="HOST:PORT",
+    help="Metrics, state and probes.  [default: a free port of --listen's host]",
+)
+
+
 def operations(
     host: str,
+    wanted: str,
     ready: Callable[[], Readiness],
     registry: CollectorRegistry,
     state: Callable[[], dict[str, Any]],
 ) -> Server:
-    """The operations listener, on a free port; it is live for as long as the loop turns and answers."""
-    return Server(create_operations_app(lambda: True, ready, registry, state), bind(host, 0))
+    """The operations listener, where it is `wanted`, else on a free port; it is live for as long as the loop turns and
+    answers. CallerError if that is no address."""
+    try:
+        host, port = split_address(wanted) if wanted else (host, 0)
+    except ValueError as error:
+        raise CallerError(f"--ops: {error}") from error
+    return Server(create_operations_app(lambda: True, ready, registry, state), bind(host, port))
 
 
 def tell(home: Path | None, name: str, ops: Server, *, id: str | None = None, address: str | None = None) -> None:

@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from api.addresses import join_address, split_address
 from api.config import Deployment, WorkerGroup
 from api.data_folder import DataFolder, write_whole
+from api.devices import Devices
 from api.model_source import ModelSource
 from core.roles import PREFILL
 
@@ -70,6 +71,8 @@ class PartSpec:
     """Of a worker: `decode` or `prefill`."""
     files: tuple[int, ...] = ()
     """Open sockets that it inherits, by their numbers."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What stands in its environment beside ours."""
 
 
 def _command(kind: str, data: DataFolder, name: str) -> tuple[str, ...]:
@@ -81,15 +84,13 @@ def frontend_specs(deployment: Deployment, data: DataFolder, listeners: Sequence
     """A front end for each socket, all of which have one port; each inherits the others' too."""
     host = deployment.frontend.host
     listen = join_address(host, listeners[0].getsockname()[1])
-    told = {"--advertise": deployment.frontend.advertise, "--stop-delay": deployment.frontend.stop_delay_s}
-    more = _words(told)
     files = tuple(listener.fileno() for listener in listeners)
     return [
         PartSpec(
             name=(name := f"{FRONTEND}-{number}"),
             kind=FRONTEND,
             what=f"API on {listen}",
-            command=(*_command(FRONTEND, data, name), "--listen", listen, *_socket_words(own, files), *more),
+            command=(*_command(FRONTEND, data, name), "--listen", listen, *_socket_words(own, files)),
             files=files,
         )
         for number, own in enumerate(files)
@@ -101,7 +102,7 @@ def _socket_words(own: int, files: Sequence[int]) -> tuple[str, ...]:
     return ("--fd", str(own), *others)
 
 
-def worker_specs(group: WorkerGroup, source: ModelSource, data: DataFolder) -> list[PartSpec]:
+def worker_specs(group: WorkerGroup, source: ModelSource, data: DataFolder, devices: Devices) -> list[PartSpec]:
     """All workers of a group. A port of their own counts up from the group's; 0 is a free one for each."""
     host, port = split_address(group.listen)
     advertise = ("--advertise", group.advertise) if group.advertise else ()
@@ -118,6 +119,7 @@ def worker_specs(group: WorkerGroup, source: ModelSource, data: DataFolder) -> l
                 *("--listen", join_address(host, port + number if port else 0), *advertise),
             ),
             role=group.role,
+            environment=devices.environment(group, number),
         )
         for number in range(group.count)
     ]
@@ -147,6 +149,6 @@ def _manner_words(group: WorkerGroup) -> tuple[str, ...]:
     return _words(told)
 
 
-def _words(told: Mapping[str, str | int | None]) -> tuple[str, ...]:
+def _words(told: Mapping[str, str | None]) -> tuple[str, ...]:
     """The options that have a value, as a command line has them."""
-    return tuple(word for flag, value in told.items() if value for word in (flag, str(value)))
+    return tuple(word for flag, value in told.items() if value for word in (flag, value))

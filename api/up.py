@@ -23,7 +23,7 @@ from api.parts import what_of
 from api.running.interrupts import Interrupts
 from api.running.launch import Launch, frontend_drain_max_s
 from api.running.listeners import close_all, open_listeners
-from api.running.preflight import check_copies, check_workers, fit_log_to_disk
+from api.running.preflight import check_copies, check_key, check_workers, fit_log_to_disk
 from api.running.progress import Progress, progress_on
 from api.security.entrance import cautions, with_entrance
 from core.settings import POLICIES
@@ -56,7 +56,9 @@ BABBLES = """
 @click.option("--keys", "frontend_keys", metavar="FILE", help="API keys (`contrail keys`); without, none is asked for.")
 @click.option("--tls-cert", "frontend_tls_cert", metavar="FILE", help="Speak HTTPS with this certificate (PEM).")
 @click.option("--tls-key", "frontend_tls_key", metavar="FILE", help="Its key, if that is in another file.")
-@click.option("--policy", "routing_policy", type=click.Choice(POLICIES), help="How a worker is chosen.  [default: kv]")
+@click.option(
+    "--policy", "routing_policy", type=click.Choice(POLICIES), help="How a worker is chosen.  [default: time]"
+)
 @click.option("--namespace", help="The deployment's name in the log.  [default: default]")
 @click.option("--nats", "log_nats", metavar="URL,…", help="Use this NATS instead of a private one.")
 @click.option("--etcd", "log_etcd", metavar="HOST:PORT", help="Use this etcd instead of a private one.")
@@ -106,6 +108,7 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
         at_end.callback(close_all, listeners)
         deployment = fit_log_to_disk(loaded, data.path)
         data.make()
+        check_key(deployment, data)
         with FolderLock(data.lock):
             progress = progress_on(sys.stdout)
             for caution in cautions(frontend, frontend.host):
@@ -176,7 +179,7 @@ Ready after {took_s:.1f} s: {launch.api}/v1 serves {", ".join(launch.models)}.{b
 
   {data.path} holds the log, the key, all addresses (run.json), and in logs/ what the parts say.
   {command_name()} events --data {data.path} prints the log.
-  {command_name()} restart --data {data.path} renews the front ends, and no request fails.
+  {command_name()} restart --data {data.path} renews the front ends while requests go on.
   Ctrl-C ends everything.
 """
 

@@ -16,6 +16,9 @@ ROUTING_PERCENT = 30
 SNAPSHOTS_PERCENT = 15
 LOAD_PERCENT = 5
 JOBS_PERCENT = 5
+PAYLOAD_MIN = 768 * 1024
+"""What a broker must take as one message: a chunk of a snapshot, the largest of ours, with its headers and room to
+spare."""
 
 _NS_PER_S = 1_000_000_000
 

@@ -20,7 +20,7 @@ BLOCK_SIZE_CPU = 32
 KV_CACHE_BYTES_CPU = 256 << 20
 """Enough for a small model, and it does not take the machine."""
 CACHE_SIZE_ARGUMENTS = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
-MAX_NUM_SEQS = 32
+MAX_NUM_SEQS_CPU = 32
 TOKENIZER_FILES = [
     "tokenizer*",
     "*.model",
@@ -90,12 +90,12 @@ def engine_arguments(given: Mapping[str, Any], model: str, model_path: str, *, c
         raise CallerError("enable_prefix_caching must be on: routing rests on the prefix cache")
     defaults: dict[str, Any] = {
         "disable_log_stats": False,
-        "max_num_seqs": MAX_NUM_SEQS,
         "seed": 0,
         "use_tqdm_on_load": False,
     }
     if cpu:
-        defaults |= {"block_size": BLOCK_SIZE_CPU, "enforce_eager": True} | _own_dtype(model_path)
+        defaults |= {"block_size": BLOCK_SIZE_CPU, "enforce_eager": True, "max_num_seqs": MAX_NUM_SEQS_CPU}
+        defaults |= _own_dtype(model_path)
         if not CACHE_SIZE_ARGUMENTS & given.keys():
             defaults["kv_cache_memory_bytes"] = KV_CACHE_BYTES_CPU
     ours = {

@@ -8,11 +8,10 @@ from api.amounts import bytes_text, seconds_text
 from api.doctor.finding import OK, PROBLEM, WARNING, Finding, version_of
 from core.subjects import JOBS
 from streams.jetstream_broker import BrokerConsumer, Server
+from streams.topology import PAYLOAD_MIN
 
 VERSION_MIN = (2, 11)
 """Older ones lack what the log uses, or were not tried."""
-PAYLOAD_MIN = 576 * 1024
-"""A snapshot's chunk of 512 KiB with its headers."""
 CLOCK_WARNING_MS = 1_000.0
 CLOCK_PROBLEM_MS = 30_000.0
 """Moments that people type, and ages that we show, are wrong by that much; decisions rest on no clock but their own."""

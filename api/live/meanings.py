@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from core.settings import POLICIES
+from collections.abc import Iterable, Mapping
+
+from core.settings import APPROXIMATE, POLICIES
 
 MEANINGS = {
     "policy": f"how a worker is chosen: {', '.join(POLICIES)}",
-    "prefill_weight": "price of a block that must be computed, those queued before it included",
-    "decode_weight": "price of an active block",
-    "request_weight": "price of an active request, in blocks",
+    "prefill_weight": "kv, approximate: price of a block that must be computed, those queued before it included",
+    "decode_weight": "kv, approximate: price of an active block",
+    "request_weight": "kv, approximate: price of an active request, in blocks",
     "device_credit": "what a cached block on the device takes off, in blocks",
     "host_credit": "the same for a block in host memory",
     "disk_credit": "the same for a block on disk",
@@ -19,7 +21,7 @@ MEANINGS = {
     "own_request_weight": "time: the same once more for each active request there",
     "active_weight": "time: price of active blocks: of each token that fits into them, in prefills of a token",
     "prefill_base_us": "time, session: how long a prefill is taken to last, in microseconds …",
-    "prefill_us_per_token": "… and so much longer for each token that it computes",
+    "prefill_us_per_token": "time, session: … and so much longer for each token that it computes",
     "hold_max_ms": "time: how long a request may be held until its worker has room for it; 0 sends it at once",
     "session_wait_max_ms": "session: with longer to wait for prefills there, the session's next worker is taken",
     "approximate_ttl_s": "approximate: for how many seconds a block counts as cached where it was sent; 0 for ever",
@@ -36,3 +38,17 @@ MEANINGS = {
     "prefill_wait_max_ms": "after so many milliseconds a decode worker computes the prompt itself",
 }
 """By key; a test demands one for every setting."""
+
+UNDER: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("prefill_weight", "decode_weight", "request_weight"), ("kv", APPROXIMATE)),
+    **dict.fromkeys(("own_weight", "own_request_weight", "active_weight", "hold_max_ms"), ("time",)),
+    **dict.fromkeys(("prefill_base_us", "prefill_us_per_token"), ("time", "session")),
+    "session_wait_max_ms": ("session",),
+    **dict.fromkeys(("approximate_ttl_s", "approximate_blocks_max"), (APPROXIMATE,)),
+}
+"""The policies that look at a setting, where not all do."""
+
+
+def without_effect(keys: Iterable[str], policy: str) -> list[str]:
+    """Of these settings, those that change nothing under the policy, each with the policies that look at it."""
+    return [f"{key} (for {', '.join(UNDER[key])})" for key in keys if policy not in UNDER.get(key, (policy,))]

@@ -90,7 +90,7 @@ def bisect(
     contrail replay bisect --log incident.contrail
     contrail replay bisect --replicas frontend-0 frontend-1 --from -1h
     contrail replay bisect --settings 12 15
-    contrail replay bisect --set prefill_weight=2
+    contrail replay bisect --set own_weight=2
     contrail replay bisect --against before.jsonl --log incident.contrail
     contrail replay bisect --worker decode-0
     """

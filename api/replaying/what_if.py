@@ -17,6 +17,7 @@ from api.replaying.closed_loop import LoopOptions, closed_loop_options, run_agai
 from api.replaying.what_if_text import one_text, several_text
 from core.errors import CallerError
 from core.moments import parse_moment
+from core.settings import POLICIES
 from replay.supposing.outcome import Outcome, ranked
 from replay.supposing.scenario import USUAL, Scenario, scenarios
 from replay.supposing.what_if import what_if as decide_again
@@ -30,7 +31,7 @@ MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request 
 @click.option("--from", "start", help=MOMENT)
 @click.option("--to", "end", help="MOMENT up to which, not included.")
 @click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="Decide under this setting; repeat for more.")
-@click.option("--policy", help="Decide by this policy: kv, round-robin, random or least-loaded.")
+@click.option("--policy", help=f"Decide by this policy: {', '.join(POLICIES)}.")
 @click.option("--without", multiple=True, metavar="WORKER", help="As if this worker, by name or id, were not there.")
 @click.option("--lag", "lag_ms", type=int, default=0, metavar="MS", help="As if events were known so much later.")
 @click.option("--try", "tries", multiple=True, metavar="KEY=VALUE,…", help="A scenario to compare; repeat for more.")
@@ -59,7 +60,8 @@ def what_if(
 ) -> None:
     """Decide the recorded requests again under other settings, and say what that would have won or cost.
 
-    Several scenarios (--try, --sweep) make one table, the best first. Without any option, the usual ones are tried.
+    Several scenarios (--try, --sweep) make one table, the best first. Without any option, the usual ones are tried:
+    weights of `time` and of `kv`, and the simpler policies.
     Milliseconds are estimated from the record itself; caches stay as recorded.
 
     With --closed-loop the requests are run again instead, on simulated engines that are as fast as the record shows:
@@ -71,10 +73,10 @@ def what_if(
     \b
     contrail replay what-if --log incident.contrail
     contrail replay what-if --policy round-robin --from -1h
-    contrail replay what-if --set prefill_weight=2 --set decode_weight=0.5 --worst 20
-    contrail replay what-if --sweep prefill_weight=1,2,4 --sweep decode_weight=0.5,1
+    contrail replay what-if --set own_weight=2 --set active_weight=0.2 --worst 20
+    contrail replay what-if --policy kv --sweep prefill_weight=1,2,4 --sweep decode_weight=0.5,1
     contrail replay what-if --try policy=kv --try policy=kv,prefill_weight=4 --without decode-1 --lag 250
-    contrail replay what-if --closed-loop --log incident.contrail --sweep prefill_weight=1,2,4
+    contrail replay what-if --closed-loop --log incident.contrail --sweep own_weight=1,2,4
     contrail replay what-if --closed-loop --try policy=time --engine max_seqs=64 --from -1h --json
     """
     base = _base(given, policy, without, lag_ms, recorded_load=recorded_load)

@@ -13,6 +13,7 @@ import msgspec
 from api.addresses import join_address
 from api.config import Deployment
 from api.data_folder import DataFolder, write_whole
+from api.devices import Devices, visible
 from api.model_source import ModelSource, model_source
 from api.parts import PartSpec, frontend_specs, worker_specs
 from api.restart_request import FRONTENDS, take_request
@@ -29,9 +30,8 @@ from api.running.supervisor import Part, Supervisor
 from core.keys import DeploymentKey
 from core.roles import PREFILL
 
-FRONTEND_DRAIN_MAX_S = 45.0
-"""How long a front end may take to finish the answers it has begun (its own bound is 30 s) and to say so in the log,
-beside its `stop_delay`."""
+FRONTEND_LEAVE_MAX_S = 15.0
+"""How long a front end may take to say its end in the log, beside its `stop_delay` and `drain_timeout`."""
 WORKER_LEAVE_MAX_S = 15.0
 """How long a worker may take to leave beside its `drain_timeout`: its events are appended by then."""
 RUN_FILE_S = 0.25
@@ -42,7 +42,8 @@ LOG_FILE_KEPT = ".before"
 
 def frontend_drain_max_s(deployment: Deployment) -> float:
     """How long a front end of this deployment may take to end."""
-    return deployment.frontend.stop_delay_s + FRONTEND_DRAIN_MAX_S
+    frontend = deployment.frontend
+    return frontend.stop_delay_s + frontend.drain_timeout_s + FRONTEND_LEAVE_MAX_S
 
 
 class Launch:
@@ -139,9 +140,10 @@ class Launch:
 
     def _plan(self, sources: list[ModelSource]) -> None:
         self._models = tuple(dict.fromkeys(source.name for source in sources))
+        devices = Devices(visible(os.environ))
         for group, source in zip(self._deployment.workers, sources, strict=True):
             bound_s = group.drain_timeout_s + WORKER_LEAVE_MAX_S
-            self._workers += [self._part(spec, bound_s) for spec in worker_specs(group, source, self._data)]
+            self._workers += [self._part(spec, bound_s) for spec in worker_specs(group, source, self._data, devices)]
         specs = frontend_specs(self._deployment, self._data, self._listeners)
         self._frontends += [self._part(spec, frontend_drain_max_s(self._deployment)) for spec in specs]
         for part in (*self._workers, *self._frontends):

@@ -10,6 +10,7 @@ import msgspec
 
 from api.config import Deployment, WorkerGroup
 from api.config_load import Loaded
+from api.data_folder import DataFolder
 from api.model_source import VLLM, check_engine, check_model
 from api.units import size_bytes
 from core.errors import CallerError
@@ -53,8 +54,11 @@ def check_copies(deployment: Deployment) -> None:
 
 
 def fit_log_to_disk(loaded: Loaded, data: Path) -> Deployment:
-    """The deployment with a log that fits on the disk; CallerError if it was told a size that does not."""
+    """The deployment with a log that fits on the disk; CallerError if it was told a size that does not. What others'
+    servers have room for they say themselves."""
     deployment = loaded.deployment
+    if deployment.log.nats:
+        return deployment
     free = shutil.disk_usage(_existing(data)).free
     asked = size_bytes(deployment.log.max_bytes)
     told = "log.max_bytes" in loaded.origins
@@ -72,6 +76,15 @@ def fit_log_to_disk(loaded: Loaded, data: Path) -> Deployment:
         )
     fitting = f"{max(int(free * DISK_SHARE) >> 20, 1)}MiB"
     return msgspec.structs.replace(deployment, log=msgspec.structs.replace(deployment.log, max_bytes=fitting))
+
+
+def check_key(deployment: Deployment, data: DataFolder) -> None:
+    """CallerError if the log of a run before this one lies there and its key does not: a new one would fit nothing."""
+    if not deployment.log.nats and data.nats.exists() and not data.key.exists():
+        raise CallerError(
+            f"{data.key} is missing, and the log in {data.nats} can be read with that key alone: put it back, or give "
+            "another folder with --data"
+        )
 
 
 def _existing(path: Path) -> Path:

@@ -100,7 +100,7 @@ class ProcessPart:
                 stdin=subprocess.PIPE,  # ends when we do, however we do: `until_orphaned`
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env=_environment() | dict(self.spec.environment),
                 pass_fds=self.spec.files,
                 start_new_session=True,
             )

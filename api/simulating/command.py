@@ -55,8 +55,8 @@ def simulate(
     contrail simulate trace.jsonl --jitter 3000 --seed 1 --plot run.svg --out run.contrail
     contrail simulate trace.jsonl --replicas 4 --lag 100 --failures-per-hour 5
     contrail simulate trace.jsonl --workers 6 --prefill-workers 2 --set remote_prefill_min_tokens=2048
-    contrail simulate incident.contrail --concurrency 64 --set prefill_weight=2
-    contrail simulate trace.jsonl --sweep prefill_weight=0.5,1,2 --sweep workers=4,8 --plot trade-off.svg
+    contrail simulate incident.contrail --concurrency 64 --set own_weight=2
+    contrail simulate trace.jsonl --sweep own_weight=1,2,4 --sweep workers=4,8 --plot trade-off.svg
 
     A sweep takes any routing setting, and workers, prefill_workers, replicas, lag_ms, concurrency, failures_per_hour,
     speed_up, jitter_ms, seed, and engine.NAME. Blocks move in `--engine-set transfer_us_per_block=US`.

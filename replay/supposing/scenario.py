@@ -18,6 +18,7 @@ OWN_KEYS = frozenset({"settings", "without", "delay_ms", "follow_load"})
 
 USUAL: tuple[Mapping[str, Any], ...] = (
     *({"policy": "kv", "prefill_weight": weight} for weight in (0.5, 1, 2, 4, 8)),
+    *({"policy": "time", "own_weight": weight} for weight in (1, 3.2, 6)),
     {"policy": "kv", "temperature": 0.5},
     {"policy": "kv", "tie_margin": 4},
     {"policy": "least-loaded"},

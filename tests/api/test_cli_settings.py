@@ -13,12 +13,12 @@ from actors.live_settings import SETTINGS_KEY, LiveSettings
 from api.cli_settings import pairs_of, settings
 from api.live import stored as stored_module
 from api.live import usage
-from api.live.meanings import MEANINGS
+from api.live.meanings import MEANINGS, UNDER
 from api.live.stored import LOCK_KEY, Stored, change_stored, read_stored
 from api.live.table import settings_of, settings_text
 from api.live.usage import InUse, Usage
 from core.errors import CallerError, Unavailable
-from core.settings import RoutingSettings
+from core.settings import POLICIES, RoutingSettings
 from streams.embedded_etcd import EmbeddedEtcd
 from streams.embedded_nats import EmbeddedNats
 from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
@@ -71,6 +71,15 @@ async def test_it_waits_until_every_replica_uses_them(here: Deployed, monkeypatc
     result = await here.run(settings, "set", "request_weight", "0.25")
     assert result.exit_code == 1
     assert f"frontend-0 ({behind['replica']}): uses revision {revision}" in result.stdout
+
+
+async def test_what_changes_nothing_is_said(here: Deployed) -> None:
+    """A weight of another policy is stored, and its operator hears that nobody looks at it now."""
+    result = await here.run(settings, "set", "prefill_weight", "2", "own_weight", "4")
+    assert "no effect under this policy: prefill_weight (for kv, approximate)\n" in result.stdout
+    status, said = await here.json(settings, "set", "policy", "kv", "own_weight", "3")
+    assert (status, said["without_effect"]) == (0, ["own_weight (for time)"])
+    assert (await here.json(settings, "set", "policy", "time"))[1]["without_effect"] == []
 
 
 async def test_show_says_where_each_value_is_from(here: Deployed) -> None:
@@ -158,6 +167,8 @@ async def test_a_lock_is_given_back_when_the_change_is_refused() -> None:
 def test_every_setting_has_a_meaning() -> None:
     """The table explains all settings, and none that is gone."""
     assert MEANINGS.keys() == RoutingSettings().to_mapping().keys()
+    assert all(meaning.startswith(", ".join(UNDER[key])) for key, meaning in MEANINGS.items() if key in UNDER)
+    assert set().union(*UNDER.values()) <= set(POLICIES)
 
 
 def test_values_are_numbers_where_they_read_as_ones() -> None:

@@ -13,14 +13,16 @@ from click.testing import CliRunner
 
 from actors.draining import DRAIN_TIMEOUT_S
 from actors.worker import WorkerOptions
-from api import cli_worker
+from api import cli_frontend, cli_worker
 from api.cli import contrail
-from api.config import Deployment
+from api.cli_frontend import FrontendArguments
+from api.config import Deployment, FrontendSection
 from api.config_load import load
 from api.data_folder import DataFolder
+from api.devices import Devices
 from api.model_source import ModelSource
-from api.parts import frontend_specs, worker_specs
-from api.running.launch import FRONTEND_DRAIN_MAX_S, WORKER_LEAVE_MAX_S, Launch, frontend_drain_max_s
+from api.parts import worker_specs
+from api.running.launch import FRONTEND_LEAVE_MAX_S, WORKER_LEAVE_MAX_S, Launch, frontend_drain_max_s
 from api.running.progress import PlainProgress
 from core.errors import CallerError
 
@@ -43,7 +45,7 @@ def test_workers_are_told_and_get_that_time(tmp_path: Path, given: dict[str, Any
     wanted = deployment(tmp_path, {"count": 1, **given})
     sources = [ModelSource("tiny", "/models/tiny")] * 2
     for group, expected in zip(wanted.workers, (word, "30"), strict=True):
-        for spec in worker_specs(group, sources[0], data):
+        for spec in worker_specs(group, sources[0], data, Devices(())):
             assert spec.command[spec.command.index("--drain-timeout") + 1] == expected
     with socket.create_server(("127.0.0.1", 0)) as listener:
         launch = Launch(wanted, data, [listener], PlainProgress(sys.stdout))
@@ -51,16 +53,32 @@ def test_workers_are_told_and_get_that_time(tmp_path: Path, given: dict[str, Any
     assert [part.drain_max_s for part in launch._workers] == [int(word) + WORKER_LEAVE_MAX_S, 30 + WORKER_LEAVE_MAX_S]
 
 
-def test_front_ends_are_told_and_get_that_time(tmp_path: Path) -> None:
-    """Not told, they stop at once."""
-    data = DataFolder(tmp_path / "data")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        (plain,) = frontend_specs(deployment(tmp_path, {}), data, [listener])
-        slow = deployment(tmp_path, {}, stop_delay="7s")
-        (told,) = frontend_specs(slow, data, [listener])
-    assert "--stop-delay" not in plain.command
-    assert told.command[told.command.index("--stop-delay") + 1] == "7"
-    assert frontend_drain_max_s(slow) == FRONTEND_DRAIN_MAX_S + 7
+def test_front_ends_get_that_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They know it from the file, also where they are started alone; what the command line says comes first."""
+    (tmp_path / "key").write_text("ab" * 32)
+    slow = {"stop_delay": "7s", "drain_timeout": "3m", "listen": "127.0.0.1:8100", "advertise": "10.0.0.1"}
+    found: list[FrontendSection] = []
+
+    async def serve(_: object, arguments: FrontendArguments) -> None:
+        found.append(arguments.section)
+
+    monkeypatch.setattr(cli_frontend, "serve", serve)
+    wanted = deployment(tmp_path, {}, **slow)
+    given = ["frontend", "-f", str(tmp_path / "deployment.yaml"), "--key-file", str(tmp_path / "key")]
+    addresses = ["--nats", "nats://x", "--etcd", "x:1"]
+    for more in ([], ["--stop-delay", "0", "--drain-timeout", "5", "--listen", "127.0.0.1:1", "--advertise", "me"]):
+        result = CliRunner().invoke(contrail, [*given, *addresses, *more])
+        assert result.exit_code == 0, result.output
+
+    as_told, otherwise = found
+    assert as_told == wanted.frontend
+    assert (otherwise.stop_delay_s, otherwise.drain_timeout_s) == (0, 5)
+    assert (otherwise.listen, otherwise.advertise) == ("127.0.0.1:1", "me")
+    assert frontend_drain_max_s(wanted) == 7 + 180 + FRONTEND_LEAVE_MAX_S
+    assert frontend_drain_max_s(deployment(tmp_path, {})) == 30 + FRONTEND_LEAVE_MAX_S
+    refused = CliRunner().invoke(contrail, [*given, *addresses, "--listen", "here"])
+    assert isinstance(refused.exception, CallerError)
+    assert "--listen: 'here'" in str(refused.exception)
 
 
 def test_what_is_no_delay_is_named(tmp_path: Path) -> None:
@@ -69,6 +87,7 @@ def test_what_is_no_delay_is_named(tmp_path: Path) -> None:
         ({"drain_timeout": "soon"}, {}, "drain_timeout: 'soon' is not a duration"),
         ({"drain_timeout": "2h"}, {}, "drain_timeout: 2h is too long; 3600s is the most"),
         ({}, {"stop_delay": "6m"}, "stop_delay: 6m is too long; 300s is the most"),
+        ({}, {"drain_timeout": "2h"}, "drain_timeout: 2h is too long; 3600s is the most"),
     ):
         with pytest.raises(CallerError, match=said):
             deployment(tmp_path, group, **frontend)
@@ -79,7 +98,7 @@ def test_the_commands_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "key").write_text("ab" * 32)
     found: list[float] = []
 
-    async def serve(_: object, options: WorkerOptions, __: object) -> str:
+    async def serve(_: object, options: WorkerOptions, *__: object) -> str:
         found.append(options.drain_timeout_s)
         return "told to end"
 

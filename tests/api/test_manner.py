@@ -17,6 +17,7 @@ from api.cli import contrail
 from api.config import MANNER, WorkerGroup
 from api.config_load import load
 from api.data_folder import DataFolder
+from api.devices import Devices
 from api.engine_arguments import EngineArguments, make_engine
 from api.model_source import ModelSource, check_model
 from api.parts import worker_specs
@@ -34,7 +35,9 @@ def group_of(folder: Path, **given: Any) -> WorkerGroup:
 
 def words(folder: Path, **given: Any) -> tuple[str, ...]:
     """What the group's worker is started with."""
-    (spec,) = worker_specs(group_of(folder, **given), ModelSource("tiny", "/models/tiny"), DataFolder(folder))
+    (spec,) = worker_specs(
+        group_of(folder, **given), ModelSource("tiny", "/models/tiny"), DataFolder(folder), Devices(())
+    )
     return spec.command
 
 
@@ -71,7 +74,7 @@ def test_from_the_command_to_the_worker(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "key").write_text("ab" * 32)
     found: list[tuple[WorkerOptions, EngineArguments]] = []
 
-    async def serve(_: object, options: WorkerOptions, arguments: EngineArguments) -> str:
+    async def serve(_: object, options: WorkerOptions, arguments: EngineArguments, *__: object) -> str:
         found.append((options, arguments))
         return "told to end"
 

@@ -13,9 +13,11 @@ import pytest
 from actors.metrics import FrontendMetrics, WorkerMetrics
 from api.logs import JsonLines
 from api.operations import create_operations_app
+from api.part import operations
 from api.server import Server, bind
 from core.errors import CallerError
 from core.readiness import Readiness
+from streams.ports import free_port
 from tests.api.conftest import Api
 from tests.api.scripted import spoken
 
@@ -41,6 +43,21 @@ async def test_a_process_says_how_it_is() -> None:
     await server.stop(grace_s=1)
     assert 'contrail_worker_running{model="tiny",worker="decode-0"} 3.0' in text
     assert 'contrail_appends_total{outcome="stored",stream="kv_0"} 1.0' in text
+
+
+async def test_the_listener_is_where_it_is_wanted() -> None:
+    """At the address that `--ops` names, else at a free port of the host; what is no address is said."""
+    made = (lambda: Readiness(ready=True, waiting_for={}), WorkerMetrics("tiny", "decode-0").registry, dict)
+    port = free_port()
+    wanted, anywhere = (operations("127.0.0.1", address, *made) for address in (f"127.0.0.1:{port}", ""))
+    async with httpx.AsyncClient(verify=False) as http:
+        for server in (wanted, anywhere):
+            assert (await http.get(f"http://{await server.start()}/live")).status_code == 200
+            await server.stop(grace_s=1)
+    assert wanted.address.port == port
+    assert anywhere.address.port != port
+    with pytest.raises(CallerError, match="--ops: 'here' is not an address"):
+        operations("127.0.0.1", "here", *made)
 
 
 async def test_metrics_tell_what_requests_took(api: Api) -> None:

@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from api.config_load import load
-from api.running.preflight import LOG_BYTES_MIN, check_copies, fit_log_to_disk
+from api.data_folder import DataFolder
+from api.running.preflight import LOG_BYTES_MIN, check_copies, check_key, fit_log_to_disk
 from api.units import size_bytes
 from core.errors import CallerError
 
@@ -55,6 +57,27 @@ def test_a_log_that_was_told_its_size_gets_it_or_is_refused(free: list[int], tmp
     free[0] = 31 << 20
     with pytest.raises(CallerError, match=r"log\.max_bytes is 32MiB, but .* has 31 MiB free"):
         fit_log_to_disk(load(file, environment={}), tmp_path)
+
+
+def test_a_log_elsewhere_is_not_measured_here(free: list[int], tmp_path: Path) -> None:
+    """The disk of one's own servers is not that of this machine."""
+    file = tmp_path / "deployment.yaml"
+    file.write_text('version: 1\nlog: {max_bytes: 32GiB, nats: ["nats://10.0.0.1:4222"]}\n')
+    free[0] = 1 << 20
+    assert fit_log_to_disk(load(file, environment={}), tmp_path).log.max_bytes == "32GiB"
+
+
+def test_a_log_without_its_key_is_not_begun_anew(tmp_path: Path) -> None:
+    """Nothing of it could be read; a folder that is new, or whose log is elsewhere, has no key to miss."""
+    data, deployment = DataFolder(tmp_path), load(environment={}).deployment
+    check_key(deployment, data)
+    data.nats.mkdir()
+    with pytest.raises(CallerError, match=r"key is missing, and the log in .*nats can be read with that key alone"):
+        check_key(deployment, data)
+    elsewhere = msgspec.structs.replace(deployment.log, nats=("nats://10.0.0.1:4222",))
+    check_key(msgspec.structs.replace(deployment, log=elsewhere), data)
+    data.key.touch()
+    check_key(deployment, data)
 
 
 def test_several_copies_need_several_servers() -> None:

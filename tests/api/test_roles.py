@@ -19,6 +19,7 @@ from api.cli import contrail
 from api.config import Deployment
 from api.config_load import Loaded, load
 from api.data_folder import DataFolder
+from api.devices import Devices
 from api.engine_arguments import EngineArguments, block_host, make_engine
 from api.model_source import ModelSource
 from api.parts import PartSpec, worker_specs
@@ -160,7 +161,7 @@ def specs(folder: Path, *groups: dict[str, Any]) -> list[PartSpec]:
     given = [{"engine": "simulated", **group} for group in groups]
     source = ModelSource("tiny", "/models/tiny")
     workers = loaded(folder, *given).deployment.workers
-    return [spec for group in workers for spec in worker_specs(group, source, DataFolder(folder))]
+    return [spec for group in workers for spec in worker_specs(group, source, DataFolder(folder), Devices(()))]
 
 
 def test_each_role_has_its_command(tmp_path: Path) -> None:

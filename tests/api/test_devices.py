@@ -1,0 +1,59 @@
+"""Which GPUs workers get: in turn, as many as their engine takes, or those that the group names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.config import WorkerGroup
+from api.data_folder import DataFolder
+from api.devices import VARIABLE, Devices, visible
+from api.model_source import ModelSource
+from api.parts import worker_specs
+from core.errors import CallerError
+
+
+def dealt(cards: Devices, /, **group: Any) -> list[str | None]:
+    """What each worker of a group has in its environment."""
+    wanted = msgspec.convert({"count": 2, **group}, WorkerGroup)
+    specs = worker_specs(wanted, ModelSource("tiny", "/models/tiny"), DataFolder(Path("/data")), cards)
+    return [spec.environment.get(VARIABLE) for spec in specs]
+
+
+def test_each_worker_gets_cards_of_its_own() -> None:
+    """Groups go on where the one before ended; when all cards are given, they are given again."""
+    devices = Devices(("0", "1", "2", "5"))
+    assert dealt(devices) == ["0", "1"]
+    assert dealt(devices, engine="simulated") == [None, None]
+    assert dealt(devices, engine_args={"tensor_parallel_size": 2}, count=1) == ["2,5"]
+    assert dealt(devices, engine_args={"tensor_parallel_size": 2, "pipeline_parallel_size": "2"}) == ["0,1,2,5"] * 2
+
+
+def test_a_group_may_name_them() -> None:
+    """One entry for each worker, in turn; others' turns are not touched."""
+    devices = Devices(("0", "1"))
+    assert dealt(devices, devices=["4,5", "GPU-abc"], count=3) == ["4,5", "GPU-abc", "4,5"]
+    assert dealt(devices) == ["0", "1"]
+    for wrong in ({"devices": [" "]}, {"devices": ["0"], "engine": "simulated"}):
+        with pytest.raises(msgspec.ValidationError, match="devices: they are for the engine vllm"):
+            msgspec.convert(wrong, WorkerGroup)
+
+
+def test_more_than_there_are_is_refused() -> None:
+    """In words; without any card nothing is said, and the engine finds out what it runs on."""
+    with pytest.raises(CallerError, match="group 'decode' want 4 GPUs each, and 2 can be seen"):
+        dealt(Devices(("0", "1")), engine_args={"tensor_parallel_size": 4})
+    assert dealt(Devices(()), engine_args={"tensor_parallel_size": 4}) == [None, None]
+
+
+def test_what_can_be_seen(tmp_path: Path) -> None:
+    """What the environment names, an empty list too; else the machine's cards by number."""
+    for name in ("nvidia10", "nvidia2", "nvidia0", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert visible({}, tmp_path) == ("0", "2", "10")
+    assert visible({VARIABLE: "3, GPU-abc"}, tmp_path) == ("3", "GPU-abc")
+    assert visible({VARIABLE: ""}, tmp_path) == ()
+    assert visible({}, tmp_path / "none") == ()
