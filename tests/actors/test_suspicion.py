@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from actors import suspicion as suspicion_module
-from actors.link import Link
-from actors.registration import Registration
 from actors.router import Router
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import (
@@ -108,24 +106,6 @@ async def test_a_frozen_worker_is_lost_and_its_streams_end() -> None:
         await eventually(lambda: not router.state.member(worker).alive, "the loss is folded")  # type: ignore[union-attr]
         assert [event.reason for event in await it.told(KV, WorkerLost)] == ["no lease, no answer"]
         await eventually(lambda: worker not in router.fleet.links, "its link is gone")
-
-
-async def test_a_link_is_kept_for_a_worker_that_came_back_while_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is over by the log and does not answer, but registers again before that is known."""
-    async with world() as it:
-        router = await it.router()
-        fleet, worker = router.fleet, WorkerId(new_id())
-        link = fleet.connect(worker, "127.0.0.1:1")
-
-        async def comes_back(_link: Link) -> bool:
-            fleet.registered[worker] = Registration("sim", link.address, "simulated", 16, 4096)
-            return False
-
-        monkeypatch.setattr(suspicion_module, "_still_speaks", comes_back)
-        await router.suspicion._release(set())
-        assert fleet.links == {worker: link}
-        del fleet.registered[worker]
-        fleet.drop(link)
 
 
 async def test_an_open_stream_is_trusted_over_the_log() -> None:

@@ -48,7 +48,7 @@ def test_help_shows_how_it_is_used() -> None:
     """Every option, and examples."""
     page = told("simulate", "--help")
 
-    assert "contrail simulate trace.jsonl --sweep prefill_weight=0.5,1,2" in page
+    assert "contrail simulate trace.jsonl --sweep own_weight=1,2,4" in page
     for option in ("--format", "--engine-set", "--replica-lag", "--prefill-workers", "--concurrency", "--out"):
         assert option in page
     assert "simulate " in told("--help")
