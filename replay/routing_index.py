@@ -90,7 +90,7 @@ class RoutingIndex:
         self._handlers: dict[str, Callable[[Record, str, RoutingEvent], None]] = {
             "RequestRouted": self._routed,
             "RequestRejected": self._routed,
-            "RequestTurnedAway": self._routed,
+            "RequestTurnedAway": self._turned_away,
             "RequestQueued": self._queued,
             "RequestMigrated": self._migrated,
             "RequestPrefilled": self._prefilled,
@@ -197,6 +197,12 @@ class RoutingIndex:
             self._of[event.request] = [tried]
         else:
             known.append(tried)
+
+    def _turned_away(self, record: Record, replica: str, event: RoutingEvent) -> None:
+        """Of a request that a worker declined, its next attempt: the id is not used anew."""
+        last = next((each for each in reversed(self.tried(event.request)) if each.replica == replica), None)
+        attempt = last.attempt + 1 if last is not None and last.outcome == "declined" else 0
+        self._routed(record, replica, msgspec.structs.replace(event, attempt=attempt))
 
     def _queued(self, record: Record, replica: str, event: RoutingEvent) -> None:
         first, _ = self._waits.get((event.request, replica), (record.seq, 0))

@@ -148,8 +148,13 @@ class _Reader:
                 self._routed(key, seq, event)
             case RequestRejected() if not event.attempt:
                 self._left_out[REFUSED] += 1
-            case RequestTurnedAway():
+            case RequestTurnedAway() if not self._declined(key):
                 self._left_out[TURNED_AWAY] += 1
+
+    def _declined(self, key: tuple[str, str]) -> bool:
+        """Whether it was decided about, and counts as a request without a token."""
+        it = self._now.get(key)
+        return it is not None and it.outcome == "declined"
 
     def _routed(self, key: tuple[str, str], seq: int, event: RequestRouted) -> None:
         if not event.attempt:

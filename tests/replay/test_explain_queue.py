@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
+
 from api.replaying.explained import explained
 from core.queue_events import RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
@@ -68,6 +70,23 @@ def test_who_was_turned_away_is_told_and_listed(tmp_path: Path) -> None:
         assert (more.status, more.reason, more.queued) == (429, "tenant_share", None)
         assert "rejected with 429: tenant share" in explained(explain(recording, "more"))
         assert [each.request for each in requests(recording, outcome="rejected")] == ["late", "more"]
+
+
+def test_who_was_declined_and_then_turned_away_is_one_request(tmp_path: Path) -> None:
+    """Its end belongs to the attempt before; whoever is turned away under the id later is another one."""
+    stage = staged()
+    stage.route("r", ASKED)
+    stage.tell(msgspec.structs.replace(finished("r"), outcome="declined"))
+    away = RequestTurnedAway(request="r", model="tiny", reason="deadline", status=504, waited_ms=30)
+    stage.tell(away)
+    with stage.recording(tmp_path / "one") as recording:
+        told = explain(recording, "r")
+        assert [each.outcome for each in told.attempts] == ["declined"]
+        assert [(each.attempt, each.reason) for each in told.rejections] == [(1, "deadline")]
+        assert len(recording.index.uses("r")) == 1
+    stage.tell(away)
+    with stage.recording(tmp_path / "two") as recording:
+        assert len(recording.index.uses("r")) == 2
 
 
 async def test_decisions_of_a_crowded_router_come_out_equal(tmp_path: Path) -> None:

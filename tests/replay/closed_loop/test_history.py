@@ -78,13 +78,15 @@ def test_what_is_left_out_is_counted(stage: Stage, tmp_path: Path) -> None:
     )  # fmt: skip
     stage.tell(RequestTurnedAway(request="late", model="tiny", reason="queue_full", status=503, waited_ms=-1))
 
+    stage.tell(chosen("declined", 7), ended("declined", "declined", 0, -1))
+    stage.tell(RequestTurnedAway(request="declined", model="tiny", reason="client_gone", status=499, waited_ms=9))
+
     it = found(stage, tmp_path)
 
     assert [each.id for each in it.requests] == ["whole"]
-    assert it.left_out == dict.fromkeys(
-        [why.UNDER_WAY, why.UNANSWERED, why.UNHASHED, why.BEGUN_BEFORE, why.REFUSED, why.TURNED_AWAY], 1
-    )
-    assert len(it.stints) == 4
+    others = [why.UNDER_WAY, why.UNHASHED, why.BEGUN_BEFORE, why.REFUSED, why.TURNED_AWAY]
+    assert it.left_out == {why.UNANSWERED: 2} | dict.fromkeys(others, 1)
+    assert len(it.stints) == 5
 
 
 def test_answers_that_were_cut_short_are_run_as_they_were(stage: Stage, tmp_path: Path) -> None:
