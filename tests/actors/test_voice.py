@@ -209,7 +209,7 @@ async def test_a_log_that_refuses_for_good_is_said(monkeypatch: pytest.MonkeyPat
         for number in range(30):
             engine.script(f"x{number}").put_nowait(Output(tokens=(1,), finish="stop"))
             await collect(router, request(range(40), id=f"x{number}"))
-        await eventually(lambda: router.voice.outbox.error, "the refusal")
+            await eventually(lambda: router.voice.outbox.error, "the refusal, after the first one")
         readiness = router.ready()
         assert not readiness.ready
         assert readiness.waiting_for["log"] == "takes nothing of this replica any more: no right to publish"
