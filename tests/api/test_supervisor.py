@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,10 @@ import pytest
 from api.data_folder import DataFolder
 from api.parts import PartSpec
 from api.run_file import PartEntry
+from api.running import process_part
 from api.running.backoff import Backoff
 from api.running.process_part import ProcessPart
-from api.running.processes import end_leftovers, started_ticks
+from api.running.processes import end_leftovers, spent_ticks, started_ticks
 from api.running.progress import PlainProgress
 from api.running.readiness import PartFailed, wait_until_ready
 from api.running.supervisor import HURRY_MAX_S, PROBE_FAILURES_MAX, Supervisor
@@ -44,15 +45,14 @@ said = Announcement(pid=os.getpid(), ops=f"127.0.0.1:{server.server_port}", id="
 announce(pathlib.Path(sys.argv[1]), sys.argv[2], said)
 server.serve_forever()
 """
-COMPUTES = """
-import os, pathlib, socket, sys
+SAYS_NOTHING = """
+import os, pathlib, socket, sys, time
 from api.parts import Announcement, announce
 
 server = socket.create_server(("127.0.0.1", 0))
 said = Announcement(pid=os.getpid(), ops=f"127.0.0.1:{server.getsockname()[1]}", id="0123456789abcdef")
 announce(pathlib.Path(sys.argv[1]), sys.argv[2], said)
-while True:
-    pass
+time.sleep(60)
 """
 BOUND_S = 20.0
 
@@ -147,21 +147,34 @@ async def test_a_part_that_hangs_is_taken_for_dead(bench: Bench) -> None:
 
 async def test_a_part_that_is_busy_gets_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who says nothing but computes, as on a machine with too much to do, lives; not for ever, and not if it stands."""
-    monkeypatch.setattr("api.running.process_part.PROBE_TIMEOUT_S", 0.3)
-    part = await bench.started("busy", COMPUTES, str(bench.data.path), "busy")
+    monkeypatch.setattr(process_part, "PROBE_TIMEOUT_S", 0.02)
+    part = await bench.started("busy", SAYS_NOTHING, str(bench.data.path), "busy")
 
-    assert [await part.alive() for _ in range(PROBE_FAILURES_MAX + 1)] == [True] * (PROBE_FAILURES_MAX + 1)
+    ticks = count()
+    monkeypatch.setattr(process_part, "spent_ticks", lambda _pid: next(ticks))
+    assert [await part.alive() for _ in range(2 * PROBE_FAILURES_MAX)] == [True] * 2 * PROBE_FAILURES_MAX
 
-    assert part.pid is not None
-    os.kill(part.pid, signal.SIGSTOP)
-    await part.alive()  # what it did until it was stopped
+    monkeypatch.setattr(process_part, "BUSY_MAX_S", 0.0)
     assert not await part.alive()
-    os.kill(part.pid, signal.SIGCONT)
-    await part.alive()
+    monkeypatch.setattr(process_part, "BUSY_MAX_S", 60.0)
     assert await part.alive()
 
-    monkeypatch.setattr("api.running.process_part.BUSY_MAX_S", 0.0)
+    monkeypatch.setattr(process_part, "spent_ticks", lambda _pid: 4711)
+    await part.alive()  # what it did until then
     assert not await part.alive()
+
+
+async def test_what_a_process_computed_is_known(bench: Bench) -> None:
+    """It grows while it computes, and nobody knows it of a process that is gone."""
+    before = spent_ticks(os.getpid())
+    assert before is not None
+    await until(lambda: sum(range(100_000)) > 0 and (spent_ticks(os.getpid()) or 0) > before)
+    part = await bench.started("gone", OBEYS)
+    pid = part.pid
+    assert pid is not None
+    assert spent_ticks(pid) is not None
+    await part.stop(5.0)
+    assert spent_ticks(pid) is None
 
 
 async def test_what_a_dead_part_leaves_behind_goes_too(bench: Bench) -> None:
