@@ -21,6 +21,12 @@ KV_CACHE_BYTES_CPU = 256 << 20
 """Enough for a small model, and it does not take the machine."""
 CACHE_SIZE_ARGUMENTS = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
 MAX_NUM_SEQS_CPU = 32
+EXECUTOR_CPU = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Computes in the process of the scheduler. Under its short name vLLM takes a process more on a CPU, only to bind
+threads to cores, which ours are not; the two then wait for each other without a pause, a core for a second after every
+step: two thirds of the tokens of one stream, and other engines on the same cores stand still."""
+RANKS_ARGUMENTS = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
+BIND_VARIABLE, UNBOUND = "VLLM_CPU_OMP_THREADS_BIND", "nobind"
 TOKENIZER_FILES = [
     "tokenizer*",
     "*.model",
@@ -53,7 +59,7 @@ def environment(model_path: str) -> dict[str, str]:
 
 def environment_cpu(cores: int) -> dict[str, str]:
     """The same for engines on a CPU: threads are not pinned, so that several engines share its cores."""
-    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, cores // 2))}
+    return {BIND_VARIABLE: UNBOUND, "OMP_NUM_THREADS": str(max(1, cores // 2))}
 
 
 @contextlib.contextmanager
@@ -95,7 +101,7 @@ def engine_arguments(given: Mapping[str, Any], model: str, model_path: str, *, c
     }
     if cpu:
         defaults |= {"block_size": BLOCK_SIZE_CPU, "enforce_eager": True, "max_num_seqs": MAX_NUM_SEQS_CPU}
-        defaults |= _own_dtype(model_path)
+        defaults |= _own_dtype(model_path) | _own_executor(given)
         if not CACHE_SIZE_ARGUMENTS & given.keys():
             defaults["kv_cache_memory_bytes"] = KV_CACHE_BYTES_CPU
     ours = {
@@ -104,6 +110,12 @@ def engine_arguments(given: Mapping[str, Any], model: str, model_path: str, *, c
         "enable_prefix_caching": True,
     }
     return defaults | dict(given) | ours
+
+
+def _own_executor(given: Mapping[str, Any]) -> dict[str, str]:
+    """One process where one rank computes, and the user does not want its threads on cores of their own."""
+    ranks = [name for name in RANKS_ARGUMENTS if given.get(name, 1) != 1]
+    return {} if ranks or os.environ.get(BIND_VARIABLE) != UNBOUND else {"distributed_executor_backend": EXECUTOR_CPU}
 
 
 def _own_dtype(model_path: str) -> dict[str, str]:

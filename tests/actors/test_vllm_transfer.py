@@ -213,7 +213,8 @@ async def test_addresses(vllm_pair: Pair) -> None:
 async def test_idle_engines_leave_the_cores(vllm_pair: Pair) -> None:
     """The thread that polls without a pause has the lowest priority; the one that computes may use every core."""
     for engine in vllm_pair:
-        worker = psutil.Process(engine._processes.pids[1])
+        (pid,) = engine._processes.pids  # one process schedules and computes
+        worker = psutil.Process(pid)
         assert worker.cpu_affinity() == psutil.Process().cpu_affinity()
         priorities = [os.getpriority(os.PRIO_PROCESS, thread.id) for thread in worker.threads()]
         assert priorities.count(19) == 1
