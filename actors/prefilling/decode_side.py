@@ -44,6 +44,7 @@ class DecodeSide:
             around.clock,
             around.key.hash_seed,
             jobs=lambda: self._tail.jobs,
+            broken=lambda why: around.leave(f"engine dead: {why}"),
         )
 
     def __repr__(self) -> str:
@@ -69,6 +70,7 @@ class DecodeSide:
     async def stop(self) -> None:
         """The queue is followed no more, and nobody holds blocks for us that we know of."""
         await self._tail.stop()
+        await self.desk.close()
         await self._asking.close()
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:

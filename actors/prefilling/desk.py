@@ -5,7 +5,8 @@
    computes the prompt itself. The only clock is our own: all times count from the asking.
 3. Nothing is pulled that `core.transfer.mismatch` objects to, or with too little left of the time that the holder
    promised. No token leaves before the holder said that the blocks were held until they had come. If it does not say
-   so, all that is cached is forgotten: wrong blocks would be found under right names.
+   so, all that is cached is forgotten: wrong blocks would be found under right names. That goes on when who asked waits
+   no longer; and where it cannot be done, the engine must not serve any more.
    Logprobs of a prompt and embeddings are no part of its blocks: such a prompt is computed here, without a verdict.
 4. Who takes a job loses it with its connection; it is offered again at once, and the queue hands it out again too.
 """
@@ -15,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import ExitStack, aclosing, suppress
 from typing import NamedTuple, cast
 
 import msgspec
@@ -28,6 +29,7 @@ from actors.prefilling.asking import Asking
 from actors.prefilling.doubts import Doubts
 from actors.prefilling.job import Answer, Job, Recompute
 from core.clock import Clock
+from core.errors import EngineDead
 from core.generation import NO_HINT, TASK_GENERATE, GenerateRequest, Hint, Output, PrefillReport
 from core.prompt import Prompt, scope_bytes
 from core.transfer import KvPull
@@ -65,7 +67,9 @@ class PrefillDesk:
         hash_seed: int,
         *,
         jobs: Callable[[], JobsProjection],
+        broken: Callable[[str], None],
     ) -> None:
+        """`broken` hears why the engine must serve nobody any more."""
         assert engine.transfer is not None
         self.asking = asking
         self.verdicts = Counter[str]()
@@ -79,7 +83,12 @@ class PrefillDesk:
         self._clock = clock
         self._hash_seed = hash_seed
         self._jobs = jobs
+        self._broken = broken
         self._doubts = Doubts()
+        self._judging: dict[asyncio.Task[None], Job] = {}
+        """What finds out about blocks that came of pulls that were given up."""
+        self._spoiled: list[ExitStack] = []
+        """Doubts that stay for ever."""
         self._entering = 0
         """Pulls that the engine was given and of which no token came."""
 
@@ -96,10 +105,10 @@ class PrefillDesk:
                 async for output in outputs:
                     yield output
             return
-        depth = self._overlap(prompt)
-        report = self._verdict(prompt, depth)
         with self._doubts.live(prompt):
-            begun = None
+            await self._doubts.clear(prompt)
+            depth, begun = self._overlap(prompt), None
+            report = self._verdict(prompt, depth)
             if report.remote:
                 job = self.asking.open(
                     request,
@@ -112,10 +121,10 @@ class PrefillDesk:
                     with self._doubts.about(prompt, depth + 1):
                         begun, report = await self._try_remote(job, prompt, report)
                 finally:
-                    self.asking.cancel(job, "client_gone")  # nothing, if it has its end
-            else:
-                await self._doubts.clear(prompt)
+                    if job not in self._judging.values():
+                        self.asking.cancel(job, "client_gone")  # nothing, if it has its end
             if begun is None:
+                await self._doubts.clear(prompt)
                 begun = await self._begin(request, report)
             async with aclosing(begun.rest) as rest:
                 yield msgspec.structs.replace(begun.first, prefill=begun.report)
@@ -187,17 +196,56 @@ class PrefillDesk:
                 raise Recompute("unconfirmed", "the blocks came after the time for which they were promised")  # noqa: TRY301
             await self.asking.confirm(job, answer)
         except BaseException as error:  # a client that went away, too, may leave wrong blocks in the cache
-            if begun is not None:
-                await begun.rest.aclose()
-            if not isinstance(error.__cause__, TransferFailed) and await self._came(prompt, depth):
-                await self._mistrust(job, answer, until_ms)
+            came = not isinstance(error.__cause__, TransferFailed) and depth < prompt.blocks
+            await self._judge(self._judged(job, answer, prompt, depth if came else -1, until_ms, begun), job)
             raise
         return begun._replace(report=self._told(job, answer, prompt, begun))
+
+    async def _judge(self, judged: Coroutine[None, None, None], job: Job) -> None:
+        """Returns when that is done; it goes on, and the job stays open for it, if we are cancelled meanwhile."""
+        task = asyncio.create_task(judged, name=f"judge {job.id}")
+        self._judging[task] = job
+        try:
+            await asyncio.shield(task)
+        finally:
+            if task.done():
+                del self._judging[task]
+            else:
+                task.add_done_callback(self._found_out)
+
+    def _found_out(self, task: asyncio.Task[None]) -> None:
+        """The job of a client that did not wait so long has its end."""
+        self.asking.cancel(self._judging.pop(task), "client_gone")
+
+    async def _judged(
+        self, job: Job, answer: Answer, prompt: Prompt, depth: int, until_ms: int, begun: Begun | None
+    ) -> None:
+        """What came of a pull that was given up is known to be right, or gone. EngineDead if that is not to be had:
+        then nobody builds on it, and the worker leaves."""
+        with ExitStack() as doubt:
+            if depth >= 0:
+                doubt.enter_context(self._doubts.about(prompt, depth + 1))
+            try:
+                if begun is not None:
+                    await begun.rest.aclose()
+                if depth >= 0 and await self._came(prompt, depth):
+                    await self._mistrust(job, answer, until_ms)
+            except Exception as error:
+                self._spoiled.append(doubt.pop_all())
+                self._broken(f"blocks that may be wrong cannot be forgotten: {error}")
+                raise EngineDead(f"blocks that may be wrong are in the cache: {error}") from error
+
+    async def close(self) -> None:
+        """Nothing is found out any more."""
+        for task in self._judging:
+            task.cancel()
+        if self._judging:
+            await asyncio.wait(list(self._judging))
 
     async def _came(self, prompt: Prompt, depth: int) -> bool:
         """Whether the first block that was to be fetched is in the cache, now that the engine has given the pull up."""
         await self._engine.settle()
-        return depth < prompt.blocks and self._holds(prompt.key(depth + 1))
+        return self._holds(prompt.key(depth + 1))
 
     async def _first(self, job: Job, pull: KvPull, report: PrefillReport) -> Begun:
         """What the engine says first when it was given the blocks."""

@@ -36,6 +36,9 @@ class Around(Protocol):
     def present(self) -> Presence:
         """The worker's present life."""
 
+    def leave(self, reason: str) -> None:
+        """The worker ends, for this reason."""
+
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A prompt was computed."""
 

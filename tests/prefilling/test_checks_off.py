@@ -102,7 +102,7 @@ async def test_blocks_that_are_no_longer_held(checked: bool, monkeypatch: pytest
 
         async def late(self: desk.PrefillDesk, until_ms: int) -> None:
             await slot(self, until_ms)
-            await _write_over(prefiller)
+            await write_over(prefiller)
 
         monkeypatch.setattr(desk.PrefillDesk, "_slot", late)
         if not checked:
@@ -116,7 +116,7 @@ async def _believes(*_: object) -> None:
     """The check that is switched off."""
 
 
-async def _write_over(worker: Worker) -> None:
+async def write_over(worker: Worker) -> None:
     """The engine gave the blocks up, and others stand there now."""
     transfer = worker.engine.transfer
     assert transfer is not None
