@@ -34,15 +34,13 @@ _logger = logging.getLogger(__name__)
 
 class Asking:
     """`say` puts an event into the worker's own chain of the jobs stream, which has been without an answer from the
-    log for `away_s`; `me` is the worker's present id; `decline` tells the holder of blocks that we will not fetch
-    them."""
+    log for `away_s`; `decline` tells the holder of blocks that we will not fetch them."""
 
     def __init__(
         self,
         peers: Peers,
         clock: Clock,
         *,
-        me: Callable[[], WorkerId],
         say: Callable[[Event], None],
         away_s: Callable[[], float],
         decline: Callable[[KvPull], Coroutine[None, None, None]],
@@ -55,7 +53,6 @@ class Asking:
         self.transports = Counter[str]()
         """Prompts whose blocks came, by how."""
         self._clock = clock
-        self._me = me
         self._say = say
         self._away_s = away_s
         self._decline = decline
@@ -168,8 +165,10 @@ class Asking:
     def heard(self, connection: Connection, frame: FromPrefill) -> None:
         """A frame of a prefill worker over its connection."""
         match frame:
-            case Introduce():
-                self.peers.introduced(connection, frame)
+            case Introduce(worker=worker):
+                if self.peers.introduced(connection, frame):
+                    for job in self.jobs.values():  # it may go on under a new id
+                        job.called(connection, WorkerId(worker))
             case Claim(job=id_):
                 self._claimed(connection, id_)
             case Answered(event=event):
@@ -187,7 +186,7 @@ class Asking:
         worker = self.peers.gone(connection)
         if worker is None:
             return
-        for job in [job for job in self.jobs.values() if job.taker is not None and job.taker.worker == worker]:
+        for job in [job for job in self.jobs.values() if job.taker is not None and job.taker.connection is connection]:
             if job.answered:
                 job.fail(Recompute("worker_gone", f"prefill worker {worker} is gone with its answer"))
             else:
@@ -196,9 +195,9 @@ class Asking:
 
     def on_event(self, source: str, event: object) -> None:
         """What prefill workers say in the log: the same as over TCP, whichever comes first."""
-        if isinstance(event, PrefillCompleted) and event.requester == self._me():
+        if isinstance(event, PrefillCompleted) and event.job in self.jobs:
             self._take_answer(WorkerId(source), event)
-        elif isinstance(event, PrefillFailed) and event.requester == self._me():
+        elif isinstance(event, PrefillFailed) and event.job in self.jobs:
             self._failed(event)
 
     def _claimed(self, connection: Connection, id_: str) -> None:
@@ -208,7 +207,7 @@ class Asking:
         if job is None or peer is None:
             connection.send(PromptFrame(job=id_, why="over" if job is None else "unknown"))
         else:
-            connection.send(job.claim(peer))
+            connection.send(job.claim(peer, self._clock.monotonic_ms()))
 
     def _completed(self, connection: Connection, event: PrefillCompleted) -> None:
         worker = self.peers.worker_of(connection)

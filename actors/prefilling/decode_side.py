@@ -30,7 +30,6 @@ class DecodeSide:
         self._asking = Asking(
             self._peers,
             around.clock,
-            me=lambda: around.present().id,
             say=lambda event: around.present().say_job(event),
             away_s=lambda: around.present().jobs_away_s,
             decline=transfer.decline,

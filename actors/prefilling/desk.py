@@ -2,7 +2,8 @@
 
 1. The verdict is `decide_prefill`; what it rested on travels with the first tokens and stands in the log.
 2. A job has one end here, whatever happens: its blocks are pulled and confirmed, or it is cancelled and the engine
-   computes the prompt itself. The only clock is our own: all times count from the asking.
+   computes the prompt itself. The only clock is our own: what we wait counts from the asking, what the holder promised
+   from its claim, before which nothing can have been held.
 3. Nothing is pulled that `core.transfer.mismatch` objects to, or with too little left of the time that the holder
    promised. No token leaves before the holder said that the blocks were held until they had come. If it does not say
    so, all that is cached is forgotten: wrong blocks would be found under right names. That goes on when who asked waits
@@ -187,7 +188,7 @@ class PrefillDesk:
     async def _pull(self, job: Job, answer: Answer, prompt: Prompt, report: PrefillReport) -> Begun:
         pull = KvPull(answer.peer.address, answer.event.blocks)
         keep_ms = answer.event.keep_ms
-        until_ms = job.asked_ms + keep_ms - keep_ms // MARGIN_PARTS
+        until_ms = job.claimed_ms + keep_ms - keep_ms // MARGIN_PARTS
         await self._slot(until_ms)
         depth, begun = self._overlap(prompt), None
         try:

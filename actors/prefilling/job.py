@@ -6,9 +6,9 @@ import asyncio
 from typing import NamedTuple
 
 from actors.prefilling.frames import Prompt
-from actors.prefilling.peers import Peer
+from actors.prefilling.peers import Connection, Peer
 from core.generation import GenerateRequest
-from core.ids import new_id
+from core.ids import WorkerId, new_id
 from core.job_events import PrefillCompleted
 from core.transfer import Expected, answer_digest
 
@@ -37,10 +37,12 @@ class Job:
         self.request = request
         self.canonical = canonical
         self.asked_ms = asked_ms
-        """By our own monotonic clock; all times of the job count from here."""
+        """By our own monotonic clock, as all times of the job."""
         self.deadline_ms = asked_ms + wait_ms
         self.attempt = -1
-        """The present claim; -1 before the first."""
+        """The present claim; -1 before the first …"""
+        self.claimed_ms = -1
+        """… and when it came: what its taker promises counts from here, since it begins later."""
         self.taker: Peer | None = None
         self.over = False
         self.answered_ms = -1
@@ -57,7 +59,7 @@ class Job:
         """Whether there is an answer, or will be none."""
         return self._answer.done()
 
-    def claim(self, peer: Peer) -> Prompt:
+    def claim(self, peer: Peer, now_ms: int) -> Prompt:
         """What the one who wants it is told; with a prompt in it the job is theirs."""
         if self.over or self.answered:
             return Prompt(job=self.id, why="over")
@@ -65,11 +67,19 @@ class Job:
             return Prompt(job=self.id, why="taken")
         self.taker = peer
         self.attempt += 1
+        self.claimed_ms = now_ms
         return Prompt(job=self.id, attempt=self.attempt, request=self.request)
 
     def let_go(self) -> None:
         """Who had it has it no more: it is to be had again, unless it was answered."""
         self.taker = None
+
+    def called(self, connection: Connection, worker: WorkerId) -> None:
+        """Who has it, if that is who speaks over this connection, goes by this id now."""
+        if self.taker is not None and self.taker.connection is connection:
+            self.taker = self.taker._replace(worker=worker)
+            if self.given is not None:
+                self.given = self.given._replace(peer=self.taker)
 
     def expected(self, model: str, block_size: int, layout: str, prompt_tokens: int) -> Expected:
         """What the present attempt's answer must say."""

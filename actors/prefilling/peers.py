@@ -44,11 +44,12 @@ class Peers:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self._addresses: dict[WorkerId, KvAddress] = {}
-        self._connections: dict[WorkerId, Connection] = {}
+        self._workers: dict[Connection, WorkerId] = {}
+        """Who speaks over each, the newest last: a worker has two while one of us goes on under another id."""
         self._misfits: dict[WorkerId, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Peers {len(self._connections)} connected, {len(self._addresses)} registered>"
+        return f"<Peers {len(self._workers)} connected, {len(self._addresses)} registered>"
 
     async def follow(self, registry: Registry) -> None:
         """The registry's prefill workers are known, and whatever it says from now on."""
@@ -58,8 +59,7 @@ class Peers:
         """A prefill worker says who it is; False if its blocks are of no use here, which is said once."""
         worker, theirs = WorkerId(frame.worker), Kind(frame.model, frame.block_size, frame.layout)
         if theirs == self.kind:
-            self.gone(connection)  # it may go on under a new id
-            self._connections[worker] = connection
+            self._workers[connection] = worker
             return True
         if theirs.model == self.kind.model and worker not in self._misfits:
             self._misfits[worker] = f"{theirs} there, {self.kind} here"
@@ -68,25 +68,22 @@ class Peers:
 
     def gone(self, connection: Connection) -> WorkerId | None:
         """The connection broke; returns whose it was."""
-        for worker, known in self._connections.items():
-            if known is connection:
-                del self._connections[worker]
-                return worker
-        return None
+        return self._workers.pop(connection, None)
 
     def able(self) -> list[WorkerId]:
         """Who can be asked now, sorted. O(prefill workers)."""
-        return sorted(self._connections.keys() & self._addresses.keys())
+        return sorted(self._addresses.keys() & self._workers.values())
 
     def get(self, worker: str) -> Peer | None:
         """How to reach this one and its blocks; None if that cannot be now."""
         who = WorkerId(worker)
-        connection, address = self._connections.get(who), self._addresses.get(who)
+        connection = next((each for each, worker in reversed(self._workers.items()) if worker == who), None)
+        address = self._addresses.get(who)
         return None if connection is None or address is None else Peer(who, connection, address)
 
     def worker_of(self, connection: Connection) -> WorkerId | None:
         """Who speaks over this connection; None before it said so, or if it is none of ours."""
-        return next((worker for worker, known in self._connections.items() if known is connection), None)
+        return self._workers.get(connection)
 
     def _on_registered(self, change: Change) -> None:
         worker = WorkerId(change.key.rpartition("/")[2])

@@ -173,9 +173,9 @@ class VirtualDesk:
         self._queue.put(job, WorkerId(hint.prefer))
 
     def _until_us(self, job: VirtualJob) -> int:
-        """Until when the blocks are held, less a margin, counted from the asking."""
+        """Until when the blocks are held, less a margin, counted from when they were taken on."""
         keep_ms = self._worker.settings.keep_ms
-        return job.asked_us + (keep_ms - keep_ms // MARGIN_PARTS) * US_PER_MS
+        return job.taken_us + (keep_ms - keep_ms // MARGIN_PARTS) * US_PER_MS
 
     def _enter_next(self) -> None:
         """The first that waits for a place in the engine has one, if it can begin at once."""

@@ -87,7 +87,7 @@ async def test_another_block_size(checked: bool, monkeypatch: pytest.MonkeyPatch
 
 
 def _take_anybody(self: Peers, connection: Any, frame: Any) -> bool:
-    self._connections[frame.worker] = connection
+    self._workers[connection] = frame.worker
     return True
 
 

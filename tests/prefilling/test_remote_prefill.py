@@ -6,16 +6,17 @@ import asyncio
 import dataclasses
 
 import msgspec
+import pytest
 
 from core.events import RequestPrefilled
 from core.generation import TASK_EMBED
 from core.job_events import PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
 from core.queue_events import RequestQueued
 from core.settings import RoutingSettings
-from core.subjects import JOBS, ROUTING
+from core.subjects import JOBS, ROUTING, kv_stream
 from tests.actors.world import collect, request
 from tests.fixtures.eventually import eventually
-from tests.prefilling.disagg import SMALL, alone, at_rest, decode, desk, disagg, linked, prefill
+from tests.prefilling.disagg import SMALL, alone, at_rest, decode, desk, disagg, linked, prefill, service
 
 TOKENS = range(100, 100 + 700)
 
@@ -90,6 +91,47 @@ async def test_a_job_names_the_attempt_that_it_is_for() -> None:
         await it.crash(name)
         assert (await answer)[0] == await alone(asked)
         assert [event.attempt for event in await it.told(JOBS, PrefillRequested)] == [0, 1]
+
+
+@pytest.mark.parametrize("who", ["decode", "prefill"])
+async def test_a_worker_that_goes_on_under_another_id_keeps_its_jobs(who: str) -> None:
+    """It was written off and lives: what was asked for before comes all the same, long before its deadline."""
+    async with disagg() as it:
+        slow = dataclasses.replace(SMALL, prefill_us_per_token=2000)
+        workers = {"decode": await decode(it, "decode-0"), "prefill": await prefill(it, "prefill-0", slow)}
+        router = await it.router()
+        await it.ready(router, 1)
+        await linked([workers["decode"]], 1)
+        asked = request(list(TOKENS)[:300])
+        answer = asyncio.create_task(collect(router, asked))
+        await eventually(lambda: service(workers["prefill"]).service.bench.started == 1, "the prefill to begin")
+        old = workers[who].presence
+        assert old is not None
+        await it.write_off(router, kv_stream(old.joined.partition), old.id)
+        old.restate()  # it says something, and learns of it
+        await eventually(lambda: workers[who].presence is not old, "another id")
+        assert (await answer)[0] == await alone(asked)
+        (report,) = [event.prefill for event in await it.told(ROUTING, RequestPrefilled) if event.prefill is not None]
+        assert report.outcome == "pulled"
+        await at_rest([*workers.values()])
+
+
+async def test_waiting_in_the_queue_takes_nothing_of_the_time_that_blocks_are_held() -> None:
+    """Nothing is held before somebody computes: a job that waited for longer than that is of use all the same."""
+    async with disagg() as it:
+        slow = dataclasses.replace(SMALL, prefill_us_per_token=2000, keep_ms=600)
+        workers = [await decode(it, "decode-0"), await prefill(it, "prefill-0", slow)]
+        router = await it.router()
+        await it.ready(router, 1)
+        await linked(workers[:1], 1)
+        first, then = request(list(TOKENS)[:250]), request(range(5000, 5100))
+        answers = [asyncio.create_task(collect(router, first))]
+        await eventually(lambda: service(workers[1]).service.bench.started == 1, "the prefill to begin")
+        answers.append(asyncio.create_task(collect(router, then)))
+        for answer, asked in zip(await asyncio.gather(*answers), (first, then), strict=True):
+            assert answer[0] == await alone(asked)
+        assert desk(workers[0]).describe()["jobs"] == {"pulled": 2}
+        await at_rest(workers)
 
 
 async def test_what_blocks_do_not_hold_is_computed_here() -> None:
