@@ -3,7 +3,8 @@
 Each run is what `contrail simulate` does: our decisions, Dynamo's engine model, virtual time; equal calls give equal
 figures. Dynamo's are from its own offline replay of the same arrivals on the same engines: round-robin beside
 round-robin, and beside everything else the best that any of DYNAMO reaches in that row, figure by figure. Its KV router
-breaks ties at random, so its figures differ from run to run, by up to 3 % of a hit rate.
+breaks ties at random, so its figures differ from run to run, by up to 3 % of a hit rate: `--draws N` gives the means of
+N runs of each, in ours the ties and in both the jitter drawn anew.
 
 Public traces round their times (the conversation trace to 3 s); rows with jitter spread them again, alike for both.
 """
@@ -18,7 +19,9 @@ import sys
 import tempfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from actors.engines.simulated_settings import mocker_settings
@@ -26,7 +29,7 @@ from api.pairs import pairs
 from bench.figures import Figure, main, number, peer_python
 from replay.simulating.options import Options
 from replay.simulating.report import Report
-from replay.simulating.setup import Setup
+from replay.simulating.setup import SEED, Setup
 from replay.simulating.sweep import sweep
 from replay.simulating.trace import US_PER_MS, Pace, Trace
 from replay.simulating.traces import MOONCAKE, TraceFile
@@ -54,6 +57,11 @@ class Row(NamedTuple):
     def __str__(self) -> str:
         jitter = f", jitter {self.jitter_ms / 1000:g} s" if self.jitter_ms else ""
         return f"{self.workers} workers, x{self.speed_up}{jitter}"
+
+    @property
+    def short(self) -> str:
+        """As `--rows` has it."""
+        return f"{self.workers}x{self.speed_up}{'j' if self.jitter_ms else ''}"
 
 
 ROWS = (Row(8, 1), Row(8, 4), Row(16, 1), Row(4, 2), Row(8, 1, 3000), Row(8, 4, 3000), Row(4, 2, 3000))
@@ -86,6 +94,11 @@ class Found(NamedTuple):
         hits, *others = zip(*found, strict=True)
         return Found(max(hits), *map(min, others))
 
+    @staticmethod
+    def mean(found: Sequence[Found]) -> Found:
+        """Of several runs."""
+        return Found(*map(fmean, zip(*found, strict=True)))
+
 
 WHATS = (("cached", "%", False), ("first token", "ms", True), ("per token", "ms", True), ("p99 answer", "ms", True))
 """Of the fields of Found: name, unit, whether lower is better."""
@@ -97,15 +110,19 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     if file is None:
         return
     base = Setup(file, Pace(seed=options.seed), Options(engine=mocker_settings(), seed=options.seed))
-    tries = [(row, policy, _given(row, policy)) for row in ROWS for policy in options.policies]
-    peers = {} if options.peer_venv is None else _dynamo(file.read(), options)
+    rows = [row for row in ROWS if row.short in options.rows]
+    seeds = range(options.seed, options.seed + options.draws)
+    tries = [(row, policy) for row in rows for policy in options.policies]
+    peers = {} if options.peer_venv is None else _dynamo(file.read(), rows, seeds, options.peer_venv)
     for row, found in peers.items():
         for name, it in found.items():
             yield from _figures(row, f"Dynamo {name}", it)
-    table: dict[Row, dict[str, Found]] = {row: {} for row in ROWS}
-    for (row, policy, _), point in zip(tries, sweep(base, [it for *_, it in tries], options.jobs), strict=True):
-        table[row][policy] = Found.of(point.report)
-        beside, note = _beside(policy, peers.get(row, {})), _note(point.report)
+    table: dict[Row, dict[str, Found]] = {row: {} for row in rows}
+    runs = sweep(base, [{**_given(*each), SEED: seed} for each in tries for seed in seeds], options.jobs)
+    for row, policy in tries:
+        reports = [point.report for point in islice(runs, len(seeds))]
+        table[row][policy] = Found.mean([Found.of(each) for each in reports])
+        beside, note = _beside(policy, peers.get(row, {})), _note(reports)
         yield from _figures(row, policy, table[row][policy], beside, note)
     print("\n" + markdown(table, peers) + "\n", flush=True)
 
@@ -121,7 +138,10 @@ def extend(parser: argparse.ArgumentParser) -> None:
         help="… this folder; or CONTRAIL_TRACES",
     )
     parser.add_argument("--policies", nargs="+", default=POLICIES, metavar="NAME[,KEY=VALUE…]", help="what to try")
-    parser.add_argument("--seed", type=int, default=0, help="of the jitter and of all draws")
+    names = [row.short for row in ROWS]
+    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
+    parser.add_argument("--seed", type=int, default=0, help="of the jitter and of all draws, the first one's")
+    parser.add_argument("--draws", type=int, default=1, choices=range(1, 33), metavar="N", help="runs of each, whose means are shown")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that share the work")
 
 
@@ -154,8 +174,11 @@ def _figures(row: Row, policy: str, found: Found, peer: Found | None = None, not
         yield Figure(f"{row}, {policy}: {what}", found[place], unit, beside, lower, "" if place else note)
 
 
-def _note(report: Report) -> str:
-    return f"{report.requests / max(report.wall_s, 1e-9):,.0f} requests/s, digest {report.digest}"
+def _note(reports: Sequence[Report]) -> str:
+    """How fast the first one was and what it came to; of several, between which p99s they lay."""
+    first, p99s = reports[0], [each.e2e_ms.p99 for each in reports]
+    between = f", p99 {min(p99s):,.0f} to {max(p99s):,.0f} ms" if len(reports) > 1 else ""
+    return f"{first.requests / max(first.wall_s, 1e-9):,.0f} requests/s, digest {first.digest}{between}"
 
 
 # --- Dynamo --------------------------------------------------------------------------------------------------------
@@ -168,13 +191,14 @@ def _beside(policy: str, peers: Mapping[str, Found]) -> Found | None:
     return Found.best(routed) if routed else None
 
 
-def _dynamo(trace: Trace, options: argparse.Namespace) -> dict[Row, dict[str, Found]]:
+def _dynamo(trace: Trace, rows: Sequence[Row], seeds: Sequence[int], venv: Path) -> dict[Row, dict[str, Found]]:
     """By row, and there by what it was told."""
-    python = peer_python(options.peer_venv)
+    python, found = peer_python(venv), {}
     with tempfile.TemporaryDirectory() as folder:
-        return {
-            row: _replayed(python, _written(trace, Path(folder, "trace.jsonl"), row, options.seed), row) for row in ROWS
-        }
+        for row in rows:
+            runs = [_replayed(python, _written(trace, Path(folder, "trace.jsonl"), row, seed), row) for seed in seeds]
+            found[row] = {name: Found.mean([run[name] for run in runs]) for name in runs[0]}
+    return found
 
 
 def _written(trace: Trace, path: Path, row: Row, seed: int) -> Path:

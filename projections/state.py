@@ -19,7 +19,6 @@ from projections.prefixes import PrefixIndex
 from projections.projection import MASK64, Projection, mix
 from projections.requests import RoutingProjection
 
-"""The role of workers that compute prompts for others and never answer a request."""
 GAPS_KEPT = 256
 """The last gaps found, for people; `State.gaps_found` counts all."""
 
