@@ -319,12 +319,19 @@ class Router:
             self.fleet.heard(WorkerId(applied.owner))
         elif applied.stream == ROUTING and applied.changed and applied.owner == self.voice.id:
             self.voice.read_back(applied.message.events)
+            self._look_for_our_end()
         if applied.changed and applied.owner != self.voice.id and (self.admission.waiting or self.dispatch.holding):
             self._look_soon()
         self.upkeep.applied(applied)
 
     def _on_became(self) -> None:
+        self._look_for_our_end()
         self.upkeep.became()
+
+    def _look_for_our_end(self) -> None:
+        """A fold that has nothing of ours, and what we know ahead of it, do not add up: we go on under another id."""
+        if self.voice.id in self.state.routing.ended:
+            self.voice.written_off(f"{ROUTING}:{self.state.cursor[ROUTING].seq}")
 
     def _look_soon(self) -> None:
         """Places are counted again, once for all that is folded in this turn of the loop."""

@@ -168,9 +168,8 @@ class Suspicion:
         for silent, since_ms in list(since.items()):
             if now - since_ms >= silent.leases * self._lease_ms:
                 event = ReplicaLost if silent.stream == ROUTING else WorkerLost
-                await self._write_end(
-                    silent.stream, silent.who, encode_event(event(by=me(), reason="no lease, no word"))
-                )
+                end = encode_event(event(by=me(), reason="no lease, no word"))
+                await self._write_end(silent.stream, silent.who, end, silent.said)
 
     def _silent(self, me: ReplicaLook) -> Iterator[Silent]:
         """Everybody who is not registered and has no port that we know of."""
@@ -188,9 +187,10 @@ class Suspicion:
             if worker not in registered and all(worker not in kv.members for kv in self._state.kv.values()):
                 yield Silent(stream, worker, chain.n_next, LOAD_LEASES)
 
-    async def _write_end(self, stream: StreamName, who: str, event: bytes) -> bool:
-        """True if the end is in the log, once, whoever wrote it; False if the one concerned spoke up meanwhile, or the
-        log is away: then it is judged again."""
+    async def _write_end(self, stream: StreamName, who: str, event: bytes, said: int | None = None) -> bool:
+        """True if the end is in the log, once, whoever wrote it; False if the one concerned spoke up meanwhile (said
+        more than it had `said` when it was judged: our fold may stand still), or the log is away: then it is judged
+        again."""
         token = self._token(stream, who)
         if token is None:
             return True
@@ -201,6 +201,8 @@ class Suspicion:
             unsaid = last is None and stream == LOAD and who not in self._state.loads.chains
             if unsaid or (last is not None and _said_by(source, last)):
                 return True  # nothing to end, or told already
+            if said is not None and last is not None and _said_more(who, said, last):
+                return False
             payload = encode_message(source, 0, CHAIN_START, self._clock.wall_ms(), [event])
             expected = StreamSeq(0 if last is None else last.seq)
             await self._log.append(stream, where, payload, f"{source}:{self._clock.wall_ms()}", expected)
@@ -238,6 +240,14 @@ class ReplicaLook:
 
 async def _still_speaks(link: Link) -> bool:
     return link.streams > 0 and await link.ping(PING_TIMEOUT_S)
+
+
+def _said_more(who: str, said: int, record: Record) -> bool:
+    try:
+        message = decode_message(record.payload)
+    except Corrupt:
+        return False  # it may be anybody's
+    return message.source == who and message.n >= said
 
 
 def _said_by(source: SourceId, record: Record) -> bool:

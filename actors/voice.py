@@ -71,6 +71,7 @@ class Voice:
             backlog=self._journal,
         )
         self._local: dict[WorkerId, tuple[str, ...]] = {}
+        self._written_off = False
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -140,7 +141,7 @@ class Voice:
             await asyncio.wait([self._task])
         self.outbox.close()
         if self._journal is not None:
-            ended = left or self.outbox.superseded is not None
+            ended = left or self._written_off
             self._journal.close(delete=ended and not self.outbox.depth)
 
     def _new_journal(self, folder: Path, size: int, namespace: str, key: DeploymentKey) -> Journal | None:
@@ -157,9 +158,16 @@ class Voice:
             self.ahead.emit(event, self._state.routing.replicas.get(self.id))
         return events
 
+    def written_off(self, where: str) -> None:
+        """Another wrote our end, as the log says there: the fold has nothing of ours any more. Called again, nothing
+        happens: the outbox and the fold both find it."""
+        if not self._written_off:
+            self._written_off = True
+            _logger.warning("another wrote the end of replica %s at %s", self.id, where)
+            self._on_superseded()
+
     def _superseded(self, record: Record) -> None:
-        _logger.warning("another wrote the end of replica %s at %s:%d", self.id, record.stream, record.seq)
-        self._on_superseded()
+        self.written_off(f"{record.stream}:{record.seq}")
 
 
 def _report(task: asyncio.Task[None]) -> None:

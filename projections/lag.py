@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
+from core.errors import Unavailable
 from core.ids import StreamName, StreamSeq
 from projections.state import State
 from streams.log import EventLog
+
+_logger = logging.getLogger(__name__)
 
 
 class Lag:
@@ -16,6 +20,8 @@ class Lag:
     def __init__(self, log: EventLog, state: State) -> None:
         self.events: dict[StreamName, int] = {}
         """Messages not folded yet per stream."""
+        self.away: frozenset[StreamName] = frozenset()
+        """Streams that could not be asked, though others could."""
         self.ms = 0
         """How much older, by the log's clock, the oldest message not folded yet is than the newest; 0 if none is."""
         self.folded = 0
@@ -30,21 +36,34 @@ class Lag:
         return f"<Lag {sum(self.events.values())} messages, {self.ms} ms>"
 
     async def look(self, streams: Sequence[StreamName]) -> None:
-        """The numbers are those of now. Unavailable if the log cannot be asked."""
-        events = {}
+        """The numbers are those of now; a stream that cannot be asked keeps the one that it had, and is `away`.
+        Unavailable if none can."""
+        counts, failed = dict[StreamName, int](), dict[StreamName, Unavailable]()
         for stream in streams:
-            last = (await self._log.state(stream)).last_seq
-            events[stream] = max(0, last - self._state.cursor[stream].seq)
-        self.events = events
-        self.ms = await self._age_ms()
+            try:
+                last = (await self._log.state(stream)).last_seq
+            except Unavailable as error:
+                failed[stream] = error
+            else:
+                counts[stream] = max(0, last - self._state.cursor[stream].seq)
+        if failed and not counts:
+            raise next(iter(failed.values()))
+        self._note_away(failed)
+        self.ms = await self._age_ms(counts)
+        self.events = {stream: self.events[stream] for stream in failed if stream in self.events} | counts
         self._take_rate()
 
-    async def _age_ms(self) -> int:
-        cursor = {stream: self._state.cursor[stream].seq for stream in self.events}
-        behind = [stream for stream, count in self.events.items() if count]
+    def _note_away(self, failed: Mapping[StreamName, Unavailable]) -> None:
+        for stream in failed.keys() - self.away:
+            _logger.warning("stream %s is away, what is known of it serves: %s", stream, failed[stream])
+        self.away = frozenset(failed)
+
+    async def _age_ms(self, counts: Mapping[StreamName, int]) -> int:
+        cursor = {stream: self._state.cursor[stream].seq for stream in counts}
+        behind = [stream for stream, count in counts.items() if count]
         if not behind:
             return 0
-        newest = [await self._time_ms(stream, cursor[stream] + count) for stream, count in self.events.items()]
+        newest = [await self._time_ms(stream, cursor[stream] + count) for stream, count in counts.items()]
         waiting = [await self._time_ms(stream, cursor[stream] + 1) for stream in behind]
         return max(0, max(newest) - min(filter(None, waiting), default=max(newest)))
 
