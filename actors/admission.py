@@ -274,7 +274,7 @@ class Admission:
 
 def _tenants(line: WaitingLine) -> list[dict[str, Any]]:
     """Active ones by tenant: the first few by name, then the others together."""
-    named = line.tenants.most_common(TENANTS_SHOWN)
-    rows = [{"model": line.model, "tenant": tenant, "active": count} for tenant, count in named]
-    others = line.active - sum(count for _, count in named)
-    return [*rows, {"model": line.model, "tenant": OTHERS, "active": others}] if others else rows
+    shown = dict(line.tenants.most_common(TENANTS_SHOWN))
+    if others := line.active - sum(shown.values()):
+        shown[OTHERS] = others + shown.get(OTHERS, 0)  # a tenant may have that name: one label, one number
+    return [{"model": line.model, "tenant": tenant, "active": count} for tenant, count in shown.items()]

@@ -1,4 +1,4 @@
-"""What holds for every answer of the API: a request id in its header, and OpenAI's shape for every error."""
+"""What holds for every answer of the API: a request id in its header, and for every error the shape of its API."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.routed import HEARS_ROUTED
+from api.anthropic.errors import told_at
 from api.http_wire import STATE_KEY, ClientWire
 from api.openai.errors import ApiError, internal_error, stopping
 from api.security.trace import Trace
@@ -62,12 +63,12 @@ class Answers:
         except asyncio.CancelledError:
             if started or (wire is not None and wire.began):
                 raise
-            await refuse(send_named, stopping())
+            await refuse(send_named, told_at(scope["path"], stopping(), state["request_id"]))
         except Exception as error:  # noqa: BLE001 - whatever it was, other requests go on
             text = "a request failed inside:\n%s"
             log.error(text, silent_traceback(error), extra={"request_id": state["request_id"]})  # noqa: TRY400
             if not started and (wire is None or not wire.began):
-                await refuse(send_named, internal_error())
+                await refuse(send_named, told_at(scope["path"], internal_error(), state["request_id"]))
             # else the server cuts the connection, so that the client sees that the answer is not whole
 
 

@@ -12,11 +12,13 @@ from starlette.types import ASGIApp
 
 from actors.metrics import FrontendMetrics
 from api.answers import Answers
+from api.anthropic.errors import told_at
 from api.description.document import description
 from api.junction import Junction
 from api.openai.backend import Backend
 from api.openai.endpoints import further_routes, reading_routes
 from api.openai.errors import ApiError, answer_to, internal_error, of_status
+from api.openai.further.models import READING
 from api.openai.routes import generation_routes
 from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
@@ -36,8 +38,8 @@ def create_app(
     page: ASGIApp | None = None,
     policy: AccessPolicy | None = None,
 ) -> ASGIApp:
-    """The whole API over this backend; every error that leaves it has OpenAI's shape. `page` answers /debug and what
-    is below it. Without a policy everybody may ask."""
+    """The whole API over this backend; every error that leaves it has the shape that clients of its path know. `page`
+    answers /debug and what is below it. Without a policy everybody may ask."""
     policy = policy or AccessPolicy()
     clock = clock or SystemClock()
     if policy.keyring is not None or policy.isolate_tenants:
@@ -60,11 +62,11 @@ def framework(backend: Backend, posts: Mapping[str, ASGIApp], page: ASGIApp | No
     if page is not None:
         app.router.routes += [Route("/debug", page, methods=None), Route("/debug/{rest:path}", page, methods=None)]
 
-    @app.get("/openapi.json")
+    @app.api_route("/openapi.json", methods=READING)
     async def describe() -> Response:
         return Response(description(), media_type="application/json")
 
-    @app.get("/health")
+    @app.api_route("/health", methods=READING)
     async def health() -> Response:
         now = backend.ready()
         return Response(orjson.dumps(now.to_mapping()), 200 if now.ready else 503, media_type="application/json")
@@ -88,18 +90,19 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message = f"there is no {request.url.path} here; see /v1/models, /v1/chat/completions, /v1/completions"
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
-    return _response(of_status(error.status_code, message, dict(error.headers or {})))
+    return _response(request, of_status(error.status_code, message, dict(error.headers or {})))
 
 
-async def _on_error(_request: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ContrailError)
-    return _response(answer_to(error))
+    return _response(request, answer_to(error))
 
 
-async def _on_defect(_request: Request, _error: Exception) -> Response:
+async def _on_defect(request: Request, _error: Exception) -> Response:
     """The framework raises it again behind this answer: it is logged outside, and nothing more is said."""
-    return _response(internal_error())
+    return _response(request, internal_error())
 
 
-def _response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, error.headers, media_type="application/json")
+def _response(request: Request, error: ApiError) -> Response:
+    told = told_at(request.url.path, error, request.state.request_id)
+    return Response(told.body(), told.status, told.headers, media_type="application/json")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Annotated, Any
 
 import msgspec
@@ -39,6 +40,8 @@ STOP_DELAY_MAX_S = 300
 """A front end that was told to end goes on as before for so long at most."""
 DRAIN_TIMEOUT_MAX_S = 3600
 """A worker waits for its requests for so long at most."""
+RANKS = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
+"""Arguments of vLLM whose product is how many GPUs an engine takes."""
 MANNER = ("tool_call_parser", "reasoning_parser", "chat_template")
 """Of a decode group: how front ends are to speak for its model."""
 
@@ -232,6 +235,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
         _check("listen", split_address, self.listen)
         _check_delay("drain_timeout", self.drain_timeout, DRAIN_TIMEOUT_MAX_S)
         self._check_role()
+        self._check_ranks()
         if not self.name:
             msgspec.structs.force_setattr(self, "name", self.role)
         if self.name in NAMES_TAKEN:
@@ -256,10 +260,23 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
         if self.role == PREFILL and told:
             raise ValueError(f"{told[0]}: prefill groups answer no requests; say it in the decode group")
 
+    def _check_ranks(self) -> None:
+        if self.engine != "vllm":
+            return
+        for key in RANKS:
+            given = self.engine_args.get(key)
+            if given is not None and not str(given).isdecimal():
+                raise ValueError(f"engine_args.{key}: {given!r} is not a whole number")
+
     @property
     def drain_timeout_s(self) -> int:
         """`drain_timeout` in seconds."""
         return delay_s(self.drain_timeout)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs each of its engines takes, if that is vLLM on GPUs."""
+        return prod(max(1, int(self.engine_args.get(key) or 1)) for key in RANKS)
 
     @property
     def client_name(self) -> str:

@@ -22,6 +22,7 @@ import yaml
 from api.addresses import join_address, split_address
 from api.config import Deployment
 from api.config_groups import assign_to_prefill, assign_to_workers
+from api.config_yaml import OnceLoader
 from core.errors import CallerError
 
 DEFAULT = "default"
@@ -154,7 +155,7 @@ def load(
 def read_file(file: Path) -> dict[str, Any]:
     """The mapping in a deployment file."""
     try:
-        given = yaml.safe_load(file.read_text())
+        given = OnceLoader(file.read_text(), str(file)).get_single_data()
     except OSError as error:
         raise CallerError(f"cannot read {file}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

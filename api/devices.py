@@ -5,25 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
-from math import prod
 from pathlib import Path
 
 from api.config import WorkerGroup
 from core.errors import CallerError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
-"""Engine arguments whose product is how many GPUs an engine takes."""
-_CARD = re.compile(r"nvidia(\d+)")
+_CARD = re.compile(r"nvidia\d+")
 
 
 def visible(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """The GPUs that the environment names, else all that the machine has; none on one without."""
+    """The GPUs that the environment names, else all that the machine has; none on one without.
+
+    Those of the machine are counted, whatever their nodes are called: CUDA counts from 0 what it sees, and a container
+    that was given the fourth card alone sees the node of that number.
+    """
     named = environment.get(VARIABLE)
     if named is not None:
         return tuple(name for each in named.split(",") if (name := each.strip()))
-    found = (_CARD.fullmatch(file.name) for file in devices.glob("nvidia*"))
-    return tuple(str(number) for number in sorted(int(match[1]) for match in found if match))
+    cards = sum(_CARD.fullmatch(file.name) is not None for file in devices.glob("nvidia*"))
+    return tuple(map(str, range(cards)))
 
 
 class Devices:
@@ -47,7 +48,7 @@ class Devices:
             return {VARIABLE: group.devices[number % len(group.devices)]}
         if not self._count:
             return {}
-        wanted = prod(max(1, int(group.engine_args.get(name) or 1)) for name in RANKS)
+        wanted = group.gpus
         if wanted > self._count:
             raise CallerError(f"workers of group {group.name!r} want {wanted} GPUs each, and {self._count} can be seen")
         return {VARIABLE: ",".join(islice(self._next, wanted))}

@@ -141,7 +141,9 @@ def extend(parser: argparse.ArgumentParser) -> None:
     names = [row.short for row in ROWS]
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
     parser.add_argument("--seed", type=int, default=0, help="of the jitter and of all draws, the first one's")
-    parser.add_argument("--draws", type=int, default=1, choices=range(1, 33), metavar="N", help="runs of each, whose means are shown")
+    parser.add_argument(
+        "--draws", type=int, default=1, choices=range(1, 33), metavar="N", help="runs of each, whose means are shown"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that share the work")
 
 

@@ -11,8 +11,6 @@ from api.openai.answers.said import Step
 from api.openai.errors import ApiError
 from api.openai.requests.accepted import Accepted
 
-STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-
 
 class MessageTeller:
     """Tells one message."""
@@ -37,7 +35,7 @@ class MessageTeller:
     def closing(self) -> bytes:
         """The ends of the last block and of the message."""
         events = self._blocks.close()
-        events.append({"type": "message_delta", "delta": _end(self._accepted), "usage": _usage(self._accepted)})
+        events.append({"type": "message_delta", "delta": self._end(), "usage": _usage(self._accepted)})
         return _told([*events, {"type": "message_stop"}])
 
     def broken(self, error: ApiError) -> bytes:
@@ -47,7 +45,7 @@ class MessageTeller:
     def whole(self) -> bytes:
         """The message as it ended."""
         self._blocks.close()
-        return orjson.dumps({**self._message(), "content": self._blocks.shown(), **_end(self._accepted)})
+        return orjson.dumps({**self._message(), "content": self._blocks.shown(), **self._end()})
 
     def _message(self) -> dict[str, Any]:
         return {
@@ -58,12 +56,18 @@ class MessageTeller:
             "usage": _usage(self._accepted),
         }
 
-
-def _end(accepted: Accepted) -> dict[str, Any]:
-    stopped = accepted.choices[0].transcript.stop_reason
-    if accepted.finish == "stop" and isinstance(stopped, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": stopped}
-    return {"stop_reason": STOP_REASONS.get(accepted.finish or "", "end_turn"), "stop_sequence": None}
+    def _end(self) -> dict[str, Any]:
+        """How it ended, once its last block has: clients make the calls of what ended with `tool_use`."""
+        stopped = self._accepted.choices[0].transcript.stop_reason
+        if self._accepted.finish == "length":
+            reason = "max_tokens"
+        elif self._blocks.called:
+            reason = "tool_use"
+        elif isinstance(stopped, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stopped}
+        else:
+            reason = "end_turn"
+        return {"stop_reason": reason, "stop_sequence": None}
 
 
 def _usage(accepted: Accepted) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+import orjson
 
 from api.openai.answers.said import Said, ToolDelta
+from api.openai.tools.arguments import object_text
 
 Event = dict[str, Any]
 
@@ -21,6 +22,8 @@ class Blocks:
         self._call = -1
         """Which call the open block is."""
         self._pieces: list[str] = []
+        self.called = False
+        """Whether the last call that was closed can be made: its arguments are an object."""
 
     def __repr__(self) -> str:
         return f"<Blocks {len(self._blocks)}, {self._field or 'none'} growing>"
@@ -41,7 +44,7 @@ class Blocks:
         if not self._field:
             return []
         text = "".join(self._pieces)
-        self._blocks[-1][self._field] = _object(text) if self._field == "input" else text
+        self._blocks[-1][self._field] = self._input(text) if self._field == "input" else text
         self._field, self._call, self._pieces = "", -1, []
         return [{"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
@@ -73,10 +76,9 @@ class Blocks:
         self._pieces.append(piece)
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
-
-def _object(text: str) -> dict[str, Any]:
-    """A call's arguments as the object that they must be; one that broke off is shown as none."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return {}
+    def _input(self, text: str) -> orjson.Fragment:
+        """A call's arguments; those that broke off are shown as none."""
+        arguments = object_text(text)
+        self.called = arguments is not None
+        # as text: numbers may have more bits than any type of ours
+        return orjson.Fragment(arguments or "{}")

@@ -11,13 +11,14 @@ from starlette.types import ASGIApp
 
 from actors.metrics import FrontendMetrics
 from api.anthropic.body import CountRequest
-from api.anthropic.dialect import MESSAGES, AnthropicError, TokenCount
+from api.anthropic.dialect import MESSAGES, TokenCount
+from api.anthropic.errors import AnthropicError
 from api.openai.backend import Backend
 from api.openai.dialect import DialectRoute
 from api.openai.further.embedding_inputs import EmbeddingRequest
 from api.openai.further.embeddings import Embeddings
 from api.openai.further.errand import ErrandRoute
-from api.openai.further.models import model_routes
+from api.openai.further.models import READING, model_routes
 from api.openai.further.tokenizing import DetokenizeRequest, TokenizeRequest, Tokenizing
 from api.openai.requests.intake import Intake
 from api.openai.responses.dialect import RESPONSES
@@ -50,7 +51,7 @@ def reading_routes(backend: Backend) -> APIRouter:
     router = APIRouter()
     router.include_router(model_routes(backend))
 
-    @router.get("/version")
+    @router.api_route("/version", methods=READING)
     async def show_version() -> Response:
         return Response(orjson.dumps({"version": version("contrail")}), media_type="application/json")
 

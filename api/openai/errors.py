@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import orjson
 
 from core.errors import CallerError, ContrailError, Unavailable
@@ -46,6 +49,22 @@ def bad_parameter(param: str, fault: str, code: str | None = None) -> ApiError:
 def not_supported(param: str, what: str | None = None) -> ApiError:
     """400 for what OpenAI or vLLM know and we do not do yet."""
     return ApiError(400, f"{what or param}: not supported yet", param=param, code="unsupported_parameter")
+
+
+def renamed(error: ApiError, names: Mapping[str, str], within: Mapping[str, str]) -> ApiError:
+    """The error of a chat in another API's words: `names` are what that calls the chat's parameters, `within` what
+    stands there for parts of the path below them."""
+    param = error.param or ""
+    outer = re.split(r"[.\[]", param)[0]
+    if outer not in names:
+        return error
+    # messages of a chat are not those of the body one by one
+    inner = "" if outer == "messages" else param[len(outer) :]
+    for theirs, ours in within.items():
+        inner = inner.replace(theirs, ours, 1)
+    name = names[outer] + inner
+    message = error.message.replace(f"{param}: ", f"{name}: ", 1)
+    return ApiError(error.status, message, type=error.type, param=name, code=error.code, headers=error.headers)
 
 
 def too_large(limit: int) -> ApiError:

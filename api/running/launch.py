@@ -65,7 +65,12 @@ class Launch:
         self._state = STARTING
         self._started = datetime.now(UTC)
         self._models: tuple[str, ...] = ()
+        self._resolved = deployment
+        """With the addresses that the private servers had last."""
         self._written: tuple[RunFile, Deployment] | None = None
+        """What the files say; None if that is not known."""
+        self._fault = ""
+        """Why they cannot be written."""
         self._writer: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -98,7 +103,7 @@ class Launch:
             await part.start()
         await wait_until_ready([*self._workers, *self._frontends], self._progress)
         self._state = READY
-        self._write_files()
+        self._update_files()
         for kept in self._parts():
             self._supervisor.keep(kept)
 
@@ -107,8 +112,8 @@ class Launch:
         while True:
             await told.wait()
             told.clear()
-            asked = take_request(self._data.restart)
             try:
+                asked = take_request(self._data.restart)
                 await self._rolling.run(asked.id if asked else "", asked.parts if asked else (FRONTENDS,))
             except Exception as error:  # noqa: BLE001 - a fault in a restart must not end the deployment
                 self._progress.say(f"the restart failed inside: {error!r}; what runs goes on as it is")
@@ -127,7 +132,7 @@ class Launch:
             if self._writer is not None:
                 self._writer.cancel()
                 self._state = STOPPED
-                self._write_files()
+                self._update_files()
 
     async def _end_leftovers(self) -> None:
         """What a run that was killed has left is gone; we hold the folder's lock, so nobody else wants it."""
@@ -159,20 +164,31 @@ class Launch:
     async def _keep_files(self) -> None:
         while True:
             await asyncio.sleep(RUN_FILE_S)
+            self._update_files()
+
+    def _update_files(self) -> None:
+        """The files are written, or it is said, once, why they cannot be for now: the deployment runs without them."""
+        try:
             self._write_files()
+        except OSError as error:
+            if str(error) != self._fault:
+                where = self._data.path
+                self._progress.say(f"run.json and deployment.json cannot be written in {where}: {error}; trying again")
+            self._fault = str(error)
+        else:
+            self._fault = ""
 
     def _write_files(self) -> None:
         """`run.json` and `deployment.json` say what is so now; they are written only when that has changed."""
-        running = all(server.running for server in self._servers.parts)
-        deployment = self._written[1] if self._written else self._deployment
-        if running:
-            deployment = msgspec.structs.replace(self._deployment, log=self._servers.addresses())
-        now = (self._run_file(deployment), deployment)
+        if all(server.running for server in self._servers.parts):
+            self._resolved = msgspec.structs.replace(self._deployment, log=self._servers.addresses())
+        now = (self._run_file(self._resolved), self._resolved)
         if now == self._written:
             return
-        self._written = now
-        write_whole(self._data.deployment, msgspec.json.encode(deployment), mode=0o600)
+        self._written = None
+        write_whole(self._data.deployment, msgspec.json.encode(self._resolved), mode=0o600)
         now[0].write(self._data.run)
+        self._written = now
 
     def _run_file(self, deployment: Deployment) -> RunFile:
         return RunFile(

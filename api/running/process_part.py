@@ -167,12 +167,15 @@ class ProcessPart:
             return
 
     def _last_words(self) -> str:
-        """The last line of this life that `contrail` itself said, or the last line at all."""
+        """The last line of this life that `contrail` itself said, or the last line at all; empty if nobody knows."""
         if self._process is None:
             return ""
-        with self.log.open("rb") as log:
-            log.seek(max(self._log_start, self.log.stat().st_size - LOG_END_BYTES))
-            content = log.read().decode(errors="replace")
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(self._log_start, self.log.stat().st_size - LOG_END_BYTES))
+                content = log.read().decode(errors="replace")
+        except OSError:  # somebody took the file away
+            return ""
         lines = [line.strip() for line in content.splitlines() if line.strip()]
         ours = [line.removeprefix("contrail: ") for line in lines if line.startswith("contrail: ")]
         return (ours or lines or [""])[-1]

@@ -1,7 +1,7 @@
 """Keeps the parts of a deployment running, and lets them go in order.
 
 1. Each part has a keeper: a task that waits for its end (or for it to stop answering), waits longer each time, and
-   starts it again. That is said each time.
+   starts it again. That is said each time. Nothing that fails on the way ends the keeper.
 2. Draining first tells all keepers to leave; none is interrupted in the middle of a start. Then the stages go, one
    after the other: what takes requests before what serves them, what serves them before what records them.
 3. A part that does not go in its time is killed, with everything in its process group. Hurrying makes that time short.
@@ -129,19 +129,28 @@ class Supervisor:
         clock_s = asyncio.get_running_loop().time
         started_s, told_ready = clock_s(), True
         while True:
-            why = await self._until_gone(part, leaving, started_s, told_ready)
-            if why is None:
-                return
-            await part.kill()
+            try:
+                why = await self._until_gone(part, leaving, started_s, told_ready)
+                if why is None:
+                    return
+                await part.kill()
+            except Exception as error:  # noqa: BLE001 - without its keeper the part would stay down, and nobody say so
+                why = f"could not be looked after: {error!r}"
             delay_s = backoff.after(clock_s() - started_s)
-            self._say(f"{part.name} {why}; it is started again in {delay_s:g} s")
+            runs = part.running
+            self._say(f"{part.name} {why}; it is {'looked after' if runs else 'started'} again in {delay_s:g} s")
             if await _set_within(leaving, delay_s):
                 return
+            if runs:
+                continue
             started_s, told_ready = clock_s(), False
             try:
+                await part.kill()  # what is left of it, if the last round ended before that
                 await part.start()
             except (ContrailError, OSError) as error:
                 self._say(f"{part.name} cannot be started: {error}")
+            except Exception as error:  # noqa: BLE001 - likewise
+                self._say(f"{part.name} cannot be started: {error!r}")
 
     async def _until_gone(self, part: Part, leaving: asyncio.Event, started_s: float, told_ready: bool) -> str | None:
         """Why the part is gone, or to be taken for gone; None if we are leaving. Says when it is ready (again)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.answers import refuse
-from api.anthropic.dialect import AnthropicError
+from api.anthropic.errors import told_at
 from api.openai.errors import ApiError
 from api.security.api_key import ApiKey
 from api.security.caller import CALLER, Caller
@@ -15,10 +15,10 @@ OPEN = frozenset({"/health", "/openapi.json", "/debug"})
 """Whether it serves, how it is asked, and the page, which has a token of its own. Nothing else: a route that is new is
 behind the gate."""
 OPEN_BELOW = "/debug/"
-ANTHROPIC = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
-"""Where errors have Anthropic's shape."""
 MISSING = "no API key was given: send it as `Authorization: Bearer KEY`, or as `x-api-key`"
 WRONG = "this API key is not valid here: it is unknown, revoked or expired"
+SEVERAL = "two different API keys were sent: send one, in `Authorization` or in `x-api-key`"
+NO_BEARER = "`Authorization` does not begin with `Bearer `: send `Authorization: Bearer KEY`"
 
 
 class Gate:
@@ -31,10 +31,11 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         CALLER.set(None)
         if self._keyring is not None and scope["type"] == "http" and not _is_open(scope["path"]):
-            secret = _secret(scope)
-            key = self._keyring.find(secret) if secret else None
+            shown = _shown(scope)
+            # of two different ones, which was meant?
+            key = self._keyring.find(*shown) if len(shown) == 1 else None
             if key is None:
-                await refuse(send, _refusal(scope, WRONG if secret else MISSING))
+                await refuse(send, _refusal(scope, _fault(scope, shown)))
                 return
             CALLER.set(_caller(key))
         await self._app(scope, receive, send)
@@ -43,9 +44,15 @@ class Gate:
 def _refusal(scope: Scope, message: str) -> ApiError:
     """401 as the clients of the route know it."""
     error = ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-    if scope["path"] in ANTHROPIC:
-        return AnthropicError(error, scope["state"]["request_id"])
-    return error
+    return told_at(scope["path"], error, scope["state"]["request_id"])
+
+
+def _fault(scope: Scope, shown: set[bytes]) -> str:
+    """What is wrong with the keys that a request shows, and nothing of what they are."""
+    if shown:
+        return WRONG if len(shown) == 1 else SEVERAL
+    sent = [value.split()[0].lower() for name, value in scope["headers"] if name == b"authorization" and value.strip()]
+    return NO_BEARER if set(sent) - {b"bearer"} else MISSING
 
 
 def _is_open(path: str) -> bool:
@@ -56,13 +63,12 @@ def _caller(key: ApiKey) -> Caller:
     return Caller(key.name, key.tenant, frozenset(key.models), key.gateway)
 
 
-def _secret(scope: Scope) -> bytes:
-    """What the request shows as its key; empty if nothing. Two different ones are none: which was meant?"""
-    shown = {secret for name, value in scope["headers"] if (secret := _shown(name, value))}
-    return bytes(shown.pop()) if len(shown) == 1 else b""
+def _shown(scope: Scope) -> set[bytes]:
+    """What the request shows as keys."""
+    return {secret for name, value in scope["headers"] if (secret := _key_in(name, value))}
 
 
-def _shown(name: bytes, value: bytes) -> bytes:
+def _key_in(name: bytes, value: bytes) -> bytes:
     if name == b"x-api-key":
         return value.strip()
     if name == b"authorization":

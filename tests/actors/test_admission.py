@@ -314,5 +314,18 @@ async def test_only_so_many_tenants_are_named() -> None:
         assert router.admission.describe()["tenants"] == []
 
 
+async def test_a_tenant_may_have_the_name_of_all_others() -> None:
+    """Its requests are counted with theirs: no label stands there twice."""
+    async with serving(RoutingSettings(active_max=64)) as (_, router):
+        tenants = ["other", "other", *(f"tenant-{number}" for number in range(20))]
+        places = [await router.admission.enter("sim", _of_tenant(tenant)) for tenant in tenants]
+        rows = router.admission.describe()["tenants"]
+        assert len({row["tenant"] for row in rows}) == len(rows) == 16
+        assert sum(row["active"] for row in rows) == len(places)
+        assert {"model": "sim", "tenant": "other", "active": 7} in rows
+        for place in places:
+            place.close()
+
+
 def _of_tenant(tenant: str) -> GenerateRequest:
     return request(range(20), 1, tenant=tenant)

@@ -71,6 +71,10 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> Non
         ("namespace: Prod", "use 1 to 63 of a-z"),
         ("a: [", "line 1: this is not YAML"),
         ("[1, 2]", "a deployment file is a mapping"),
+        ("frontend: {keys: f}\nfrontend: {replicas: 2}", ", line 2: `frontend` stands there twice"),
+        ("frontend:\n  tls:\n    cert: a\n    cert: b\n", ", line 4: `cert` stands there twice"),
+        ("workers:\n  - {name: a,\n     model: m, 'model': n}", ", line 3: `model` stands there twice"),
+        ("workers: [{engine_args: {tensor_parallel_size: two}}]", "tensor_parallel_size: 'two' is not a whole number"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, said: str) -> None:
@@ -82,6 +86,13 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, said: s
 
     assert str(raised.value).startswith(str(file))
     assert said in str(raised.value)
+
+
+def test_what_a_merge_brings_in_may_be_replaced(tmp_path: Path) -> None:
+    """A key that comes from elsewhere stands there once."""
+    text = "workers:\n  - &a {name: a, model: m}\n  - &b {<<: *a, name: b}\n  - {<<: *b, name: c, model: n}"
+    groups = load(written(tmp_path, text), environment={}).deployment.workers
+    assert [(group.name, group.model) for group in groups] == [("a", "m"), ("b", "m"), ("c", "n")]
 
 
 def test_an_error_in_the_environment_names_the_variable() -> None:

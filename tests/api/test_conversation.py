@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from typing import Any
 
 import msgspec
@@ -71,12 +72,27 @@ def test_arguments_that_came_as_an_object() -> None:
     assert shown(call({"a": [1]}))[0]["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
 
 
+def test_arguments_with_half_a_surrogate_pair() -> None:
+    """An escape can say it alone, as name or value; whole pairs, and backslashes before a `u`, stay as they are."""
+    written = r'{"\ud83d": ["\udc00", 1e999], "b": "\ud83d\ude00", "c": "\\ud83d", "d": 100000000000000000000000}'
+    told = shown(call(written))[0]["tool_calls"][0]["function"]["arguments"]
+    assert told == {"\ufffd": ["\ufffd", inf], "b": "😀", "c": r"\ud83d", "d": 10**23}
+
+
+def test_an_assistant_without_content() -> None:
+    """It may have thought alone, or refused: what it said is all there is of it."""
+    thought = {"role": "assistant", "content": None, "reasoning": "hm"}
+    assert shown(thought) == [{"role": "assistant", "content": "", "reasoning": "hm", "reasoning_content": "hm"}]
+    assert shown({"role": "assistant", "refusal": "no"}) == [{"role": "assistant", "content": "no"}]
+    assert shown({"role": "assistant", "content": "yes", "refusal": None}) == [{"role": "assistant", "content": "yes"}]
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [
         ({"role": "robot", "content": ""}, "messages[1].role"),
         ({"role": "user"}, "messages[1].content"),
-        ({"role": "assistant", "content": None, "tool_calls": []}, "messages[1].content"),
+        ({"role": "tool", "tool_call_id": "c1"}, "messages[1].content"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content[0]"),
         (
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]},

@@ -49,11 +49,22 @@ def test_more_than_there_are_is_refused() -> None:
     assert dealt(Devices(()), engine_args={"tensor_parallel_size": 4}) == [None, None]
 
 
+@pytest.mark.parametrize("given", ["two", -1, 1.5, [2], True])
+def test_a_number_that_is_none_is_refused(given: Any) -> None:
+    """Before anything is started; another engine's arguments are its own business."""
+    arguments = {"engine_args": {"pipeline_parallel_size": given}}
+    with pytest.raises(msgspec.ValidationError, match=r"engine_args\.pipeline_parallel_size: .* is not a whole number"):
+        msgspec.convert(arguments, WorkerGroup)
+    msgspec.convert({**arguments, "engine": "simulated"}, WorkerGroup)
+    for none in (None, 0, "0"):
+        assert dealt(Devices(("0", "1")), engine_args={"tensor_parallel_size": none}) == ["0", "1"]
+
+
 def test_what_can_be_seen(tmp_path: Path) -> None:
-    """What the environment names, an empty list too; else the machine's cards by number."""
+    """What the environment names, an empty list too; else as many as the machine has cards, as CUDA counts them."""
     for name in ("nvidia10", "nvidia2", "nvidia0", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    assert visible({}, tmp_path) == ("0", "2", "10")
+    assert visible({}, tmp_path) == ("0", "1", "2")
     assert visible({VARIABLE: "3, GPU-abc"}, tmp_path) == ("3", "GPU-abc")
     assert visible({VARIABLE: ""}, tmp_path) == ()
     assert visible({}, tmp_path / "none") == ()

@@ -12,6 +12,7 @@ from actors.metrics import FrontendMetrics
 from api.app import create_app
 from api.openai.settings import ApiSettings
 from tests.api.conftest import Api
+from tests.api.raw import request, say
 from tests.api.scripted import CONTEXT_MAX, ScriptedBackend, ids
 
 ASKED = [{"role": "user", "content": "hi"}]
@@ -91,6 +92,21 @@ async def test_bodies_are_bounded_everywhere() -> None:
             assert (answer.status_code, "larger than 1000" in answer.json()["error"]["message"]) == (413, True), path
             assert (answer.json().get("type") == "error") == path.startswith("/v1/messages")
             assert (await http.get(path)).status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/org/other", "/version", "/openapi.json"])
+async def test_what_is_read_has_a_head(api: Api, path: str) -> None:
+    """Balancers ask for it: the same status and headers, and not a byte behind them."""
+    head, get = (request(b"", "connection: close", line=f"{method} {path} HTTP/1.1") for method in ("HEAD", "GET"))
+    told, answer = await say(api.server.address, head), await say(api.server.address, get)
+    assert told.statuses == answer.statuses == [200]
+    beginning, content = (said.raw.partition(b"\r\n\r\n")[::2] for said in (told, answer))
+    assert (beginning[1], bool(content[1])) == (b"", True)
+    assert length(beginning[0]) == length(content[0]) == len(content[1])
+
+
+def length(head: bytes) -> int:
+    return int(dict(line.split(b": ") for line in head.splitlines()[1:])[b"content-length"])
 
 
 async def test_the_version_is_told(api: Api) -> None:

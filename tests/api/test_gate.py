@@ -77,6 +77,29 @@ async def test_where_a_key_may_stand(file: Path) -> None:
                 await client.messages.create(model="tiny", max_tokens=1, messages=[{"role": "user", "content": "hi"}])
 
 
+def faults(key: str) -> list[tuple[list[tuple[str, str]], str]]:
+    return [
+        ([], "no API key was given"),
+        ([("authorization", "Bearer")], "no API key was given"),
+        ([("x-api-key", "other")], "not valid here"),
+        ([("x-api-key", key), ("authorization", "Bearer other")], "two different API keys were sent: send one"),
+        ([("x-api-key", "other"), ("x-api-key", key)], "two different API keys were sent: send one"),
+        ([("authorization", key)], "does not begin with `Bearer `"),
+        ([("authorization", f"Basic {key}")], "does not begin with `Bearer `"),
+    ]
+
+
+async def test_what_is_wrong_with_a_key_is_said(file: Path) -> None:
+    """In words that help, and without anything of the keys."""
+    key = made(file)
+    async with Guarded(file).served() as http:
+        for headers, said in faults(key):
+            answer = await http.post(COMPLETIONS, json=ASKED, headers=headers)
+            assert answer.status_code == 401
+            assert said in answer.json()["error"]["message"], headers
+            assert key not in answer.text
+
+
 async def test_a_tenant_is_the_keys_and_not_the_headers(file: Path) -> None:
     """Only a gateway's key may name another one."""
     own, gateway = made(file, "team"), made(file, "edge", "--gateway")

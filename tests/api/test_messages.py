@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from math import inf
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from api.answers import Answers
 from core.generation import Output
 from core.models import GenerationFailed, NoWorkers
 from core.prompt import tokens_from_bytes
@@ -20,6 +25,10 @@ ASKED: Any = [{"role": "user", "content": "why?"}]
 PROMPT = "<|start|><|system|>be brief<|end|><|user|>why?<|end|><|assistant|>"
 WEATHER: Any = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+
+
+DEEP: Any = json.loads('{"a":' * 65 + "1" + "}" * 65)
+REDEFINED = [{"name": name, "input_schema": {"$defs": {"x": {"type": name}}}} for name in ("string", "number")]
 
 
 @pytest.fixture
@@ -87,6 +96,47 @@ async def test_how_it_ended_is_said(api: Api, client: Any) -> None:
     api.backend.script = spoken("so", finish="length")
     message = await client.messages.create(model="tiny", max_tokens=9, messages=ASKED)
     assert message.stop_reason == "max_tokens"
+    speak(api.backend)
+    api.backend.script = spoken("hm</think>", CALL, finish="length")
+    message = await client.messages.create(model="tiny", max_tokens=50, messages=ASKED, tools=[WEATHER])
+    assert (message.stop_reason, message.content[-1].type) == ("max_tokens", "tool_use")
+
+
+ROME = {"city": "Rome"}
+FORCED = {"tool_choice": {"type": "tool", "name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "fields", "ended", "arguments"),
+    [
+        ('{"city": "Rome"}', FORCED, ("tool_use", None), ROME),
+        (CALL, {"stop_sequences": ["</tool_call>"]}, ("tool_use", None), ROME),
+        (f"{CALL}so END", {"stop_sequences": ["END"]}, ("tool_use", None), ROME),
+        (CALL, {"stop_sequences": ["Ro"]}, ("stop_sequence", "Ro"), {}),
+        ('{"city": "Rome"}', {**FORCED, "stop_sequences": ["Ro"]}, ("stop_sequence", "Ro"), {}),
+        (CALL.partition("}")[0], {}, ("end_turn", None), {}),
+        (CALL.replace('"Rome"', "NaN"), {}, ("end_turn", None), {}),
+        (CALL.replace('"Rome"', "1" + "0" * 21), {}, ("tool_use", None), {"city": 10**21}),
+        (CALL.replace('"Rome"', "1e400"), {}, ("tool_use", None), {"city": inf}),
+        (CALL.replace("Rome", "a\nb"), {}, ("tool_use", None), {"city": "a\nb"}),
+        (CALL.replace("Rome", r"\ud83d\n"), {}, ("tool_use", None), {"city": "\ud83d\n"}),
+    ],
+)
+async def test_whole_calls_alone_are_to_be_made(
+    api: Api, said: str, fields: dict[str, Any], ended: tuple[str, str | None], arguments: dict[str, Any]
+) -> None:
+    """Whole and streamed, whatever else ended the answer; one whose arguments broke off is shown, and is not to be."""
+    speak(api.backend)
+    api.backend.script = spoken("hm</think>", said)
+    body = {"model": "tiny", "max_tokens": 50, "messages": ASKED, "tools": [WEATHER], **fields}
+    whole = (await api.http.post("/v1/messages", json=body)).json()
+    (call,) = [block for block in whole["content"] if block["type"] == "tool_use"]
+    assert (call["name"], call["input"]) == ("weather", arguments)
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ended
+    streamed = (await api.http.post("/v1/messages", json={**body, "stream": True})).text
+    events = [json.loads(line.removeprefix("data: ")) for line in streamed.splitlines() if line.startswith("data: ")]
+    (end,) = [event["delta"] for event in events if event["type"] == "message_delta"]
+    assert (end["stop_reason"], end["stop_sequence"]) == ended
 
 
 async def test_an_output_format_is_kept(api: Api, client: Any) -> None:
@@ -127,6 +177,12 @@ async def test_tokens_are_counted_without_a_worker(api: Api, client: Any) -> Non
         ({"thinking": {"type": "deep"}}, "thinking.type: must be one of"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format: must be a json_schema"),
         ({"temperature": 1.5}, "temperature: must be between 0 and 1"),
+        ({"stop_sequences": [*"abcde"]}, "stop_sequences: must hold at most 4"),
+        ({"stop_sequences": [""]}, "stop_sequences: each string"),
+        ({"tools": [{"name": "a b"}], "tool_choice": {"type": "any"}}, "tools[0].name: must have"),
+        ({"tools": REDEFINED, "tool_choice": {"type": "any"}}, "tools[1].input_schema.$defs: another tool"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": DEEP}}}, "output_config.format.schema: nests"),
+        ({"messages": [*ASKED, {"role": "assistant", "content": []}]}, "messages: needs text in the last message"),
     ],
 )
 async def test_errors_have_anthropics_shape(api: Api, fields: dict[str, Any], text: str) -> None:
@@ -154,3 +210,27 @@ async def test_the_client_knows_our_failures(api: Api, client: Any) -> None:
     with pytest.raises(anthropic.APIStatusError, match="gone"):
         async with client.messages.stream(model="tiny", max_tokens=5, messages=ASKED) as stream:
             await stream.until_done()
+
+
+def refused(answer: httpx.Response, status: int, kind: str) -> None:
+    body = answer.json()
+    assert (answer.status_code, body["type"], body["error"]["type"]) == (status, "error", kind), body
+    assert body["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_whatever_fails_has_anthropics_shape(api: Api) -> None:
+    """Also what no route of ours answers: faults inside, methods and paths that there are not, and the server's end."""
+    api.backend.script = [KeyError("inside")]
+    options = {"model": "tiny", "max_tokens": 5, "messages": ASKED}
+    refused(await api.http.post("/v1/messages", json=options), 500, "api_error")
+    refused(await api.http.get("/v1/messages"), 405, "invalid_request_error")
+    refused(await api.http.get("/v1/messages/count_tokens"), 405, "invalid_request_error")
+    refused(await api.http.get("/v1/messages/batches"), 404, "not_found_error")
+    assert set((await api.http.get("/v1/messages_of")).json()) == {"error"}
+    for fault, status, kind in ((asyncio.CancelledError(), 503, "overloaded_error"), (KeyError(), 500, "api_error")):
+
+        async def broken(_scope: Scope, _receive: Receive, _send: Send, raised: BaseException = fault) -> None:
+            raise raised
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(Answers(broken)), base_url="http://here") as http:
+            refused(await http.post("/v1/messages"), status, kind)

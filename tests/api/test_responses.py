@@ -29,6 +29,8 @@ WEATHER: Any = {
 }
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 CALL_AGAIN = CALL.replace("Rome", "Oslo")
+DEEP: Any = json.loads('{"a":' * 65 + "1" + "}" * 65)
+VAST = {"type": "object", "properties": {"wei": {"type": "integer", "maximum": 10**21}}}
 
 
 def sent(api: Api) -> str:
@@ -182,6 +184,40 @@ async def test_the_model_is_cut_short(api: Api) -> None:
         assert response.incomplete_details.reason == "max_output_tokens"
 
 
+async def test_a_call_that_is_cut_short_is_incomplete(api: Api) -> None:
+    """By its own status, in whatever order it comes; the response had room for more."""
+    speak(api.backend)
+    api.backend.script = spoken("hm</think>", CALL_AGAIN.replace("}", ""), CALL)
+    whole = await api.client.responses.create(model="tiny", input="hi", tools=[WEATHER], extra_body={"stop": ["Ro"]})
+    events = await told(api, tools=[WEATHER], extra_body={"stop": ["Ro"]})
+    last = events[-1]
+    assert last.type == "response.completed"
+    for response in (whole, last.response):
+        calls = [item for item in response.output if item.type == "function_call"]
+        assert [call.status for call in calls] == ["incomplete", "incomplete"]
+        assert calls[-1].arguments == '{"city": "'
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [getattr(item, "status", None) for item in done[1:]] == ["incomplete", "incomplete"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "echoed"),
+    [
+        ({"tools": [{**WEATHER, "parameters": VAST}]}, "tools"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": VAST}}}, "text"),
+    ],
+)
+async def test_a_schema_is_echoed_as_it_was_sent(api: Api, fields: dict[str, Any], echoed: str) -> None:
+    """Its numbers may have more than 64 bits; whole and streamed."""
+    speak(api.backend)
+    api.backend.script = spoken("hm</think>", "so")
+    whole = await api.http.post(PATH, json={"model": "tiny", "input": "hi", **fields})
+    assert str(10**21) in json.dumps(whole.json()[echoed])
+    last = (await told(api, extra_body=fields))[-1]
+    assert last.type == "response.completed"
+    assert str(10**21) in json.dumps(last.to_dict()["response"][echoed])  # type: ignore[index]
+
+
 async def test_an_empty_answer_is_an_empty_message(api: Api) -> None:
     """Readers take the first message for granted."""
     api.backend.script = spoken()
@@ -229,6 +265,16 @@ async def test_a_stream_that_breaks_ends_with_a_failure(api: Api) -> None:
         ({"truncation": "auto"}, "truncation", "not supported"),
         ({"include": ["file_search_call.results"]}, "include", "not supported"),
         ({"metadata": {"a": 1}}, "metadata", "a string"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "other than medium"),
+        ({"service_tier": "flex"}, "service_tier", "other than auto and default"),
+        ({"max_tool_calls": 1}, "max_tool_calls", "not supported"),
+        ({"tools": [{**WEATHER, "parameters": DEEP}]}, "tools[0].parameters", "deeper than 64"),
+        ({"text": {"format": {"type": "text", "schema": DEEP}}}, "text.format.schema", "deeper than 64"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": DEEP}}},
+            "text.format.schema",
+            "deeper than 64",
+        ),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "at most 16"),
     ],
 )
@@ -243,13 +289,15 @@ async def test_a_bad_parameter_is_named(api: Api, fields: dict[str, Any], param:
     await api.counted("", "rejected")
 
 
-async def test_what_changes_nothing_is_taken(api: Api) -> None:
+@pytest.mark.parametrize("tier", ["auto", "default", None])
+async def test_what_changes_nothing_is_taken(api: Api, tier: str | None) -> None:
     """As clients send it without being asked."""
     answer = await api.http.post(
         PATH,
         json={
             "model": "tiny", "input": "hi", "store": None, "background": False, "truncation": "disabled", "tools": [],
-            "include": ["reasoning.encrypted_content"], "service_tier": "auto", "text": {"format": {"type": "text"}},
+            "include": ["reasoning.encrypted_content"], "service_tier": tier,
+            "text": {"format": {"type": "text"}, "verbosity": "medium"}, "max_tool_calls": None,
             "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"effort": None, "summary": "auto"},
         },
     )  # fmt: skip

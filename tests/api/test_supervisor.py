@@ -134,6 +134,51 @@ async def test_a_part_that_keeps_dying_is_tried_again_and_again(bench: Bench) ->
     assert expected == bench.said[:4]
 
 
+async def test_a_part_whose_log_is_gone_is_started_again(bench: Bench) -> None:
+    """Somebody moved or removed the file: nobody knows the last words, and the part has a new one."""
+    part = await bench.started("crashes", "import sys; print('up', flush=True); sys.stdin.read(1); raise SystemExit(3)")
+    bench.supervisor.keep(part)
+    part.log.unlink()
+    assert part._process is not None
+    assert part._process.stdin is not None
+    part._process.stdin.close()
+
+    await until(lambda: part.starts == 2)
+    assert bench.said == ["crashes ended with status 3; it is started again in 0.05 s"]
+    await until(part.log.exists)
+    await bench.supervisor.drain([[part]], asyncio.Event())
+
+
+async def test_no_failure_ends_a_keeper(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, and after a while the part is looked after again: left alone if it runs, started if it does not."""
+    part = await bench.started("part", OBEYS)
+    first = part.pid
+    assert first is not None
+
+    def fail() -> str:
+        raise ValueError("no idea")
+
+    monkeypatch.setattr(part, "ready", fail)
+    monkeypatch.setattr(part, "alive", fail)
+    bench.supervisor.keep(part)
+    await until(lambda: len(bench.said) >= 2)
+    said = "part could not be looked after: ValueError('no idea'); it is {} again in {} s"
+    assert bench.said[:2] == [said.format("looked after", 0.05), said.format("looked after", 0.1)]
+    assert part.pid == first
+
+    monkeypatch.setattr(part, "ending", fail)
+    os.kill(first, 9)
+    await until(lambda: part.running and part.pid != first)
+    assert said.format("started", 0.2) in bench.said
+    start = part.start
+    monkeypatch.setattr(part, "start", fail)
+    await part.kill()
+    await until(lambda: "part cannot be started: ValueError('no idea')" in bench.said)
+    monkeypatch.setattr(part, "start", start)
+    await until(lambda: part.running)
+    await bench.supervisor.drain([[part]], asyncio.Event())
+
+
 async def test_a_part_that_hangs_is_taken_for_dead(bench: Bench) -> None:
     """A process that runs but does not answer /live is killed and started again."""
     part = await bench.started("hangs", LISTENS, str(bench.data.path), "hangs", "/live")

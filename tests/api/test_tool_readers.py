@@ -86,6 +86,8 @@ CASES: list[tuple[str, str, str, tuple[tuple[str, str], ...]]] = [
     ("hermes", '<tool_call>{"name": "f", "arguments": [1]}', '<tool_call>{"name": "f", "arguments": [1]}', ()),
     ("hermes", ' \n<tool_call>{"name": "f"}</tool_call> \n', "", (("f", "{}"),)),
     ("hermes", '<tool_call>{"name": "\\u0066"}</tool_call>', "", (("f", "{}"),)),
+    ("hermes", '<tool_call>{"name": "\\ud800"}</tool_call>', '<tool_call>{"name": "\\ud800"}</tool_call>', ()),
+    ("required", '[{"name": "\\ud800", "parameters": {}}]', '[{"name": "\\ud800", "parameters": {}}]', ()),
     ("llama3_json", '{"name": "h", "parameters": {}}', '{"name": "h", "parameters": {}}', ()),
     ("llama3_json", '{"name": "f", "age": 3}', '{"name": "f", "age": 3}', ()),
     ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}}', "", (("f", "{}"),)),

@@ -10,8 +10,10 @@ from typing import Any
 import openai
 import pytest
 
+from core.prompt import tokens_from_bytes
 from tests.api.conftest import Api
-from tests.api.scripted import card, files, spoken
+from tests.api.scripted import card, files, spoken, tokenizer
+from tests.api.speaking import speak
 
 NAMED = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -76,6 +78,54 @@ async def test_what_the_engine_is_held_to(api: Api) -> None:
     assert called is not None
     assert called.json_schema == '{"type":"object"}'
     assert [call.function.arguments for call in answer.choices[0].message.tool_calls] == ['{"a": 1}']
+
+
+HALF = r'{"a": "\ud83d"}'
+CALLED = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": HALF}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [USER, CALLED, {"role": "tool", "tool_call_id": "c", "content": "2"}]}),
+        ("/v1/responses", {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": HALF}]}),
+        ("/tokenize", {"messages": [USER, CALLED]}),
+    ],
+)
+async def test_half_a_surrogate_pair_in_past_arguments(api: Api, path: str, fields: dict[str, Any]) -> None:
+    """A model may write such an escape, and the client sends it back in every later turn."""
+    speak(api.backend)
+    answer = await api.http.post(path, json={"model": "tiny", **fields})
+    assert answer.status_code == 200, answer.text
+    tokens = answer.json().get("tokens") or tokens_from_bytes(api.backend.requests[-1].tokens)
+    assert '{"a": "\ufffd"}' in tokenizer().decode(tokens)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_name_that_no_answer_can_hold(api: Api, stream: bool) -> None:
+    """It is no tool's: what looked like a call is text."""
+    text = CALL.replace('"f"', r'"\ud800"')
+    api.backend.script = spoken("hm</think>", text)
+    options: Any = {"model": "tiny", "messages": [USER], "tools": [TOOL]}
+    if stream:
+        chunks = [it async for it in await api.client.chat.completions.create(**options, stream=True)]
+        said = "".join(it.choices[0].delta.content or "" for it in chunks)
+    else:
+        said = (await api.client.chat.completions.create(**options)).choices[0].message.content or ""
+    assert said == text
+
+
+async def test_thoughts_alone_are_sent_back(api: Api) -> None:
+    """An answer that was cut off while it thought has no content; the talk goes on with it."""
+    api.backend.script = spoken("thinking", finish="length")
+    answer = await api.client.chat.completions.create(model="tiny", messages=[USER], max_tokens=9)
+    said = answer.choices[0].message
+    assert (said.content, getattr(said, "reasoning")) == (None, "thinking")  # noqa: B009 - likewise
+    api.backend.script = spoken("hm</think>Two.")
+    for turn in (said.model_dump(), said.model_dump(exclude_none=True), {"role": "assistant", "refusal": "no"}):
+        messages: Any = [USER, turn, USER]
+        answer = await api.client.chat.completions.create(model="tiny", messages=messages)
+        assert answer.choices[0].message.content == "Two."
 
 
 async def test_each_choice_has_a_reader_of_its_own(api: Api) -> None:

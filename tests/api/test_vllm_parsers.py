@@ -88,6 +88,14 @@ def test_calls_that_only_vllm_can_read(*, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
+def test_arguments_that_a_parser_writes_anew(*, stream: bool) -> None:
+    """Half a surrogate pair, which an escape can say and no answer can hold, is replaced."""
+    reader = interpreter_of(asked(tools=[TOOL], stream=stream), model("pythonic", None), PROMPT)
+    ((_, arguments),) = read(reader, r'[f(a="\ud800")]').calls
+    assert arguments.encode()
+
+
+@pytest.mark.parametrize("stream", [True, False])
 def test_reasoning_that_only_vllm_can_read(*, stream: bool) -> None:
     """Alone, with calls that are insisted on, or not told."""
     text = "hm</think>"

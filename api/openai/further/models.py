@@ -10,16 +10,19 @@ from fastapi import APIRouter, Response
 from api.openai.backend import Backend
 from core.models import ModelCard
 
+READING = ["GET", "HEAD"]
+"""Methods of a route that is only read: the second one is the first without the body."""
+
 
 def model_routes(backend: Backend) -> APIRouter:
     """`/v1/models` and `/v1/models/{id}`; an unknown id is answered with 404 in OpenAI's shape."""
     router = APIRouter()
 
-    @router.get("/v1/models")
+    @router.api_route("/v1/models", methods=READING)
     async def list_models() -> Response:
         return _json({"object": "list", "data": [_model(card) for card in backend.models()]})
 
-    @router.get("/v1/models/{model:path}")
+    @router.api_route("/v1/models/{model:path}", methods=READING)
     async def show_model(model: str) -> Response:
         return _json(_model(backend.card(model)))
 

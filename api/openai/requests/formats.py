@@ -98,14 +98,15 @@ def schema_text(schema: Any, place: str) -> str:
     """A JSON schema as JSON text, bounds checked; ApiError names the place in the body."""
     if not isinstance(schema, (dict, bool)):
         raise bad_parameter(place, "must be a JSON schema: an object")
-    _check_depth(schema, place)
+    check_depth(schema, place)
     encoded = msgspec.json.encode(schema)
     if len(encoded) > SCHEMA_BYTES_MAX:
         raise bad_parameter(place, f"is longer than {SCHEMA_BYTES_MAX} bytes")
     return encoded.decode()
 
 
-def _check_depth(schema: Any, place: str) -> None:
+def check_depth(schema: Any, place: str) -> None:
+    """Raises ApiError, which names the place in the body, for a schema that is nested too deeply."""
     level = [schema]
     for _ in range(SCHEMA_DEPTH_MAX + 1):
         if not (level := [child for node in level for child in _inside(node)]):

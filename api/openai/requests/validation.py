@@ -164,9 +164,9 @@ def _check_chat(request: ChatRequest) -> None:
     if request.top_logprobs and not request.logprobs:
         raise bad_parameter("top_logprobs", "is allowed only with logprobs=true")
     if request.service_tier not in {None, *SERVICE_TIERS}:
-        raise not_supported("service_tier", f"a service_tier other than {' and '.join(SERVICE_TIERS)}")
+        raise not_supported("service_tier", f"service_tier: one other than {' and '.join(SERVICE_TIERS)}")
     if request.verbosity not in {None, "medium"}:
-        raise not_supported("verbosity", "a verbosity other than medium")
+        raise not_supported("verbosity", "verbosity: one other than medium")
     if request.modalities is not None and request.modalities != ["text"]:
         raise not_supported("modalities", "modalities other than ['text']")
 

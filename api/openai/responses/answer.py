@@ -108,6 +108,7 @@ class ResponseTeller:
 def _echoed(asked: ResponsesRequest) -> dict[str, Any]:
     """What the response says of its request, with the defaults that it was computed with."""
     text_format = msgspec.to_builtins(asked.text.format) if asked.text and asked.text.format else {"type": "text"}
+    verbosity = asked.text.verbosity if asked.text else None
     return {
         "model": asked.model,
         "instructions": asked.instructions,
@@ -116,8 +117,8 @@ def _echoed(asked: ResponsesRequest) -> dict[str, Any]:
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "top_p": 1.0 if asked.top_p is None else asked.top_p,
         "top_logprobs": asked.top_logprobs or 0,
-        "text": {"format": _without_nulls(text_format), "verbosity": asked.text.verbosity if asked.text else None},
-        "tools": msgspec.to_builtins(asked.tools or []),
+        "text": {"format": _as_sent(_without_nulls(text_format)), "verbosity": verbosity},
+        "tools": _as_sent(asked.tools or []),
         "tool_choice": msgspec.to_builtins(asked.tool_choice or "auto"),
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "reasoning": {
@@ -134,6 +135,11 @@ def _echoed(asked: ResponsesRequest) -> dict[str, Any]:
         "background": False,
         "previous_response_id": None,
     }
+
+
+def _as_sent(value: Any) -> orjson.Fragment:
+    """Encoded once for all events, and with the numbers of its schemas, which may have more than 64 bits."""
+    return orjson.Fragment(msgspec.json.encode(value))
 
 
 def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:

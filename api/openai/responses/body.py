@@ -109,6 +109,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     truncation: str | None = None
     include: list[str] | None = None
+    service_tier: str | None = None
     top_logprobs: Top | None = None
     # what would have to be kept or run here
     store: Any = None
@@ -116,6 +117,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: Any = None
     conversation: Any = None
     prompt: Any = None
+    max_tool_calls: Any = None
     # vLLM's
     stop: str | list[str] | None = None
     seed: Int64 | None = None

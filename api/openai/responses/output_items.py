@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from api.openai.tools.arguments import object_text
+
 Event = tuple[str, dict[str, Any]]
 """Its type and its fields, less the sequence number."""
 
@@ -159,12 +161,14 @@ class CallItem(_Item):
         return [(f"{self.event}.done", done), self._done(status)]
 
     def shown(self, status: str) -> dict[str, Any]:
-        """OpenAI's JSON of it."""
+        """OpenAI's JSON of it; a call whose arguments broke off is not complete, however the answer ended."""
+        arguments = self._text()
+        cut = status == "completed" and object_text(arguments) is None
         return {
             "id": self._id,
             "type": "function_call",
             "call_id": self._call_id,
             "name": self._name,
-            "arguments": self._text(),
-            "status": status,
+            "arguments": arguments,
+            "status": "incomplete" if cut else status,
         }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from api.openai.errors import ApiError, bad_parameter, not_supported
+from api.openai.errors import ApiError, bad_parameter, not_supported, renamed
+from api.openai.requests.formats import check_depth
 from api.openai.requests.types import ChatRequest
 from api.openai.responses.body import ChosenTool, FunctionTool, ResponsesRequest, TextFormat
 from api.openai.responses.conversation import messages_of
@@ -19,7 +19,7 @@ INCLUDED = {LOGPROBS, "reasoning.encrypted_content"}
 SAME_NAME = (
     "model", "temperature", "top_p", "user", "stream", "stop", "seed", "top_k", "min_p",
     "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids", "cache_salt", "priority",
-    "chat_template_kwargs",
+    "chat_template_kwargs", "service_tier",
 )  # fmt: skip
 """Parameters that a chat has too, and means the same by them."""
 NAMED_HERE = {
@@ -27,9 +27,10 @@ NAMED_HERE = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "tools": "tools",
+    "verbosity": "text.verbosity",
 }
 """Parameters of the chat that have another name in this body, or other ones within."""
-WRAPPED = (".json_schema", ".function")
+WITHIN = {".json_schema": "", ".function": ""}
 """What a chat has around a format and around a tool, and this body has not."""
 
 
@@ -44,23 +45,14 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
         **_tools(asked),
         response_format=_format(asked.text.format if asked.text else None),
         reasoning_effort=asked.reasoning.effort if asked.reasoning else None,
+        verbosity=asked.text.verbosity if asked.text else None,
         **{name: getattr(asked, name) for name in SAME_NAME},
     )
 
 
 def named_here(error: ApiError) -> ApiError:
     """The error with the parameter's name in this body."""
-    param = error.param or ""
-    outer = re.split(r"[.\[]", param)[0]
-    if outer not in NAMED_HERE:
-        return error
-    # messages are not the items one by one
-    inner = "" if outer == "messages" else param[len(outer) :]
-    for wrapping in WRAPPED:
-        inner = inner.replace(wrapping, "", 1)
-    name = NAMED_HERE[outer] + inner
-    message = error.message.replace(f"{param}: ", f"{name}: ", 1)
-    return ApiError(error.status, message, type=error.type, param=name, code=error.code, headers=error.headers)
+    return renamed(error, NAMED_HERE, WITHIN)
 
 
 def _check(asked: ResponsesRequest) -> None:
@@ -69,6 +61,8 @@ def _check(asked: ResponsesRequest) -> None:
             raise bad_parameter(
                 name, "nothing is stored here: send the whole input, and leave this out", "unsupported_parameter"
             )
+    if asked.max_tool_calls is not None:
+        raise not_supported("max_tool_calls")
     if asked.truncation not in {None, "disabled"}:
         raise not_supported("truncation", f"truncation: {asked.truncation!r}")
     if unknown := set(asked.include or ()) - INCLUDED:
@@ -91,6 +85,7 @@ def _tool(place: str, tool: FunctionTool) -> Tool:
         raise not_supported(place, f"{place}: a tool of type {tool.type!r}; only functions")
     if not tool.name:
         raise bad_parameter(f"{place}.name", "is required")
+    check_depth(tool.parameters, f"{place}.parameters")
     function = Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
     return Tool(function=function)
 
@@ -106,6 +101,7 @@ def _choice(choice: str | ChosenTool | None) -> str | NamedChoice | None:
 def _format(wanted: TextFormat | None) -> ResponseFormat | None:
     if wanted is None:
         return None
+    check_depth(wanted.schema, "text.format.schema")
     if wanted.type != "json_schema":
         return ResponseFormat(type=wanted.type)
     if not wanted.name:

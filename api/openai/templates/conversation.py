@@ -12,6 +12,7 @@ from api.openai.errors import bad_parameter, not_supported
 from api.openai.requests.types import ChatRequest
 from api.openai.templates.chat import CONTINUED, ChatTemplate
 from api.openai.templates.messages import CalledFunction, ChatMessage, Part, Tool
+from api.openai.text.surrogates import without_lone
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -38,7 +39,9 @@ def _check_message(place: str, message: ChatMessage) -> None:
         raise bad_parameter(f"{place}.role", f"must be one of {', '.join(ROLES)}")
     if message.function_call is not None:
         raise not_supported(f"{place}.function_call", f"{place}.function_call (deprecated; use tool_calls)")
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+    if (
+        message.content is None and message.role != "assistant"
+    ):  # whose answer may be thoughts, calls or a refusal alone
         raise bad_parameter(f"{place}.content", "must be a string or a list of text parts")
     for index, call in enumerate(message.tool_calls or ()):
         if call.type != "function":
@@ -106,7 +109,7 @@ def _message(message: ChatMessage, *, parts: bool) -> Message:
 def _texts(message: ChatMessage) -> list[str]:
     match message.content:
         case None:
-            return []
+            return [message.refusal] if message.refusal else []
         case str(text):
             return [text]
         case parts:
@@ -136,10 +139,17 @@ def _arguments(function: CalledFunction) -> dict[str, Any]:
     given = function.arguments
     if isinstance(given, str):
         try:
-            given = json.loads(given)
+            given = _decoded(given)
         except (ValueError, RecursionError):
             given = None
     return given if isinstance(given, dict) else {}
+
+
+def _decoded(text: str) -> Any:
+    """What the JSON text says, in characters that a prompt can hold."""
+    value = json.loads(text)
+    # escapes alone can say others
+    return json.loads(without_lone(json.dumps(value, ensure_ascii=False))) if "\\u" in text else value
 
 
 def _with_one_system(messages: list[Message]) -> list[Message]:

@@ -38,6 +38,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
+    """Of an assistant, instead of content."""
     reasoning: str | None = None
     reasoning_content: str | None = None
     """The older name of `reasoning`."""

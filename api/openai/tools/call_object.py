@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection
+
+import msgspec
 
 from api.openai.tools.called import Called
 from api.openai.tools.json_end import JsonEnd
@@ -150,8 +151,9 @@ class CallObject:
 
     def _named(self, raw: str) -> None:
         try:
-            name = json.loads(f'"{raw}"')
-        except ValueError:
+            # refuses half a surrogate pair, which no answer can hold
+            name = msgspec.json.decode(f'"{raw}"', type=str)
+        except msgspec.DecodeError:
             name = ""
         if not name or (self._names is not None and name not in self._names):
             self.verdict = False

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from api.openai.answers.said import NOTHING, Said, ToolDelta
 from api.openai.errors import ApiError
 from api.openai.requests.types import ChatRequest
+from api.openai.text.surrogates import without_lone
 from api.openai.tools.called import openai_id
 from api.silent_traceback import silent_traceback
 from core.errors import ContrailError
@@ -142,14 +143,19 @@ class VllmReader:
         self.called = bool(calls)
         told = self._request.include_reasoning
         wanted = list(calls or ())[: 1 if self._single else None]
-        found = (ToolDelta(index, _id_of(call), call.name, call.arguments) for index, call in enumerate(wanted))
+        found = (_delta(index, _id_of(call), call) for index, call in enumerate(wanted))
         return Said(content or "", (reasoning or "") if told else "", tuple(found))
 
 
 def _delta_of(call: Any) -> ToolDelta:
     function = call.function
-    name = (function and function.name) or ""
-    return ToolDelta(call.index, _id_of(call) if name else "", name, (function and function.arguments) or "")
+    return _delta(call.index, _id_of(call) if function and function.name else "", function)
+
+
+def _delta(index: int, id: str, function: Any) -> ToolDelta:
+    """In characters that an answer can hold: some parsers decode a call's JSON and write it anew."""
+    name, arguments = (function.name, function.arguments) if function else ("", "")
+    return ToolDelta(index, id, without_lone(name or ""), without_lone(arguments or ""))
 
 
 def _id_of(call: Any) -> str:
