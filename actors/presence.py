@@ -157,13 +157,25 @@ class Presence:
     async def leave(self, reason: str) -> None:
         """WorkerLeft is in every stream that it wrote to, if that was possible in time; the registry forgets it."""
         self._tell()
-        boxes = [self.kv, self.load, *([self.jobs] if self._jobs_said else [])]
-        for box in boxes:
-            box.put(WorkerLeft(reason=reason))
-        if not all(await asyncio.gather(*(box.drain(LEAVE_TIMEOUT_S) for box in boxes))):
+        if not await self._say_left(reason, self._boxes()):
             _logger.warning("the log was away when the worker left; replicas will find out by its lease")
         await self.end()
         await self.unregister()
+
+    async def give_way(self) -> None:
+        """This id has its end in every stream, not only in that where another wrote it, if that was possible in time:
+        what was restored, or made anew, may have lost it. Nothing more is said under it; the registry forgets it."""
+        await self._say_left("goes on under another id", [box for box in self._boxes() if box.superseded is None])
+        await self.end()
+        await self.unregister()
+
+    def _boxes(self) -> list[Outbox]:
+        return [self.kv, self.load, *([self.jobs] if self._jobs_said else [])]
+
+    async def _say_left(self, reason: str, boxes: list[Outbox]) -> bool:
+        for box in boxes:
+            box.put(WorkerLeft(reason=reason))
+        return all(await asyncio.gather(*(box.drain(LEAVE_TIMEOUT_S) for box in boxes)))
 
     async def end(self) -> None:
         """Nothing more is said under this id."""

@@ -54,6 +54,11 @@ class DecodeSide:
         """Those that it asked for."""
         return len(self._asking.jobs)
 
+    @property
+    def waits_elsewhere(self) -> int:
+        """For jobs, and for blocks that others fetch."""
+        return self.desk.waiting
+
     async def start(self) -> None:
         """Settings, prefill workers and the queue are followed from now on, whenever what tells of them is there."""
         await self._live.follow(self._around.registry)

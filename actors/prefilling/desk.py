@@ -96,6 +96,11 @@ class PrefillDesk:
     def __repr__(self) -> str:
         return f"<PrefillDesk {self.asking!r}, {self._doubts!r}>"
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for others, and not for the engine."""
+        return len(self.asking.jobs) + self._doubts.waiting
+
     async def generate(self, request: GenerateRequest, hint: Hint = NO_HINT) -> AsyncGenerator[Output, None]:
         """As the engine's own; the first output has the report. It takes no error to compute a prompt here."""
         info = self._engine.info

@@ -22,6 +22,8 @@ class Doubts:
         """Depth and key of the first block that is being fetched."""
         self._live: dict[int, Prompt] = {}
         self._numbers = 0
+        self.waiting = 0
+        """Requests that wait for others' blocks."""
 
     def __repr__(self) -> str:
         return f"<Doubts {len(self._open)} open, {len(self._live)} requests>"
@@ -59,8 +61,12 @@ class Doubts:
 
     async def clear(self, prompt: Prompt) -> None:
         """Returns when the prompt can be computed: none of its blocks is in doubt. Bounded by what the others wait."""
-        while (doubt := self._first(prompt)) is not None:
-            await doubt.wait()
+        self.waiting += 1
+        try:
+            while (doubt := self._first(prompt)) is not None:
+                await doubt.wait()
+        finally:
+            self.waiting -= 1
 
     def _first(self, prompt: Prompt) -> asyncio.Event | None:
         for over, (depth, key) in self._open.items():

@@ -47,6 +47,11 @@ class PrefillSide:
         """Those that it said it began."""
         return self.service.bench.started
 
+    @property
+    def waits_elsewhere(self) -> int:
+        """Nobody does: it serves no requests."""
+        return 0
+
     async def start(self) -> None:
         """Decode workers are connected to and jobs taken from now on, whenever registry and log are there."""
         await self._requesters.follow(self._around.registry)

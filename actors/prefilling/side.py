@@ -50,6 +50,10 @@ class Side(Protocol):
     def jobs_open(self) -> int:
         """Jobs of this worker that are not over by its own word."""
 
+    @property
+    def waits_elsewhere(self) -> int:
+        """Requests that are here and do not wait for the engine."""
+
     async def start(self) -> None:
         """The worker has joined; what others are needed for is looked for from now on."""
 
@@ -82,6 +86,7 @@ class Alone:
     """A worker that computes all its prompts itself."""
 
     jobs_open = 0
+    waits_elsewhere = 0
 
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine
