@@ -174,7 +174,7 @@ class Presence:
 
     async def _say_left(self, reason: str, boxes: list[Outbox]) -> bool:
         for box in boxes:
-            box.put(WorkerLeft(reason=reason))
+            box.finish(WorkerLeft(reason=reason))
         return all(await asyncio.gather(*(box.drain(LEAVE_TIMEOUT_S) for box in boxes)))
 
     async def end(self) -> None:

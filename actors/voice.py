@@ -128,7 +128,7 @@ class Voice:
 
     async def leave(self, reason: str) -> None:
         """ReplicaLeft is in the log if that was possible in time."""
-        self.say(ReplicaLeft(reason=reason))
+        self.outbox.finish(ReplicaLeft(reason=reason))
         if not await self.outbox.drain(LEAVE_TIMEOUT_S):
             fate = "are lost" if self._journal is None else "wait in its journal"
             _logger.warning("the log was away when the replica left: %d events %s", self.outbox.depth, fate)

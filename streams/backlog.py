@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from core.codec import encode_event
 from core.events import Event
 from streams.sealed import Sealed
 
@@ -23,6 +24,9 @@ class OutboxLimits:
 
     message_bytes_max: int = 256 * 1024
     """A message is closed before it would grow past this; an event larger than that goes alone."""
+    event_bytes_max: int = 700 * 1024
+    """A larger event is not said at all: brokers that take less than that are refused (`PAYLOAD_MIN`), and what they
+    refuse would end the chain."""
     events_max: int = 1024
     """Events in one message."""
     pending_events_max: int = 65_536
@@ -43,9 +47,18 @@ class OutboxLimits:
     idle_check_s: float = 3.0
     """After so long without anything to append, the end of our subject is looked at."""
 
-    def within(self, payload_max: int) -> OutboxLimits:
-        """These limits with messages of at most half of what the broker takes."""
-        return replace(self, message_bytes_max=min(self.message_bytes_max, payload_max // 2))
+
+class EventTooLarge(ValueError):
+    """No message can hold the event."""
+
+
+def encoded(event: Event, limits: OutboxLimits) -> bytes:
+    """The event's encoding. EventTooLarge if it passes the bound."""
+    found = encode_event(event)
+    if len(found) > limits.event_bytes_max:
+        name = type(event).__name__
+        raise EventTooLarge(f"{name} of {len(found)} bytes, of which {limits.event_bytes_max} can be said")
+    return found
 
 
 class Batch(NamedTuple):
@@ -80,7 +93,8 @@ class Backlog(Protocol):
         """Events that wait."""
 
     def offer(self, item: Item) -> bool:
-        """True if the item waits now; False, and nothing changed, if that would pass a bound."""
+        """True if the item waits now; False, and nothing changed, if that would pass a bound. EventTooLarge if it can
+        never be said."""
 
     def restate(self, item: Item) -> bool:
         """The same for what stands for all that was dropped: only the last bound holds it back."""

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from core.codec import READABLE, encode_event
+from core.codec import READABLE
 from core.errors import Corrupt
 from core.ids import SourceId, StreamName
-from streams.backlog import ENVELOPE_BYTES, Batch, Held, Item, OutboxLimits
+from streams.backlog import ENVELOPE_BYTES, Batch, Held, Item, OutboxLimits, encoded
 from streams.journal_file import (
     ALIGN,
     EVENT,
@@ -221,14 +221,14 @@ class Journal:
 
     def _put(self, item: Item, reserve: int) -> bool:
         event = item() if callable(item) else item
-        encoded = encode_event(event)
+        data = encoded(event, self._limits)
         kind = READABLE_EVENT if type(event) in _READABLE else EVENT
-        length = len(encoded)
+        length = len(data)
         if self._tail + length > self._clear and not self._make_room(length, reserve):
             return False
-        self._tail = self._file.write(self._tail, kind, encoded)
+        self._tail = self._file.write(self._tail, kind, data)
         if len(self._recent) == self._events < RECENT_EVENTS_MAX:
-            self._recent.append((kind, encoded, self._tail))
+            self._recent.append((kind, data, self._tail))
         self._events += 1
         self._bytes += length
         return True

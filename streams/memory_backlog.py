@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 
-from core.codec import READABLE, encode_event
-from streams.backlog import ENVELOPE_BYTES, Batch, Held, Item, OutboxLimits
+from core.codec import READABLE
+from streams.backlog import ENVELOPE_BYTES, Batch, Held, Item, OutboxLimits, encoded
 from streams.sealed import Sealed
 
 
 class _Entry:
     __slots__ = ("bounded", "encoded", "item", "readable", "size")
 
-    def __init__(self, item: Item, nominal_bytes: int, *, bounded: bool) -> None:
+    def __init__(self, item: Item, limits: OutboxLimits, *, bounded: bool) -> None:
         self.item = item
         self.bounded = bounded
-        self.encoded = None if callable(item) else encode_event(item)
+        self.encoded = None if callable(item) else encoded(item, limits)
         self.readable = isinstance(item, READABLE)
-        self.size = nominal_bytes if self.encoded is None else len(self.encoded)
+        self.size = limits.late_event_bytes if self.encoded is None else len(self.encoded)
 
 
 class MemoryBacklog:
@@ -45,7 +45,7 @@ class MemoryBacklog:
         return Held(len(self), self._bytes, self._limits.pending_bytes_max)
 
     def offer(self, item: Item) -> bool:
-        entry = _Entry(item, self._limits.late_event_bytes, bounded=True)
+        entry = _Entry(item, self._limits, bounded=True)
         full = self._bounded_events + 1 > self._limits.pending_events_max
         if full or self._bounded_bytes + entry.size > self._limits.pending_bytes_max:
             return False
@@ -54,7 +54,7 @@ class MemoryBacklog:
 
     def restate(self, item: Item) -> bool:
         """The item waits, whatever the bounds say."""
-        self._add(_Entry(item, self._limits.late_event_bytes, bounded=False))
+        self._add(_Entry(item, self._limits, bounded=False))
         return True
 
     def clear(self) -> int:
@@ -69,13 +69,13 @@ class MemoryBacklog:
         readable = True
         while self._entries and len(encodings) < self._limits.events_max:
             entry = self._entries[0]
-            encoded = self._made(entry)
-            if encodings and len(encoded) > room:
+            made = self._made(entry)
+            if encodings and len(made) > room:
                 break
             self._count(self._entries.popleft(), -1)
-            encodings.append(encoded)
+            encodings.append(made)
             readable = readable and entry.readable
-            room -= len(encoded)
+            room -= len(made)
         return Batch(encodings, readable)
 
     def seal(self, sealed: Sealed) -> None:
@@ -92,7 +92,7 @@ class MemoryBacklog:
         if callable(entry.item):
             self._count(entry, -1)
             entry.item = entry.item()
-            entry.encoded = encode_event(entry.item)
+            entry.encoded = encoded(entry.item, self._limits)
             entry.readable = isinstance(entry.item, READABLE)
             entry.size = len(entry.encoded)
             self._count(entry, 1)

@@ -22,7 +22,7 @@ from core.clock import Clock
 from core.codec import CHAIN_START, decode_message, digest
 from core.errors import Corrupt, Refused, Unavailable, WrongSequence
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
-from streams.backlog import Backlog, Held, Item, OutboxLimits
+from streams.backlog import Backlog, EventTooLarge, Held, Item, OutboxLimits
 from streams.log import EventLog, Record
 from streams.memory_backlog import MemoryBacklog
 from streams.sealed import Sealed, chain_digest, seal
@@ -94,6 +94,8 @@ class Outbox:
         self._closed = False
         self._discarding = False
         self._restatement_due = False
+        self._last_word: Item | None = None
+        """What is said instead of a restatement."""
         self._retry_s = limits.retry_min_s
         self._away_since_ms: int | None = None
         self._next_start_s = 0.0
@@ -158,10 +160,17 @@ class Outbox:
         if self.ended or self._discarding:
             self.counts.dropped_events += 1
             return
-        if not self._backlog.offer(item):
+        if not self._waits(self._backlog.offer, item):
             self._overflow()
         if self._idling:
             self._wake.set()
+
+    def finish(self, item: Item) -> None:
+        """The last event is put: where others are dropped, it comes instead of what would be said anew after them."""
+        if self._discarding and not self.ended:
+            self._last_word = item
+        else:
+            self.put(item)
 
     async def drain(self, timeout_s: float) -> bool:
         """True once the log has acknowledged all; False if it has not in time, or never will."""
@@ -221,8 +230,8 @@ class Outbox:
         self._discarding = self._restatement_due = False
         self.counts.restated += 1
         alone = not self._backlog
-        for item in self._on_overflow():
-            if self._backlog.restate(item):
+        for item in self._on_overflow() if self._last_word is None else [self._last_word]:
+            if self._waits(self._backlog.restate, item):
                 continue
             if not alone:  # with the backlog empty there will be room
                 self._overflow()
@@ -230,6 +239,15 @@ class Outbox:
             self.counts.dropped_events += 1
             logger.error("a restatement finds no room in an empty backlog: %r", self)
         self._changed.set()
+
+    def _waits(self, offer: Callable[[Item], bool], item: Item) -> bool:
+        """False if there is no room for it. One that no message can hold is dropped: the log would refuse all after it."""
+        try:
+            return offer(item)
+        except EventTooLarge as error:
+            self.counts.dropped_events += 1
+            logger.error("an event is not said: %s: %r", error, self)  # noqa: TRY400  # says it all
+            return True
 
     def _seal(self) -> None:
         assert self._sealed is None

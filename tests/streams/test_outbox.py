@@ -17,6 +17,7 @@ from core.ids import SourceId, StreamSeq
 from streams.backlog import OutboxLimits
 from streams.memory import MemoryLog
 from streams.outbox import Outbox
+from streams.topology import PAYLOAD_MIN
 from tests.fixtures.eventually import eventually
 from tests.streams.source import (
     KEY,
@@ -102,10 +103,35 @@ async def test_message_bytes(log: MemoryLog, owner: Owner) -> None:
     assert sum(count for _, count in sizes) == 44
 
 
-def test_half_of_the_payload() -> None:
-    """A message is at most half of what the broker takes."""
-    assert OutboxLimits().within(1 << 20).message_bytes_max == 256 * 1024
-    assert OutboxLimits().within(1 << 18).message_bytes_max == 128 * 1024
+@pytest.mark.parametrize("over", [0, 1])
+async def test_an_event_at_its_bound(log: MemoryLog, owner: Owner, over: int) -> None:
+    """One that no broker would take is dropped and counted, and the chain goes on without it."""
+    bound = len(encode_event(said("x" * 5000)))
+    outbox = outbox_on(log, owner, OutboxLimits(event_bytes_max=bound))
+    for text in ("first", "x" * (5000 + over), "last"):
+        outbox.put(said(text))
+    async with running(outbox):
+        assert await outbox.drain(5)
+    assert [len(reason) for reason in reasons(await messages(log))] == ([5, 4] if over else [5, 5000, 4])
+    assert outbox.counts.dropped_events == over
+    assert outbox.error is None
+    assert OutboxLimits().event_bytes_max < PAYLOAD_MIN
+
+
+async def test_the_last_word_is_not_dropped(log: MemoryLog, owner: Owner) -> None:
+    """After an overflow it comes instead of the restatement; else behind all that waits."""
+    outbox = outbox_on(log, owner, OutboxLimits(pending_events_max=10))
+    for i in range(20):
+        outbox.put(said(i))
+    assert outbox.discarding
+    outbox.finish(said("left"))
+    async with running(outbox):
+        assert await outbox.drain(5)
+    assert reasons(await messages(log))[-1] == "left"
+    assert owner.restated == 0
+    calm = outbox_on(log, owner)
+    calm.finish(said("left"))
+    assert calm.depth == 1
 
 
 async def test_late_events(log: MemoryLog, owner: Owner) -> None:
