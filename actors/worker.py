@@ -15,7 +15,7 @@ import msgspec
 
 from actors.addresses import advertised
 from actors.draining import DRAIN_TIMEOUT_S, Draining
-from actors.engine_health import ENGINE_STALL_S, until_dead
+from actors.engine_health import until_dead
 from actors.engines.engine import CacheChange, Engine
 from actors.load_reports import LoadReports
 from actors.mirror import CacheMirror
@@ -67,7 +67,8 @@ class WorkerOptions:
     partitions: int = 1
     """How many kv streams there are; the worker takes one by its id when it joins, and keeps it."""
     drain_timeout_s: float = DRAIN_TIMEOUT_S
-    engine_stall_s: float = ENGINE_STALL_S
+    engine_stall_s: float | None = None
+    """How long one step of the engine may take; what suits the engine if None."""
     restate_every_s: float = RESTATE_EVERY_S
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     """What is configured; over it counts what the registry says. Of use where prompts may be computed elsewhere."""
@@ -338,8 +339,7 @@ class Worker:
             self.side.rejoined()
             self.on_new_id(self.present().id)
         finally:
-            await before.end()
-            await before.unregister()
+            await before.give_way()
 
     def _restatement(self) -> list[Event]:
         assert self.mirror is not None
@@ -364,8 +364,8 @@ class Worker:
 
         Who waits for a prompt to be computed elsewhere does not wait for the engine.
         """
-        elsewhere = self.side.jobs_open
-        waiting = elsewhere if self.options.role == PREFILL else self.port.streams - elsewhere
+        prefills = self.options.role == PREFILL
+        waiting = self.side.jobs_open if prefills else self.port.streams - self.side.waits_elsewhere
         return (self.engine.load().steps, self.port.outputs, self._totals["kv_events"]) if waiting > 0 else None
 
     async def _restate_loop(self) -> None:

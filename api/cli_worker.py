@@ -12,6 +12,7 @@ import click
 import uvloop
 
 from actors.draining import DRAIN_TIMEOUT_S
+from actors.engine_health import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.metrics import WorkerMetrics
 from actors.tokenizer_files import Manner
 from actors.worker import Worker, WorkerOptions
@@ -66,6 +67,13 @@ OPTIONS = (
         show_default=True,
         metavar="S",
         help="Told to end, wait for requests for so long; then other workers go on with them.",
+    ),
+    click.option(
+        "--engine-stall",
+        type=click.FloatRange(min=1),
+        metavar="S",
+        help="Longer than any step of the engine: one that ends none for so long, though requests wait, hangs, and the "
+        f"worker ends.  [default: {ENGINE_STALL_S:g}, on a CPU {ENGINE_STALL_CPU_S:g}]",
     ),
     click.option(SUPERVISED, is_flag=True, hidden=True),
     click.argument("more", nargs=-1, type=click.UNPROCESSED),
@@ -146,6 +154,7 @@ def run_worker(
         restate_every_s=connection.restate_every_s,
         routing=connection.deployment.routing_settings,
         drain_timeout_s=given["drain_timeout"],
+        engine_stall_s=given["engine_stall"],
         prefill_slots=slots or PREFILL_SLOTS,
         manner=manner,
     )

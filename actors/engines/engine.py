@@ -27,6 +27,8 @@ class EngineInfo(NamedTuple):
     context_max: int
     slots: int = 32
     """Requests that it runs at once; more wait."""
+    cpu_s: Callable[[], float] | None = None
+    """What its processes have used of the CPU, if it computes there; None if not, or if nobody can say."""
 
 
 class EngineLoad(NamedTuple):

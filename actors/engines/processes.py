@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 
 import psutil  # type: ignore[import-untyped]
@@ -49,6 +53,28 @@ class EngineProcesses:
     def pids(self) -> list[int]:
         """Of those that were found, our children first."""
         return [child.pid for child in self._children if child.pid] + [process.pid for process in self._descendants]
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Processes that this thread starts meanwhile do not hear SIGINT.
+
+        Ctrl-C in a terminal reaches all that run there, and it is for us to end the engine, when its requests are done.
+        """
+        resource_tracker.ensure_running()  # who starts it lets SIGINT through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def used_s(self) -> float:
+        """The time of the CPU that those found have used; one that has ended does not count."""
+        used_s = 0.0
+        for pid in self.pids:
+            with suppress(psutil.NoSuchProcess):
+                times = psutil.Process(pid).cpu_times()
+                used_s += times.user + times.system
+        return used_s
 
     def find(self) -> None:
         """Those that run now are known."""

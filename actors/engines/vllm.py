@@ -24,6 +24,8 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from actors.engines import vllm_args, vllm_calls, vllm_side_channel, vllm_threads
 from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
 from actors.engines.vllm_events import KvEventReader
@@ -58,6 +60,7 @@ VLLM_PARTS = {
     "SamplingParams": "vllm.sampling_params",
     "StatLoggerBase": "vllm.v1.metrics.loggers",
     "StructuredOutputsParams": "vllm.sampling_params",
+    "UsageContext": "vllm.usage.usage_lib",
     "VLLMClientError": "vllm.exceptions",
     "__version__": "vllm",
     "current_platform": "vllm.platforms",
@@ -180,7 +183,7 @@ class VllmEngine:
             config = self._configure()
             told = self._side_channel.environment() if self._side_channel is not None else {}
             try:
-                with vllm_args.environment_with(told):
+                with vllm_args.environment_with(told), self._processes.starting():
                     loggers = [_numbers_to(self._note, self._vllm)]
                     return self._vllm.AsyncLLM.from_vllm_config(config, stat_loggers=loggers)
             except (RuntimeError, ValueError, OSError) as error:
@@ -206,10 +209,14 @@ class VllmEngine:
             moving = connector(self._moves_blocks, self._transfer.keep_ms)
             arguments["kv_transfer_config"] = self._vllm.KVTransferConfig(**moving)
         try:
-            config = self._vllm.AsyncEngineArgs(**arguments).create_engine_config()
+            # without a context vLLM has defaults for no hardware in particular
+            server = self._vllm.UsageContext.OPENAI_API_SERVER
+            config = self._vllm.AsyncEngineArgs(**arguments).create_engine_config(server)
         except (TypeError, ValueError, NotImplementedError, OSError) as error:
             why = vllm_args.reason(error)
             raise CallerError(f"vLLM refuses the model {self._model_path} or an argument: {why}") from error
+        if cpu and vllm_args.sizes_cache(self._engine_args):
+            vllm_args.grow_cache(config, self._vllm.current_platform.get_device_total_memory())
         guide_behind_reasoning(config, self._reasoning_parser)
         return config
 
@@ -239,6 +246,7 @@ class VllmEngine:
             capacity_blocks=blocks,
             context_max=config.model_config.max_model_len,
             slots=config.scheduler_config.max_num_seqs,
+            cpu_s=self._processes.used_s if self._vllm.current_platform.is_cpu() else None,
         )
 
     async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
@@ -252,7 +260,8 @@ class VllmEngine:
                 if self._transfer is None:
                     raise TransferFailed("this engine was not started to fetch blocks")
                 moving = pull_params(pull)
-                await until_first.enter_async_context(self._transfer.pulling(request.id))
+                name = await until_first.enter_async_context(self._transfer.pulling(request.id))
+                request = msgspec.structs.replace(request, id=name)
             async with aclosing(self._results(request, moving)) as results:
                 async for result in results:
                     if first and pull is not None and self._transfer is not None:  # never for an embedding

@@ -19,7 +19,13 @@ BLOCK_SIZE_CPU = 32
 """The smallest that vLLM's CPU attention likes; its own default, 128, shares little of short prompts."""
 KV_CACHE_BYTES_CPU = 256 << 20
 """Enough for a small model, and it does not take the machine."""
+CACHE_SHARE_CPU = 4
+"""One request of a model's whole length may need more than that: then up to this part of the machine's memory, one
+over it. Of all there is, not of what is free just now: workers of one model must have one context."""
 CACHE_SIZE_ARGUMENTS = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
+CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+"""Says the same to vLLM, in GiB."""
+BLOCKS_ARGUMENT = "num_gpu_blocks_override"
 MAX_NUM_SEQS_CPU = 32
 EXECUTOR_CPU = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Computes in the process of the scheduler. Under its short name vLLM takes a process more on a CPU, only to bind
@@ -86,6 +92,8 @@ def set_defaults(wanted: Mapping[str, str]) -> None:
 def engine_arguments(given: Mapping[str, Any], model: str, model_path: str, *, cpu: bool) -> dict[str, Any]:
     """The arguments of vLLM's AsyncEngineArgs but `kv_events_config`: those given as they stand, ours, and defaults.
 
+    An engine on a CPU for which neither its cache's size nor a context length is given shortens its context to what
+    its cache holds, where vLLM would refuse to start: `grow_cache` first makes it as large as the machine allows.
     CallerError if those given clash with ours.
     """
     if taken := sorted(OURS & given.keys()):
@@ -102,14 +110,39 @@ def engine_arguments(given: Mapping[str, Any], model: str, model_path: str, *, c
     if cpu:
         defaults |= {"block_size": BLOCK_SIZE_CPU, "enforce_eager": True, "max_num_seqs": MAX_NUM_SEQS_CPU}
         defaults |= _own_dtype(model_path) | _own_executor(given)
-        if not CACHE_SIZE_ARGUMENTS & given.keys():
-            defaults["kv_cache_memory_bytes"] = KV_CACHE_BYTES_CPU
+        if sizes_cache(given):
+            defaults |= {"kv_cache_memory_bytes": KV_CACHE_BYTES_CPU} | _own_length(given)
     ours = {
         "model": model_path,
         "served_model_name": model,
         "enable_prefix_caching": True,
     }
     return defaults | dict(given) | ours
+
+
+def sizes_cache(given: Mapping[str, Any]) -> bool:
+    """Whether the user leaves the bytes of a CPU engine's cache to us."""
+    return not (CACHE_SIZE_ARGUMENTS & given.keys() or os.environ.get(CACHE_VARIABLE))
+
+
+def grow_cache(config: Any, memory_bytes: int) -> None:
+    """The cache of vLLM's configuration holds one request of the model's whole length, if that takes no more than a
+    CACHE_SHARE_CPU-th of the machine's memory; it never shrinks.
+
+    vLLM says what a request takes only when the model is loaded; this is for full attention in every layer.
+    """
+    model, ranks = config.model_config, config.parallel_config
+    values = model.get_num_layers(ranks) * model.get_num_kv_heads(ranks) * model.get_head_size()
+    block_bytes = 2 * values * model.dtype.itemsize * config.cache_config.block_size
+    blocks = -(-model.max_model_len // config.cache_config.block_size) + 1  # vLLM keeps one for itself
+    bound_bytes = memory_bytes // CACHE_SHARE_CPU // ranks.world_size
+    cache = config.cache_config
+    cache.kv_cache_memory_bytes = max(cache.kv_cache_memory_bytes, min(blocks * block_bytes, bound_bytes))
+
+
+def _own_length(given: Mapping[str, Any]) -> dict[str, int]:
+    """vLLM's word for the longest context that its cache holds, at most the model's own."""
+    return {} if BLOCKS_ARGUMENT in given else {"max_model_len": -1}
 
 
 def _own_executor(given: Mapping[str, Any]) -> dict[str, str]:

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from actors.engines.prompt_logprobs import refuse_too_many
-from core.errors import CallerError
+from core.errors import CallerError, EngineDead
 from core.generation import TASK_EMBED, GenerateRequest, Guided, Output, Sampling, TokenLogprobs
 from core.models import GenerationFailed
 from core.prompt import tokens_from_bytes
 
-FINISHES = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
+FINISHES = {"stop": "stop", "length": "length", "repetition": "stop"}
 """vLLM's reasons to end, and ours."""
+ABORTED = "abort"
+"""Its word for what somebody broke off. Not we: whatever we give up, we do not read to its end."""
 LOGPROB_MIN = -9999.0
 """Stands for minus infinity, which JSON cannot say; vLLM's own server says the same."""
 SENTENCE_MAX = 300
@@ -50,12 +52,15 @@ def arguments(
 
 
 def output(result: Any, sampling: Sampling, *, first: bool) -> Output:
-    """What is new in a RequestOutput; GenerationFailed if the engine broke the request off.
+    """What is new in a RequestOutput; GenerationFailed if the engine broke the request off, EngineDead if it did so
+    because it ends.
 
     CallerError if no token is left that a guided answer may go on with: that shows only as it is made.
     """
     completion = result.outputs[0]
     finish = completion.finish_reason
+    if finish == ABORTED:
+        raise EngineDead("the engine aborted the request")
     if finish is not None and finish not in FINISHES:
         if sampling.guided is not None:
             raise CallerError(

@@ -89,7 +89,7 @@ class VllmTransfer:
         self._fetched: set[str] = set()  # of those: known to be free, for the engine uses no block at all
         self._totals = TransferTotals()
         self._transfers = 0
-        self._cached: dict[str, int] = {}  # request whose blocks are on their way to tokens of it that were here
+        self._cached: dict[str, int] = {}  # pull under way, by its name, to tokens of its prompt that were here
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._open = asyncio.Event()
@@ -190,22 +190,26 @@ class VllmTransfer:
         return self._llm
 
     @asynccontextmanager
-    async def pulling(self, request: str) -> AsyncIterator[None]:
-        """Its blocks are on their way in here, or not yet asked for; not while the cache is being emptied."""
+    async def pulling(self, request: str) -> AsyncIterator[str]:
+        """Its blocks are on their way in here, or not yet asked for; not while the cache is being emptied.
+
+        Gives the name under which the engine is to be asked: two clients may have given their requests the same id.
+        """
         while not self._open.is_set():
             await self._open.wait()
-        self._cached[request] = 0
+        name = f"{request}-{new_id()}"
+        self._cached[name] = 0
         self._quiet.clear()
         try:
-            yield
+            yield name
         finally:
-            self._cached.pop(request, None)
+            del self._cached[name]
             if not self._cached:
                 self._quiet.set()
 
-    def cached_here(self, request: str) -> int:
-        """Tokens of its prompt that were in the cache before the pull, known with its first token, while `pulling`."""
-        return self._cached[request]
+    def cached_here(self, name: str) -> int:
+        """Tokens of the prompt that were in the cache before the pull, known with its first token, while `pulling`."""
+        return self._cached[name]
 
     def _see_prefills(self, processor: Any) -> None:
         """What the core says of each prefill is seen; vLLM passes on only the sum of cached and pulled tokens."""

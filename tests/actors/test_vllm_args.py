@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from actors.engines.vllm_args import (
     BIND_VARIABLE,
+    BLOCKS_ARGUMENT,
+    CACHE_SHARE_CPU,
+    CACHE_VARIABLE,
     EXECUTOR_CPU,
+    KV_CACHE_BYTES_CPU,
     RANKS_ARGUMENTS,
     UNBOUND,
     engine_arguments,
     environment_cpu,
+    grow_cache,
 )
 
 EXECUTOR = "distributed_executor_backend"
@@ -43,3 +49,50 @@ def test_as_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EXECUTOR not in arguments({}, cpu=False)
     monkeypatch.setenv(BIND_VARIABLE, "auto")
     assert EXECUTOR not in arguments({})
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "bytes", "length"),
+    [
+        ({}, "", KV_CACHE_BYTES_CPU, -1),
+        ({"max_model_len": 4096}, "", KV_CACHE_BYTES_CPU, 4096),
+        ({BLOCKS_ARGUMENT: 9}, "", KV_CACHE_BYTES_CPU, None),
+        ({"kv_cache_memory_bytes": 1}, "", 1, None),
+        ({"gpu_memory_utilization": 0.5}, "", None, None),
+        ({}, "4", None, None),
+    ],
+)
+def test_context_as_the_cache_holds(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], variable: str, bytes: int | None, length: int | None
+) -> None:
+    """Where the user says neither the cache's size nor the length, vLLM fits the length; else it does as it is told."""
+    monkeypatch.setenv(CACHE_VARIABLE, variable)
+    chosen = arguments(given)
+    assert (chosen.get("kv_cache_memory_bytes"), chosen.get("max_model_len")) == (bytes, length)
+    assert "max_model_len" not in arguments({}, cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("length", "machine_bytes", "ranks", "bytes"),
+    [
+        (8192, 16 << 30, 1, KV_CACHE_BYTES_CPU),
+        (65_536, 16 << 30, 1, (2048 + 1) * 32 * 8192),
+        (65_536, 1 << 30, 1, KV_CACHE_BYTES_CPU),
+        (1 << 20, 16 << 30, 1, (16 << 30) // CACHE_SHARE_CPU),
+        (1 << 20, 16 << 30, 2, (16 << 30) // CACHE_SHARE_CPU // 2),
+    ],
+)
+def test_cache_of_a_long_context(length: int, machine_bytes: int, ranks: int, bytes: int) -> None:
+    """It holds one request of the model's length and vLLM's own block, up to the machine's share, and never less than
+    for a small model."""
+    model = SimpleNamespace(
+        max_model_len=length,
+        dtype=SimpleNamespace(itemsize=4),
+        get_num_layers=lambda _: 4,
+        get_num_kv_heads=lambda _: 4,
+        get_head_size=lambda: 64,
+    )
+    cache = SimpleNamespace(block_size=32, kv_cache_memory_bytes=KV_CACHE_BYTES_CPU)
+    parallel = SimpleNamespace(world_size=ranks)
+    grow_cache(SimpleNamespace(model_config=model, cache_config=cache, parallel_config=parallel), machine_bytes)
+    assert cache.kv_cache_memory_bytes == bytes

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
+import shutil
+import signal
 import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,6 +22,8 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from tokenizers import Tokenizer
 
+from actors.engines import vllm_args
+from actors.engines.checkpoint import HEAD_DIM, KV_HEADS, LAYERS
 from actors.engines.engine import CacheGap, CacheRemoved, CacheStored, TransferFailed
 from actors.engines.vllm import VllmEngine, parse_flags
 from actors.engines.vllm_side_channel import PORT_VARIABLE
@@ -27,6 +34,9 @@ from core.prompt import Prompt, scope_bytes, tokens_from_bytes, tokens_to_bytes
 from core.transfer import KvAddress, KvBlocks, KvPull
 from tests.contracts.engine import HASH_SEED, EngineContract, Started, answer_to, prompt, request, until_idle
 from tests.fixtures.engines import ADAPTERS, BLOCKS, RecordedEngine
+
+TOKEN_KV_BYTES = 2 * LAYERS * KV_HEADS * HEAD_DIM * 4
+"""What a token of the tiny model takes in the cache, keys and values in float32."""
 
 
 class TestVllmEngine(EngineContract):
@@ -235,6 +245,59 @@ async def test_start_timeout(tiny_checkpoint: Path) -> None:
         await engine.start()
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
+
+
+async def test_a_context_that_the_machine_cannot_hold(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is larger than a small model's, the context is what it holds, and the engine serves."""
+    long = shutil.copytree(tiny_checkpoint, tmp_path / "long")
+    config = json.loads((long / "config.json").read_text())
+    (long / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 20}))
+    engine = RecordedEngine("long", str(long), {})
+    grow, share_bytes = vllm_args.grow_cache, 320 << 20
+    machine_bytes = vllm_args.CACHE_SHARE_CPU * share_bytes
+    monkeypatch.setattr(vllm_args, "grow_cache", lambda config, _: grow(config, machine_bytes))
+    try:
+        await engine.start()
+        held = engine.info.context_max
+        assert held == engine.info.capacity_blocks * engine.info.block_size
+        assert held == share_bytes // TOKEN_KV_BYTES - engine.info.block_size  # but vLLM's own block
+        assert (await answer_to(engine, request(prompt(40)))).finish == "length"
+        with pytest.raises(CallerError, match=str(held)):
+            await answer_to(engine, request(prompt(held)))
+    finally:
+        await engine.stop()
+
+
+async def test_interrupt_at_the_terminal(vllm_engine: RecordedEngine) -> None:
+    """Ctrl-C reaches every process that runs there, and is for whoever owns the engine: its answers go on."""
+    stream = vllm_engine.generate(request(prompt(20), 200))
+    await anext(stream)
+    for pid in vllm_engine._processes.pids:
+        os.kill(pid, signal.SIGINT)
+    assert [output async for output in stream][-1].finish == "length"
+    assert (await answer_to(vllm_engine, request(prompt(20)))).finish == "length"
+
+
+def test_configured_as_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has its defaults for batches of this hardware only for who says what it is to be."""
+    told: list[object] = []
+
+    def configured(context: object = None) -> SimpleNamespace:
+        told.append(context)
+        return SimpleNamespace(structured_outputs_config=SimpleNamespace(reasoning_parser=""))
+
+    engine = VllmEngine("tiny", "anywhere", {})
+    engine._feed = SimpleNamespace(events_endpoint="", replay_endpoint="", buffer_steps=1)
+    engine._vllm = SimpleNamespace(
+        AsyncEngineArgs=lambda **_: SimpleNamespace(create_engine_config=configured),
+        KVEventsConfig=dict,
+        UsageContext=SimpleNamespace(OPENAI_API_SERVER="server"),
+        current_platform=SimpleNamespace(is_cpu=lambda: False),
+    )
+    engine._configure()
+    assert told == ["server"]
 
 
 async def test_abort_under_load(vllm_engine: RecordedEngine) -> None:

@@ -18,9 +18,10 @@ from tokenizers import Tokenizer
 from actors.engines import vllm_calls
 from actors.engines.engine import Engine
 from actors.engines.vllm_reasoning import guide_behind_reasoning
-from core.errors import CallerError
+from core.errors import CallerError, EngineDead
 from core.generation import TASK_EMBED, GenerateRequest, Guided, Sampling
 from core.ids import RequestId
+from core.models import GenerationFailed
 from tests.contracts.engine import answer_to, prompt, request, until_idle
 from tests.contracts.engine_sampling import SamplingContract, outputs_of
 from tests.fixtures.engines import RecordedEngine
@@ -174,6 +175,18 @@ async def test_makes_no_embeddings(vllm_engine: RecordedEngine) -> None:
     pooling = SimpleNamespace(vllm_config=SimpleNamespace(model_config=SimpleNamespace(runner_type="pooling")))
     with pytest.raises(CallerError, match="only makes embeddings"):
         vllm_calls.arguments(request(prompt(5)), vllm_engine._vllm, pooling, {})
+
+
+@pytest.mark.parametrize("guided", [None, Guided(regex="a")])
+@pytest.mark.parametrize(
+    ("finish", "unguided", "by_guide"),
+    [("abort", EngineDead, EngineDead), ("error", GenerationFailed, CallerError)],
+)
+def test_broken_off(guided: Guided | None, finish: str, unguided: type[Exception], by_guide: type[Exception]) -> None:
+    """What the engine aborts is no answer's end, guided or not: another worker goes on with it."""
+    result = SimpleNamespace(outputs=[SimpleNamespace(finish_reason=finish)])
+    with pytest.raises(by_guide if guided else unguided):
+        vllm_calls.output(result, Sampling(max_tokens=1, guided=guided), first=False)
 
 
 def test_embedding_from_vllm() -> None:

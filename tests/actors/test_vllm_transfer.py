@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -15,10 +16,11 @@ import pytest
 
 from actors.engines.checkpoint import HEAD_DIM, KV_HEADS, LAYERS
 from actors.engines.engine import BlockTransfer, CacheEmptied, Engine, TransferFailed
+from actors.engines.vllm import VllmEngine
 from actors.mirror import CacheMirror
 from core.errors import EngineDead
 from core.generation import GenerateRequest
-from core.transfer import Expected, KvBlocks, KvPull, mismatch
+from core.transfer import Expected, KvAddress, KvBlocks, KvPull, mismatch
 from tests.contracts import transfer as contract
 from tests.contracts.engine import HASH_SEED, Answer, Started, answer_to, prompt, request, until_idle
 from tests.contracts.transfer import TransferContract
@@ -218,6 +220,35 @@ async def test_idle_engines_leave_the_cores(vllm_pair: Pair) -> None:
         assert worker.cpu_affinity() == psutil.Process().cpu_affinity()
         priorities = [os.getpriority(os.PRIO_PROCESS, thread.id) for thread in worker.threads()]
         assert priorities.count(19) == 1
+
+
+async def test_two_pulls_of_one_id() -> None:
+    """Two clients may name their requests alike: each is counted by itself, and one's end is not the other's."""
+    engine = VllmEngine("tiny", "anywhere", {}, moves_blocks="decode")
+    assert engine._transfer is not None
+    gates = {b"one_": asyncio.Event(), b"two_": asyncio.Event()}
+    names: list[str] = []
+
+    async def results(asked: GenerateRequest, _: Mapping[str, Any] | None) -> AsyncGenerator[Any]:
+        names.append(asked.id)
+        await gates[asked.tokens].wait()
+        completion = SimpleNamespace(finish_reason="length", token_ids=[1], logprobs=None)
+        yield SimpleNamespace(outputs=[completion], prompt_logprobs=None)
+
+    engine._results = results  # type: ignore[method-assign, assignment]
+    address = KvAddress(engine_id="e", host="h", port=1, layout="l", block_bytes=1, transport="tcp")
+    pull = KvPull(address, KvBlocks(request="r", ids=((1,),), tokens=1))
+    asked = [msgspec.structs.replace(request(tokens), id="same") for tokens in gates]
+    first, second = (asyncio.create_task(answer_to(engine, one, pull)) for one in asked)
+    await eventually(lambda: len(names) == 2)
+    assert names[0] != names[1]
+    engine._transfer._cached.update({names[0]: 32, names[1]: 64})
+    gates[b"one_"].set()
+    assert (await first).cached_tokens == 32
+    assert not engine._transfer._quiet.is_set(), "blocks are on their way"
+    gates[b"two_"].set()
+    assert (await second).cached_tokens == 64
+    assert engine._transfer._quiet.is_set()
 
 
 async def test_tcp_and_engines_that_die(

@@ -289,11 +289,17 @@ async def test_a_start_without_the_registry_leaves_nothing() -> None:
         assert asyncio.all_tasks() == before
 
 
-async def test_whoever_writes_our_end_while_we_leave_is_right() -> None:
+async def test_whoever_writes_our_end_while_we_leave_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replica does not come back under a new id."""
     async with world() as it:
         router, _ = await scripted(it)
-        await it.write_off(router, ROUTING, router.voice.id)
+        leave = router.voice.leave
+
+        async def too_late(reason: str) -> None:
+            await it.write_off(router, ROUTING, router.voice.id)
+            await leave(reason)
+
+        monkeypatch.setattr(router.voice, "leave", too_late)
         await it.routers.pop("frontend-0").stop("test")
         assert len(await it.told(ROUTING, ReplicaJoined)) == 1
         assert not it.store.below("replicas/")
