@@ -38,6 +38,8 @@ take more."""
 SLOTS_MAX = 64
 STOP_DELAY_MAX_S = 300
 """A front end that was told to end goes on as before for so long at most."""
+ENGINE_STALL_MAX_S = 3600
+"""A hang that is found later than that is found by people."""
 DRAIN_TIMEOUT_MAX_S = 3600
 """A worker waits for its requests for so long at most."""
 RANKS = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
@@ -227,6 +229,9 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     """A jinja file to take instead of the model's own template."""
     drain_timeout: str = "30s"
     """How long a worker that leaves waits for its requests; others go on with those that are not done by then."""
+    engine_stall: str | None = None
+    """Longer than any step of the engine: one that ends none for so long, though requests wait, hangs. Not given, what
+    suits the engine (`actors.engine_health`)."""
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
     """Host under which front ends and other workers reach these; the listening host if not given."""
@@ -234,6 +239,10 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check("listen", split_address, self.listen)
         _check_delay("drain_timeout", self.drain_timeout, DRAIN_TIMEOUT_MAX_S)
+        if self.engine_stall is not None:
+            _check_delay("engine_stall", self.engine_stall, ENGINE_STALL_MAX_S)
+            if not delay_s(self.engine_stall):
+                raise ValueError("engine_stall: at least 1s")
         self._check_role()
         self._check_ranks()
         if not self.name:

@@ -17,6 +17,7 @@ from api.config import Deployment, WorkerGroup
 from api.data_folder import DataFolder, write_whole
 from api.devices import Devices
 from api.model_source import ModelSource
+from api.units import delay_s
 from core.roles import PREFILL
 
 FRONTEND, WORKER, PREFILL_WORKER = "frontend", "worker", "prefill-worker"
@@ -115,7 +116,7 @@ def worker_specs(group: WorkerGroup, source: ModelSource, data: DataFolder, devi
                 *_command(PREFILL_WORKER if group.role == PREFILL else WORKER, data, name),
                 *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
                 *("--engine-args", json.dumps(group.engine_args), *_role_words(group)),
-                *("--drain-timeout", str(group.drain_timeout_s)),
+                *("--drain-timeout", str(group.drain_timeout_s), *_stall_words(group)),
                 *("--listen", join_address(host, port + number if port else 0), *advertise),
             ),
             role=group.role,
@@ -129,6 +130,10 @@ def what_of(group: WorkerGroup, model: str) -> str:
     """What its workers run, for people, and what of it they do where not each does all: `tiny on vllm, prefill`."""
     does = f", {group.role}" if group.role == PREFILL or group.remote_prefill else ""
     return f"{model} on {group.engine}{does}"
+
+
+def _stall_words(group: WorkerGroup) -> tuple[str, ...]:
+    return () if group.engine_stall is None else ("--engine-stall", str(delay_s(group.engine_stall)))
 
 
 def _role_words(group: WorkerGroup) -> tuple[str, ...]:

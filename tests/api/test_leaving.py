@@ -53,6 +53,16 @@ def test_workers_are_told_and_get_that_time(tmp_path: Path, given: dict[str, Any
     assert [part.drain_max_s for part in launch._workers] == [int(word) + WORKER_LEAVE_MAX_S, 30 + WORKER_LEAVE_MAX_S]
 
 
+@pytest.mark.parametrize(("given", "words"), [({}, []), ({"engine_stall": "10m"}, ["--engine-stall", "600"])])
+def test_workers_are_told_how_long_a_step_may_take(tmp_path: Path, given: dict[str, str], words: list[str]) -> None:
+    """If the file says so; else their engine tells."""
+    group = deployment(tmp_path, {"count": 1, **given}).workers[0]
+    source, data = ModelSource("tiny", "/models/tiny"), DataFolder(tmp_path / "data")
+    (spec,) = worker_specs(group, source, data, Devices(()))
+    at = spec.command.index("--engine-stall") if "--engine-stall" in spec.command else len(spec.command)
+    assert list(spec.command[at : at + 2]) == words
+
+
 def test_front_ends_get_that_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They know it from the file, also where they are started alone; what the command line says comes first."""
     (tmp_path / "key").write_text("ab" * 32)
@@ -86,6 +96,8 @@ def test_what_is_no_delay_is_named(tmp_path: Path) -> None:
     for group, frontend, said in (
         ({"drain_timeout": "soon"}, {}, "drain_timeout: 'soon' is not a duration"),
         ({"drain_timeout": "2h"}, {}, "drain_timeout: 2h is too long; 3600s is the most"),
+        ({"engine_stall": "2h"}, {}, "engine_stall: 2h is too long; 3600s is the most"),
+        ({"engine_stall": "0s"}, {}, "engine_stall: at least 1s"),
         ({}, {"stop_delay": "6m"}, "stop_delay: 6m is too long; 300s is the most"),
         ({}, {"drain_timeout": "2h"}, "drain_timeout: 2h is too long; 3600s is the most"),
     ):
