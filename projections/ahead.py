@@ -10,7 +10,7 @@ it, here as in the fold; so what is ahead of a cursor after a restatement depend
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ BELIEVED_AHEAD_MAX = 64
 until it does."""
 Name = tuple[str, object]
 """What tells an event of this replica from its others that change anything here."""
+T = TypeVar("T")
 
 
 class _Effect(NamedTuple):
@@ -54,6 +55,8 @@ class Ahead:
         """Prompts that workers are believed to hold (`projections.believed`), in the order of their first tokens."""
         self._entries: dict[Key, InFlight] = {}
         self._effects: deque[_Effect] = deque()
+        self._names: dict[Name, int] = {}
+        """How many of the effects have which name."""
 
     def __repr__(self) -> str:
         return f"<Ahead {len(self._effects)} events>"
@@ -67,6 +70,7 @@ class Ahead:
         if effect is None:
             return
         self._effects.append(effect)
+        self._names[effect.name] = self._names.get(effect.name, 0) + 1
         if isinstance(event, ReplicaRestated):
             self.believed.clear()  # some of it may rest on events that were dropped
         for key, entry in effect.taken.items():
@@ -84,16 +88,18 @@ class Ahead:
         """The log gave this event back: the fold has it now, and what was emitted before it will not come any more.
 
         An event that was not emitted here changes nothing. Of two restatements that say the same, the earlier may be
-        taken for the later; what is left then adds up to nothing, and goes with the next event.
+        taken for the later; what is left then adds up to nothing, and goes with the next event. O(1) for each event
+        that leaves, and for one that was not emitted: after an outage many of those come while very much is ahead.
         """
         name = _name(event)
-        if name is None or all(effect.name != name for effect in self._effects):
+        if name is None or name not in self._names:
             return
         read = None
         while read != name:
             effect = self._effects.popleft()
             self._undo(effect)
             read = effect.name
+            _less(self._names, read)
 
     def _undo(self, effect: _Effect) -> None:
         for key, entry in effect.added.items():
@@ -102,11 +108,7 @@ class Ahead:
                 del self._entries[key]
         for key, entry in effect.taken.items():
             self.tally.weigh(entry, 1)  # the sums alone: what is being prefilled is the fold's to say
-            left = self.computed[key] - 1
-            if left:
-                self.computed[key] = left
-            else:
-                del self.computed[key]
+            _less(self.computed, key)
         if self.believed and self.believed[0] is effect.computed:
             self.believed.popleft()
         self._count(effect.routed, -1)
@@ -149,6 +151,15 @@ class Ahead:
         """What takes the counts of decisions back to 0."""
         known = folded.routed if folded is not None else {}
         return {model: -known.get(model, 0) - self.routed.get(model, 0) for model in known.keys() | self.routed.keys()}
+
+
+def _less(counts: dict[T, int], what: T) -> None:
+    """It counts once less; at 0 it is not there."""
+    left = counts[what] - 1
+    if left:
+        counts[what] = left
+    else:
+        del counts[what]
 
 
 def _name(event: Event) -> Name | None:

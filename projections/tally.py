@@ -15,6 +15,10 @@ HASH_BYTES = 8
 Key = tuple[RequestId, int]
 """A request and its attempt."""
 Place = TypeVar("Place", WorkerId, bytes)
+Beyond = tuple[slice, bytes]
+"""A place in a prompt's hashes, and what stands there."""
+ANYBODY: Beyond = slice(0, 0), b""
+NOBODY: Beyond = slice(0, 0), b"none"
 
 
 class InFlight(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,14 +109,36 @@ def _drop(table: dict[Place, Entries], place: Place, entry: InFlight) -> None:
         del table[place]
 
 
-def shared_depth(hashes: bytes, prompt: Prompt) -> int:
-    """How many first blocks the two have in common, at most those reusable; O(log blocks) probes."""
+def shared_depth(hashes: bytes, prompt: Prompt, guess: int = 0) -> int:
+    """How many first blocks the two have in common, at most those reusable; O(log blocks) probes, two where it is
+    what was guessed."""
     low, high = 0, min(len(hashes) // HASH_BYTES, prompt.blocks_reusable)
+    if 0 < guess <= high:
+        if not _same(hashes, prompt, guess):
+            high = guess - 1
+        elif guess == high or not _same(hashes, prompt, guess + 1):
+            return guess
+        else:
+            low = guess + 1
     while low < high:
         middle = (low + high + 1) // 2
-        start = (middle - 1) * HASH_BYTES
+        start = (middle - 1) * HASH_BYTES  # as _same, without the call
         if int.from_bytes(hashes[start : start + HASH_BYTES], "little") == prompt.key(middle):
             low = middle
         else:
             high = middle - 1
     return low
+
+
+def _same(hashes: bytes, prompt: Prompt, depth: int) -> bool:
+    start = (depth - 1) * HASH_BYTES
+    return int.from_bytes(hashes[start : start + HASH_BYTES], "little") == prompt.key(depth)
+
+
+def beyond(prompt: Prompt, depth: int) -> Beyond:
+    """What the hashes of another prompt must have, and where, if it shares more than its first `depth` blocks; one
+    probe."""
+    if depth >= prompt.blocks_reusable:
+        return NOBODY
+    start = depth * HASH_BYTES
+    return slice(start, start + HASH_BYTES), prompt.key(depth + 1).to_bytes(HASH_BYTES, "little")

@@ -15,7 +15,7 @@ from projections.ahead import Ahead
 from projections.backlog import Outstanding, PrefillTime
 from projections.believed import NEVER
 from projections.state import State
-from projections.tally import Busy, shared_depth
+from projections.tally import ANYBODY, HASH_BYTES, Busy, beyond, shared_depth
 
 NOTHING = (0,) * len(TIERS)
 IDLE = Busy()
@@ -157,13 +157,26 @@ class View(NamedTuple):
         return found
 
     def _pending(self, prompt: Prompt) -> dict[WorkerId, int]:
-        """Per worker: the longest start of the prompt that is being computed there."""
+        """Per worker: the longest start of the prompt that is being computed there.
+
+        One comparison for each request that shares its first block; O(log blocks) more, mostly two, for each different
+        one that shares more of it than those before it on its worker.
+        """
         found: dict[WorkerId, int] = {}
+        depths: dict[bytes, int] = {}  # by the last block, which stands for all before it
+        deeper, depth = {0: ANYBODY}, 0
         for tally in (self.state.routing.tally, self.ahead.tally):
+            known = () if tally is self.ahead.tally else self.ahead.computed
             for key, entry in tally.pending(prompt):
-                if tally is self.ahead.tally or key not in self.ahead.computed:
-                    depth = shared_depth(entry.hashes, prompt)
-                    found[entry.worker] = max(found.get(entry.worker, 0), depth)
+                worker, hashes = entry.worker, entry.hashes
+                least = found.get(worker, 0)
+                place, block = deeper.get(least) or deeper.setdefault(least, beyond(prompt, least))
+                if hashes[place] != block or key in known:
+                    continue
+                last_block = hashes[-HASH_BYTES:]
+                if last_block not in depths:  # most share a system prompt and no more: as deep as the one before
+                    depths[last_block] = depth = shared_depth(hashes, prompt, depth)
+                found[worker] = depths[last_block]
         return found
 
 

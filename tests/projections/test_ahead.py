@@ -132,6 +132,7 @@ class Router:
         self.say(event)
 
     def check(self) -> None:
+        assert self.ahead._names == Counter(effect.name for effect in self.ahead._effects)
         everything = Log()
         if self.emitted:
             everything.fold(*self.emitted)
@@ -239,6 +240,41 @@ def test_what_was_not_emitted_here_changes_nothing() -> None:
     ahead.read_back(routed("b", WORKERS[0]))
     ahead.read_back(finished("a"))
     assert (repr(ahead), ahead.tally.busy[WORKERS[0]].requests) == ("<Ahead 2 events>", 1)
+
+
+class Compared(str):
+    """A request's id that counts how often any of its kind was compared."""
+
+    __slots__ = ()
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_what_was_not_emitted_here_is_told_at_once() -> None:
+    """However much is ahead, it is not gone through for each event of an earlier life; all of it still leaves with
+    the log, and what was emitted twice leaves once for each."""
+    ahead = Ahead()
+    for number in range(400):
+        request = Compared(f"r{number // 2}")
+        ahead.emit(routed(request, WORKERS[number % 3]), None)
+        ahead.emit(finished(request), None)
+    before = len(ahead), dict(ahead.computed), dict(ahead.tally.busy)
+    Compared.times = 0
+    for number in range(100):
+        ahead.read_back(finished(Compared(f"old{number}")))
+    assert Compared.times < 100
+    assert (len(ahead), ahead.computed, ahead.tally.busy) == before
+    lengths = []
+    for number in range(400):
+        ahead.read_back(finished(Compared(f"r{number // 2}")))
+        lengths.append(len(ahead))
+    assert lengths == list(range(798, -1, -2))
+    assert (ahead.computed, ahead.tally.busy, ahead._names) == ({}, {}, {})
 
 
 def test_an_attempt_emitted_twice_counts_once() -> None:
