@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from actors.engines import vllm_args, vllm_calls, vllm_side_channel, vllm_threads
+from actors.engines import vllm_args, vllm_calls, vllm_side_channel
 from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
 from actors.engines.vllm_events import KvEventReader
 from actors.engines.vllm_reasoning import guide_behind_reasoning
@@ -135,6 +135,8 @@ class VllmEngine:
             self._processes.find()
             self._processes.guard()
             if self._transfer is not None and self._vllm.current_platform.is_cpu():
+                from actors.engines import vllm_threads  # noqa: PLC0415  (needs what comes with vLLM)
+
                 await asyncio.to_thread(vllm_threads.relieve, self._processes.pids)
             await self._feed.catch_up()
         except BaseException:  # a cancelled start, too, leaves no process behind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,3 +98,9 @@ def test_cache_of_a_long_context(length: int, machine_bytes: int, ranks: int, by
     parallel = SimpleNamespace(world_size=ranks)
     grow_cache(SimpleNamespace(model_config=model, cache_config=cache, parallel_config=parallel), machine_bytes)
     assert cache.kv_cache_memory_bytes == bytes
+
+
+def test_without_what_vllm_brings() -> None:
+    """The engine's module is there without psutil too, and can say what is to be installed."""
+    program = "import sys; sys.modules['psutil'] = None; import actors.engines.vllm"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
