@@ -14,6 +14,9 @@ _AGO = re.compile(r"-(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SEQ = re.compile(r"(kv(?:_\d+)?|load|routing|jobs):(\d+)")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_FIRST_MS = round(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * 1000
+_LAST_MS = round(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 1000
+"""Of the calendar: times beyond have no name."""
 
 
 class AtTime(NamedTuple):
@@ -51,13 +54,14 @@ Moment = AtTime | AtSequence | AtRequest | AtCursor
 def parse_moment(text: str, now_ms: int) -> Moment:
     """`2026-11-20T14:03:05Z`, `14:03` (UTC, today), `-15m`, `kv:1234`, a request id, or `kv_0:12,load:3,routing:7`.
 
-    CallerError if empty. Of a sequence, the moment before that message; of a cursor, the one behind all of them.
+    CallerError if empty, or outside of the calendar. Of a sequence, the moment before that message; of a cursor, the
+    one behind all of them.
     """
     text = text.strip()
     if not text:
         raise CallerError("a moment is a time (2026-11-20T14:03:05Z, 14:03, -15m), kv:1234, or a request id")
     if ago := _AGO.fullmatch(text):
-        return AtTime(now_ms - round(float(ago[1]) * _UNIT_MS[ago[2]]))
+        return _at(text, now_ms - float(ago[1]) * _UNIT_MS[ago[2]])
     sequences = [_SEQ.fullmatch(part.strip()) for part in text.split(",")]
     if all(sequences):
         seqs = tuple(_sequence(match) for match in sequences if match)
@@ -68,7 +72,13 @@ def parse_moment(text: str, now_ms: int) -> Moment:
         at = datetime.fromisoformat(text)
     except ValueError:
         return AtRequest(RequestId(text))
-    return AtTime(round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000))
+    return _at(text, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _at(text: str, time_ms: float) -> AtTime:
+    if not _FIRST_MS <= time_ms <= _LAST_MS:
+        raise CallerError(f"{text} lies outside of the years 1 to 9999")
+    return AtTime(round(time_ms))
 
 
 def _sequence(match: re.Match[str]) -> tuple[StreamName, StreamSeq]:

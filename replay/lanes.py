@@ -76,8 +76,7 @@ class Track:
         self.recording = recording
         self.epochs = {stream: recording.archive.span(stream).epoch for stream in recording.streams}
         self.ends = recording.end
-        cut = any(max(self._span(s).first_seq, self._span(s).log_first_seq) > 1 for s in recording.streams)
-        self._rebases = bool(recording.archive.snapshots()) and (rebases or cut)
+        self._rebases = bool(recording.archive.snapshots()) and (rebases or any(recording.start.values()))
         self._reels: dict[StreamName, Reel] = {}
 
     def __repr__(self) -> str:
@@ -146,9 +145,8 @@ class Track:
             state.skip_to(stream, StreamSeq(seq))
 
     def _look_for_cut(self, lane: Lane, stream: StreamName) -> None:
-        span = self._span(stream)
-        if span.first_seq > 1 or span.log_first_seq > 1:
-            lane.cut[stream] = f"{stream} begins at {max(span.first_seq, span.log_first_seq)}, without a snapshot"
+        if self.recording.start[stream]:
+            lane.cut[stream] = self.recording.cut_text(stream)
 
     def _span(self, stream: StreamName) -> Span:
         return self.recording.archive.span(stream)

@@ -1,4 +1,5 @@
-"""Names: what people call the workers and replicas that a recording speaks of by id."""
+"""Names: what people call the workers and replicas that a recording speaks of by id; the id itself where that is all
+that it tells."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from core.codec import decode_message
 from core.errors import CallerError, Corrupt
 from core.events import WorkerJoined
 from core.ids import ReplicaId, StreamName, WorkerId
-from core.subjects import kv_stream
+from core.subjects import kv_stream, owner
 from projections.state import State
+from replay.routing_index import RoutingIndex
 from streams.log import Record
 
 JOINED = b"WorkerJoined"
@@ -64,8 +66,13 @@ class Names(msgspec.Struct):
                 self.replicas.setdefault(replica, part.joined.name or replica)
 
     def note_workers(self, records: Iterable[Record]) -> None:
-        """Those that join in these messages of a kv stream. Some 2 us per message."""
+        """Those that speak in these messages of a kv stream, by the names under which they join. Some 2 us per
+        message."""
         for record in records:
+            speaker = WorkerId(owner(record.subject))
+            if speaker not in self.streams:
+                self.streams[speaker] = record.stream
+                self.workers.setdefault(speaker, speaker)
             if JOINED in record.payload:
                 try:
                     message = decode_message(record.payload)
@@ -75,6 +82,13 @@ class Names(msgspec.Struct):
                     if isinstance(event, WorkerJoined):
                         self.workers[WorkerId(message.source)] = event.name or message.source
                         self.streams[WorkerId(message.source)] = record.stream
+
+    def note_index(self, index: RoutingIndex) -> None:
+        """Those that the routing stream speaks of, by their ids where nobody said a name."""
+        for replica in index.replicas:
+            self.replicas.setdefault(replica, replica)
+        for worker in {WorkerId(tried.worker) for tried in index.tries if tried.worker}:
+            self.workers.setdefault(worker, worker)
 
 
 def _listed(names: Mapping[WorkerId, str] | Mapping[ReplicaId, str]) -> str:

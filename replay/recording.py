@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from core.codec import CHAIN_START, Message, decode_message, digest
 from core.errors import CallerError, Corrupt
-from core.ids import Epoch, RequestId, StreamName, StreamSeq
+from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.manifest import Manifest
 from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from core.subjects import ROUTING, is_kv, owner
 from projections.projection import FOLD_VERSION
+from projections.requests import Replica
 from projections.snapshot import decode
 from projections.state import State, is_folded
 from replay.names import Names
@@ -103,6 +104,18 @@ class Recording:
         """All that it holds."""
         return {stream: StreamSeq(self.archive.span(stream).last_seq) for stream in self.streams}
 
+    @property
+    def start(self) -> Cursor:
+        """What lay before all that it holds."""
+        spans = ((stream, self.archive.span(stream)) for stream in self.streams)
+        return {stream: StreamSeq(max(span.first_seq, span.log_first_seq) - 1) for stream, span in spans}
+
+    @property
+    def start_ms(self) -> int:
+        """When the oldest of it was stored: a message, or a snapshot; 0 if it holds nothing."""
+        saved = (manifest.made_ms for manifest in self.archive.snapshots())
+        return min([*(block.first_ms for block in self.archive.contents.blocks), *saved], default=0)
+
     def frames(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[Frame]:
         """The stream's messages from `start` up to `end` (not included), in order; some 10 us each."""
         for record in self.archive.read(stream, start, end):
@@ -164,20 +177,28 @@ class Recording:
         """Every request, where its events stand, and what each replica went by; made when it is first asked for, some
         3 us per message of the routing stream."""
         if self._index is None:
-            self._index = RoutingIndex(self.archive.read(ROUTING) if ROUTING in self.archive.streams else ())
+            records = self.archive.read(ROUTING) if ROUTING in self.archive.streams else ()
+            self._index = RoutingIndex(records, self._first.replicas, from_start=not self.start.get(ROUTING))
         return self._index
 
     @property
     def names(self) -> Names:
         """What workers and replicas are called; made when it is first asked for, some 2 us per kv message."""
         if self._names is None:
-            self._names = names = Names(replicas=dict(self.index.names))
-            if any(self.archive.span(stream).first_seq > 1 for stream in self.streams):
-                names.note_state(self.state_before({s: self.archive.span(s).first_seq - 1 for s in self.streams}))
+            first = self._first.names
+            self._names = names = Names(dict(first.workers), first.replicas | self.index.names, dict(first.streams))
             for stream in self.streams:
                 if is_kv(stream):
                     names.note_workers(self.archive.read(stream))
+            names.note_index(self.index)
         return self._names
+
+    @cached_property
+    def _first(self) -> _First:
+        """What is known of the time before all that it holds: nothing, unless there is a snapshot."""
+        state, names = self.state_before(self.start), Names()
+        names.note_state(state)
+        return _First(set(state.cursor), dict(state.routing.replicas), names)
 
     # --- states ------------------------------------------------------------------------------------------------
 
@@ -186,6 +207,17 @@ class Recording:
         one before the first event."""
         base = self._base(cursor)
         return State(self.chain_key) if base is None else decode(self.chain_key, base.content())
+
+    def cut(self, cursor: Mapping[StreamName, int]) -> dict[StreamName, str]:
+        """Streams of which a fold up to the cursor lacks the head, since no snapshot has it, each with a sentence: what
+        was silent since then is not known there."""
+        base = self._base(cursor)
+        known = self._first.streams if base is None or base.is_keyframe else base.cursor.keys()
+        return {stream: self.cut_text(stream) for stream, seq in self.start.items() if seq and stream not in known}
+
+    def cut_text(self, stream: StreamName) -> str:
+        """Where the stream begins, without its head."""
+        return f"{stream} begins at {self.start[stream] + 1}, without a snapshot"
 
     def to_fold(self, cursor: Mapping[StreamName, int]) -> int:
         """How many messages lie between that state and the cursor."""
@@ -234,7 +266,7 @@ class Recording:
         at = bisect_right(self._keyframes, sum(cursor.values()), key=lambda kept: sum(kept[0].values()))
         for kept, encoded in reversed(self._keyframes[:at]):
             if _is_before(kept, cursor):
-                return _Base(kept, lambda: encoded)  # noqa: B023 - returned at once
+                return _Base(kept, lambda: encoded, is_keyframe=True)  # noqa: B023 - returned at once
         return None
 
     def _fits(self, manifest: Manifest) -> bool:
@@ -261,6 +293,17 @@ class _Base(NamedTuple):
 
     cursor: Cursor
     content: Callable[[], bytes]
+    is_keyframe: bool = False
+    """Of a fold from all that the recording begins with, whatever snapshots lie between."""
+
+
+class _First(NamedTuple):
+    """What a recording begins with."""
+
+    streams: set[StreamName]
+    """Those of which the head is in a snapshot."""
+    replicas: dict[ReplicaId, Replica]
+    names: Names
 
 
 def _is_before(seqs: Mapping[StreamName, int], cursor: Mapping[StreamName, int]) -> bool:

@@ -7,7 +7,8 @@ with it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from core.errors import CallerError
 from core.ids import LOST_SUFFIX, ReplicaId
 from core.settings import RoutingSettings
 from core.subjects import owner
+from projections.requests import Replica
 from replay.slim import RoutingEvent, slim_reader
 from streams.log import Record
 
@@ -72,10 +74,21 @@ class Tried(msgspec.Struct, gc=False):
 class RoutingIndex:
     """See the module's text; made once of a whole recording."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(
+        self,
+        records: Iterable[Record],
+        before: Mapping[ReplicaId, Replica] = MappingProxyType({}),
+        *,
+        from_start: bool = True,
+    ) -> None:
+        """`before` are the replicas' parts before the first record, as far as they are known; `from_start`: nothing of
+        the stream lies before it."""
         self.tries: list[Tried] = []
         """In the order of the log."""
         self.names: dict[ReplicaId, str] = {}
+        """Of those that said it."""
+        self.replicas: set[ReplicaId] = set()
+        """All that said anything."""
         self.joined: dict[str, int] = {}
         """Where a replica first said who it is."""
         self.ended: dict[str, int] = {}
@@ -102,6 +115,9 @@ class RoutingIndex:
             "ReplicaLeft": self._gone,
             "ReplicaLost": self._gone,
         }
+        self._from_start = from_start
+        for replica, part in before.items():
+            self._begin(replica, part)
         for record in records:
             self._note(record)
 
@@ -136,10 +152,13 @@ class RoutingIndex:
 
     def decision_before(self, replica: str, seq: int) -> Tried | None:
         """The replica's newest decision in a message up to that one (included)."""
-        for tried in reversed(self.tries[: bisect_right(self.tries, seq, key=lambda each: each.seq)]):
-            if tried.replica == replica and tried.worker:
-                return tried
-        return None
+        return next((tried for tried in self.until(seq, replica) if tried.worker), None)
+
+    def until(self, seq: int, replica: str | None = None) -> Iterator[Tried]:
+        """The attempts in messages up to that one (included), the newest first; of one replica, if it is given."""
+        for at in reversed(range(bisect_right(self.tries, seq, key=lambda each: each.seq))):
+            if replica is None or self.tries[at].replica == replica:
+                yield self.tries[at]
 
     def own_under_way(self, replica: str, at: int) -> list[Tried]:
         """What the replica had on the way before that event, by its own word."""
@@ -150,10 +169,26 @@ class RoutingIndex:
         """What the revision meant to the replica at that message; None if it did not say, or said what this program
         cannot read."""
         told = [settings for at, settings in self._settings.get((replica, revision), []) if at <= seq]
+        if not told:  # who says nothing goes by the defaults: that is known of those who could have been heard
+            heard = self._from_start or self.joined.get(replica, seq + 1) <= seq
+            return RoutingSettings() if revision == 0 and heard else None
         try:
-            return RoutingSettings.parse(told[-1]) if told else RoutingSettings() if revision == 0 else None
+            return RoutingSettings.parse(told[-1])
         except CallerError:
             return None
+
+    def revision(self, revision: int) -> dict[str, Any] | None:
+        """What the revision meant to whoever said it last; None if nobody did. Of revision 0 a whole log that says
+        nothing says that it is the defaults."""
+        said = [told for (_, number), tellings in self._settings.items() if number == revision for told in tellings]
+        if not said:
+            return {} if revision == 0 and self._from_start else None
+        return max(said, key=lambda told: told[0])[1]
+
+    @property
+    def revisions(self) -> set[int]:
+        """Those of which it is known what they meant."""
+        return {number for _, number in self._settings} | ({0} if self._from_start else set())
 
     def local(self, replica: str, seq: int) -> dict[str, tuple[str, ...]]:
         """What the replica alone knew of workers before that message, by worker."""
@@ -171,10 +206,18 @@ class RoutingIndex:
 
     # -----------------------------------------------------------------------------------------------------------
 
+    def _begin(self, replica: ReplicaId, part: Replica) -> None:
+        """What the replica had said before the first record counts."""
+        if part.settings or part.joined is not None:  # who joined and said none goes by the defaults
+            self._settings[replica, part.settings_revision] = [(0, part.settings)]
+        said = [RoutingEvent("LocalChanged", worker=worker, reasons=reasons) for worker, reasons in part.local.items()]
+        self._local[replica] = [(0, event) for event in said]
+
     def _note(self, record: Record) -> None:
         message, replica = _slim(record.payload), owner(record.subject)
         if message is None or message.source not in {replica, replica + LOST_SUFFIX}:
             return
+        self.replicas.add(ReplicaId(replica))
         for event in message.events:
             self._at += 1
             handle = self._handlers.get(event.type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
@@ -12,9 +13,13 @@ from replay.slim import UNREADABLE
 from streams.archive import Archive
 from streams.log import Record
 
+KEPT = 4096
+"""Messages behind the last one that was asked about of which the digests are kept, for who reads beside."""
+
 
 class ToldHeads:
-    """Reads ahead of whoever asks, no further than to the next word of the source that is asked about."""
+    """Reads ahead of whoever asks, no further than to the next word of the source that is asked about, and keeps what
+    lies between."""
 
     def __init__(self, archive: Archive, stream: StreamName) -> None:
         self._archive = archive
@@ -23,8 +28,10 @@ class ToldHeads:
         self._known: dict[tuple[str, int], bytes] = {}
         self._newest: dict[str, int] = {}
         """Per source the last message of which the digest is known."""
-        self._start = 0
-        """From there to the reader's place all is known."""
+        self._told: deque[tuple[int, tuple[str, int]]] = deque()
+        """Where each was told, in the order of the stream: of nothing behind that place can it be asked."""
+        self._start, self._place = 0, -1
+        """From the one to the other, where the reader is, all is known."""
         self._ahead: Iterator[Record] = iter(())
 
     def __repr__(self) -> str:
@@ -35,24 +42,38 @@ class ToldHeads:
         last = self._last.get(source)
         if last is not None and last.n == n:
             return bytes.fromhex(last.digest)  # as the archive's writer told
-        if not self._start or seq < self._start:
-            self._start, self._ahead = seq, self._archive.read(self._stream, seq)
-            self._newest.clear()
+        if not self._start <= seq <= self._place + 1:
+            self._begin(seq)
+        self._forget(seq - KEPT)
         while (source, n) not in self._known and self._newest.get(source, -1) < n:
             if not self._read():
                 break
         return self._known.get((source, n), CHAIN_START)
 
+    def _begin(self, seq: int) -> None:
+        self._start, self._place, self._ahead = seq, seq - 1, self._archive.read(self._stream, seq)
+        self._known.clear()
+        self._newest.clear()
+        self._told.clear()
+
+    def _forget(self, before: int) -> None:
+        """What nobody behind that place asks about is not kept."""
+        self._start = max(self._start, before)
+        while self._told and self._told[0][0] <= before:
+            self._known.pop(self._told.popleft()[1], None)
+
     def _read(self) -> bool:
         record = next(self._ahead, None)
         if record is None:
             return False
+        self._place = record.seq
         decoder = _json if record.payload[:1] == JSON_START else _msgpack
         try:
             link = decoder.decode(record.payload)
         except UNREADABLE:
             return True  # no message of ours
         self._known[link.source, link.n - 1] = link.prev
+        self._told.append((record.seq, (link.source, link.n - 1)))
         self._newest[link.source] = link.n - 1
         return True
 

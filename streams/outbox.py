@@ -241,7 +241,7 @@ class Outbox:
         self._changed.set()
 
     def _waits(self, offer: Callable[[Item], bool], item: Item) -> bool:
-        """False if there is no room for it. One that no message can hold is dropped: the log would refuse all after it."""
+        """False if there is no room for it. One that no message can hold is dropped: it would end the chain."""
         try:
             return offer(item)
         except EventTooLarge as error:

@@ -28,8 +28,8 @@ the same if it was in its replica all that time, held or waiting, and 0 if anoth
 LATER = ("cached", "ttft_ms", "duration_ms", "outcome")
 """What comes after the decision; -1 until then."""
 
-Key = tuple[str, int]
-"""A request and its attempt."""
+Key = tuple[str, int, int]
+"""A request, its attempt, and the replica that it came to: clients may give two requests one id."""
 DECLINED = "declined"
 TRIED_AGAIN = frozenset({DECLINED, "worker_lost"})
 """Outcomes behind which another attempt may come."""
@@ -113,7 +113,7 @@ class Decisions:
         )  # fmt: skip
         for append, value in zip(self._append, row):  # noqa: B905 - a row has all columns, and this is the hot loop
             append(value)
-        self._open[event.request, event.attempt] = len(self.requests)
+        self._open[event.request, event.attempt, replica] = len(self.requests)
         self.requests.append(event.request)
 
     def queued(self, replica: int, event: Queued | SlimEvent) -> None:
@@ -125,18 +125,18 @@ class Decisions:
         self._waiting.pop((request, replica), None)
         self._tried.pop((request, replica), None)
 
-    def prefilled(self, seq: int, event: Prefilled | SlimEvent) -> None:
+    def prefilled(self, seq: int, replica: int, event: Prefilled | SlimEvent) -> None:
         """Its first token came."""
-        index = self._open.get((event.request, event.attempt))
+        index = self._open.get((event.request, event.attempt, replica))
         if index is not None:
             self._cached[index] = event.cached_tokens
             self._ttft_ms[index] = event.ttft_ms
             if index < self._told:
                 self._touch(seq, index)
 
-    def finished(self, seq: int, event: Finished | SlimEvent) -> None:
+    def finished(self, seq: int, replica: int, event: Finished | SlimEvent) -> None:
         """It is over."""
-        index = self._open.pop((event.request, event.attempt), None)
+        index = self._open.pop((event.request, event.attempt, replica), None)
         if index is None:
             return
         if event.ttft_ms >= 0:
@@ -144,13 +144,13 @@ class Decisions:
             self._ttft_ms[index] = event.ttft_ms
         self._end(seq, index, event.outcome, event.duration_ms)
         if event.outcome in TRIED_AGAIN:
-            replica, ms, before_ms = (self._columns[name][index] for name in ("replica", "ms", "before_ms"))
+            ms, before_ms = (self._columns[name][index] for name in ("ms", "before_ms"))
             self._tried[event.request, replica] = Tried(ms - before_ms, event.outcome == DECLINED)
 
     def abandoned(self, seq: int, replica: int, ms: int) -> None:
         """The replica is gone, and with it all that it had under way."""
-        replicas, times, before = (self._columns[name] for name in ("replica", "ms", "before_ms"))
-        for key in [key for key, index in self._open.items() if replicas[index] == replica]:
+        times, before = (self._columns[name] for name in ("ms", "before_ms"))
+        for key in [key for key in self._open if key[2] == replica]:
             index = self._open.pop(key)
             self._end(seq, index, "replica_gone", before[index] + ms - times[index])
         for of in (self._waiting, self._tried):

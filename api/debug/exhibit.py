@@ -142,11 +142,12 @@ class Exhibit:
 
     async def explanation(self, n: int) -> dict[str, Any]:
         """Why one decision fell as it did, and what came of it."""
-        index = self.timeline.decisions.at(n)
+        decisions = self.timeline.decisions
+        index = decisions.at(n)
         if index is None:
             raise CallerError("there is no such decision in this recording")
-        request = self.timeline.decisions.requests[index]
-        return await self.desk.ask(lambda past: explanation(past.recording(n // PLACES), request, n))
+        request, number = decisions.requests[index], decisions.column("attempt")[index]
+        return await self.desk.ask(lambda past: explanation(past.recording(n // PLACES), request, n, number))
 
     async def state(self, n: int | None, ms: int | None, replica: str | None) -> dict[str, Any]:
         """The state at a moment."""

@@ -11,11 +11,12 @@ from replay.explaining.explain import explain
 from replay.recording import Recording
 
 
-def explanation(recording: Recording, request: str, n: int) -> dict[str, Any]:
-    """The attempt that was decided there; nothing but `known: False` for a request whose id was used again later."""
+def explanation(recording: Recording, request: str, n: int, number: int) -> dict[str, Any]:
+    """The attempt of that number that was decided there; nothing but `known: False` for a request whose id was used
+    again later."""
     found = explain(recording, request)
     for attempt in found.attempts:
-        if attempt.seq == n // PLACES:
+        if (attempt.seq, attempt.attempt) == (n // PLACES, number):  # a message may hold several
             told: dict[str, Any] = msgspec.to_builtins(attempt)
             return told | {"known": True, "uses": found.uses}
     return {"known": False, "uses": found.uses}

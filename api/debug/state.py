@@ -28,7 +28,7 @@ def state(recording: Recording, n: int | None, ms: int | None, replica: str | No
     """Before a decision, or at a time. NotYet if a state near enough is not at hand, CallerError if the replica was
     not there."""
     moment = before(n) if n is not None else AtTime(ms or 0)
-    check_near(recording, within(recording, recording.cursor(moment)))
+    check_near(recording, within(recording, moment))
     found: dict[str, Any] = msgspec.to_builtins(at(recording, moment, replica))
     flying = found["in_flight"]
     return found | {"in_flight": flying[:REQUESTS_MAX], "in_flight_total": len(flying)}

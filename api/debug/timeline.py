@@ -130,11 +130,11 @@ class Timeline:
                             number = workers[worker] if worker in workers else self.worker(worker)
                             routed(seq, place, ms, number, replica, event)
                         elif isinstance(event, Prefilled):
-                            prefilled(seq, event)
+                            prefilled(seq, replica, event)
                         elif isinstance(event, Queued):
                             decisions.queued(replica, event)
                         else:
-                            finished(seq, event)
+                            finished(seq, replica, event)
             decisions.read_to = seq
 
     def _take_unusual(self, seq: int, ms: int, about: str, payload: bytes) -> None:
@@ -157,9 +157,9 @@ class Timeline:
             case "RequestQueued":
                 self.decisions.queued(number, event)
             case "RequestPrefilled":
-                self.decisions.prefilled(seq, event)
+                self.decisions.prefilled(seq, number, event)
             case "RequestFinished":
-                self.decisions.finished(seq, event)
+                self.decisions.finished(seq, number, event)
             case _:
                 self._of_replica(number, seq, ms, event)
 

@@ -11,6 +11,7 @@ from api.replaying.explained_prefill import of_which, prefill_lines
 from api.replaying.explained_time import estimate_lines, hold_lines, timed_costs, timed_heads
 from api.text_table import text_table
 from projections.policies import BY_BLOCKS
+from replay.explaining.explain import UNREAD
 from replay.explaining.form import Attempt, Explanation, Phases, Row
 from replay.explaining.queue_form import Queued
 from replay.explaining.reasons import LOOKS_AT
@@ -53,8 +54,10 @@ def explained(explanation: Explanation) -> str:
         lines.append(f"the answer moved {len(moved)} times: {' → '.join(workers)}")
     for attempt in explanation.attempts:
         lines += ["", *_attempt(attempt)]
+    if explanation.unread:
+        lines += ["", *explanation.unread]
     for rejection in explanation.rejections:
-        reason = rejection.reason.replace("_", " ")
+        reason = rejection.reason.replace("_", " ") if rejection.reason != UNREAD else "why, this program cannot read"
         lines += ["", f"{rejection.time}  rejected with {rejection.status}: {reason}", *left_out(rejection.excluded)]
         if rejection.queued is not None:
             lines.append(f"  waited   {_waited(rejection.queued)}")
@@ -65,13 +68,13 @@ def _attempt(attempt: Attempt) -> list[str]:
     lines = [f"{attempt.decided}  attempt {attempt.attempt}: {attempt.worker_name} ({attempt.worker})"]
     if attempt.queued is not None:
         lines.append(f"  waited   {_waited(attempt.queued)}")
-    lines += _titled(hold_lines(attempt))
+    lines += titled(hold_lines(attempt))
     if attempt.told_tokens:
         lines.append(f"  goes on  {_goes_on(attempt)}")
     lines.append(f"  why      {attempt.why}")
     if attempt.runner_up is not None:
         lines.append(f"  else     {attempt.runner_up.text}")
-    lines += _titled(chain(estimate_lines(attempt), prefill_lines(attempt), _then(attempt), _setting(attempt)))
+    lines += titled(chain(estimate_lines(attempt.estimates), prefill_lines(attempt), _then(attempt), _setting(attempt)))
     lines += ["", *candidates_table(attempt.candidates)]
     more = attempt.candidates_total - len(attempt.candidates)
     if more > 0:
@@ -82,7 +85,8 @@ def _attempt(attempt: Attempt) -> list[str]:
     return [*lines, "", *_known_table(attempt)]
 
 
-def _titled(lines: Iterable[tuple[str, str]]) -> list[str]:
+def titled(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """Each with its title in front."""
     return [f"  {title:<8} {text}" for title, text in lines]
 
 
@@ -106,7 +110,7 @@ def _setting(attempt: Attempt) -> list[tuple[str, str]]:
     policy = f"{attempt.policy}, which looks at {LOOKS_AT.get(attempt.policy, 'what this program does not know')}"
     if attempt.settings is None:
         settings = f"revision {attempt.settings_revision}, which the log does not have"
-        settings += ": costs are split by the defaults" if attempt.policy in BY_BLOCKS else ""
+        settings += ": costs are not taken apart" if attempt.policy in BY_BLOCKS else ""
     else:
         settings = f"revision {attempt.settings_revision}: {changed or 'the defaults'}"
     known = ", ".join(f"{stream}:{seq}" for stream, seq in attempt.cursor.items())
@@ -149,7 +153,9 @@ def _names(rows: list[Row]) -> list[str]:
 
 
 def _costs(row: Row) -> tuple[str, ...]:
-    return tuple(f"{cost:.2f}" for cost in (row.cost, row.prefill_cost, row.decode_cost, row.request_cost))
+    """The cost, and what it is the sum of, where it is one."""
+    parts = (row.prefill_cost, row.decode_cost, row.request_cost)
+    return f"{row.cost:.2f}", *(f"{part:.2f}" if any(parts) or not row.cost else "-" for part in parts)
 
 
 def _work(row: Row) -> tuple[str, ...]:

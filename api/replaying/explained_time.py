@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from api.amounts import number_text
 from replay.explaining.form import Attempt, Row
@@ -21,14 +21,20 @@ SOURCES = {
     "default": "by default: this replica had not learned it yet",
 }
 """What is behind the words of `Estimates.source`."""
+SOURCES_ASKED = {
+    "set": "as set",
+    "learned": "as was learned from first tokens by the newest decision that says it",
+    "default": "by default: no decision by then says what was learned",
+}
+"""The same of a decision that nobody made."""
 
 
-def estimate_lines(attempt: Attempt) -> Iterator[Line]:
+def estimate_lines(estimates: Estimates | None, sources: Mapping[str, str] = SOURCES) -> Iterator[Line]:
     """How the costs in the table come about; none under a policy that estimates nothing."""
-    if attempt.estimates is not None:
-        yield "cost", _formula(attempt.estimates)
-        if "own_weight" in attempt.estimates.weights:
-            yield "", f"a prefill lasts {_lasts(attempt.estimates)}"
+    if estimates is not None:
+        yield "cost", _formula(estimates)
+        if "own_weight" in estimates.weights:
+            yield "", f"a prefill lasts {_lasts(estimates, sources)}"
 
 
 def hold_lines(attempt: Attempt) -> Iterator[Line]:
@@ -59,8 +65,8 @@ def _formula(it: Estimates) -> str:
     return f"in ms: {(FORMULA if 'own_weight' in it.weights else BOUND).format(**it.weights)}{known}"
 
 
-def _lasts(it: Estimates) -> str:
-    return f"{it.base_ms:g} ms and {it.per_token_us:g} us per token that it computes, {SOURCES[it.source]}"
+def _lasts(it: Estimates, sources: Mapping[str, str]) -> str:
+    return f"{it.base_ms:g} ms and {it.per_token_us:g} us per token that it computes, {sources[it.source]}"
 
 
 def _tokens(number: int) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.amounts import number_text
-from api.replaying.explained import candidates_table, left_out
+from api.replaying.explained import candidates_table, left_out, titled
+from api.replaying.explained_time import SOURCES_ASKED, estimate_lines
 from api.text_table import text_table
 from core.settings import RoutingSettings
 from replay.moments.ask import Asked
@@ -55,12 +56,13 @@ def _by_name(each: HeldWorker | HeldReplica) -> tuple[str, str]:
 def _whose(held: Held) -> list[str]:
     upto = ", ".join(f"{stream}:{seq}" for stream, seq in held.cursor.items())
     seat = held.seat
+    cut = [f"          {', '.join(held.cut)}: who was silent since then is not known"] if held.cut else []
     if seat is None:
-        return [f"{held.time}  the log up to {upto}"]
+        return [f"{held.time}  the log up to {upto}", *cut]
     lines = [f"{held.time}  {_believed(seat)}", f"          it had read the log up to {upto}"]
     if seat.ahead_events:
         lines.append(f"          and knew of {seat.ahead_events} events of its own that were not in there")
-    return lines + [f"          in doubt: {doubt}" for doubt in seat.doubts]
+    return [*lines, *cut, *(f"          in doubt: {doubt}" for doubt in seat.doubts)]
 
 
 def _believed(seat: HeldSeat) -> str:
@@ -201,6 +203,7 @@ def asked_text(asked: Asked, held: Held) -> str:
         if asked.runner_up is not None:
             lines.append(f"  else     {asked.runner_up.text}")
         lines.append(f"  cached   {asked.predicted_cached_tokens} of its tokens there, or being computed")
+        lines += titled(estimate_lines(asked.estimates, SOURCES_ASKED))
     lines += [f"  policy   {asked.policy}; settings: {_changed(asked.settings)}"]
     if asked.candidates:
         lines += ["", *candidates_table(asked.candidates)]

@@ -14,7 +14,7 @@ from api.recorded.positions import positions
 from api.recorded.progress import deciding
 from api.recorded.source import Source, recording_options
 from api.replaying.closed_loop import LoopOptions, closed_loop_options, run_again
-from api.replaying.what_if_text import one_text, several_text
+from api.replaying.what_if_text import left_out_texts, one_text, several_text
 from core.errors import CallerError
 from core.moments import parse_moment
 from core.settings import POLICIES
@@ -141,8 +141,7 @@ def _outcomes(
         start, end = positions(recording, *moments)
         found = decide_again(recording, asked, start, end, deciding(), worst=worst, keep_changes=keep_changes)
     if not found[0].decisions:
-        left_out = sum(found[0].left_out.values())
-        why = f"the {left_out} there cannot be judged: {', '.join(found[0].left_out)}" if left_out else "none is there"
+        why = "; ".join(left_out_texts(found[0])) or "none is there"
         raise CallerError(f"no decision can be made again in this part of the record: {why}")
     return ranked(found)
 

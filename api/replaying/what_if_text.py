@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import fill
 
 from api.text_table import text_table
 from core.event_json import time_text
+from projections.backlog import DEFAULT_TIME
 from replay.supposing.fitted import Fitted
 from replay.supposing.outcome import Outcome, Spread
 from replay.supposing.regret import Change
+from replay.supposing.scenario import HOLDING
+from replay.supposing.what_if import DECLINED
 
 WIDTH = 110
 REGRET = (
@@ -62,6 +65,8 @@ def _verdict(outcome: Outcome) -> str:
     """The answer in one or two sentences."""
     if outcome.refused:
         return f"No worker would have been left for {outcome.refused:,} of {outcome.decisions:,} requests."
+    if not outcome.changed and outcome.scenario.is_unread:
+        return _unread(outcome.scenario.unread)
     if not outcome.changed:
         return "Nothing would have changed: every request goes where it went."
     cached = (
@@ -193,13 +198,41 @@ def _trust(outcomes: Sequence[Outcome]) -> list[str]:
     lines.append(f"- Engines said that {_percent(first.hit_rate_real)} of the prompt tokens came from their caches.")
     if first.rejected:
         lines.append(f"- {first.rejected:,} requests were refused back then; they are not decided again.")
-    for reason, count in first.left_out.items():
-        lines.append(f"- {count:,} decisions are left out: they cannot be judged from this record ({reason}).")
+    lines += [f"- {text}." for text in left_out_texts(first)]
+    lines += _beside_the_point(outcomes)
     if any(_weighs_nothing(each) for each in outcomes):
         lines.append("- The recorded policy looks at no weight: to try weights, say `--policy kv`, too.")
     if any(each.astray for each in outcomes):
         lines.append("- Requests sent to a worker that was gone count as if nothing was cached for them.")
     return ["What this rests on:", *(fill(line, WIDTH, subsequent_indent="  ") for line in lines)]
+
+
+def left_out_texts(outcome: Outcome) -> Iterator[str]:
+    """How many decisions are not judged, and why."""
+    for reason, count in outcome.left_out.items():
+        why = "their workers declined them, and the next decisions on the same requests count"
+        if reason != DECLINED:
+            why = f"they cannot be judged from this record ({reason})"
+        yield f"{count:,} decisions are left out: {why}"
+
+
+def _beside_the_point(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What of the question the record cannot answer."""
+    unread = dict.fromkeys(name for each in outcomes for name in each.scenario.unread)
+    if unread and not (len(outcomes) == 1 and outcomes[0].scenario.is_unread):  # else the verdict says it
+        yield f"- {_unread(unread)}"
+    if HOLDING in unread:
+        yield f"- What {HOLDING} changes is told with --closed-loop, which runs the requests again."
+    if unlearned := max(each.unlearned for each in outcomes):
+        yield (
+            f"- {unlearned:,} decisions were recorded under a policy that estimates nothing, and do not say how long "
+            f"prefills last: {DEFAULT_TIME.base_us / 1000:g} ms and {DEFAULT_TIME.per_token_m / 1000:g} us per token "
+            "by default; `--set prefill_us_per_token=N` says otherwise."
+        )
+
+
+def _unread(names: Iterable[str]) -> str:
+    return f"No decision rests on {', '.join(names)}: deciding again cannot tell what that changes."
 
 
 def _fit_text(model: str, fitted: Fitted) -> str:

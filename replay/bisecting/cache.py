@@ -6,7 +6,6 @@ which event is missing, and the chain shows whether a message is.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -223,8 +222,9 @@ class _Shadow:
         """What one has and the other has not, by who told of it last; the earliest first."""
         strays = sorted(set(one.get(tier, ())) - other)
         spoken = told.get(tier, {})
-        by_said = Counter(spoken.get(block) for block in strays)
-        for said in sorted(by_said, key=lambda it: it.seq if it is not None else 0):
-            blocks = [block for block in strays if spoken.get(block) == said]
+        by_said: dict[Said | None, list[int]] = {}
+        for block in strays:
+            by_said.setdefault(spoken.get(block), []).append(block)
+        for said, blocks in sorted(by_said.items(), key=lambda it: it[0].seq if it[0] is not None else 0):
             shown = [hash_text(block) for block in blocks[:BLOCKS_SHOWN]]
             yield Stray(tier=tier, blocks=len(blocks), hashes=shown, said=said)

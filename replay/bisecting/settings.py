@@ -7,12 +7,9 @@ from typing import Any
 
 import msgspec
 
-from core.codec import decode_message
-from core.errors import CallerError, Corrupt
-from core.events import SettingsChanged
+from core.errors import CallerError
 from core.ids import ReplicaId
 from core.settings import RoutingSettings
-from core.subjects import ROUTING
 from replay.names import Names
 from replay.playback import Playback, Situation
 from replay.recording import Recording
@@ -69,13 +66,10 @@ def parting(
 
 
 def of_revisions(recording: Recording, first: int, second: int) -> Choose:
-    """Those of two revisions that the recording tells of. CallerError if it does not."""
-    told = _revisions(recording)
-    for revision in (first, second):
-        if revision not in told:
-            known = ", ".join(map(str, sorted(told))) or "none"
-            raise CallerError(f"this recording tells of no revision {revision} of the settings; it tells of {known}")
-    return lambda _: (told[first], told[second])
+    """Those of two revisions that the recording tells of, each as it was said last. CallerError if it does not, or if
+    this program cannot read one."""
+    one, other = (_revision(recording, revision) for revision in (first, second))
+    return lambda _: (one, other)
 
 
 def of_changes(changes: Mapping[str, Any]) -> Choose:
@@ -91,20 +85,12 @@ def of_changes(changes: Mapping[str, Any]) -> Choose:
     return choose
 
 
-def _revisions(recording: Recording) -> dict[int, RoutingSettings]:
-    """What each revision meant, when it was said last."""
-    found: dict[int, RoutingSettings] = {0: RoutingSettings()}
-    word = SettingsChanged.__name__.encode()
-    for record in recording.archive.read(ROUTING):
-        if word in record.payload:
-            try:
-                events = decode_message(record.payload).events
-            except Corrupt:
-                continue
-            for event in events:
-                if isinstance(event, SettingsChanged):
-                    found[event.revision] = RoutingSettings.parse(event.settings)
-    return found
+def _revision(recording: Recording, revision: int) -> RoutingSettings:
+    told = recording.index.revision(revision)
+    if told is None:
+        known = ", ".join(map(str, sorted(recording.index.revisions))) or "none"
+        raise CallerError(f"this recording tells of no revision {revision} of the settings; it tells of {known}")
+    return RoutingSettings.parse(told)
 
 
 def _parting(

@@ -95,6 +95,7 @@ class _Reader:
         self._now: dict[tuple[str, str], Past] = {}
         """By replica and the name that it goes by there."""
         self._waits: dict[tuple[str, str], int] = {}
+        """Since when those wait that do: for a place, and then to be sent."""
         self._uses: Counter[str] = Counter()
         self._next: dict[str, int] = {}
         self._left_out: Counter[str] = Counter()
@@ -143,13 +144,15 @@ class _Reader:
         key = (replica, event.request)
         match event:
             case RequestQueued():
-                self._waits[key] = event.now_ms
+                self._waits.setdefault(key, event.now_ms)
             case RequestRouted():
                 self._routed(key, seq, event)
-            case RequestRejected() if not event.attempt:
-                self._left_out[REFUSED] += 1
-            case RequestTurnedAway() if not self._declined(key):
-                self._left_out[TURNED_AWAY] += 1
+            case RequestRejected():
+                self._waits.pop(key, None)
+                self._left_out[REFUSED] += not event.attempt
+            case RequestTurnedAway():
+                self._waits.pop(key, None)
+                self._left_out[TURNED_AWAY] += not self._declined(key)
 
     def _declined(self, key: tuple[str, str]) -> bool:
         """Whether it was decided about, and counts as a request without a token."""

@@ -23,6 +23,8 @@ def costs_of(on: Ground, scored: Scored) -> Costs:
     """The terms of one candidate's cost."""
     settings = on.settings
     if settings.policy in BY_BLOCKS:
+        if not on.settings_known:
+            return Costs()
         per = terms(scored, on.request)
         weights = (settings.prefill_weight_m, settings.decode_weight_m, settings.request_weight_m)
         return Costs(*(weight * term / MILLI**2 for weight, term in zip(weights, per, strict=True)))

@@ -36,6 +36,8 @@ EXCLUDED_NAMED_MAX = 64
 """Of the workers left out for one reason, so many are named."""
 REJECTIONS_MAX = 20
 """The last so many are told: clients try again under the same id."""
+UNREAD = "unknown"
+"""The reason of a refusal that a newer program recorded in a form of its own."""
 
 
 def explain(recording: Recording, request: str, *, whole: bool | None = None) -> Explanation:
@@ -48,7 +50,7 @@ def explain(recording: Recording, request: str, *, whole: bool | None = None) ->
     if not uses:
         raise CallerError(f"the log knows no request {request!r}; `contrail events --stream routing` lists them")
     last = next((tries for tries in reversed(uses) if any(tried.worker for tried in tries)), [])
-    attempts = list[Attempt]()
+    attempts, unread = list[Attempt](), list[str]()
     first_now_ms: int | None = None
     for tried in last:
         event = routed_event(recording, tried) if tried.worker else None
@@ -56,6 +58,8 @@ def explain(recording: Recording, request: str, *, whole: bool | None = None) ->
             first_now_ms = came_ms(recording, tried, event.now_ms) if first_now_ms is None else first_now_ms
             attempts.append(_attempt(recording, tried, event, first_now_ms, whole=whole))
             attempts[-1].compared = _compared(attempts)
+        elif tried.worker:
+            unread.append(_unread(recording, tried))
     refused = [tried for tried in recording.index.tried(request) if not tried.worker]
     return Explanation(
         request=request,
@@ -63,7 +67,13 @@ def explain(recording: Recording, request: str, *, whole: bool | None = None) ->
         attempts=attempts,
         rejections=[_rejection(recording, tried) for tried in refused[-REJECTIONS_MAX:]],
         uses=len(uses),
+        unread=unread,
     )
+
+
+def _unread(recording: Recording, tried: Tried) -> str:
+    went = f"attempt {tried.attempt} went to {recording.names.life(tried.worker)}"
+    return f"{went}; why, {ROUTING}:{tried.seq} says in a form of a newer program, which this one cannot read"
 
 
 def _attempt(
@@ -97,7 +107,7 @@ def _attempt(
         predicted_cached_tokens=event.predicted_cached_tokens,
         why=why(on, names.worker),
         runner_up=runner_up(on, names.worker),
-        draw=draw(event.seed) if drawn(on.settings) else None,
+        draw=draw(event.seed) if on.settings_known and drawn(on.settings) else None,
         again=on.again,
         estimates=estimates(on),
         session=session_order(on, names.worker),
@@ -119,7 +129,7 @@ def _attempt(
 
 def rows(on: Ground, known: dict[WorkerId, Knowledge], names: Names) -> list[Row]:
     """The candidates with their costs taken apart, the chosen one first."""
-    likely, weighed = chances(on.ranked, on.settings), estimates(on)
+    likely, weighed = chances(on), estimates(on)
     found = []
     for place, scored in enumerate(on.ranked):
         worker = scored.candidate.worker
@@ -208,11 +218,17 @@ def _ended(recording: Recording, tried: Tried, attempt: Attempt) -> None:
 def _rejection(recording: Recording, tried: Tried) -> Rejection:
     if (away := turned_away(recording, tried)) is not None:
         return away
-    (event, *_) = (
-        event
-        for event in _events(recording, tried.seq)
-        if isinstance(event, RequestRejected) and (event.request, event.attempt) == (tried.request, tried.attempt)
-    )
+    refusals = (event for event in _events(recording, tried.seq) if isinstance(event, RequestRejected))
+    event = next((it for it in refusals if (it.request, it.attempt) == (tried.request, tried.attempt)), None)
+    if event is None:
+        return Rejection(
+            attempt=tried.attempt,
+            time=time_text(tried.time_ms),
+            reason=UNREAD,
+            status=tried.status,
+            excluded={},
+            queued=queued(recording, tried, None),
+        )
     excluded = {
         reason: (count, [WorkerId(worker) for worker in from_column(ids)])
         for reason, (count, ids) in event.excluded.items()

@@ -211,6 +211,7 @@ class Rejection(msgspec.Struct, kw_only=True):
     attempt: int
     time: str
     reason: str
+    """`unknown` where this program cannot read the event."""
     status: int
     excluded: dict[str, dict[str, Any]]
     queued: Queued | None = None
@@ -226,3 +227,5 @@ class Explanation(msgspec.Struct, kw_only=True):
     rejections: list[Rejection]
     uses: int = 1
     """How many requests had this id; the attempts are those of the last one that was routed."""
+    unread: list[str] = []
+    """A sentence for each of its attempts whose record this program cannot read."""

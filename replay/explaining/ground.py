@@ -85,7 +85,8 @@ def _made_again(recording: Recording, tried: Tried, situation: Situation) -> Gro
     decision = decide(view, situation.request, situation.settings, event.now_ms, event.seed)
     if decision.digest != event.digest:
         return _as_recorded(recording, tried, event, DIFFERS, list(situation.doubts.values()))
-    return of_decision(view, situation.request, situation.settings, event, decision)
+    known = recording.index.settings(tried.replica, event.settings_revision, tried.seq) is not None
+    return of_decision(view, situation.request, situation.settings, event, decision)._replace(settings_known=known)
 
 
 def of_decision(

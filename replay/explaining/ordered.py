@@ -16,9 +16,9 @@ Name = Callable[[str], str]
 
 
 def session_order(on: Ground, name: Name) -> SessionOrder | None:
-    """Where the chosen worker stands in the order of the session, and who comes before it; None under other
-    policies."""
-    if on.settings.policy != "session":
+    """Where the chosen worker stands in the order of the session, and who comes before it; None under other policies,
+    and where the log does not have the bound."""
+    if on.settings.policy != "session" or not on.settings_known:
         return None
     of, key, blocks = _whose(on)
     order = _order(on)
@@ -48,7 +48,7 @@ def why_session(on: Ground, name: Name) -> str:
     assert order is not None
     chosen = on.ranked[0]
     called, bound = name(chosen.candidate.worker), f"the bound of {order.wait_max_ms:g} ms (session_wait_max_ms)"
-    if chosen.cost:
+    if min(scored.cost for scored in on.ranked):
         wait = ms_text(on.backlog.waits_us.get(chosen.candidate.worker, 0))
         return f"everywhere the wait for prefills is beyond {bound}; {called} has the shortest, {wait}"
     whose = _WHOSE[order.of].format(order)

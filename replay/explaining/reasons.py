@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from core.ids import WorkerId
 from core.settings import APPROXIMATE, RoutingSettings
-from projections.policies import BY_BLOCKS, ESTIMATING, MILLI, Scored
+from projections.policies import BY_BLOCKS, ESTIMATING, MILLI, Scored, pending_beyond
 from replay.explaining.draw import draw, drawn, probabilities
 from replay.explaining.form import Need, RunnerUp
 from replay.explaining.ground import Ground
-from replay.explaining.needs import Case, needs
+from replay.explaining.needs import Case, needs, terms
 from replay.explaining.ordered import Name, why_of_two, why_session
 from replay.explaining.weighed import ms_text, weighed
 
@@ -25,12 +25,24 @@ LOOKS_AT = {
 """What a policy goes by."""
 
 
-def chances(ranked: list[Scored], settings: RoutingSettings) -> dict[WorkerId, float]:
-    """How likely each candidate was, where a draw decided; else nothing."""
-    found = probabilities([scored.cost for scored in ranked], settings)
-    if found is None:
+PART = "of which the record holds the first; fold the log (--whole) for their chances"
+
+
+def chances(on: Ground) -> dict[WorkerId, float]:
+    """How likely each candidate was, where a draw decided and can be made again; else nothing. Of more candidates than
+    the record holds a draw by costs cannot."""
+    among = among_all(on)
+    if not on.settings_known:
         return {}
-    return {scored.candidate.worker: chance for scored, chance in zip(ranked, found, strict=True)}
+    if len(on.ranked) < among:
+        return {scored.candidate.worker: 1 / among for scored in on.ranked} if on.settings.policy == "random" else {}
+    found = probabilities([scored.cost for scored in on.ranked], on.settings) or []
+    return {scored.candidate.worker: chance for scored, chance in zip(on.ranked, found, strict=False)}
+
+
+def among_all(on: Ground) -> int:
+    """How many candidates there were, those that the record left out included."""
+    return max(len(on.ranked), on.event.candidates_total)
 
 
 def why(ground: Ground, name: Name) -> str:
@@ -38,7 +50,7 @@ def why(ground: Ground, name: Name) -> str:
     called = name(ground.ranked[0].candidate.worker)
     if len(ground.ranked) == 1:
         return f"{called} was the only candidate"
-    among = max(len(ground.ranked), ground.event.candidates_total)
+    among = among_all(ground)
     match ground.settings.policy:
         case "round-robin":
             turn = "" if ground.turn is None else f", after {ground.turn} decisions of this replica for the model"
@@ -47,9 +59,26 @@ def why(ground: Ground, name: Name) -> str:
             return f"policy random looks at no cost: the seed gave {called}, one of {among}"
         case "power-of-two":
             return why_of_two(ground, name)
-        case "session":
+        case "session" if ground.settings_known:
             return why_session(ground, name)
+    return _why_by_cost(ground, name)
+
+
+def _why_by_cost(ground: Ground, name: Name) -> str:
+    if not ground.settings_known:
+        return _why_unknown(ground, name)
     return _why_drawn(ground, name) if drawn(ground.settings) else _why_cheapest(ground, name)
+
+
+def _why_unknown(ground: Ground, name: Name) -> str:
+    """What costs tell where the log does not have what was weighed, and how."""
+    chosen, best = ground.ranked[:2]
+    more = _difference(ground, *sorted((chosen, best), key=lambda scored: scored.cost))
+    than = "as much as" if chosen.cost == best.cost else f"{more} {'less' if chosen.cost < best.cost else 'more'} than"
+    points = weighed(ground, chosen, best) if ground.settings.policy == "time" else ""
+    because = f": it {points}" if points else ""
+    revision = f"revision {ground.event.settings_revision} of the settings is not in this log"
+    return f"{name(chosen.candidate.worker)} costs {than} {name(best.candidate.worker)}{because}; {revision}"
 
 
 def _why_cheapest(ground: Ground, name: Name) -> str:
@@ -70,9 +99,11 @@ def _why_cheapest(ground: Ground, name: Name) -> str:
 
 
 def _why_drawn(ground: Ground, name: Name) -> str:
-    chances_, chosen = chances(ground.ranked, ground.settings), ground.ranked[0]
+    chances_, chosen = chances(ground), ground.ranked[0]
     cheapest = min(ground.ranked, key=lambda scored: scored.cost)
     called, temperature = name(chosen.candidate.worker), ground.settings.temperature_m / MILLI
+    if not chances_:
+        return f"temperature {temperature:g} draws: {called} was drawn of {among_all(ground)}, {PART}"
     text = f"temperature {temperature:g} draws: {called} had a chance of {chances_[chosen.candidate.worker]:.1%}"
     if chosen.cost == cheapest.cost:
         return f"{text}, and costs least"
@@ -88,20 +119,34 @@ def _because(ground: Ground, chosen: Scored, best: Scored, name: Name) -> str:
     if ground.settings.policy == "time":
         points = weighed(ground, chosen, best)
         return f": it {points}" if points else ""
-    if max(ours.overlap[-1], ours.pending) > max(theirs.overlap[-1], theirs.pending):
-        full = ground.request.prompt.blocks
-        if ours.pending > ours.overlap[-1]:
-            return f": it is computing {ours.pending} of the prompt's {full} full blocks for another request"
-        taken = "taken to be cached" if ground.settings.policy == APPROXIMATE else "cached"
-        held = f"{ours.overlap[-1]} of {full} full blocks of the prompt {taken}"
-        return f": it has {held}, {name(theirs.worker)} has {theirs.overlap[-1]}"
-    for said, our, their in (
-        (": {} active blocks against {}", ours.active_blocks, theirs.active_blocks),
-        (": {:g} blocks to prefill against {:g}", chosen.prefill_m / MILLI, best.prefill_m / MILLI),
-    ):
-        if our < their:
-            return said.format(our, their)
-    return ""
+    return _because_of_blocks(ground, chosen, best, name)
+
+
+def _because_of_blocks(ground: Ground, chosen: Scored, best: Scored, name: Name) -> str:
+    """The weightiest of the terms in which the chosen one is cheaper."""
+    ours, theirs, settings = chosen.candidate, best.candidate, ground.settings
+    mine, other = (terms(scored, ground.request) for scored in (chosen, best))
+    gains = {
+        "prefill": settings.prefill_weight_m * (other.prefill - mine.prefill),
+        "decode": settings.decode_weight_m * (other.decode - mine.decode),
+        "request": settings.request_weight_m * (other.request - mine.request),
+    }
+    most = max(gains, key=gains.__getitem__)
+    if gains[most] <= 0:
+        return ""
+    if most == "request":
+        return f": {ours.active_requests} active requests against {theirs.active_requests}"
+    if most == "decode":
+        active = (each.active_blocks - pending_beyond(each) for each in (ours, theirs))
+        return ": {} active blocks against {}".format(*active)
+    if max(ours.overlap[-1], ours.pending) <= max(theirs.overlap[-1], theirs.pending):
+        return f": {chosen.prefill_m / MILLI:g} blocks to prefill against {best.prefill_m / MILLI:g}"
+    full = ground.request.prompt.blocks
+    if ours.pending > ours.overlap[-1]:
+        return f": it is computing {ours.pending} of the prompt's {full} full blocks for another request"
+    taken = "taken to be cached" if settings.policy == APPROXIMATE else "cached"
+    held = f"{ours.overlap[-1]} of {full} full blocks of the prompt {taken}"
+    return f": it has {held}, {name(theirs.worker)} has {theirs.overlap[-1]}"
 
 
 def runner_up(ground: Ground, name: Name) -> RunnerUp | None:
@@ -111,10 +156,13 @@ def runner_up(ground: Ground, name: Name) -> RunnerUp | None:
         return None
     chosen, other = ground.ranked[:2]
     called = name(other.candidate.worker)
-    if drawn(ground.settings):
-        chance = chances(ground.ranked, ground.settings)[other.candidate.worker]
-        found = list[Need]()
-        text = f"{called} had a chance of {chance:.1%}; the draw fell at {draw(ground.event.seed):.3f}"
+    found = list[Need]()
+    if not ground.settings_known:
+        text = f"what {called} lacked rests on weights that are not in this log"
+    elif drawn(ground.settings):
+        chance = chances(ground).get(other.candidate.worker)
+        had = f"had a chance of {chance:.1%}" if chance is not None else "costs least of the others"
+        text = f"{called} {had}; the draw fell at {draw(ground.event.seed):.3f}"
     else:
         found = needs(case(ground), other.candidate)
         weights = " or of a weight" if ground.settings.policy in BY_BLOCKS else ""

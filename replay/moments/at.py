@@ -56,6 +56,7 @@ class Stand(NamedTuple):
         return held(
             self.state,
             self.time_ms,
+            cut=list(self.recording.cut({stream: at.seq for stream, at in self.state.cursor.items()}).values()),
             view=None if belief is None else belief.view,
             known_as=None if belief is None else _known_as(self.recording, belief),
             own=None if belief is None else _own(self.recording, belief),
@@ -78,7 +79,7 @@ def stand(
     """The same, to be asked further. Some 15 us per message behind the nearest snapshot or keyframe."""
     if isinstance(moment, Mapping):
         moment = AtCursor(tuple((stream, StreamSeq(seq)) for stream, seq in moment.items()))
-    cursor = within(recording, recording.cursor(moment))
+    cursor = within(recording, moment)
     time_ms = moment.time_ms if isinstance(moment, AtTime) else _time_ms(recording, cursor)
     if replica is None:
         return Stand(recording, recording.state_at(cursor, progress), time_ms, None)
@@ -91,13 +92,18 @@ def stand(
     return _at_decision(recording, who, decision)
 
 
-def within(recording: Recording, cursor: Cursor) -> Cursor:
-    """The cursor, no further than the recording reaches. CallerError if it lies before what the recording can fold."""
-    found = {stream: StreamSeq(min(seq, recording.end[stream])) for stream, seq in cursor.items()}
-    for stream, seq in found.items():
-        span = recording.archive.span(stream)
-        if seq < span.first_seq - 1:
-            raise CallerError(f"this log begins at {stream}:{span.first_seq}, after that moment")
+def within(recording: Recording, moment: Moment) -> Cursor:
+    """All that stood in the log before the moment, no further than the recording reaches. CallerError if that is less
+    than what the recording begins with, or nothing of a log whose head is gone."""
+    start, end = recording.start, recording.end
+    found = {stream: StreamSeq(min(seq, end[stream])) for stream, seq in recording.cursor(moment).items()}
+    before = [stream for stream, seq in found.items() if seq < start[stream]]
+    if found == start:
+        early = isinstance(moment, AtTime) and moment.time_ms < recording.start_ms
+        before = [stream for stream in start if start[stream]] if early else list(recording.cut(start))
+    if before:
+        stream = ROUTING if ROUTING in before else before[0]
+        raise CallerError(f"this log begins at {stream}:{start[stream] + 1}, after that moment")
     return found
 
 

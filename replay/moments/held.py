@@ -125,6 +125,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """Of the whole."""
     incomplete: int
     """Sources that are unknown until they restate themselves."""
+    cut: list[str]
+    """Where streams begin whose head is gone, with no snapshot since: who was silent from then on is not known."""
     seat: HeldSeat | None
     settings: dict[str, Any]
     """The seat's; without one, those of the replica that changed them last."""
@@ -139,13 +141,15 @@ def held(
     state: State,
     time_ms: int,
     *,
+    cut: list[str],
     view: View | None = None,
     known_as: HeldSeat | None = None,
     own: list[HeldRequest] | None = None,
     reported_ms: Mapping[str, int] | None = None,
 ) -> Held:
     """What the state holds. With a `view` of it, what that replica believed: `known_as` says who that is, `own` what it
-    had under way, if the fold does not know. `reported_ms` says when each worker's newest load report was stored."""
+    had under way, if the fold does not know. `reported_ms` says when each worker's newest load report was stored, `cut`
+    of which streams the fold lacks the head."""
     parts = sorted(state.routing.replicas.items())
     settings = {replica: _settings(part) for replica, part in parts if part.joined is not None}
     newest = max((part for _, part in parts), key=lambda part: part.settings_revision, default=None)
@@ -159,6 +163,7 @@ def held(
         digests={stream: hash_text(state.digest_of(stream)) for stream in sorted(state.cursor)},
         digest=hash_text(state.digest),
         incomplete=state.incomplete,
+        cut=cut,
         seat=known_as,
         settings=known_as.settings if known_as is not None else _settings(newest),
         settings_differ=any(each != next(iter(settings.values())) for each in settings.values()),

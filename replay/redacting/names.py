@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from core.ids import LOST_SUFFIX
-from core.queue_events import TURNED_AWAY, WAITS_FOR
+from core.queue_events import HELD, TURNED_AWAY, WAITS_FOR
 from core.settings import POLICIES
 
 TEXT = "redacted"
@@ -32,6 +32,7 @@ PLAIN_TEXTS = frozenset(
         "overloaded",
         "no_workers",
         *WAITS_FOR,
+        HELD,
         *TURNED_AWAY,
     }
 )
@@ -41,8 +42,8 @@ OPERATOR = "contrail "
 """How the name of a command begins; such a writer of a snapshot is nobody's name."""
 
 _ID = re.compile(rf"[0-9a-f]{{16}}({LOST_SUFFIX})?")
-_REQUEST = re.compile(r"req-[0-9a-f]{16}(\.[0-9a-f]{8})?")
-"""Ids as we give them, with what is put behind one that is under way twice."""
+_REQUEST = re.compile(r"req-[0-9a-f]{16}(\.[0-9]+)?(\.[0-9a-f]{8})?")
+"""Ids as we give them, with what is put behind those of one call's further answers, and one that is under way twice."""
 
 
 class Names:

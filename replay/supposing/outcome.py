@@ -39,6 +39,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of those, the ones for which no worker was left."""
     astray: int
     """Of those, the ones that went to a worker that was gone already."""
+    unlearned: int
+    """Of the decisions, those made by the default of how long a prefill lasts, though their replica may have learned
+    it: what was recorded under a policy that estimates nothing does not say."""
     left_out: dict[str, int]
     """Decisions that could not be judged, by what the recording lacks; and those that their workers declined: such a
     request was decided on again."""

@@ -16,6 +16,19 @@ SCENARIOS_MAX = 200
 """Scenarios of one question; each is a decision more per recorded one."""
 OWN_KEYS = frozenset({"settings", "without", "delay_ms", "follow_load"})
 
+HOLDING = "hold_max_ms"
+UNREAD = (
+    "candidates_recorded_max",
+    "remote_prefill_min_tokens",
+    "prefill_queue_max",
+    "prefill_wait_max_ms",
+    "active_max",
+    "queue_max",
+    "queue_wait_max_ms",
+    HOLDING,
+)
+"""Settings that no decision rests on: deciding again cannot tell what they change. A closed loop goes by HOLDING."""
+
 USUAL: tuple[Mapping[str, Any], ...] = (
     *({"policy": "kv", "prefill_weight": weight} for weight in (0.5, 1, 2, 4, 8)),
     *({"policy": "time", "own_weight": weight} for weight in (1, 3.2, 6)),
@@ -52,6 +65,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             delay_ms=_delay(given.get("delay_ms", 0)),
             follow_load=_flag(given.get("follow_load", True)),
         )
+
+    @property
+    def unread(self) -> list[str]:
+        """Of the settings, those that no decision rests on."""
+        return [name for name in self.settings if name in UNREAD]
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether it is nothing but such settings."""
+        return bool(self.settings) and len(self.unread) == len(self.settings) and not (self.without or self.delay_ms)
 
     @property
     def label(self) -> str:

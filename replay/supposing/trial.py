@@ -13,7 +13,7 @@ from core.events import RequestRouted
 from core.ids import RequestId, WorkerId
 from core.settings import RoutingSettings
 from projections.decide import Decision, decide
-from projections.policies import MILLI, pending_beyond
+from projections.policies import ESTIMATING, MILLI, pending_beyond
 from projections.requests import in_flight
 from projections.tally import InFlight
 from projections.view import Candidate
@@ -64,7 +64,7 @@ class Trial:
         self.scenario = scenario
         self.without = without
         self.changes: list[Change] = []
-        self.changed = self.refused = self.astray = 0
+        self.changed = self.refused = self.astray = self.unlearned = 0
         self.cached_tokens = self.tokens = 0
         """Expected on the new choices, and the prompt tokens of those that were not refused."""
         self.regret_blocks = self.regret_us = 0
@@ -129,6 +129,8 @@ class Trial:
         if settings is None:
             given = {**situation.settings.to_mapping(), **self.scenario.settings}
             settings = self._settings[situation.settings] = RoutingSettings.parse(given)
+        estimates = settings.policy in ESTIMATING and not settings.prefill_us_per_token_m
+        self.unlearned += estimates and event.policy not in ESTIMATING
         view = Supposed.of(seen, self._ledger, rows, self._fewer[situation.replica, event.model])
         return decide(view, situation.request, settings, event.now_ms, event.seed)
 

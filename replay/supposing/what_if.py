@@ -174,6 +174,7 @@ class _WhatIf:
             changed=trial.changed,
             refused=trial.refused,
             astray=trial.astray,
+            unlearned=trial.unlearned,
             left_out=dict(sorted(self._left_out.items())),
             rejected=rejected,
             first_ms=self._first_ms,

@@ -31,6 +31,9 @@ from replay.supposing.what_if import what_if
 from streams.archive import Archive
 from tests.fixtures.eventually import eventually
 from tests.page.fleet import KEY, Scale, made
+from tests.projections.facts import finished, joined
+from tests.replay.staged import ASKED, KV, A, B, Stage
+from tests.replay.staged import KEY as STAGED_KEY
 
 DECISIONS = 700
 STATIC = Path(create_site.__code__.co_filename).with_name("static")
@@ -154,6 +157,24 @@ async def test_a_decision_is_its_record(shown: Shown) -> None:
     assert "no decision routing:1+0" in await shown.refused(f"/decision/{PLACES}")
     assert "no such decision" in await shown.refused(f"/explanation/{PLACES}")
     assert "is no whole number" in await shown.refused("/decision/1e9")
+
+
+async def test_two_attempts_in_one_message_are_told_apart(tmp_path: Path) -> None:
+    """Each by its own number, with what came of it."""
+    stage = Stage()
+    for name, worker in (("a", A), ("b", B)):
+        stage.say(KV, worker, joined(name))
+    stage.replica()
+    first, second = (stage.decided("r", ASKED, attempt=attempt) for attempt in (0, 1))
+    declined = msgspec.structs.replace(finished("r"), outcome="declined")
+    seq = stage.tell(first, declined, second, finished("r", attempt=1))
+    exhibit = Exhibit("log", STAGED_KEY, SystemClock())
+    exhibit.start()
+    await exhibit.show(Archive.open(stage.archived(tmp_path / "log")))
+    await eventually(lambda: exhibit.status()["folded"] == 1, "folded")
+    told = [await exhibit.explanation(seq * PLACES + place) for place in (0, 2)]
+    await exhibit.close()
+    assert [(each["attempt"], each["outcome"]) for each in told] == [(0, "declined"), (1, "stop")]
 
 
 async def test_the_state_is_the_fold(shown: Shown) -> None:

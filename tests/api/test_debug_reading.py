@@ -189,6 +189,22 @@ def test_chunks_and_what_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decisions.after(found["after"])["updates"]["n"] == []
 
 
+def test_one_id_at_two_replicas_is_two_requests() -> None:
+    """Each has its own first token and end, whichever comes first; the end of one replica ends its own."""
+    it, other = Written(), "dd" * 8
+    for replica in (R, other):
+        it.say(ROUTING, replica, routed("q", A), routed("p", A))
+    it.say(ROUTING, other, prefilled("q", cached=7), finished("p"))
+    it.say(ROUTING, R, msgspec.structs.replace(prefilled("q", cached=3), ttft_ms=40))
+    it.say(ROUTING, R + LOST_SUFFIX, ReplicaLost(by=other, reason="silent"), about=R)
+    decisions = it.timeline.decisions
+    outcomes = [*decisions.outcomes, ""]
+    rows = zip(decisions.column("cached"), decisions.column("ttft_ms"), decisions.column("outcome"), strict=True)
+    assert [(cached, ttft_ms, outcomes[end]) for cached, ttft_ms, end in rows] == [
+        (3, 40, "replica_gone"), (-1, -1, "replica_gone"), (7, 1, ""), (0, 1, "stop"),
+    ]  # fmt: skip
+
+
 def test_what_a_lost_replica_had_under_way_ended_with_it() -> None:
     """Its decisions are not under way for ever."""
     it = Written()

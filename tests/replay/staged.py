@@ -8,12 +8,15 @@ from pathlib import Path
 from core.clock import ManualClock
 from core.codec import CHAIN_START, Message, decode_message, digest, encode_event, encode_message
 from core.events import Event, ReplicaJoined, RequestRouted, SettingsChanged
-from core.ids import ReplicaId, RequestId, SourceId, StreamName, StreamSeq
+from core.ids import Epoch, ReplicaId, RequestId, SourceId, StreamName, StreamSeq
 from core.keys import DeploymentKey
+from core.manifest import Manifest
 from core.prompt import Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream, subject
 from projections.decide import decide, record
+from projections.projection import FOLD_VERSION
+from projections.snapshot import cursor_of, encode
 from projections.state import State
 from projections.view import RouteRequest
 from replay.recording import Frame, Recording
@@ -30,6 +33,8 @@ R, S = ReplicaId("ee" * 8), ReplicaId("dd" * 8)
 ASKED = prompt(1, 2, 3, 4, 5, 6)
 HASHES = hashes_from_bytes(ASKED.hashes())
 """Of its six full blocks; behind them is one token more."""
+Taken = tuple[Manifest, bytes]
+"""A snapshot and its content."""
 
 
 class Stage:
@@ -128,21 +133,52 @@ class Stage:
             self._seat(replica).say(seq, event)
         return seq
 
-    def archived(self, path: Path) -> Path:
-        """All of it stands in the file."""
+    def archived(self, path: Path, cut: Mapping[StreamName, int] | None = None, snapshot: Taken | None = None) -> Path:
+        """All of it stands in the file; of streams that are cut only what follows that sequence. With a snapshot
+        they are cut behind it, and it is there."""
         writer = ArchiveWriter(path, "test", KEY.chain_key, "contrail test", self.clock.now_ms)
+        if snapshot is not None:
+            writer.add_snapshot(*snapshot)
+            cut = {StreamName(stream): at.seq for stream, at in snapshot[0].cursor.items()}
         for stream, frames in self.frames.items():
-            writer.open(stream, 1, 1, 1)  # type: ignore[arg-type]
+            first = (cut or {}).get(stream, 0) + 1
+            writer.open(stream, Epoch(1), first if snapshot is not None else 1, first)
             for stored in self._records:
-                if stored.stream == stream:
+                if stored.stream == stream and stored.seq >= first:
                     writer.add(stored)
             writer.reached(stream, len(frames))
         writer.finish(writer.contents(0, self.clock.now_ms))
         return path
 
-    def recording(self, path: Path) -> Recording:
+    def recording(
+        self, path: Path, cut: Mapping[StreamName, int] | None = None, snapshot: Taken | None = None
+    ) -> Recording:
         """The same, opened with the key."""
-        return Recording.open(self.archived(path), KEY)
+        return Recording.open(self.archived(path, cut, snapshot), KEY)
+
+    def snapshot(self) -> Taken:
+        """Of all that was said so far."""
+        state = State(KEY.chain_key)
+        for stream, frames in self.frames.items():
+            state.open(stream, Epoch(1))
+            for frame in frames:
+                state.fold(stream, frame.seq, frame.owner, frame.message, frame.head)
+        content = b"".join(encode(state))
+        manifest = Manifest(
+            id="s1",
+            fold_version=FOLD_VERSION,
+            made_ms=self.clock.now_ms,
+            by="r1",
+            fence=1,
+            cursor=cursor_of(state),
+            digest=f"{state.digest:016x}",
+            incomplete=0,
+            chunks=1,
+            first_seq=1,
+            size_bytes=len(content),
+            checksum=digest(content, KEY.chain_key).hex(),
+        )
+        return manifest, content
 
     def _seat(self, replica: ReplicaId) -> Seat:
         if replica not in self._seats:

@@ -10,10 +10,10 @@ import pytest
 from api.replaying.verify import line_of
 from bench.replay_log import KEY, SETTINGS, Scale, made
 from core.errors import CallerError, Corrupt
-from core.events import BlocksStored
+from core.events import BlocksStored, SettingsChanged
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
-from core.subjects import LOAD
+from core.subjects import LOAD, ROUTING
 from projections import decide as rules
 from projections.policies import Scored, score
 from replay.bisecting.against import against
@@ -111,6 +111,39 @@ def test_two_revisions_part_at_their_first_other_choice(path: Path) -> None:
             of_revisions(recording, 0, 17)
         with pytest.raises(CallerError, match="no such setting"):
             of_changes({"nonsense": 1})
+
+
+def test_revisions_mean_what_was_said_of_them(tmp_path: Path) -> None:
+    """Revision 0 means the defaults only where nobody can have said otherwise; others' settings are not read."""
+    it = Stage()
+    it.say(KV, A, joined("a"))
+    it.replica()
+    kv, newer = RoutingSettings(policy="kv").to_mapping(), {"policy": "of-a-newer-program"}
+    it.tell(SettingsChanged(revision=2, settings=kv), SettingsChanged(revision=3, settings=newer))
+    with it.recording(tmp_path / "whole") as recording:
+        assert of_revisions(recording, 0, 2)(None) == (  # type: ignore[arg-type]
+            RoutingSettings(), RoutingSettings(policy="kv"),
+        )  # fmt: skip
+        with pytest.raises(CallerError, match="of-a-newer-program"):
+            of_revisions(recording, 2, 3)
+    with (
+        it.recording(tmp_path / "cut", {ROUTING: 1}) as recording,
+        pytest.raises(CallerError, match="no revision 0 of the settings; it tells of 2, 3"),
+    ):
+        of_revisions(recording, 0, 2)
+
+
+def test_a_revision_that_was_said_before_the_recording_begins(tmp_path: Path) -> None:
+    """The snapshot before it says what it meant."""
+    it = Stage()
+    it.say(KV, A, joined("a"))
+    it.replica()
+    it.tell(SettingsChanged(revision=0, settings=RoutingSettings(policy="random").to_mapping()))
+    snapshot = it.snapshot()
+    it.settings(RoutingSettings(policy="kv"))
+    with it.recording(tmp_path / "log", snapshot=snapshot) as recording:
+        first, second = of_revisions(recording, 0, 1)(None)  # type: ignore[arg-type]
+    assert (first.policy, second.policy) == ("random", "kv")
 
 
 def test_another_version_parts_where_it_decides_otherwise(

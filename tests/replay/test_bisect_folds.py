@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from core.ids import ReplicaId, WorkerId
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from replay.bisecting.cache import between_index_and_cache
+from replay.bisecting.cache import Said, _Shadow, between_index_and_cache
 from replay.bisecting.replicas import between_replicas
 from replay.verifying.verify import verify
 from tests.projections.facts import joined, load, prompt, removed, restated, stored
@@ -165,6 +166,26 @@ def test_a_store_that_was_missed(stage: Stage, tmp_path: Path) -> None:
         (f"{2:016x}", "BlocksRemoved"),
         (f"{8:016x}", None),
     ]
+
+
+class Counted(dict[int, Said]):
+    """Knows how often somebody looked something up."""
+
+    looks = 0
+
+    def get(self, *key: Any) -> Any:
+        """As ever."""
+        self.looks += 1
+        return super().get(*key)
+
+
+def test_many_messages_are_gone_through_once() -> None:
+    """However many of them said something of blocks that the cache lacks."""
+    told = Counted({block: Said(seq=block, n=block, event="BlocksStored", time_ms=0) for block in range(500)})
+    held: dict[str, dict[int, Said]] = {"device": told}
+    strays = list(_Shadow(WorkerId(A), KV)._strays("device", held, set(), held))
+    assert [stray.said and stray.said.seq for stray in strays] == list(range(500))
+    assert told.looks == 500
 
 
 def test_a_worker_that_nobody_knows(stage: Stage, tmp_path: Path) -> None:

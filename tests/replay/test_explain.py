@@ -7,9 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from api.replaying.explained import explained
 from core.errors import CallerError
+from core.event_json import time_text
 from core.events import LocalChanged, RequestFinished, RequestMigrated, RequestPrefilled, RequestRejected
 from core.ids import RequestId, to_column
+from core.queue_events import RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from replay.explaining.explain import explain
@@ -228,6 +231,46 @@ def test_an_id_that_was_used_again(stage: Stage, tmp_path: Path) -> None:
     assert [attempt.prompt_tokens for attempt in told.attempts] == [25]
     assert [(each.status, each.reason) for each in told.rejections] == [(503, "overloaded")]
     assert told.rejections[0].excluded == {"overloaded": {"count": 2, "first": [f"a ({A})", f"b ({B})"]}}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        RequestRejected(
+            request="r", attempt=0, model="tiny", reason="no_workers", status=503, cursor={}, excluded={},
+            settings_revision=0, now_ms=0, v=2,
+        ),
+        RequestTurnedAway(request="r", model="tiny", reason="queue_full", status=503, waited_ms=-1, v=2),
+    ],
+    ids=["rejected", "turned away"],
+)  # fmt: skip
+def test_a_refusal_that_a_newer_program_recorded(
+    stage: Stage, tmp_path: Path, event: RequestRejected | RequestTurnedAway
+) -> None:
+    """What any program can read of it is told."""
+    stage.say(ROUTING, R, event)
+    with stage.recording(tmp_path / "log") as recording:
+        told = explain(recording, "r")
+        time = time_text(stage.clock.now_ms)
+    assert [(each.status, each.reason, each.time, each.excluded) for each in told.rejections] == [
+        (503, "unknown", time, {})
+    ]
+    assert f"{time}  rejected with 503: why, this program cannot read" in explained(told)
+
+
+def test_attempts_that_a_newer_program_recorded(stage: Stage, tmp_path: Path) -> None:
+    """Each is named beside those that can be read."""
+    first = stage.decided("r", ASKED)
+    stage.say(ROUTING, R, msgspec.structs.replace(first, v=2))
+    stage.tell(finished("r"))
+    stage.route("r", ASKED, attempt=1)
+    with stage.recording(tmp_path / "log") as recording:
+        told = explain(recording, "r")
+    assert [attempt.attempt for attempt in told.attempts] == [1]
+    assert told.unread == [
+        f"attempt 0 went to a ({A}); why, routing:2 says in a form of a newer program, which this one cannot read"
+    ]
+    assert told.unread[0] in explained(told)
 
 
 def test_a_record_that_cannot_be_made_again_is_told_as_it_is(stage: Stage, tmp_path: Path) -> None:

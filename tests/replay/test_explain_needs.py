@@ -16,10 +16,11 @@ from core.subjects import LOAD
 from projections.decide import decide
 from projections.policies import MILLI, rank, score
 from projections.view import Candidate, RouteRequest
+from replay.explaining.draw import probabilities
 from replay.explaining.form import Need
 from replay.explaining.ground import ground, recorded, routed_event
 from replay.explaining.needs import Case, needs
-from replay.explaining.reasons import case, chances, runner_up
+from replay.explaining.reasons import case, runner_up
 from replay.playback import Playback
 from tests.projections.facts import joined, load, prompt, stored, worker_id
 from tests.replay.staged import KV, A, B, C, Stage
@@ -192,7 +193,8 @@ def test_probabilities_are_those_of_the_draw(policy: str) -> None:
     for temperature in (0, 300, 2000):
         settings = RoutingSettings(policy=policy, temperature_m=temperature)
         scored = score(it.candidates, it.request, settings, it.stale)
-        likely = chances(scored, settings)
+        found = probabilities([each.cost for each in scored], settings) or []
+        likely = dict(zip([each.candidate.worker for each in scored], found, strict=False))
         if policy in {"round-robin", "session"} or (policy not in {"random", "power-of-two"} and not temperature):
             assert likely == {}
             continue

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.replaying.explained import explained
+from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import LOAD
 from replay.explaining.explain import explain
@@ -115,3 +116,68 @@ def test_by_what_was_sent_there(tmp_path: Path) -> None:
     assert attempt.reuse is not None
     assert (attempt.reuse.verdict, attempt.reuse.predicted_blocks, attempt.reuse.real_blocks) == ("believed", 6, 1)
     assert "a prompt that begins so was sent there" in attempt.reuse.text
+
+
+@pytest.mark.parametrize(
+    ("given", "chance", "why"),
+    [
+        ({"policy": "random"}, 1 / 3, "policy random looks at no cost: the seed gave "),
+        ({"policy": "power-of-two"}, None, "policy power-of-two drew two of 3: "),
+        ({"policy": "kv", "temperature": 0.5}, None, " was drawn of 3, of which the record holds the first; fold"),
+    ],
+    ids=["random", "power-of-two", "temperature"],
+)
+def test_a_draw_among_more_than_the_record_holds(
+    tmp_path: Path, given: dict[str, float | str], chance: float | None, why: str
+) -> None:
+    """What of it can be told is told of all candidates, not of those recorded; the folded log tells all."""
+    it = staged(**given, candidates_recorded_max=2)
+    it.say(KV, C, joined("c"))
+    it.route("r", ASKED, seed=1 << 60)
+    (recorded,), (folded,) = (told(it, tmp_path, whole=whole).attempts for whole in (False, True))
+    assert [row.probability for row in recorded.candidates] == [chance] * 2
+    assert why in recorded.why
+    assert sum(row.probability or 0 for row in folded.candidates) == pytest.approx(1)
+    assert (recorded.runner_up is None) == (folded.runner_up is None)
+    if recorded.runner_up is not None:
+        assert " costs least of the others; the draw fell at 0.062" in recorded.runner_up.text
+    assert explained(told(it, tmp_path, whole=False)).count("%") == 2 * (chance is not None)
+
+
+def test_a_session_within_the_tie_margin(tmp_path: Path) -> None:
+    """Its worker is the first in its order, though its wait is a little beyond the bound: others cost nothing."""
+    it = staged(policy="session", session_wait_max_ms=100, tie_margin=50)
+    asked = next(asked for asked in (prompt(*range(n, n + 6)) for n in range(1000, 2000, 10)) if goes(asked) == A)
+    busy = next(big for big in (prompt(*range(n, n + 28)) for n in range(5000, 9000, 40)) if goes(big) == A)
+    it.route("busy", busy)
+    assert it.route("r", asked).worker == A
+    (attempt,) = told(it, tmp_path).attempts
+    assert attempt.candidates[0].cost > 0 == attempt.candidates[1].cost
+    assert attempt.why.startswith("a is the first in the order of prompts that begin so")
+
+
+def goes(asked: Prompt) -> str:
+    """To whom the session's order leads where nobody has anything to do."""
+    return staged(policy="session").decided("r", asked).worker
+
+
+@pytest.mark.parametrize(
+    ("given", "idle", "why"),
+    [
+        ({"prefill_weight": 0}, 4, ": 0 active blocks against 41"),
+        ({"device_credit": 0}, 4, ": 0 active blocks against 41"),
+        ({"decode_weight": 0, "prefill_weight": 0, "request_weight": 1}, 4, ": 0 active requests against 1"),
+        ({"decode_weight": 0.01}, 4, ": it has 4 of 6 full blocks of the prompt cached, a has 0"),
+        ({"prefill_weight": 0.1, "decode_weight": 0.01}, 0, ": 6.25 blocks to prefill against 46.5"),
+    ],
+)
+def test_the_weightiest_term_is_named(tmp_path: Path, given: dict[str, float], idle: int, why: str) -> None:
+    """Of those in which the chosen one is the cheaper: what the settings weigh nothing is no reason."""
+    it = Stage()
+    it.say(KV, A, joined("a"))
+    it.say(KV, B, joined("b"), stored(*HASHES[:idle]))
+    it.replica(settings=RoutingSettings.parse({"policy": "kv", **given}))
+    it.route("x", prompt(*range(900, 940)))
+    assert it.route("r", ASKED).worker == B
+    (attempt,) = told(it, tmp_path).attempts
+    assert attempt.why.endswith(why)

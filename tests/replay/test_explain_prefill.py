@@ -193,7 +193,7 @@ def test_the_page_is_told_the_same(run: Recording) -> None:
         for i, event in enumerate(message.events)
         if isinstance(event, RequestRouted) and event.request == PREFERRED
     )
-    shown = explanation(run, PREFERRED, place)
+    shown = explanation(run, PREFERRED, place, told.attempt)
     assert shown["known"]
     assert shown["prefill"]["text"] == told.prefill.text if told.prefill else False
     assert (shown["hint"]["name"], shown["job"]["outcome"]) == ("prefill-0", "pulled")

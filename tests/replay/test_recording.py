@@ -14,9 +14,11 @@ from core.moments import AtCursor, AtRequest, AtSequence, AtTime
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, subject
 from projections.snapshot import encode
+from replay import told_heads
 from replay.last_words import LOOK_FIRST, last_words
 from replay.recording import PROGRESS_EVERY, Recording
 from replay.routing_index import RoutingIndex
+from replay.told_heads import ToldHeads
 from streams.log import Record
 from tests.projections.facts import finished, joined, load, prefilled, prompt, replica_restated, stored
 from tests.replay.staged import KV, START_MS, A, B, R, S, Stage
@@ -136,6 +138,27 @@ def test_without_the_key_digests_are_as_the_messages_name_them(stage: Stage, tmp
                 proved = [frame.head for frame in recording.frames(stream, start, end)]
                 assert [frame.head for frame in unproved.frames(stream, start, end)] == proved
                 assert proved or start > recording.end[stream]
+
+
+def test_digests_that_messages_name_are_not_kept_for_ever(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a few messages behind the reader are, for who reads beside; who jumps about gets the same."""
+    monkeypatch.setattr(told_heads, "KEPT", 8)
+    with stage.recording(tmp_path / "log") as recording, Recording.open(tmp_path / "log") as unproved:
+        proved = [frame.head for frame in recording.frames(ROUTING)]
+        heads = ToldHeads(unproved.archive, ROUTING)
+        frames, most = list(recording.frames(ROUTING)), 0
+        for at in [*range(len(frames)), *range(0, len(frames), 7), *range(len(frames) - 1, -1, -5)]:
+            frame = frames[at]
+            assert frame.message is not None
+            assert heads.of(frame.seq, frame.message.source, frame.message.n) == proved[at]
+            most = max(most, len(heads._known))
+        spoke, furthest = dict[str, int](), 0
+        for frame in frames:
+            furthest = max(furthest, frame.seq - spoke.get(frame.owner, frame.seq))
+            spoke[frame.owner] = frame.seq
+        assert most <= 8 + 1 + furthest < len(frames) / 2
 
 
 def test_the_last_words_of_each(stage: Stage, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from core.codec import CHAIN_START, decode_message, digest, encode_event, encode
 from core.events import EVENT_TYPES, Event, LoadReported, SettingsChanged, WorkerJoined, WorkerLeft, WorkerLost
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
 from core.manifest import Manifest
+from core.queue_events import HELD, TURNED_AWAY, WAITS_FOR
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, kv_stream, subject
 from projections.snapshot import cursor_of, encode
@@ -84,6 +85,32 @@ def test_what_stays_of_settings() -> None:
     settings = RoutingSettings(policy="round-robin", tie_margin_m=500).to_mapping()
     after = redacted(SettingsChanged(revision=3, settings={**settings, "later": SECRET}), Names())
     assert after == SettingsChanged(revision=3, settings={**settings, "later": "redacted"})
+
+
+@pytest.mark.parametrize("why", [*WAITS_FOR, HELD, *TURNED_AWAY])
+def test_why_requests_wait_stays(why: str) -> None:
+    """It names nobody."""
+    assert Names.text(why) == why
+
+
+@pytest.mark.parametrize(
+    ("request_id", "ours"),
+    [
+        ("req-0123456789abcdef", True),
+        ("req-0123456789abcdef.1", True),
+        ("req-0123456789abcdef.127", True),
+        ("req-0123456789abcdef.0a1b2c3d", True),
+        ("req-0123456789abcdef.12.0a1b2c3d", True),
+        ("req-0123456789abcdef.mr-smith", False),
+        ("req-0123456789abcdef.1.mr-smith", False),
+        ("mr-smith", False),
+    ],
+)
+def test_ids_of_ours_are_not_warned_of(request_id: str, ours: bool) -> None:
+    """Nor those of a call's further answers, nor of one that is under way twice."""
+    names = Names()
+    names.note([request_id])
+    assert names.foreign == (set() if ours else {request_id})
 
 
 def test_one_name_is_one_name() -> None:

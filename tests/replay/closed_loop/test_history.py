@@ -10,10 +10,11 @@ import pytest
 from core.errors import CallerError
 from core.events import RequestFinished, RequestPrefilled, RequestRejected, RequestRouted
 from core.generation import PrefillReport
-from core.queue_events import RequestQueued, RequestTurnedAway
+from core.queue_events import HELD, RequestQueued, RequestTurnedAway
 from core.subjects import ROUTING
 from replay.closed_loop import history as why
 from replay.closed_loop.history import History, history
+from replay.closed_loop.stretches import stretches
 from tests.projections.facts import finished, prompt, routed
 from tests.replay.staged import A, B, R, S, Stage
 
@@ -44,10 +45,7 @@ def found(stage: Stage, path: Path, model: str = "", end: int | None = None) -> 
 
 def test_a_request_with_two_attempts(stage: Stage, tmp_path: Path) -> None:
     """It came when it began to wait; each attempt did its part on its worker."""
-    waits = RequestQueued(
-        request="r", model="tiny", priority=0, tenant="", prompt_tokens=13, why="full", depth=0, now_ms=40
-    )
-    stage.tell(waits, chosen("r", 50))
+    stage.tell(queued("r", "full", 40), chosen("r", 50))
     stage.tell(RequestPrefilled(request="r", attempt=0, cached_tokens=4, ttft_ms=15))
     stage.tell(ended("r", "worker_lost", 2, 15), chosen("r", 75, B, 1))
     stage.tell(RequestPrefilled(request="r", attempt=1, cached_tokens=8, ttft_ms=60))
@@ -62,6 +60,50 @@ def test_a_request_with_two_attempts(stage: Stage, tmp_path: Path) -> None:
     assert (first.worker, first.sent_ms, first.cached_tokens, first.first_ms) == (A, 50, 4, 55)
     assert (second.worker, second.sent_ms, second.first_ms, second.output_tokens) == (B, 75, 100, 3)
     assert (it.left_out, it.cut_short, it.start_ms, it.model, it.block_size) == ({}, {}, 40, "tiny", 4)
+
+
+def queued(request: str, why: str, now_ms: int) -> RequestQueued:
+    return RequestQueued(
+        request=request, model="tiny", priority=0, tenant="", prompt_tokens=13, why=why, depth=0, now_ms=now_ms
+    )
+
+
+def test_a_request_that_waits_twice(stage: Stage, tmp_path: Path) -> None:
+    """For a place, and then for its worker: it came when it began to wait, and its prefill lasts from its decision."""
+    stage.tell(queued("r", "full", 1000), queued("r", HELD, 9000), chosen("r", 9500))
+    stage.tell(RequestPrefilled(request="r", attempt=0, cached_tokens=0, ttft_ms=8600))
+    stage.tell(msgspec.structs.replace(ended("r", first=8600), duration_ms=8900))
+    (past,) = found(stage, tmp_path).requests
+    (stint,) = past.stints
+    assert (past.came_ms, stint.sent_ms, stint.first_ms, past.end_ms) == (1000, 9500, 9600, 9900)
+    (prefill,) = stretches(past.stints).prefills
+    assert prefill.us == 100_500
+
+
+@pytest.mark.parametrize(
+    ("refusal", "counted"),
+    [
+        (
+            RequestRejected(
+                request="r", attempt=0, model="tiny", reason="overloaded", status=503, cursor={}, excluded={},
+                settings_revision=0, now_ms=900,
+            ),
+            why.REFUSED,
+        ),
+        (
+            RequestTurnedAway(request="r", model="tiny", reason="queue_wait", status=503, waited_ms=800),
+            why.TURNED_AWAY,
+        ),
+    ],
+)  # fmt: skip
+def test_a_wait_that_ended_without_a_decision(
+    stage: Stage, tmp_path: Path, refusal: RequestRejected | RequestTurnedAway, counted: str
+) -> None:
+    """It is no wait of the next request with that id."""
+    stage.tell(queued("r", "full", 100), refusal, chosen("r", 60_000), ended("r"))
+    it = found(stage, tmp_path)
+    assert [past.came_ms for past in it.requests] == [60_000]
+    assert it.left_out == {counted: 1}
 
 
 def test_what_is_left_out_is_counted(stage: Stage, tmp_path: Path) -> None:
