@@ -23,6 +23,7 @@ from nats.aio.client import Client
 from core.errors import CallerError, PeerError, Refused, Unavailable
 from streams.credentials import NatsCredentials
 from streams.jetstream_errors import refusal
+from streams.jetstream_servers import Servers
 from streams.jetstream_wire import OnMessage, Wire, status_of, writer_of
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Connection:
     def __init__(self, servers: list[str], credentials: NatsCredentials | None, name: str) -> None:
         self.on_lost: set[Callable[[], None]] = set()
         """Called when the connection is lost."""
-        self._servers = servers
+        self._servers = Servers(servers)
         self._credentials = credentials or NatsCredentials()
         self._name = name
         self._nc = Client()
@@ -85,7 +86,7 @@ class Connection:
         """Whether JetStream has answered, on this connection or an earlier one."""
 
     def __repr__(self) -> str:
-        return f"<Connection {self._name} to {', '.join(self._servers)}, {'up' if self.connected else 'down'}>"
+        return f"<Connection {self._name} to {self._servers}, {'up' if self.connected else 'down'}>"
 
     @property
     def connected(self) -> bool:
@@ -184,7 +185,7 @@ class Connection:
         client = Client()
         self._last_error = None
         try:
-            await client.connect(self._servers, **self._options(client))
+            await self._servers.connect(client, self._options(client))
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await client.close()
             raise self._not_connected(self._last_error or error) from error
@@ -192,14 +193,13 @@ class Connection:
             await client.close()
             raise
         self._nc, self._wire = client, Wire(client)
-        self._servers = list(dict.fromkeys([*self._servers, *(url.geturl() for url in client.discovered_servers)]))
         self._inbox = self.new_inbox()
         self.subscribe(self._inbox + ".*", self._on_answer)
 
     def _not_connected(self, reason: Exception) -> PeerError:
         """Refused if no server lets us in, or is not who it should be; else Unavailable."""
         for_good = isinstance(reason, ssl.SSLCertVerificationError) or _NO_AUTHORIZATION.search(str(reason))
-        text = f"NATS at {', '.join(self._servers)}: {reason}"
+        text = f"NATS at {self._servers}: {reason}"
         if _NO_AUTHORIZATION.search(str(reason)):
             text += "; give the credentials that it wants under log.credentials"
         return Refused(text) if for_good else Unavailable(text)

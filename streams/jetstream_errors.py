@@ -24,6 +24,7 @@ _MAY_PASS = {
     10047,  # insufficient storage resources
     10077,  # the stream is full: maximum bytes or messages exceeded
     10059,  # stream not found: it can be made again
+    10158,  # duplicate message id is in process: the first offer of it is still being committed
 }
 _NEVER = {
     10052,  # invalid stream configuration

@@ -14,6 +14,9 @@ from streams.log import Record, StreamState
 
 PATIENCE_S = 10.0
 """How long a pass goes on without a single record before it gives up."""
+CONSUMERS_TRIED = 2
+"""How many share that time: one that sends heartbeats and no records, though there are some, lives on a server that
+does not catch up, and the next one may live elsewhere."""
 REOPEN_WAIT_S = 0.1
 
 
@@ -91,8 +94,9 @@ class JetStreamPass:
 
     async def _wait(self, pull: Pull) -> None:
         """Something is held, or all has come. Raises Unavailable if the consumer delivers no more."""
+        until_s = time.monotonic() + PATIENCE_S / CONSUMERS_TRIED
         while not self._held and not self._complete:
-            if pull.broken.is_set() or pull.silent:
+            if pull.broken.is_set() or pull.silent or time.monotonic() > until_s:
                 raise Unavailable("the broker stopped delivering")
             if self._drained:
                 self._drained = False

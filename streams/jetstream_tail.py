@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 
 REOPEN_WAIT_S = 0.1
 CHECK_EVERY_S = 5.0
-"""How often an open stream is asked whether it is still the same: one rolled back tells only heartbeats."""
+"""How often an open stream is asked whether it is still the same, and whether the consumer gets on: one rolled back
+tells only heartbeats, and so does one on a server that does not catch up."""
 CONFIRM_S = 0.5
 """A replaced history is seen twice, so far apart, before it is told: a new leader may answer before it caught up."""
 
@@ -25,7 +26,8 @@ class JetStreamTail:
     """Keeps its own position; see `streams.log.Tail`. Started by `start`.
 
     The broker is not trusted to have kept what it delivered: whenever the tail opens, and every few seconds, it looks
-    at when the stream was made, at its end, and at the message that it delivered last.
+    at when the stream was made, at its end, and at the message that it delivered last. A consumer that two such looks
+    in a row find at the same place, though the stream goes on behind it, is given up for another.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class JetStreamTail:
         self._last = after
         """The last that was delivered."""
         self._deleted = 0
+        self._behind_at: int | None = None
+        """What was next when the last look found that this consumer had not delivered the stream's end."""
         self._pull: Pull | None = None
         self._task: asyncio.Task[None] | None = None
         self.stopped = False
@@ -86,7 +90,7 @@ class JetStreamTail:
             except TimeoutError:
                 if time.monotonic() - checked_s > CHECK_EVERY_S:
                     checked_s = time.monotonic()
-                    if await self._replaced():
+                    if await self._unsound():
                         return
 
     async def _reopen(self) -> None:
@@ -104,6 +108,7 @@ class JetStreamTail:
 
     async def _open(self) -> None:
         self._close_pull()
+        self._behind_at = None
         self._follow(await self._looked_at())
         pull = self._make_pull(self._deliver)
         self._pull = pull
@@ -144,13 +149,24 @@ class JetStreamTail:
         if self._on_reset is not None:
             self._on_reset(state)
 
-    async def _replaced(self) -> bool:
+    async def _unsound(self) -> bool:
+        """Whether the consumer must be replaced: the history was, or it does not get on."""
         try:
-            _, continues = await self._looked_at()
+            state, continues = await self._looked_at()
+            return not continues or await self._stuck(state)
         except PeerError as error:
             logger.debug("cannot check the stream now: %s", error)
             return False
-        return not continues
+
+    async def _stuck(self, state: StreamState) -> bool:
+        """Whether this look and the last one found the same place, and the stream's end behind it."""
+        # an end that was deleted, or that the broker finds damaged, is never delivered, and nobody is late with it
+        behind = state.last_seq >= self._next and await self._at(state.last_seq) is not None
+        before, self._behind_at = self._behind_at, self._next if behind else None
+        if not behind or before != self._next:
+            return False
+        logger.warning("the consumer stays at %s, though the stream ends at %s", self._next, state.last_seq)
+        return True
 
     def _deliver(self, record: Record, _pending: int) -> None:
         if self.stopped:

@@ -284,6 +284,7 @@ def test_refusals() -> None:
         (500, 10047): Unavailable,
         (503, 10023): Unavailable,
         (503, 10077): Unavailable,
+        (409, 10158): Unavailable,
         (503, 10008): Unavailable,
         (404, 10059): Unavailable,
         (400, 10054): Refused,
