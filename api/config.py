@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from actors.engines.vllm_args import RANKS_ARGUMENTS
 from api.addresses import split_address
 from api.config_roles import with_remote_prefill
 from api.security.origin import check_origin
@@ -42,8 +43,6 @@ ENGINE_STALL_MAX_S = 3600
 """A hang that is found later than that is found by people."""
 DRAIN_TIMEOUT_MAX_S = 3600
 """A worker waits for its requests for so long at most."""
-RANKS = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
-"""Arguments of vLLM whose product is how many GPUs an engine takes."""
 MANNER = ("tool_call_parser", "reasoning_parser", "chat_template")
 """Of a decode group: how front ends are to speak for its model."""
 
@@ -272,7 +271,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     def _check_ranks(self) -> None:
         if self.engine != "vllm":
             return
-        for key in RANKS:
+        for key in RANKS_ARGUMENTS:
             given = self.engine_args.get(key)
             if given is not None and not str(given).isdecimal():
                 raise ValueError(f"engine_args.{key}: {given!r} is not a whole number")
@@ -285,7 +284,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     @property
     def gpus(self) -> int:
         """How many GPUs each of its engines takes, if that is vLLM on GPUs."""
-        return prod(max(1, int(self.engine_args.get(key) or 1)) for key in RANKS)
+        return prod(max(1, int(self.engine_args.get(key) or 1)) for key in RANKS_ARGUMENTS)
 
     @property
     def client_name(self) -> str:

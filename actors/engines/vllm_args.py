@@ -30,8 +30,9 @@ MAX_NUM_SEQS_CPU = 32
 EXECUTOR_CPU = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Computes in the process of the scheduler. Under its short name vLLM takes a process more on a CPU, only to bind
 threads to cores, which ours are not; the two then wait for each other without a pause, a core for a second after every
-step: two thirds of the tokens of one stream, and other engines on the same cores stand still."""
+step: that costs half of the tokens of one stream, and other engines on the same cores stand still."""
 RANKS_ARGUMENTS = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
+"""Their product is how many processes compute, and how many GPUs an engine takes."""
 BIND_VARIABLE, UNBOUND = "VLLM_CPU_OMP_THREADS_BIND", "nobind"
 TOKENIZER_FILES = [
     "tokenizer*",

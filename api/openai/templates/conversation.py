@@ -39,9 +39,8 @@ def _check_message(place: str, message: ChatMessage) -> None:
         raise bad_parameter(f"{place}.role", f"must be one of {', '.join(ROLES)}")
     if message.function_call is not None:
         raise not_supported(f"{place}.function_call", f"{place}.function_call (deprecated; use tool_calls)")
-    if (
-        message.content is None and message.role != "assistant"
-    ):  # whose answer may be thoughts, calls or a refusal alone
+    # an assistant's answer may be thoughts, calls or a refusal alone
+    if message.content is None and message.role != "assistant":
         raise bad_parameter(f"{place}.content", "must be a string or a list of text parts")
     for index, call in enumerate(message.tool_calls or ()):
         if call.type != "function":
