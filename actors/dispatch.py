@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from actors.connected import Connected
 from actors.fleet import Fleet
 from actors.flight import Flight, Flights
 from actors.holding import Holding
@@ -71,6 +72,7 @@ class Dispatch:
         self._hash_seed = hash_seed
         self._voice = voice
         self._decided = decided
+        self.connected = Connected(state, fleet)
         self._wall_offset_ms = clock.wall_ms() - clock.monotonic_ms()
         self.holding = Holding(
             live,
@@ -227,8 +229,7 @@ class Dispatch:
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""
         voice = self._voice()
-        alive = [member.worker for member in self._state.alive()]
-        local = self._fleet.local(alive, self._suspicion.suspected)
+        local = self._fleet.local(self._state.workers(), self._suspicion.suspected)
         voice.say_local(local)
         return View(self._state, voice.id, voice.ahead, local)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from actors.catalog import Catalog, Teacher
 from actors.link import Link
@@ -24,6 +25,16 @@ STALE_AFTER_MS = 6000
 _logger = logging.getLogger(__name__)
 
 
+class _Local(NamedTuple):
+    """What was found, and for how long it holds."""
+
+    workers: Sequence[WorkerId]
+    suspected: frozenset[WorkerId]
+    changes: int
+    until_ms: int
+    found: dict[str, frozenset[WorkerId]]
+
+
 class Fleet:
     """Follows the registry. `on_change` is called when a worker comes, goes, or its link does.
 
@@ -38,6 +49,8 @@ class Fleet:
         self.registry_healthy = False
         self.absent_since: dict[WorkerId, int] = {}
         """Workers without a registration, and since when."""
+        self.changes = 0
+        """How often a link came, went, broke or failed a request."""
         self.catalog = Catalog(clock, self._teachers, on_change)
         self._registry = registry
         self._clock = clock
@@ -45,6 +58,7 @@ class Fleet:
         self._on_change = on_change
         self._heard_ms: dict[WorkerId, int] = {}
         self._failed_ms: dict[WorkerId, int] = {}
+        self._local = _Local((), frozenset(), 0, 0, {})
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -70,6 +84,7 @@ class Fleet:
     def failed(self, worker: WorkerId) -> None:
         """A request failed there."""
         self._failed_ms[worker] = self._clock.monotonic_ms()
+        self.changes += 1
 
     def connected(self, worker: WorkerId) -> bool:
         """Whether a request can be sent there now."""
@@ -94,25 +109,40 @@ class Fleet:
     def drop(self, link: Link) -> None:
         """The link is given up; streams that are open over it end."""
         self.links.pop(link.worker, None)
+        self.changes += 1
         task = asyncio.create_task(link.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def local(self, alive: Iterable[WorkerId], suspected: frozenset[WorkerId]) -> dict[str, frozenset[WorkerId]]:
-        """What a decision must know beside the log (`core.decision.LOCAL_REASONS`). O(workers)."""
-        workers, now = list(alive), self._clock.monotonic_ms()
+    def local(self, workers: Sequence[WorkerId], suspected: frozenset[WorkerId]) -> dict[str, frozenset[WorkerId]]:
+        """What a decision must know beside the log (`core.decision.LOCAL_REASONS`) of these workers. Asked again with
+        the very same sequence, it is the very same answer for as long as that holds; O(workers) else."""
+        known, now = self._local, self._clock.monotonic_ms()
+        if not (
+            known.workers is workers
+            and now < known.until_ms
+            and known.changes == self.changes
+            and known.suspected == suspected
+        ):
+            known = self._local = self._looked(workers, suspected, now)
+        return known.found
+
+    def _looked(self, workers: Sequence[WorkerId], suspected: frozenset[WorkerId], now: int) -> _Local:
         links, heard_ms, failed_ms = self.links, self._heard_ms, self._failed_ms
         down = frozenset(w for w in workers if w not in links or not links[w].up)
-        stale = frozenset(w for w in workers if now - heard_ms.setdefault(w, now) >= STALE_AFTER_MS)
+        stale_ms = {w: heard_ms.setdefault(w, now) + STALE_AFTER_MS for w in workers}
+        stale = frozenset(w for w, due_ms in stale_ms.items() if now >= due_ms)
         failed = frozenset(w for w in failed_ms.keys() & workers if now - failed_ms[w] < FAILED_FOR_MS)
         cut_off = 2 * len(stale) > len(workers)
-        return {
+        found = {
             "not_connected": down,
             "suspected": suspected,
             "failed": failed - down,
             "stale": frozenset() if cut_off else stale,
             "cut_off": stale if cut_off else frozenset(),
         }
+        until_ms = now if stale or failed else min(stale_ms.values(), default=now)
+        return _Local(workers, suspected, self.changes, until_ms, found)
 
     def _teachers(self, model: str) -> Iterator[Teacher]:
         for worker, registration in self.registered.items():
@@ -140,6 +170,9 @@ class Fleet:
         self._on_change()
 
     def _on_link(self, link: Link) -> None:
+        self.changes += 1
+        if self._closed:
+            return
         registration = self.registered.get(link.worker)
         if link.up and registration is not None:
             self.catalog.consider(registration.model)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from actors.line import TokenStream, WorkerBusy, WorkerGone
 from actors.prefill_counts import PrefillCounts
@@ -33,15 +32,15 @@ class Flights:
     def __repr__(self) -> str:
         return f"<Flights {len(self.open)} under way>"
 
-    @contextmanager
-    def named(self, id: RequestId) -> Iterator[RequestId]:
-        """The id that the request goes by until its end: clients may send one twice at a time."""
+    def begin(self, id: RequestId) -> RequestId:
+        """The id that the request goes by until its `end`: clients may send one twice at a time."""
         name = RequestId(f"{id}.{secrets.token_hex(4)}") if id in self._names else id
         self._names.add(name)
-        try:
-            yield name
-        finally:
-            self._names.remove(name)
+        return name
+
+    def end(self, name: RequestId) -> None:
+        """The request is over."""
+        self._names.remove(name)
 
     def restated(self, reason: str) -> ReplicaRestated:
         """All of them as one event."""

@@ -82,7 +82,8 @@ class TokenStream:
         after what came before it was taken; WorkerBusy before the first one; and whatever `take` raises. Once.
         """
         assert self._over is None
-        self._over = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop() if self._line is None else self._line.loop
+        self._over = loop.create_future()
         self._take = take
         if self._gathered:
             self._give(self._gathered.take())
@@ -140,10 +141,15 @@ class TokenStream:
 
 
 class Line(asyncio.Protocol):
-    """One connection, once: streams and questions over it; `on_frame` hears of what a prefill worker is told."""
+    """One connection, once: streams and questions over it; `on_frame` hears of what a prefill worker is told, `on_end`
+    of the end."""
 
-    def __init__(self, on_frame: Callable[[ToPrefill], None] | None = None) -> None:
+    def __init__(
+        self, on_frame: Callable[[ToPrefill], None] | None = None, on_end: Callable[[], None] = lambda: None
+    ) -> None:
         self.streams: dict[int, TokenStream] = {}
+        self.loop = asyncio.get_running_loop()
+        """Kept, because who asks for it makes a system call."""
         self.closed = asyncio.Event()
         """Set when nothing comes any more."""
         self.refusal = ""
@@ -157,6 +163,7 @@ class Line(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._asked: list[tuple[type[ToReplica], asyncio.Future[ToReplica]]] = []
         self._on_frame = on_frame
+        self._on_end = on_end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # a cast: uvloop's transports are no subclass
@@ -182,6 +189,7 @@ class Line(asyncio.Protocol):
         for _, answer in self._asked:
             if not answer.done():
                 answer.set_exception(WorkerGone(why))
+        self._on_end()
 
     def open(self, stream: TokenStream, model: str, request: GenerateRequest, hint: Hint) -> int:
         """The request is on its way; returns the number under which its tokens come. CallerError if it is too long."""

@@ -85,6 +85,7 @@ class Link:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        self._welcomed = False  # nobody need hear of it
         self.cut()
 
     def cut(self) -> None:
@@ -174,7 +175,7 @@ class Link:
 
     async def _connect(self) -> Line:
         host, port = _split(self.address)
-        line = self._line = Line(self._on_frame)
+        line = self._line = Line(self._on_frame, self._broken)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.get_running_loop().create_connection(lambda: line, host, port)
@@ -186,6 +187,12 @@ class Link:
             line.close()
             raise
         return line
+
+    def _broken(self) -> None:
+        """Told at once: whoever goes by who is up must not go by that any more."""
+        if self._welcomed:
+            self._welcomed = False
+            self._on_change(self)
 
     def _set(self, *, up: bool) -> None:
         if self._line is not None and self._line.refusal != self.refusal:

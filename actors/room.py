@@ -80,7 +80,7 @@ class Rooms:
         """Those who can take a request, those who would only if nobody else could, and whether others are overloaded;
         as `projections.decide` sorts them out."""
         serving = self._state.serving()
-        local = self._fleet.local([member.worker for member in serving], self._suspicion.suspected)
+        local = self._fleet.local(self._state.workers(), self._suspicion.suspected)
         reports, waiting_max = self._state.loads.reports, self._live.current.waiting_max
         sure: list[WorkerId] = []
         doubtful: list[WorkerId] = []

@@ -262,11 +262,7 @@ class Router:
     def card(self, model: str) -> ModelCard:
         """The model's card. UnknownModel if there was never a worker for it."""
         self.dispatch.check_known(model)
-        workers = sum(
-            m.joined is not None and m.joined.model == model and self.fleet.connected(m.worker)
-            for m in self.state.serving()
-        )
-        return self.fleet.catalog.card(model, workers)
+        return self.fleet.catalog.card(model, self.dispatch.connected.of(model))
 
     async def run(
         self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None
@@ -274,22 +270,28 @@ class Router:
         """The answer has been taken as it came, from a worker that the decision chose, as `actors.dispatch` has it,
         once one had a place for the request; before that what `actors.admission` raises."""
         self.dispatch.check_known(model)
-        with self.flights.named(request.id) as name:
+        name = self.flights.begin(request.id)
+        try:
             named = request if name == request.id else msgspec.structs.replace(request, id=name)
-            arrived_ms, tokens = self._clock.monotonic_ms(), 0
-            place = await self.admission.enter(model, named)
+            await self._run(model, named, take, ended)
+        finally:
+            self.flights.end(name)
 
-            def hear(output: Output) -> bool:
-                nonlocal tokens
-                tokens += len(output.tokens)
-                if output.finish is not None:
-                    place.close(tokens)  # whoever reads it slowly holds nobody up
-                return take(output)
+    async def _run(self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None]) -> None:
+        arrived_ms, tokens = self._clock.monotonic_ms(), 0
+        place = await self.admission.enter(model, request)
 
-            try:
-                await self.dispatch.run(model, named, hear, ended, arrived_ms)
-            finally:
-                place.close(tokens if ended() else None)
+        def hear(output: Output) -> bool:
+            nonlocal tokens
+            tokens += len(output.tokens)
+            if output.finish is not None:
+                place.close(tokens)  # whoever reads it slowly holds nobody up
+            return take(output)
+
+        try:
+            await self.dispatch.run(model, request, hear, ended, arrived_ms)
+        finally:
+            place.close(tokens if ended() else None)
 
     def generate(
         self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None

@@ -71,6 +71,7 @@ class Voice:
             backlog=self._journal,
         )
         self._local: dict[WorkerId, tuple[str, ...]] = {}
+        self._looked_at: Local | None = None
         self._written_off = False
         self._task: asyncio.Task[None] | None = None
 
@@ -103,9 +104,9 @@ class Voice:
 
     def say_local(self, local: Local) -> None:
         """The log knows what only we know, worker by worker, before a decision rests on it."""
-        now = by_worker(local)
-        if now == self._local:
+        if local is self._looked_at:
             return
+        self._looked_at, now = local, by_worker(local)
         for worker in sorted(now.keys() | self._local.keys()):
             reasons = now.get(worker, ())
             if reasons != self._local.get(worker, ()):

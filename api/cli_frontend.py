@@ -26,6 +26,7 @@ from api.debug.access import is_loopback, token_of
 from api.debug.passage import Passage
 from api.debug.site import create_site
 from api.files import raise_file_limit
+from api.garbage import collect_rarely
 from api.http_limits import HttpLimits, connections_for
 from api.inherited import handed_over, inherited
 from api.logs import configure_logging, log_as
@@ -191,6 +192,7 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
             await router.start({"ops": reachable(ops.address, section.advertise or "")})
             _be_known(router, arguments, ops, join_address(host, api.address.port))
             await _until_ready(router, ending)
+            collect_rarely()
             await api.start()
             _logger.info("listens on %s, operations on %s", api.address, ops.address)
             reason = await ending

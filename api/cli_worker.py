@@ -20,6 +20,7 @@ from api.addresses import reachable, split_address
 from api.config import DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS
 from api.connection import Connection, connection_options
 from api.engine_arguments import EngineArguments, block_host, engine_object, engine_pairs, make_engine
+from api.garbage import collect_rarely
 from api.logs import configure_engine_logging, configure_logging, log_as
 from api.part import (
     OPERATIONS_GRACE_S,
@@ -216,6 +217,7 @@ async def _live(it: Worker, home: Path | None, ops: Server) -> str:
 
     it.on_new_id = known_as
     known_as(it.presence.id)
+    collect_rarely()
     _logger.info("serves %s on %s, operations on %s", it.engine.info.model, it.address, ops.address)
     reason = await ending
     _logger.info("ending: %s", reason)

@@ -133,7 +133,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._since_s = self.loop.time()
         super().on_headers_complete()
         cycle = self.cycle
-        self.scope["state"][STATE_KEY] = ClientWire(cycle)
+        self.scope["state"][STATE_KEY] = ClientWire(cycle, self.loop)
         if self.server_state.stopping or self.expect_100_continue:
             # who waits for leave to send a body, and is refused, may or may not send it then
             cycle.keep_alive = False

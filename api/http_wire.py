@@ -6,6 +6,7 @@ ASGI: clients that are slower than we are, that speak HTTP/1.0, or answers that 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -28,9 +29,11 @@ def nothing() -> Headers:
 class ClientWire:
     """One request's. `gone` is told to one listener, once."""
 
-    __slots__ = ("_cycle", "_listener", "gone", "named")
+    __slots__ = ("_cycle", "_listener", "gone", "loop", "named")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        """The connection's; kept, because who asks for the running one makes a system call."""
         self._cycle = cycle
         self._listener: Callable[[], None] | None = None
         self.gone = False

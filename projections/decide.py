@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -11,7 +12,7 @@ from core.decision import COLUMNS, DECIDE_VERSION, EXCLUDED_SHOWN_MAX, TIMED_COL
 from core.events import RequestRejected, RequestRouted
 from core.ids import WorkerId, to_column
 from core.settings import APPROXIMATE, RoutingSettings
-from projections.backlog import NO_BACKLOG, Backlog, PrefillTime
+from projections.backlog import NO_BACKLOG, Backlog, Outstanding, PrefillTime
 from projections.believed import BELIEVED_MAX, Keeps
 from projections.policies import ESTIMATING, Scored, pending_beyond, rank, score
 from projections.prefer import NOBODY, preferred
@@ -53,8 +54,16 @@ class Decision(NamedTuple):
     """What the chosen worker is taken to keep, where the policy goes by that."""
 
 
-def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, seed: int) -> Decision:
-    """Chooses a worker for the request; the same arguments give the same bytes. O(workers).
+def decide(
+    view: View,
+    request: RouteRequest,
+    settings: RoutingSettings,
+    now_ms: int,
+    seed: int,
+    outstanding: Mapping[WorkerId, list[Outstanding]] | None = None,
+) -> Decision:
+    """Chooses a worker for the request; the same arguments give the same bytes. O(workers). `outstanding` is the view's,
+    from whoever has it already.
 
     A worker in doubt (DOUBTS) still serves when nobody else can: a try costs less than a refusal.
     """
@@ -62,7 +71,9 @@ def decide(view: View, request: RouteRequest, settings: RoutingSettings, now_ms:
     ranked: list[Scored] = []
     backlog = NO_BACKLOG
     if settings.policy in ESTIMATING:
-        backlog = Backlog.of(PrefillTime.of(settings, request.time), view.outstanding(), now_ms, request.held)
+        if outstanding is None:
+            outstanding = view.outstanding()
+        backlog = Backlog.of(PrefillTime.of(settings, request.time), outstanding, now_ms, request.held)
     if left:
         scored = score(left, request, settings, view.local.get("stale", ()), backlog)
         ranked = rank(scored, request, settings, view.routed(request.model), seed)

@@ -148,13 +148,13 @@ def plan(
         return None
     small = [held for held in queue if held.request.prompt.tokens <= SMALL_TOKENS or len(queue) == 1]
     if small and not busy_us:
-        planned = _alone(view, min(small, key=_came), settings, now_ms, computes)
+        planned = _alone(view, min(small, key=_came), settings, now_ms, outstanding, computes)
         if planned is not None or len(queue) == 1:
             return planned
     asked = [_asked(view, held, outstanding, settings, now_ms) for held in queue]
     nobody = min((each.held for each in asked if not each.scored), key=lambda held: held.request.id, default=None)
     if nobody is not None:
-        return Planned(nobody.request, decide(view, nobody.request, settings, now_ms, nobody.seed))
+        return Planned(nobody.request, decide(view, nobody.request, settings, now_ms, nobody.seed, outstanding))
     placed: dict[WorkerId, list[_Placed]] = {}
     for each in sorted(asked, key=_longest_first):
         found = _place(each, placed, view, settings, busy_us)
@@ -163,7 +163,7 @@ def plan(
         next_one = min(placed[worker], key=lambda each: _turn(each, now_ms))
         if worker not in busy_us and fits(next_one.tokens, worker, computes):
             request = next_one.asked.held.request._replace(held=next_one.held_us)
-            return Planned(request, decide(view, request, settings, now_ms, next_one.asked.held.seed))
+            return Planned(request, decide(view, request, settings, now_ms, next_one.asked.held.seed, outstanding))
     return None
 
 
@@ -182,10 +182,15 @@ def _nobody_is_free(view: View, computes: Mapping[WorkerId, int], busy_us: Mappi
 
 
 def _alone(
-    view: View, held: Held, settings: RoutingSettings, now_ms: int, computes: Mapping[WorkerId, int]
+    view: View,
+    held: Held,
+    settings: RoutingSettings,
+    now_ms: int,
+    outstanding: dict[WorkerId, list[Outstanding]],
+    computes: Mapping[WorkerId, int],
 ) -> Planned | None:
     """As `plan` where nobody else is to be placed, at a third of its price."""
-    decision = decide(view, held.request, settings, now_ms, held.seed)
+    decision = decide(view, held.request, settings, now_ms, held.seed, outstanding)
     goes = decision.worker is None or fits(_tokens(decision.ranked[0], held.request), decision.worker, computes)
     return Planned(held.request, decision) if goes else None
 

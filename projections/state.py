@@ -63,9 +63,11 @@ class State:
         self.chain_key = chain_key
         self._points: dict[StreamName, Points] = {}
         self._alive: list[Member] = []
+        self._workers: list[WorkerId] = []
         self._serving: list[Member] = []
         self._prefilling: list[Member] = []
-        self._alive_at: tuple[tuple[KvProjection, int], ...] = ()
+        self._turnovers: dict[KvProjection, int] = {}
+        """When these lists were made."""
 
     def __repr__(self) -> str:
         at = " ".join(f"{stream}:{position.seq}" for stream, position in sorted(self.cursor.items()))
@@ -197,6 +199,11 @@ class State:
         self._sort_out()
         return self._alive
 
+    def workers(self) -> list[WorkerId]:
+        """Their ids; the very list of the last time while nobody comes or goes."""
+        self._sort_out()
+        return self._workers
+
     def serving(self) -> list[Member]:
         """Those of them that answer requests: candidates of a decision; as cheap."""
         self._sort_out()
@@ -208,13 +215,18 @@ class State:
         return self._prefilling
 
     def _sort_out(self) -> None:
-        at = tuple((projection, projection.turnover) for projection in self.kv.values())
-        if at != self._alive_at:
-            members = [member for projection in self.kv.values() for member in projection.alive.values()]
-            self._alive = sorted(members, key=lambda member: member.worker)
-            self._alive_at = at
-            self._serving = [member for member in self._alive if not _is_prefill(member)]
-            self._prefilling = [member for member in self._alive if _is_prefill(member)]
+        known = self._turnovers.get
+        for projection in self.kv.values():
+            if known(projection) != projection.turnover:
+                break
+        else:
+            return  # a loop, because a decision asks seven times and any() costs four times as much
+        self._turnovers = {projection: projection.turnover for projection in self.kv.values()}
+        members = [member for projection in self.kv.values() for member in projection.alive.values()]
+        self._alive = sorted(members, key=lambda member: member.worker)
+        self._workers = [member.worker for member in self._alive]
+        self._serving = [member for member in self._alive if not _is_prefill(member)]
+        self._prefilling = [member for member in self._alive if _is_prefill(member)]
 
     def _note_gaps(self, projection: Projection, stream: StreamName, seq: StreamSeq) -> None:
         for found in projection.missing:

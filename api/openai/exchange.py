@@ -44,6 +44,7 @@ class Exchange:
         self._writes = 0
         """Begun and ended, together."""
         self._wire: ClientWire | None = scope["state"].get(STATE_KEY)
+        self._vigil: Vigil | None = None
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id}, {'answering' if self.started else 'not answered yet'}>"
@@ -92,6 +93,8 @@ class Exchange:
         if self._wire is not None and self._wire.chunk(piece):
             return
         self._writes += 1
+        if self._vigil is not None:
+            self._vigil.look_on()
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         self._writes += 1
 
@@ -126,7 +129,8 @@ class Exchange:
     async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
         """The work is done. If the client hangs up first, or does not read, it has been cancelled and ClientGone is
         raised; DeadlineExceeded if the client waits no longer."""
-        vigil = Vigil(lambda: self._writes, self._deadline_s)
+        loop = asyncio.get_running_loop() if self._wire is None else self._wire.loop
+        vigil = self._vigil = Vigil(lambda: self._writes, self._deadline_s, loop)
         watching = self._watch(vigil)
         try:
             await work

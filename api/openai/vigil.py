@@ -22,26 +22,32 @@ class ClientGone(Exception):
 class Vigil:
     """Ends the task that answers a request when there is nobody to answer any more, and knows why."""
 
-    def __init__(self, writes: Callable[[], int], deadline_s: float) -> None:
+    def __init__(self, writes: Callable[[], int], deadline_s: float, loop: asyncio.AbstractEventLoop) -> None:
         """`writes` counts writes to the client, begun and ended together: odd while one waits. `deadline_s` is when the
-        client waits no longer, by the loop's clock; infinite if it did not say."""
+        client waits no longer, by the clock of the loop, which runs; infinite if it did not say."""
         self._writes = writes
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task(self._loop)
+        self._loop = loop
+        self._task = asyncio.current_task(loop)
         self._why: Exception | None = None
-        self._seen = writes()
-        self._waits = 0
-        self._deadline = None if deadline_s == math.inf else self._loop.call_at(deadline_s, self._late)
-        self._look_due = self._loop.call_later(SLOW_READER_S / LOOKS, self._look)
+        self._seen = self._waits = 0
+        self._deadline = None if deadline_s == math.inf else loop.call_at(deadline_s, self._late)
+        self._look_due: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Vigil, {self._why or 'nothing yet'}>"
 
     def close(self) -> None:
         """Nothing is ended any more."""
-        self._look_due.cancel()
+        if self._look_due is not None:
+            self._look_due.cancel()
         if self._deadline is not None:
             self._deadline.cancel()
+
+    def look_on(self) -> None:
+        """A write began that may wait for its client: that is looked at from now on."""
+        if self._look_due is None:
+            self._seen = self._writes()
+            self._look_due = self._loop.call_later(SLOW_READER_S / LOOKS, self._look)
 
     def gone(self) -> None:
         """The client hung up."""

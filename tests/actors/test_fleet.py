@@ -20,6 +20,7 @@ from tests.actors.scripted_engine import ScriptedHost
 from tests.actors.world import request
 from tests.fixtures.eventually import eventually
 
+NOBODY: frozenset[WorkerId] = frozenset()
 HELLO = Hello(protocol=PROTOCOL, key="secret", namespace="test", replica="r")
 
 
@@ -201,6 +202,45 @@ async def test_what_only_this_replica_knows() -> None:
         it.clock.advance(STALE_AFTER_MS - 1)
         assert "stale" not in local()
         assert local()["cut_off"] == sorted(everyone)
+
+
+async def test_what_only_this_replica_knows_is_kept_while_it_holds() -> None:
+    """The very same answer, until a worker falls silent, fails, is suspected, or its link breaks."""
+    async with yard() as it:
+        a, b = [await it.worker() for _ in range(2)]
+        for worker in (a, b):
+            await it.connected(worker)
+        everyone, local = [a, b], it.fleet.local
+        first = local(everyone, NOBODY)
+        it.clock.advance(STALE_AFTER_MS - 1)
+        assert local(everyone, NOBODY) is first
+        assert local(everyone, frozenset({b}))["suspected"] == {b}
+        assert local(list(everyone), NOBODY) is not first
+        it.fleet.heard(a)
+        it.clock.advance(1)
+        assert local(everyone, NOBODY)["stale"] == {b}
+        it.fleet.heard(b)
+        again = local(everyone, NOBODY)
+        assert not again["stale"]
+        it.fleet.failed(a)
+        assert local(everyone, NOBODY)["failed"] == {a}
+        it.clock.advance(FAILED_FOR_MS)
+        assert not local(everyone, NOBODY)["failed"]
+        it.fleet.links[a].cut()
+        assert local(everyone, NOBODY)["not_connected"] == {a}, "in the very turn in which it broke"
+        await it.connected(a)
+        assert not local(everyone, NOBODY)["not_connected"]
+
+
+async def test_a_dropped_link_is_missed_at_once() -> None:
+    """Though nobody of the links' own tells of it."""
+    async with yard() as it:
+        worker = await it.worker()
+        await it.connected(worker)
+        everyone = [worker]
+        assert not it.fleet.local(everyone, NOBODY)["not_connected"]
+        it.fleet.drop(it.fleet.links[worker])
+        assert it.fleet.local(everyone, NOBODY)["not_connected"] == {worker}
 
 
 async def test_the_registry_away_changes_nothing() -> None:

@@ -54,7 +54,8 @@ async def test_a_request_without_a_token_by_its_deadline_is_504(api: Api) -> Non
 @pytest.mark.parametrize(("late", "why"), [(True, "deadline"), (False, "client_gone")])
 async def test_whoever_waits_for_a_worker_hears_why_it_is_ended(late: bool, why: str) -> None:
     """The log is told so."""
-    vigil = Vigil(lambda: 0, asyncio.get_running_loop().time() if late else math.inf)
+    loop = asyncio.get_running_loop()
+    vigil = Vigil(lambda: 0, loop.time() if late else math.inf, loop)
     if not late:
         vigil.gone()
     try:

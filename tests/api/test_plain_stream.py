@@ -73,7 +73,7 @@ async def written(say: Callable[[Callable[[Output], bool], FlowControl], Any]) -
     log, event = logging.getLogger("test"), asyncio.Event()
     cycle = RequestResponseCycle(scope, cast(Any, transport), flow, log, log, False, [], event, False, True, print)
     cycle.on_response = lambda: None
-    scope["state"][STATE_KEY] = ClientWire(cycle)
+    scope["state"][STATE_KEY] = ClientWire(cycle, asyncio.get_running_loop())
     exchange = Exchange(scope, cast(Any, cycle.receive), cast(Any, cycle.send))
     choice = SimpleNamespace(request=None, transcript=Transcript(), ended=lambda: None)
 
@@ -111,7 +111,7 @@ async def test_a_chunk_without_bytes_is_none() -> None:
         chunked_encoding=True, flow=SimpleNamespace(write_paused=False), response_complete=False, disconnected=False,
         transport=transport, message_event=asyncio.Event(), keep_alive=True, on_response=lambda: None,
     )  # fmt: skip
-    wire = ClientWire(cast(Any, cycle))
+    wire = ClientWire(cast(Any, cycle), asyncio.get_running_loop())
     assert wire.chunk(b"")
     assert transport.written == b""
     assert wire.last_chunk(b"")

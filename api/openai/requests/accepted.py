@@ -55,6 +55,11 @@ class Accepted(msgspec.Struct, frozen=True):
 
     def usage(self) -> Usage:
         """What was used until now; a prompt's cached tokens are those of its first choice."""
+        if len(self.choices) == 1:
+            (only,) = self.choices
+            return Usage(
+                self.prompt_tokens, only.completion_tokens, only.transcript.cached_tokens, only.reasoning_tokens
+            )
         firsts = {choice.prompt: choice for choice in reversed(self.choices)}
         return Usage(
             prompt_tokens=self.prompt_tokens,
