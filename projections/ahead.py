@@ -10,6 +10,8 @@ it, here as in the fold; so what is ahead of a cursor after a restatement depend
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -28,16 +30,20 @@ from projections.tally import InFlight, Key, Tally
 BELIEVED_AHEAD_MAX = 64
 """Prompts that count as held by their workers before the log gives their first tokens back; more, and the oldest do not
 until it does."""
-Name = tuple[str, object]
+Name = tuple[type, object]
 """What tells an event of this replica from its others that change anything here."""
 T = TypeVar("T")
+_UNCHANGED: Mapping[str, int] = MappingProxyType({})
+
+
+Entry = tuple[Key, InFlight]
 
 
 class _Effect(NamedTuple):
     name: Name
-    taken: dict[Key, InFlight]
-    added: dict[Key, InFlight]
-    routed: dict[str, int]
+    taken: tuple[Entry, ...]
+    added: tuple[Entry, ...]
+    routed: Mapping[str, int]
     computed: InFlight | None = None
     """Whose first token it is, where its worker is believed to hold its prompt from then on."""
 
@@ -69,20 +75,22 @@ class Ahead:
         effect = self._effect(event, folded)
         if effect is None:
             return
+        name, taken, added, routed, computed = effect
         self._effects.append(effect)
-        self._names[effect.name] = self._names.get(effect.name, 0) + 1
+        self._names[name] = self._names.get(name, 0) + 1
         if isinstance(event, ReplicaRestated):
             self.believed.clear()  # some of it may rest on events that were dropped
-        for key, entry in effect.taken.items():
+        for key, entry in taken:
             self.tally.subtract(entry)
             self.computed[key] = self.computed.get(key, 0) + 1
             self._entries.pop(key, None)
-        for key, entry in effect.added.items():
+        for key, entry in added:
             self.tally.add(key, entry)
             self._entries[key] = entry
-        if effect.computed is not None:
-            self.believed.append(effect.computed)
-        self._count(effect.routed, 1)
+        if computed is not None:
+            self.believed.append(computed)
+        if routed:
+            self._count(routed, 1)
 
     def read_back(self, event: Event) -> None:
         """The log gave this event back: the fold has it now, and what was emitted before it will not come any more.
@@ -102,18 +110,20 @@ class Ahead:
             _less(self._names, read)
 
     def _undo(self, effect: _Effect) -> None:
-        for key, entry in effect.added.items():
+        _, taken, added, routed, computed = effect
+        for key, entry in added:
             self.tally.subtract(entry)
             if self._entries.get(key) is entry:
                 del self._entries[key]
-        for key, entry in effect.taken.items():
+        for key, entry in taken:
             self.tally.weigh(entry, 1)  # the sums alone: what is being prefilled is the fold's to say
             _less(self.computed, key)
-        if self.believed and self.believed[0] is effect.computed:
+        if self.believed and self.believed[0] is computed:
             self.believed.popleft()
-        self._count(effect.routed, -1)
+        if routed:
+            self._count(routed, -1)
 
-    def _count(self, routed: dict[str, int], sign: int) -> None:
+    def _count(self, routed: Mapping[str, int], sign: int) -> None:
         for model, count in routed.items():
             self.routed[model] = self.routed.get(model, 0) + sign * count
 
@@ -122,19 +132,22 @@ class Ahead:
         if name is None:
             return None
         if isinstance(event, ReplicaRestated):
-            return _Effect(name, self._all(folded), dict(restated(event)), self._uncounted(folded))
+            taken = tuple(self._all(folded).items())
+            return _Effect(name, taken, tuple(dict(restated(event)).items()), self._uncounted(folded))
         assert isinstance(event, RequestRouted | RequestPrefilled | RequestFinished)
         key = (RequestId(event.request), event.attempt)
         entry = self._entry(key, folded)
-        taken = {key: entry} if entry else {}
+        gone = ((key, entry),) if entry is not None else ()
         match event:
             case RequestRouted():
-                return _Effect(name, taken, {key: in_flight(event)}, {event.model: 1})
+                return _Effect(name, gone, ((key, in_flight(event)),), {event.model: 1})
             case RequestPrefilled():
-                computed = entry if entry is not None and entry.believed is not None else None
-                return _Effect(name, taken, {key: entry.prefilled()} if entry else {}, {}, computed)
+                if entry is None:
+                    return _Effect(name, (), (), _UNCHANGED)
+                computed = entry if entry.believed is not None else None
+                return _Effect(name, gone, ((key, entry.prefilled()),), _UNCHANGED, computed)
             case RequestFinished():
-                return _Effect(name, taken, {}, {})
+                return _Effect(name, gone, (), _UNCHANGED)
 
     def _entry(self, key: Key, folded: Replica | None) -> InFlight | None:
         found = self._entries.get(key)
@@ -163,10 +176,12 @@ def _less(counts: dict[T, int], what: T) -> None:
 
 
 def _name(event: Event) -> Name | None:
-    match event:
-        case RequestRouted() | RequestPrefilled() | RequestFinished():
-            return type(event).__name__, (event.request, event.attempt)
-        case ReplicaRestated():
-            return type(event).__name__, msgspec.structs.astuple(event)
-        case _:
-            return None
+    kind = type(event)
+    if kind in _OF_REQUESTS:
+        return kind, (event.request, event.attempt)  # type: ignore[union-attr]  # these have both
+    if isinstance(event, ReplicaRestated):
+        return kind, msgspec.structs.astuple(event)
+    return None
+
+
+_OF_REQUESTS = frozenset({RequestRouted, RequestPrefilled, RequestFinished})

@@ -62,9 +62,9 @@ def decide(
     seed: int,
     outstanding: Mapping[WorkerId, list[Outstanding]] | None = None,
 ) -> Decision:
-    """Chooses a worker for the request; the same arguments give the same bytes. O(workers). `outstanding` is the view's,
-    from whoever has it already.
+    """Chooses a worker for the request; the same arguments give the same bytes. O(workers).
 
+    `outstanding` is the view's, from whoever has it already.
     A worker in doubt (DOUBTS) still serves when nobody else can: a try costs less than a refusal.
     """
     left, excluded = considered(view, request, settings, now_ms)
