@@ -129,6 +129,7 @@ class Voice:
 
     async def leave(self, reason: str) -> None:
         """ReplicaLeft is in the log if that was possible in time."""
+        self._written_off = True  # by ourselves: who reads that need not say so
         self.outbox.finish(ReplicaLeft(reason=reason))
         if not await self.outbox.drain(LEAVE_TIMEOUT_S):
             fate = "are lost" if self._journal is None else "wait in its journal"

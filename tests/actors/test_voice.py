@@ -279,6 +279,21 @@ async def test_stop_is_bounded_whatever_is_away(away: str, monkeypatch: pytest.M
         assert len(await it.told(ROUTING, ReplicaLeft)) == (away == "registry")
 
 
+async def test_a_clean_end_is_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
+    """What the replica itself wrote last is read back, and no reason for a warning."""
+    async with world() as it:
+        router, _ = await scripted(it)
+        leave = router.voice.leave
+
+        async def and_read(reason: str) -> None:
+            await leave(reason)
+            await eventually(lambda: router.voice.id in router.state.routing.ended, "its own end is folded")
+
+        router.voice.leave = and_read  # type: ignore[method-assign]
+        await it.routers.pop("frontend-0").stop("test")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 async def test_a_start_without_the_registry_leaves_nothing() -> None:
     """Unavailable is said, and nothing goes on in the background."""
     async with world() as it:
