@@ -23,6 +23,8 @@ from core.keys import DeploymentKey
 
 COOKIE = "contrail_debug"
 TOKEN_BYTES = 16
+FIELDS_MAX = 64
+"""Of an address; the page itself asks with at most four."""
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -36,6 +38,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
+TOO_MANY = (400, f"this address has more than {FIELDS_MAX} fields: open it without what was added")
 
 
 def token_of(key: DeploymentKey) -> str:
@@ -62,8 +65,8 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=64).get("token", [""])[0]
-        fault = self._fault(headers, given)
+        given = _token_in(scope["query_string"])
+        fault = TOO_MANY if given is None else self._fault(headers, given)
         fresh = self._token is not None and bool(given)
 
         async def send_closed(message: Message) -> None:
@@ -94,6 +97,14 @@ class Access:
     def _cookie(self, headers: Headers, scheme: str) -> str:
         secure = "; Secure" if scheme == "https" else ""
         return f"{_cookie_name(headers)}={self._token}; Path=/debug; HttpOnly; SameSite=Strict{secure}"
+
+
+def _token_in(query: bytes) -> str | None:
+    """What the address gives as a token, empty without one; None if it has too many fields to be looked through."""
+    try:
+        return parse_qs(query.decode("latin-1"), max_num_fields=FIELDS_MAX).get("token", [""])[0]
+    except ValueError:
+        return None
 
 
 def _cookie_name(headers: Headers) -> str:

@@ -53,6 +53,8 @@ class Decisions:
         self.requests: list[str] = []
         self.outcomes: list[str] = []
         """What the numbers in the column `outcome` mean."""
+        self.last_seqs = array("q")
+        """Of each one, which message said something of it last: itself, its first token, or its end."""
         self._columns = {name: array("q") for name in NAMES}
         self._cached, self._ttft_ms, self._duration_ms, self._outcome = map(self._columns.__getitem__, LATER)
         self._append = [column.append for column in self._columns.values()]
@@ -113,6 +115,7 @@ class Decisions:
         )  # fmt: skip
         for append, value in zip(self._append, row):  # noqa: B905 - a row has all columns, and this is the hot loop
             append(value)
+        self.last_seqs.append(seq)
         self._open[event.request, event.attempt, replica] = len(self.requests)
         self.requests.append(event.request)
 
@@ -131,6 +134,7 @@ class Decisions:
         if index is not None:
             self._cached[index] = event.cached_tokens
             self._ttft_ms[index] = event.ttft_ms
+            self.last_seqs[index] = seq
             if index < self._told:
                 self._touch(seq, index)
 
@@ -162,6 +166,7 @@ class Decisions:
             self.outcomes.append(outcome)
         self._duration_ms[index] = duration_ms
         self._outcome[index] = self.outcomes.index(outcome)
+        self.last_seqs[index] = seq
         if index < self._told:
             self._touch(seq, index)
 

@@ -121,7 +121,7 @@ class Exhibit:
             "replicas": msgspec.to_builtins(list(timeline.replicas)),
             "notes": msgspec.to_builtins(notes),
             "notes_from": first,
-            "notes_dropped": timeline.notes_dropped,
+            "notes_dropped": dict(timeline.notes_dropped),
         }
 
     def load(self, from_ms: int, to_ms: int, points: int) -> dict[str, Any]:
@@ -141,13 +141,13 @@ class Exhibit:
         return {"replicas": replicas(self._shown(), self.timeline, ms)}
 
     async def explanation(self, n: int) -> dict[str, Any]:
-        """Why one decision fell as it did, and what came of it."""
+        """Why one decision fell as it did, and what came of it: all that the timeline knows to have come."""
         decisions = self.timeline.decisions
         index = decisions.at(n)
         if index is None:
             raise CallerError("there is no such decision in this recording")
-        request, number = decisions.requests[index], decisions.column("attempt")[index]
-        return await self.desk.ask(lambda past: explanation(past.recording(n // PLACES), request, n, number))
+        request, number, seq = decisions.requests[index], decisions.column("attempt")[index], decisions.last_seqs[index]
+        return await self.desk.ask(lambda past: explanation(past.recording(seq), request, n, number))
 
     async def state(self, n: int | None, ms: int | None, replica: str | None) -> dict[str, Any]:
         """The state at a moment."""

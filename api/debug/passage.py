@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from api.debug.wire import BODY_BYTES_MAX, Broken, exchange
 from core.errors import Unavailable
@@ -66,10 +66,21 @@ class Passage:
             await _refuse(send, "too many questions at once: try again in a moment")
             return
         self._under_way += 1
+        began = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
         try:
-            await self._pass(scope, receive, send)
+            await self._pass(scope, receive, send_on)
         except (Unavailable, Broken, TimeoutError) as error:
-            await _refuse(send, str(error) or f"no answer within {ANSWER_MAX_S:g} s")
+            sentence = str(error) or f"no answer within {ANSWER_MAX_S:g} s"
+            if not began:
+                await _refuse(send, sentence)
+            else:  # the server cuts the connection, so that the page sees that the answer is not whole
+                _logger.warning("an answer to the page broke off: %s", sentence)
         finally:
             self._under_way -= 1
 

@@ -21,6 +21,9 @@ from core.errors import CallerError, ContrailError, Unavailable
 
 NUMBER_MAX = 2**53
 """Beyond it a browser's numbers are no whole ones."""
+DIGITS_MAX = len(str(NUMBER_MAX))
+TIME_MAX_MS = 253_402_300_799_000
+"""The last second of the year 9999: later times have no name."""
 
 _logger = logging.getLogger(__name__)
 Answer = Callable[[Request], Awaitable[dict[str, Any]]]
@@ -61,7 +64,7 @@ class Questions:
 
     async def load(self, request: Request) -> dict[str, Any]:
         """What workers reported in a window."""
-        from_ms, to_ms = _number(request, "from_ms"), _number(request, "to_ms")
+        from_ms, to_ms = (_time(name, _number(request, name)) for name in ("from_ms", "to_ms"))
         return self._exhibit.load(from_ms, to_ms, _number(request, "points", 1000))
 
     async def decision(self, request: Request) -> dict[str, Any]:
@@ -78,13 +81,14 @@ class Questions:
 
     async def replicas(self, request: Request) -> dict[str, Any]:
         """The replicas at a time."""
-        return self._exhibit.replicas(_number(request, "ms"))
+        return self._exhibit.replicas(_time("ms", _number(request, "ms")))
 
     async def state(self, request: Request) -> dict[str, Any]:
         """The state before a decision, or at a time."""
         n, ms = _optional(request, "n"), _optional(request, "ms")
         if (n is None) == (ms is None):
             raise CallerError("give either n or ms")
+        ms = None if ms is None else _time("ms", ms)
         return await self._exhibit.state(n, ms, request.query_params.get("replica"))
 
     async def what_if(self, request: Request) -> dict[str, Any]:
@@ -136,9 +140,15 @@ def _optional(request: Request, name: str) -> int | None:
 
 
 def _whole(name: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text[:17]) > NUMBER_MAX:
-        raise CallerError(f"{name}: {text[:40]!r} is no whole number")
+    if not text.isascii() or not text.isdigit() or len(text) > DIGITS_MAX or int(text) > NUMBER_MAX:
+        raise CallerError(f"{name}: {text[:40]!r} is no whole number up to {NUMBER_MAX}")
     return int(text)
+
+
+def _time(name: str, ms: int) -> int:
+    if ms > TIME_MAX_MS:
+        raise CallerError(f"{name}: {ms} lies beyond the year 9999: give milliseconds since 1970")
+    return ms
 
 
 async def _body(request: Request) -> bytes:

@@ -1,7 +1,7 @@
 """Scan: a recording read once for the timeline, in small steps, and on from there when the recording grows.
 
 Blocks are read in the order of their times over all streams, so that the timeline grows from left to right, with
-names and load, while it is read.
+names and load, while it is read. Within a stream they are read in its own order, even where the log's clock went back.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Scan:
 
     def steps(self, archive: Archive) -> Iterator[None]:
         """All that is new in the archive is in the timeline at the end; each step takes a few milliseconds."""
-        blocks = sorted((block for block in self._shown(archive) if self._is_new(block)), key=lambda b: b.first_ms)
+        blocks = _by_time([block for block in self._shown(archive) if self._is_new(block)])
         self.total = self.messages + sum(block.messages for block in blocks)
         with Rows(archive.path) as reader:
             for block in blocks:
@@ -84,3 +84,12 @@ class Scan:
                     continue
             shown.append(block)
         return shown[::-1]
+
+
+def _by_time(blocks: list[Block]) -> list[Block]:
+    """A block that says an earlier time than one before it in its stream counts as of that one's time."""
+    latest, times = dict[str, int](), list[int]()
+    for block in blocks:
+        latest[block.stream] = max(latest.get(block.stream, 0), block.first_ms)
+        times.append(latest[block.stream])
+    return [blocks[at] for at in sorted(range(len(blocks)), key=times.__getitem__)]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from api.debug.decisions import PLACES, Decisions
 from core.errors import CallerError
-from core.moments import AtRequest, AtSequence, AtTime, parse_moment
+from core.moments import AtSequence, AtTime, Moment, parse_moment
 from core.subjects import ROUTING
 
 FOUND_MAX = 50
 TEXT_MAX = 200
+DAY_MS = 24 * 60 * 60 * 1000
+"""A time that is further away from all decisions is not meant for this recording."""
+_PLACE = re.compile(rf"{ROUTING}:(\d+)\+(\d{{1,4}})")
+"""One decision of a message with several, as the page's address names it."""
 
 
 def search(decisions: Decisions, text: str, now_ms: int) -> dict[str, Any]:
@@ -18,13 +23,23 @@ def search(decisions: Decisions, text: str, now_ms: int) -> dict[str, Any]:
     text = text.strip()[:TEXT_MAX]
     if not text:
         return {"found": [], "more": False}
+    named = _by_name(decisions, text)
+    exact = [index for index in named if decisions.requests[index] == text]  # an id may look like a date
+    indexes = list(dict.fromkeys([*exact, *_by_place(decisions, text, now_ms), *named]))
+    numbers = decisions.column("n")
+    return {"found": [numbers[index] for index in indexes[:FOUND_MAX]], "more": len(indexes) > FOUND_MAX}
+
+
+def _by_place(decisions: Decisions, text: str, now_ms: int) -> list[int]:
+    """The one that stands there, or was made then; none if the text names neither."""
+    if place := _PLACE.fullmatch(text):
+        index = decisions.at(int(place[1]) * PLACES + int(place[2]))
+        return [] if index is None else [index]
     try:
         moment = parse_moment(text, now_ms)
     except CallerError:
-        moment = AtTime(-1)
-    indexes = _by_name(decisions, text) if isinstance(moment, AtRequest) else _by_moment(decisions, moment)
-    numbers = decisions.column("n")
-    return {"found": [numbers[index] for index in indexes[:FOUND_MAX]], "more": len(indexes) > FOUND_MAX}
+        return []
+    return _by_moment(decisions, moment)
 
 
 def _by_name(decisions: Decisions, text: str) -> list[int]:
@@ -39,12 +54,17 @@ def _by_name(decisions: Decisions, text: str) -> list[int]:
     return [index for rank in ranked for index in rank][: FOUND_MAX + 1]
 
 
-def _by_moment(decisions: Decisions, moment: AtTime | AtSequence | Any) -> list[int]:
+def _by_moment(decisions: Decisions, moment: Moment) -> list[int]:
     match moment:
         case AtTime(ms):
-            index = decisions.near(ms)
+            index = decisions.near(ms) if _in_reach(decisions, ms) else None
         case AtSequence(stream, seq) if stream == ROUTING:
             index = decisions.from_number(seq * PLACES)
         case _:
             index = None
     return [] if index is None else [index]
+
+
+def _in_reach(decisions: Decisions, ms: int) -> bool:
+    times = decisions.column("ms")
+    return len(decisions) > 0 and times[0] - DAY_MS <= ms <= times[len(decisions) - 1] + DAY_MS

@@ -18,8 +18,9 @@ from core.subjects import LOAD, ROUTING, is_kv
 from projections.state import State
 from replay.slim import UNREADABLE
 
-NOTES_MAX = 20_000
-"""Later ones are counted only."""
+NOTES_MAX = 10_000
+"""Of one kind; later ones are counted only."""
+CLIENT_GONE = "client_gone"
 WORKER_EVENT, CACHE_EVENT = b"Worker", b"CacheCleared"
 """What a message of a kv stream has in it if it says more than which blocks are cached."""
 
@@ -64,7 +65,9 @@ class Timeline:
         self.workers: list[Life] = []
         self.replicas: list[Life] = []
         self.notes: list[Note] = []
-        self.notes_dropped = 0
+        self.notes_dropped: dict[str, int] = {}
+        """By kind, how many more there were."""
+        self._noted: dict[str, int] = {}
         self.settings: dict[tuple[int, int], dict[str, Any]] = {}
         """By replica and revision."""
         self._in_force: dict[int, dict[str, Any]] = {}
@@ -223,9 +226,7 @@ class Timeline:
                 text = f"{_named(life)} and {other} differed at {event.stream}:{event.seq}; {event.verdict}"
                 self._note(ms, "divergence", text, ROUTING, seq, replica=number)
             case "RequestRejected" | "RequestTurnedAway":
-                self.decisions.turned_away(number, event.request)
-                text = f"{event.request} was refused with {event.status}: {event.reason}"
-                self._note(ms, "rejected", text, ROUTING, seq, replica=number, request=event.request)
+                self._turned_away(number, seq, ms, event)
             case "RequestMigrated":
                 text = f"{event.request} left {self._worker_name(event.worker)}: {event.reason}"
                 self._note(ms, "migrated", text, ROUTING, seq, replica=number, request=event.request)
@@ -236,6 +237,14 @@ class Timeline:
                 self._note(ms, "doubt", text, ROUTING, seq, worker, number)
             case _:
                 pass  # shows in nothing here
+
+    def _turned_away(self, number: int, seq: int, ms: int, event: SlimEvent) -> None:
+        """A client that hung up was refused nothing."""
+        self.decisions.turned_away(number, event.request)
+        kind, text = "rejected", f"{event.request} was refused with {event.status}: {event.reason}"
+        if event.reason == CLIENT_GONE:
+            kind, text = CLIENT_GONE, f"{event.request}'s client hung up while it waited"
+        self._note(ms, kind, text, ROUTING, seq, replica=number, request=event.request)
 
     def _settings(self, number: int, seq: int, ms: int, event: SlimEvent) -> None:
         given, before = event.settings or {}, self._in_force.get(number)
@@ -268,10 +277,11 @@ class Timeline:
         self._add(Note(ms, kind, text, f"{stream}:{seq}", worker, replica, request))
 
     def _add(self, note: Note) -> None:
-        if len(self.notes) < NOTES_MAX:
+        counted = self._noted[note.kind] = self._noted.get(note.kind, 0) + 1
+        if counted <= NOTES_MAX:
             self.notes.append(note)
         else:
-            self.notes_dropped += 1
+            self.notes_dropped[note.kind] = counted - NOTES_MAX
 
     def _worker_name(self, id: str) -> str:
         return _named(self.workers[self.worker(id)])

@@ -15,6 +15,7 @@ BODY_BYTES_MAX = 64 * 1024
 PIECE_BYTES = 256 * 1024
 PASSED = ("content-type",)
 """Headers that go along, in both directions."""
+ENDED = "the page's process ended before it answered: this front end's log says why"
 
 
 class Broken(Exception):
@@ -31,20 +32,33 @@ async def exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, scope: Scope, body: bytes, send: Send
 ) -> None:
     """The request of this scope was asked, and its answer sent. Broken if there is none."""
-    writer.write(_request(scope, body) + body)
-    await writer.drain()
+    try:
+        writer.write(_request(scope, body) + body)
+        await writer.drain()
+    except OSError as error:
+        raise Broken(ENDED) from error
     head = await _head(reader)
     await send({"type": "http.response.start", "status": head.status, "headers": head.headers})
     left = head.length if scope["method"] != "HEAD" else 0
     empty = not left
     while left:
-        piece = await reader.read(min(left, PIECE_BYTES))
-        if not piece:
-            raise Broken("the page's process broke off in the middle of an answer")
+        piece = await _piece(reader, min(left, PIECE_BYTES))
         left -= len(piece)
         await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
     if empty:
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _piece(reader: asyncio.StreamReader, size: int) -> bytes:
+    """At most so much of a body that is not over."""
+    fault = "the page's process broke off in the middle of an answer"
+    try:
+        piece = await reader.read(size)
+    except OSError as error:
+        raise Broken(fault) from error
+    if not piece:
+        raise Broken(fault)
+    return piece
 
 
 def _request(scope: Scope, body: bytes) -> bytes:
@@ -63,7 +77,7 @@ async def _head(reader: asyncio.StreamReader) -> _Head:
     try:
         raw = await reader.readuntil(b"\r\n\r\n")
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
-        raise Broken("the page's process ended before it answered: this front end's log says why") from error
+        raise Broken(ENDED) from error
     first, *lines = raw[:-4].split(b"\r\n")
     if len(raw) > HEAD_BYTES_MAX or not first.startswith(b"HTTP/1.1 "):
         raise Broken("the page's process gave an answer that is none")

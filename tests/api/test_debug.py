@@ -258,6 +258,28 @@ async def test_a_question_comes_as_json_and_is_short(shown: Shown) -> None:
     assert "longer than" in long.json()["error"]
 
 
+@pytest.mark.parametrize("digits", ["0" * 17 + "1", "0" * 17 + "9" * 5000, str(2**53 + 1), "٣", "-1", "1_0", ""])
+async def test_numbers_are_those_of_a_browser(shown: Shown, digits: str) -> None:
+    """Sixteen digits, and no more than its numbers are exact for: one sentence, wherever one stands."""
+    assert "n: " in await shown.refused("/state", n=digits)
+    assert "after: " in await shown.refused("/timeline", after=digits)
+
+
+async def test_times_are_those_of_the_calendar(shown: Shown) -> None:
+    """The last one is the end of the year 9999: later ones have no name."""
+    last = 253_402_300_799_000
+    window = {"from_ms": 0, "to_ms": last}
+    assert (await shown.get("/state", ms=last))["cursor"] == shown.recording.end
+    assert len((await shown.get("/replicas", ms=last))["replicas"]) == 4
+    assert len((await shown.get("/load", **window))["workers"]) == 9
+    for path, query in (
+        ("/state", {"ms": last + 1}),
+        ("/replicas", {"ms": 2**53}),
+        ("/load", {**window, "to_ms": 2**53}),
+    ):
+        assert "beyond the year 9999" in await shown.refused(path, **query)
+
+
 async def test_search_finds_what_people_type(shown: Shown) -> None:
     """A whole id, its beginning, a part of it, a place in the log, a time."""
     columns = await shown.columns()

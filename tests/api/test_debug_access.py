@@ -76,6 +76,19 @@ async def test_the_token_once_then_a_cookie(guarded: httpx.AsyncClient) -> None:
     assert over_tls.headers["set-cookie"].endswith("; Secure")
 
 
+@pytest.mark.parametrize("token", [None, TOKEN])
+async def test_an_address_with_too_many_fields_is_refused(token: str | None) -> None:
+    """A sentence, whoever asks; it is no failure of ours."""
+    async with client(token) as http:
+        address = f"/debug?token={TOKEN}&" + "&".join(f"x{number}=1" for number in range(63))
+        assert (await http.get(address)).status_code == 200
+        refused = await http.get(address + "&more=1")
+        assert refused.status_code == 400
+        assert refused.text == "this address has more than 64 fields: open it without what was added\n"
+        assert "set-cookie" not in refused.headers
+        assert refused.headers["cache-control"] == "no-store"
+
+
 async def test_on_loopback_only_by_its_name() -> None:
     """A name that some other site made point here is refused; so is what was passed on from elsewhere."""
     async with client(None) as http:

@@ -21,10 +21,11 @@ from api.debug.scan import Scan
 from api.debug.slim import SlimEvent, slim
 from api.debug.timeline import Timeline
 from core.codec import CHAIN_START, digest, encode_event, encode_message
-from core.events import Event, Points, ReplicaJoined, ReplicaLost, SettingsChanged
+from core.events import Event, Points, ReplicaJoined, ReplicaLost, SettingsChanged, WorkerLost
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from core.manifest import Manifest
 from core.prompt import hashes_to_bytes
+from core.queue_events import TURNED_AWAY, RequestTurnedAway
 from core.subjects import LOAD, ROUTING, kv_stream
 from projections.projection import FOLD_VERSION
 from projections.snapshot import cursor_of, encode
@@ -247,14 +248,28 @@ def test_bytes_that_are_none_of_ours_are_passed_over() -> None:
 
 
 def test_notes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of them stand, the others are counted."""
+    """The first of each kind stand, the others are counted: many of one kind hide no other."""
     monkeypatch.setattr(timeline_module, "NOTES_MAX", 5)
     it = Written()
     for number in range(9):
         it.say(KV, worker_id(number), joined(f"w{number}"))
-    assert len(it.timeline.notes) == 5
-    assert it.timeline.notes_dropped == 4
+    it.say(KV, worker_id(3) + LOST_SUFFIX, WorkerLost(by=R, reason="silent"), about=worker_id(3))
+    assert len(it.timeline.notes) == 6
+    assert it.timeline.notes[-1].kind == "worker_lost"
+    assert it.timeline.notes_dropped == {"worker_joined": 4}
     assert len(it.timeline.workers) == 9
+
+
+def test_a_client_that_hangs_up_was_not_refused() -> None:
+    """While its request waited; what the router refuses is another kind."""
+    it = Written()
+    for reason in ("client_gone", "queue_full"):
+        gone = RequestTurnedAway(request=reason, model="tiny", reason=reason, status=TURNED_AWAY[reason], waited_ms=30)
+        it.say(ROUTING, R, gone)
+    assert [(note.kind, note.text) for note in it.timeline.notes] == [
+        ("client_gone", "client_gone's client hung up while it waited"),
+        ("rejected", "queue_full was refused with 503: queue_full"),
+    ]
 
 
 def test_loads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

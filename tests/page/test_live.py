@@ -45,6 +45,7 @@ async def test_a_running_deployment_is_watched(tmp_path: Path) -> None:
             await expect(page.locator("#decision h3 code")).to_have_text(request, timeout=WAIT_MS)
         await page.keyboard.press("ArrowLeft")
         await expect(page.locator("#decision h3 code")).to_have_text("the-second")
+        await expect(page.locator("#follow")).to_have_attribute("aria-pressed", "false")
         await _loses_a_worker(page, running)
         assert wrong == []
         await browser.close()

@@ -161,6 +161,45 @@ def test_everything_can_be_typed(page: Page) -> None:
     expect(page.locator("#said")).to_contain_text("uses revision 1: decode_weight 1 → 2.5, temperature 0 → 0.15")
 
 
+def test_the_address_leads_to_its_decision(browser: Browser, served: Served) -> None:
+    """When the page is opened, and when another one is typed; one that names none says so."""
+    with looking(browser, f"{served.url}#routing:1") as page:
+        ready(page)
+        expect(page.locator("#said")).to_have_text("no decision stands at routing:1: another one is shown")
+        page.keyboard.press("Home")
+        expect(page.locator("#readout")).to_contain_text("decision 1 of")
+        expect(page).to_have_url(re.compile(r"#routing:[2-9]$"))
+        first = page.url.partition("#")[2]
+        page.keyboard.press("End")
+        expect(page).to_have_url(re.compile(r"#routing:\d{3,}$"))
+        page.evaluate("hash => { location.hash = hash; }", first)
+        expect(page.locator("#readout")).to_contain_text("decision 1 of")
+
+
+def test_enter_goes_to_what_stands_in_the_box(page: Page) -> None:
+    """Not to a hit for what stood there before."""
+    page.keyboard.press("Home")
+    request = chosen_row(page).locator(".id").inner_text()
+    page.keyboard.press("End")
+    box = page.locator("#search")
+    box.fill("req-")
+    expect(page.locator("#found li").nth(1)).to_be_visible()
+    box.fill(request)
+    box.press("Enter")
+    expect(page.locator("#decision h3 code")).to_have_text(request)
+
+
+def test_times_are_rounded_before_they_are_split(page: Page) -> None:
+    """No minute has sixty seconds, no second a thousand milliseconds."""
+    said = page.evaluate(
+        """async () => {
+            const { duration } = await import("/debug/static/format.js");
+            return [999.7, 9996, 119_999, 179_700, 7_199_800].map(duration);
+        }"""
+    )
+    assert said == ["1.00 s", "10.0 s", "2 min 00 s", "3 min 00 s", "2 h 00 min"]
+
+
 def test_tab_goes_through_the_page(page: Page) -> None:
     """From the head over the timeline and the list to the panels, each place once, and every one can be seen."""
     seen = []
@@ -233,7 +272,8 @@ def contrasts(page: Page) -> list[tuple[str, str, float]]:
                 return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
             };
             const ratio = (one, two) => (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
-            return ["text", "muted", "accent", "bad", "good", "changed"].flatMap(text => ["ground", "raised", "surface"]
+            const grounds = ["ground", "raised", "surface", "accent-soft"];
+            return ["text", "muted", "accent", "bad", "good", "changed", "wait-text"].flatMap(text => grounds
                 .map(ground => [text, ground, ratio(light(text), light(ground))]));
         }"""
     )
@@ -260,6 +300,7 @@ def test_nothing_to_show_says_what_to_do(browser: Browser, tmp_path: Path) -> No
     log = made(tmp_path / "empty.contrail", Scale(decisions=0))
     with serving("--log", str(log)) as url, looking(browser, url) as page:
         expect(page.locator("#empty")).to_contain_text("holds no decision: export a longer range")
+        expect(page.locator("#state")).to_contain_text("decode-0")  # who was there, all the same
 
 
 def test_the_token_is_asked_for_once(browser: Browser, served: Served) -> None:

@@ -1,9 +1,10 @@
 // The page: what is read, how it is looked at, and the parts that show it.
 
+import { Address } from "./address.js";
 import { Decision } from "./decision.js";
-import { byId, el, fill, swatch } from "./dom.js";
+import { byId, el, fill, renew, swatch } from "./dom.js";
 import { Events } from "./events.js";
-import { bytes, clock, count, day, duration, percent } from "./format.js";
+import { bytes, clock, count, day, duration, moment, percent } from "./format.js";
 import { hearKeys, listKeys } from "./keys.js";
 import { List } from "./list.js";
 import { Overview } from "./overview.js";
@@ -19,9 +20,6 @@ import { Timeline } from "./timeline.js";
 import { View } from "./view.js";
 import { WhatIf } from "./whatif.js";
 
-const PLACES = 10_000;
-const HASH_MS = 250;
-
 const store = new Store();
 const view = new View(store);
 const theme = new Theme();
@@ -36,6 +34,7 @@ const replicas = new Replicas(byId("replicas"), store, view);
 const events = new Events(byId("events"), store, view);
 const tabs = new Tabs(document.querySelector("[role=tablist]"));
 new Search(byId("search"), byId("found"), store, view, say);
+const address = new Address(store, view, say);
 
 // --- the parts know of each other only here ------------------------------------------------------------------------
 
@@ -45,11 +44,11 @@ tabs.addEventListener("opened", ({ detail }) => {
 });
 
 whatIf.addEventListener("outcome", () => {
-  const { marks, changes } = whatIf;
-  timeline.setMarks(marks, whatIf.window);
+  const { marks, changes, outcome } = whatIf;
+  timeline.setMarks(marks, outcome);
   list.marks = marks;
   list.refilter(false);
-  decision.setChanges(changes, whatIf.sliders.label);
+  decision.setChanges(changes, outcome?.label ?? "");
 });
 
 decision.addEventListener("shown", ({ detail }) => whatIf.sliders.setRecorded(detail.settings));
@@ -66,7 +65,7 @@ hearKeys(view, {
   tab: (number) => tabs.open(number),
   event: (by) => {
     const note = events.step(by);
-    say(note ? `${clock(note.ms)} ${note.text}` : "no further event");
+    say(note ? `${moment(note.ms, store.dated)} ${note.text}` : "no further event");
   },
 });
 
@@ -89,13 +88,15 @@ function showStatus() {
   byId("where").textContent = now.namespace ? `${now.namespace} · ${now.source}` : now.source;
   document.title = `${now.namespace || now.source} · Contrail`;
   const badge = (kind, text, title) => el("span", { class: `badge ${kind}`, title }, text);
-  fill(byId("badges"),
-    now.live ? badge(now.away ? "bad" : "live", now.away ? "log away" : "live", now.away || "the log is followed, second by second") : badge("", "export", "a file; it does not change"),
+  renew(byId("badges"),
+    store.trouble ? badge("bad", "no answer", store.trouble.message)
+      : !now.live ? badge("", "export", "a file; it does not change")
+      : now.away ? badge("bad", "log away", now.away) : badge("live", "live", "the log is followed, second by second"),
     now.proved ? badge("good", "proved", "every message was checked with the deployment's key") : badge("", "not proved", "without the deployment's key chains are taken as they are told"),
     now.redacted ? badge("", "redacted", "names were removed") : null);
   fill(byId("totals"), el("b", {}, count(now.decisions)), " decisions, ", el("b", {}, count(store.lanes.length)), " workers, ",
     el("b", {}, count(new Set(store.replicas.map((each) => each.name || each.id)).size)), " replicas",
-    now.from_ms >= 0 ? `, ${day(now.from_ms)} ${clock(now.from_ms, 0)} to ${clock(now.to_ms, 0)} UTC` : "");
+    now.from_ms >= 0 ? `, ${day(now.from_ms)} ${clock(now.from_ms, 0)} to ${store.dated ? `${day(now.to_ms)} ` : ""}${clock(now.to_ms, 0)} UTC` : "");
   byId("follow").hidden = !now.live;
   showProgress(now);
   showEmpty(now);
@@ -133,47 +134,33 @@ function showCursor() {
   if (view.index < 0) return;
   const at = view.index;
   lanes.setAttribute("aria-valuenow", String(at));
-  lanes.setAttribute("aria-valuetext", `${clock(store.ms[at])}, ${store.request[at]} to ${store.workerName(store.worker[at])}`);
-  fill(byId("readout"), el("b", {}, clock(store.ms[at])), ` UTC · decision ${count(at + 1)} of ${count(store.count)} · ${duration(view.span)} shown`);
-}
-
-// The address names the decision, so that it can be passed on.
-let hashTimer = 0;
-function keepHash() {
-  clearTimeout(hashTimer);
-  hashTimer = setTimeout(() => {
-    if (view.n === null) return;
-    const [seq, at] = [Math.floor(view.n / PLACES), view.n % PLACES];
-    history.replaceState(null, "", `${location.pathname}#routing:${seq}${at ? `+${at}` : ""}`);
-  }, HASH_MS);
-}
-
-let wanted = /^#routing:(\d+)(?:\+(\d+))?$/.exec(location.hash);
-function goToHash() {
-  if (!wanted || !store.count) return;
-  const at = store.from === undefined ? -1 : store.indexOf(Number(wanted[1]) * PLACES + Number(wanted[2] ?? 0));
-  if (at >= 0) {
-    view.select(at);
-    wanted = null;
-  }
+  lanes.setAttribute("aria-valuetext", `${moment(store.ms[at], store.dated)}, ${store.request[at]} to ${store.workerName(store.worker[at])}`);
+  fill(byId("readout"), el("b", {}, moment(store.ms[at], store.dated)), ` UTC · decision ${count(at + 1)} of ${count(store.count)} · ${duration(view.span)} shown`);
 }
 
 store.addEventListener("status", showStatus);
 store.addEventListener("data", () => {
-  goToHash();
+  address.go();
   view.grown();
   showStatus();
   showCursor();
 });
-store.addEventListener("reset", () => view.reset());
+store.addEventListener("reset", () => {
+  address.restore();
+  view.reset();
+});
 store.addEventListener("trouble", ({ detail }) => {
   say(detail.message);
+  if (store.status) showStatus();
   byId("empty").hidden = store.count > 0;
   byId("empty").textContent = detail.message;
 });
-view.addEventListener("cursor", () => (showCursor(), keepHash()));
+store.addEventListener("well", () => {
+  say("");
+  showStatus();
+});
+view.addEventListener("cursor", showCursor);
 view.addEventListener("window", showCursor);
 view.addEventListener("following", () => byId("follow").setAttribute("aria-pressed", String(view.following)));
-if (location.search) history.replaceState(null, "", location.pathname + location.hash); // a token stays in nobody's history
 
 store.follow();

@@ -2,9 +2,10 @@
 
 import { clock, day } from "./format.js";
 
+const DAY_MS = 86_400_000;
 const STEPS_MS = [
   1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000,
-  900_000, 1_800_000, 3_600_000, 7_200_000, 10_800_000, 21_600_000, 43_200_000, 86_400_000,
+  900_000, 1_800_000, 3_600_000, 7_200_000, 10_800_000, 21_600_000, 43_200_000, DAY_MS,
 ];
 const LABEL_PX = 86;
 
@@ -27,10 +28,10 @@ export class Axis {
 
   ticks() {
     const fewest = (this.to - this.from) * (LABEL_PX / this.width);
-    const step = STEPS_MS.find((each) => each >= fewest) ?? Math.ceil(fewest / 86_400_000) * 86_400_000;
+    const step = STEPS_MS.find((each) => each >= fewest) ?? Math.ceil(fewest / DAY_MS) * DAY_MS;
     const found = [];
     for (let ms = Math.ceil(this.from / step) * step; ms <= this.to; ms += step) {
-      found.push([ms, step >= 86_400_000 ? day(ms) : clock(ms, step < 1000 ? 3 : 0)]);
+      found.push([ms, ms % DAY_MS ? clock(ms, step < 1000 ? 3 : 0) : day(ms)]);
     }
     return found;
   }

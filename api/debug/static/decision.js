@@ -2,11 +2,12 @@
 
 import { Latest } from "./api.js";
 import { came } from "./came.js";
-import { el, fill, pairs, table } from "./dom.js";
-import { amount, clock, count, duration, percent, sentence, words } from "./format.js";
+import { el, fill, pairs, renew, table } from "./dom.js";
+import { amount, count, duration, moment, percent, sentence, words } from "./format.js";
 import { bar, formula, legend, mostOf, termsOf } from "./terms.js";
 
 const EXPLAIN_WAIT_MS = 120;
+const NEAR = 20_000; // so many decisions are looked through for others of the same id, on either side
 
 export class Decision extends EventTarget {
   constructor(root, store, view) {
@@ -18,8 +19,11 @@ export class Decision extends EventTarget {
     this.explained = null; // the same in full, which takes a little longer
     this.changes = null; // the last what-if's changes, by number
     this.scenario = "";
+    this.came = ""; // of what is shown, as far as the explanation was asked for it
     view.addEventListener("cursor", () => this.ask());
-    store.addEventListener("data", () => this.shown && this.paint());
+    view.addEventListener("following", () => this.shown && this.wantMore());
+    store.addEventListener("data", () => this.shown && this.grown());
+    store.addEventListener("reset", () => (this.shown = this.explained = null));
     this.empty();
   }
 
@@ -45,9 +49,26 @@ export class Decision extends EventTarget {
     if (this.shown?.n !== found.n) this.explained = null;
     this.shown = found;
     this.paint();
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.explain(found.n), EXPLAIN_WAIT_MS);
+    this.wantMore();
     this.dispatchEvent(new CustomEvent("shown", { detail: found }));
+  }
+
+  // More is known: perhaps of this one, its first token or its end.
+  grown() {
+    this.paint();
+    if (this.came !== this.told()) this.wantMore();
+  }
+
+  told() {
+    const { store } = this;
+    const at = store.indexOf(this.shown.n);
+    return `${store.ttft_ms[at]} ${store.outcome[at]}`;
+  }
+
+  wantMore() {
+    this.came = this.told();
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.shown && this.explain(this.shown.n), EXPLAIN_WAIT_MS);
   }
 
   explain(n) {
@@ -70,7 +91,7 @@ export class Decision extends EventTarget {
     const { store, shown } = this;
     const at = store.indexOf(shown.n);
     if (at < 0) return;
-    fill(this.root,
+    renew(this.root,
       this.title(shown, at),
       this.change(shown),
       this.facts(shown, at),
@@ -86,24 +107,44 @@ export class Decision extends EventTarget {
     const by = `${store.replicaName(shown.replica)} by ${shown.policy}, settings revision ${shown.revision}`;
     return el("div", { class: "title" },
       el("h3", {}, el("code", {}, shown.request), this.attempts(shown, at)),
-      el("p", {}, `${clock(store.ms[at])} · ${by} → `, el("b", { class: "chosen" }, store.nameOfId(shown.worker))),
+      el("p", {}, `${moment(store.ms[at], store.dated)} · ${by} → `, el("b", { class: "chosen" }, store.nameOfId(shown.worker))),
       el("p", { class: "why", id: "why" }, this.explained?.why ? sentence(this.explained.why) : " "));
   }
 
-  // A request that was tried again has several decisions.
+  // A request that was tried again has several decisions. Clients may also give several requests one id.
   attempts(shown, at) {
-    const { store, view } = this;
-    const found = [];
-    for (const step of [-1, 1]) {
-      for (let other = at + step; other >= 0 && other < store.count && Math.abs(other - at) < 20_000; other += step) {
-        if (store.request[other] !== shown.request) continue;
-        found.push(el("button", { type: "button", class: "link", on: { click: () => view.select(other) } },
-          `attempt ${store.attempt[other] + 1}`));
-        break;
+    const [before, after] = [-1, 1].map((step) => this.beside(shown, at, step));
+    const tries = [before.attempt, after.attempt].filter((other) => other >= 0);
+    const uses = [["used before", before.other], ["used again", after.other]].filter(([, other]) => other >= 0);
+    return [
+      tries.length || shown.attempt ? el("span", { class: "tag" }, `attempt ${shown.attempt + 1}`) : null,
+      tries.map((other) => this.link(`attempt ${this.store.attempt[other] + 1}`, other)),
+      uses.length ? el("span", { class: "tag" }, "its id was") : null,
+      uses.map(([text, other]) => this.link(text, other)),
+    ];
+  }
+
+  // On one side, the nearest attempt of the same request, which is in the same replica and follows on this one, and the
+  // nearest decision of another request that has its id; -1 for none.
+  beside(shown, at, step) {
+    const { store } = this;
+    const found = { attempt: -1, other: -1 };
+    let last = at; // of the request's own, as far as is known
+    for (let near = at + step; near >= 0 && near < store.count && Math.abs(near - at) < NEAR; near += step) {
+      if (store.request[near] !== shown.request) continue;
+      if (last >= 0 && store.replica[near] === store.replica[at]) {
+        const follows = step * (store.attempt[near] - store.attempt[last]) > 0;
+        last = follows ? near : -1; // what lies beyond the first of another is not its own
+        if (follows && found.attempt < 0) found.attempt = near;
+        if (follows) continue;
       }
+      if (found.other < 0) found.other = near;
     }
-    if (!found.length && !shown.attempt) return null;
-    return [el("span", { class: "tag" }, `attempt ${shown.attempt + 1}`), ...found];
+    return found;
+  }
+
+  link(text, at) {
+    return el("button", { type: "button", class: "link", data: { at }, on: { click: () => this.view.choose(at) } }, text);
   }
 
   change(shown) {
@@ -113,7 +154,7 @@ export class Decision extends EventTarget {
     if (!change) return el("p", { class: "whatif same", id: "choice" }, `With ${this.scenario}: ${store.nameOfId(shown.worker)}, as recorded.`);
     const to = change.worker ? store.nameOfId(change.worker) : "no worker";
     return el("p", { class: "whatif", id: "choice" }, `With ${this.scenario}: `, el("b", {}, to),
-      ` instead of ${store.nameOfId(shown.worker)}, ${gain(change, changes.timed)}.`);
+      ` instead of ${store.nameOfId(shown.worker)}${change.worker ? `, ${gain(change, changes.timed)}` : ""}.`);
   }
 
   facts(shown, at) {
@@ -197,12 +238,12 @@ function ageOf(knowledge) {
 }
 
 // What a change would have won or lost: the first token's time, as far as it can be estimated, and the blocks.
-export const sooner = (change) => `${duration(Math.abs(change.regret_ms))} ${change.regret_ms >= 0 ? "sooner" : "later"}`;
+export const sooner = ({ regret_ms: ms }) => (Math.round(ms) ? `${duration(Math.abs(ms))} ${ms > 0 ? "sooner" : "later"}` : "as soon");
 export const fewer = (change) => (change.regret_blocks ? `${count(Math.abs(change.regret_blocks))} ${change.regret_blocks > 0 ? "fewer" : "more"}` : "–");
 
 function gain(change, timed) {
   const texts = [];
-  if (timed) texts.push(`about ${sooner(change)}`);
+  if (timed) texts.push(Math.round(change.regret_ms) ? `about ${sooner(change)}` : "about as soon");
   if (change.regret_blocks) texts.push(`${fewer(change)} blocks to compute`);
   return texts.join(", ") || "at the same price";
 }

@@ -26,6 +26,17 @@ const there = (children) => children.flat(Infinity).filter((child) => child !== 
 
 export const fill = (parent, ...children) => parent.replaceChildren(...there(children));
 
+// The same, but what is the same as before stays: its focus, what is selected in it, and what is being pressed.
+export function renew(parent, ...children) {
+  const fresh = there(children).map((child) => (child instanceof Node ? child : document.createTextNode(child)));
+  fresh.forEach((child, at) => {
+    const now = parent.childNodes[at];
+    if (!now) parent.append(child);
+    else if (!now.isEqualNode(child)) now.replaceWith(child);
+  });
+  while (parent.childNodes.length > fresh.length) parent.lastChild.remove();
+}
+
 // A table: heads are [text, class, title], rows are lists of cells or {cells, ...properties of the row}.
 export function table(heads, rows, properties = {}) {
   const head = el("tr", {}, heads.map(([text, kind, title]) => el("th", { class: kind, scope: "col", title }, text)));

@@ -1,7 +1,7 @@
 // Events: what happened beside decisions, one line each; the one before the cursor is marked.
 
-import { el, fill, perFrame } from "./dom.js";
-import { clock, count } from "./format.js";
+import { el, fill, perFrame, renew } from "./dom.js";
+import { clock, count, day } from "./format.js";
 import { colourOf, wordOf } from "./notes.js";
 
 const SHOWN_MAX = 400;
@@ -10,7 +10,7 @@ const KINDS = [
   ["workers", (kind) => kind.startsWith("worker_") || kind === "cache_cleared"],
   ["replicas", (kind) => kind.startsWith("replica_") || kind === "divergence"],
   ["settings", (kind) => kind === "settings"],
-  ["requests", (kind) => kind === "rejected" || kind === "migrated"],
+  ["requests", (kind) => ["rejected", "client_gone", "migrated"].includes(kind)],
   ["doubts", (kind) => kind === "doubt"],
 ];
 
@@ -31,24 +31,35 @@ export class Events {
     this.rows.querySelector("[aria-current]")?.scrollIntoView({ block: "center" });
   }
 
+  get fits() {
+    return KINDS.find(([name]) => name === this.kind.value)[1];
+  }
+
   get shown() {
-    const fits = KINDS.find(([name]) => name === this.kind.value)[1];
+    const { fits } = this;
     return this.store.notes.filter((note) => fits(note.kind)).sort((one, two) => one.ms - two.ms);
   }
 
+  // How many of the kind are counted only.
+  get dropped() {
+    const { fits } = this;
+    return Object.entries(this.store.notesDropped).reduce((sum, [kind, more]) => sum + (fits(kind) ? more : 0), 0);
+  }
+
   paint() {
-    const { store, view } = this;
+    const { dropped, view } = this;
     const notes = this.shown;
     const ms = view.ms ?? Infinity;
     const last = notes.findLastIndex((note) => note.ms <= ms);
     const low = Math.max(0, Math.min(notes.length - SHOWN_MAX, last - SHOWN_MAX / 2));
-    const dropped = store.notesDropped ? `, ${count(store.notesDropped)} later ones not listed` : "";
-    this.counted.textContent = `${count(notes.length)}${dropped}`;
-    const rows = notes.slice(low, low + SHOWN_MAX).map((note, at) => el("li", { "aria-current": low + at === last ? "true" : null },
+    this.counted.textContent = `${count(notes.length)}${dropped ? `, ${count(dropped)} later ones not listed` : ""}`;
+    const rows = notes.slice(low, low + SHOWN_MAX).map((note) => el("li", {},
       el("button", { type: "button", class: "link event", on: { click: () => this.go(note) } },
-        el("span", { class: "time" }, clock(note.ms)), el("span", { class: `kind ${colourOf(note.kind)}` }, wordOf(note.kind)),
+        el("span", { class: "time", title: day(note.ms) }, clock(note.ms)), el("span", { class: `kind ${colourOf(note.kind)}` }, wordOf(note.kind)),
         el("span", { class: "text" }, note.text), el("span", { class: "at" }, note.at))));
-    fill(this.rows, rows.length ? rows : el("li", { class: "none" }, "Nothing of the kind is recorded."));
+    this.rows.querySelector("[aria-current]")?.removeAttribute("aria-current");
+    renew(this.rows, rows.length ? rows : el("li", { class: "none" }, "Nothing of the kind is recorded."));
+    if (last >= low) this.rows.children[last - low].setAttribute("aria-current", "true");
   }
 
   // The decision that followed on it, or of the request that it is about.
@@ -63,7 +74,7 @@ export class Events {
         }
       }
     }
-    view.select(at);
+    view.choose(at);
   }
 
   // The next or the last event from the cursor on.

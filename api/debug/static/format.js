@@ -17,13 +17,19 @@ export function day(ms) {
   return `${at.getUTCFullYear()}-${pad(at.getUTCMonth() + 1)}-${pad(at.getUTCDate())}`;
 }
 
+// With the day, where the recording is of more than one.
+export const moment = (ms, dated) => (dated && ms >= 0 ? `${day(ms)} ${clock(ms)}` : clock(ms));
+
+// Rounded first, so that sixty seconds are a minute.
 export function duration(ms) {
   if (ms === null || ms === undefined || ms < 0) return "–";
-  if (ms < 1000) return `${Math.round(ms)} ms`;
-  if (ms < 10_000) return `${(ms / 1000).toFixed(2)} s`;
-  if (ms < 120_000) return `${(ms / 1000).toFixed(1)} s`;
-  if (ms < 7_200_000) return `${Math.floor(ms / 60_000)} min ${pad(Math.round((ms % 60_000) / 1000))} s`;
-  return `${Math.floor(ms / 3_600_000)} h ${pad(Math.round((ms % 3_600_000) / 60_000))} min`;
+  if (Math.round(ms) < 1000) return `${Math.round(ms)} ms`;
+  if (Math.round(ms / 10) < 1000) return `${(ms / 1000).toFixed(2)} s`;
+  if (Math.round(ms / 100) < 1200) return `${(ms / 1000).toFixed(1)} s`;
+  const seconds = Math.round(ms / 1000);
+  if (seconds < 7200) return `${Math.floor(seconds / 60)} min ${pad(seconds % 60)} s`;
+  const minutes = Math.round(ms / 60_000);
+  return `${Math.floor(minutes / 60)} h ${pad(minutes % 60)} min`;
 }
 
 export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;

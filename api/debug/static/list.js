@@ -1,7 +1,7 @@
 // List: the decisions one by one. Only the rows that are seen exist.
 
 import { el, fill, perFrame } from "./dom.js";
-import { clock, count, duration, percent } from "./format.js";
+import { clock, count, day, duration, percent } from "./format.js";
 import { place } from "./view.js";
 
 const ROW_PX = 21;
@@ -44,8 +44,8 @@ export class List {
     const { store, view } = this;
     const kind = this.filter.value;
     view.order = kind === "all" ? null : chosen(store, kind, this.marks);
-    if (jump && view.order?.length && this.rowOf(view.index) < 0) view.select(view.order[0]);
-    this.reveal();
+    if (jump && view.order?.length && this.rowOf(view.index) < 0) view.choose(view.order[0]);
+    if (jump) this.reveal(); // else whoever scrolled stays where they are
     this.draw();
   }
 
@@ -103,7 +103,7 @@ export class List {
     const outcome = store.outcomeOf(at);
     const first = failed ? SHORT[outcome] ?? outcome : duration(store.ttft_ms[at]);
     return el("div", properties,
-      el("span", {}, clock(store.ms[at])),
+      el("span", { title: day(store.ms[at]) }, clock(store.ms[at])),
       el("span", { class: "id" }, store.request[at], store.attempt[at] ? el("b", {}, ` #${store.attempt[at] + 1}`) : null),
       el("span", {}, store.workerName(store.worker[at])),
       el("span", { class: "number tokens" }, count(tokens)),
@@ -122,8 +122,7 @@ export class List {
     const y = event.clientY - this.inner.getBoundingClientRect().top - this.offset;
     const row = this.first + Math.floor(y / ROW_PX);
     if (row < 0 || row >= this.length) return;
-    this.view.follow(false);
-    this.view.select(this.at(row));
+    this.view.choose(this.at(row));
   }
 }
 
@@ -147,10 +146,14 @@ function fits(store, at, kind, marks) {
   }
 }
 
+// As many as are listed; of those that took equally long the first ones.
 function slowest(store) {
   const times = store.ttft_ms.subarray(0, store.count);
-  const limit = Int32Array.from(times).sort()[Math.max(0, store.count - SLOW_SHOWN)] ?? 0;
+  const limit = Math.max(0, Int32Array.from(times).sort()[Math.max(0, store.count - SLOW_SHOWN)] ?? 0);
+  let equal = SLOW_SHOWN - times.filter((time) => time > limit).length;
   const found = [];
-  times.forEach((time, at) => time >= Math.max(0, limit) && found.length < SLOW_SHOWN && found.push(at));
+  times.forEach((time, at) => {
+    if (time > limit || (time === limit && equal-- > 0)) found.push(at);
+  });
   return Int32Array.from(found);
 }

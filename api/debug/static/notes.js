@@ -7,7 +7,7 @@ const KINDS = {
   worker_joined: ["good", "joined"], worker_left: ["muted", "left"], worker_lost: ["bad", "lost"],
   replica_joined: ["good", "joined"], replica_left: ["muted", "left"], replica_lost: ["bad", "lost"],
   settings: ["accent", "settings"], divergence: ["bad", "differ"], rejected: ["bad", "refused"],
-  migrated: ["wait", "moved"], doubt: ["muted", "doubt"], cache_cleared: ["wait", "cleared"],
+  client_gone: ["muted", "hung up"], migrated: ["wait", "moved"], doubt: ["muted", "doubt"], cache_cleared: ["wait", "cleared"],
 };
 const WEIGHT = { bad: 5, accent: 4, good: 3, wait: 2, muted: 1 };
 const LINED = new Set(["settings", "divergence", "worker_lost", "replica_lost"]);

@@ -1,7 +1,7 @@
 // The mouse on the lanes: a click chooses, a drag scrubs, the wheel zooms, and what lies below is named.
 
 import { el, fill } from "./dom.js";
-import { clock, count, duration, percent, words } from "./format.js";
+import { count, duration, moment, percent, words } from "./format.js";
 import { wordOf } from "./notes.js";
 
 const CLICK_PX = 3;
@@ -33,7 +33,7 @@ export function hearPointer(root, tip, timeline, store, view, onNote) {
     if (pressed.pan) {
       const by = (pressed.x - x) / timeline.axis.scale;
       view.show(pressed.from + by, pressed.to + by);
-    } else view.select(store.near(timeline.axis.ms(x)), { reveal: false });
+    } else view.choose(store.near(timeline.axis.ms(x)), { reveal: false });
   });
   root.addEventListener("pointerup", (event) => {
     const was = pressed;
@@ -43,7 +43,7 @@ export function hearPointer(root, tip, timeline, store, view, onNote) {
     const note = timeline.noteAt(x, y);
     view.follow(false);
     if (note) onNote(note.notes[note.notes.length - 1]);
-    else view.select(timeline.hit(x, y));
+    else view.choose(timeline.hit(x, y));
   });
   root.addEventListener("pointercancel", () => (pressed = null));
   root.addEventListener("pointerleave", () => (tip.hidden = true));
@@ -74,7 +74,7 @@ export function hearPointer(root, tip, timeline, store, view, onNote) {
   }
 
   function noteTip({ notes }) {
-    const rows = notes.slice(0, TIP_NOTES).map((note) => el("div", {}, el("b", {}, `${clock(note.ms)} ${wordOf(note.kind)} `), note.text));
+    const rows = notes.slice(0, TIP_NOTES).map((note) => el("div", {}, el("b", {}, `${moment(note.ms, store.dated)} ${wordOf(note.kind)} `), note.text));
     if (notes.length > TIP_NOTES) rows.push(el("div", {}, `and ${notes.length - TIP_NOTES} more`));
     return rows;
   }
@@ -84,7 +84,7 @@ export function hearPointer(root, tip, timeline, store, view, onNote) {
     const outcome = store.outcomeOf(at);
     return [
       el("div", {}, el("b", {}, store.request[at])),
-      el("div", {}, `${clock(store.ms[at])} → ${store.workerName(store.worker[at])}, by ${store.replicaName(store.replica[at])}`),
+      el("div", {}, `${moment(store.ms[at], store.dated)} → ${store.workerName(store.worker[at])}, by ${store.replicaName(store.replica[at])}`),
       el("div", {}, `${count(tokens)} tokens, ${percent(tokens ? store.cachedOf(at) / tokens : 0)} cached${store.cached[at] < 0 ? " (expected)" : ""}`),
       store.waited_ms[at] ? el("div", {}, `${duration(store.waited_ms[at])} in the router before it was sent`) : null,
       el("div", {}, `first token ${duration(store.ttft_ms[at])}, took ${duration(store.duration_ms[at])}${outcome ? `, ${words(outcome)}` : ""}`),

@@ -1,7 +1,7 @@
 // Replicas: what each had said of its folds by the cursor, how far behind it was, and whether they agree.
 
 import { Latest } from "./api.js";
-import { el, fill, table } from "./dom.js";
+import { el, fill, renew, table } from "./dom.js";
 import { clock, count, duration } from "./format.js";
 
 export class Replicas {
@@ -40,7 +40,7 @@ export class Replicas {
       : alive.length > 1 && alive.every((each) => each.agrees)
         ? el("p", { class: "verdict" }, el("b", {}, `All ${alive.length} had equal digests wherever they can be compared.`))
         : el("p", { class: "verdict" }, "Not all can be compared yet: replicas report every 5 s, and are compared at cursors that two reported.");
-    fill(this.root, verdict, this.summary(found, ms), found.map((each) => this.streams(each)));
+    renew(this.root, verdict, this.summary(found, ms), found.map((each) => this.streams(each)));
   }
 
   summary(found, ms) {

@@ -1,8 +1,8 @@
 // Search: what is typed is looked for by the server; arrow keys choose, Enter goes there.
 
-import { get } from "./api.js";
+import { get, Refused } from "./api.js";
 import { el, fill } from "./dom.js";
-import { clock } from "./format.js";
+import { moment } from "./format.js";
 
 const WAIT_MS = 120;
 const SHOWN = 12;
@@ -12,14 +12,16 @@ export class Search {
     Object.assign(this, { input, found, store, view, say });
     this.hits = [];
     this.at = 0;
+    this.asked = null; // what the hits are the answer to
     input.addEventListener("input", () => this.want());
     input.addEventListener("keydown", (event) => this.key(event));
-    input.addEventListener("blur", () => setTimeout(() => this.close(), 150));
+    input.addEventListener("blur", () => (clearTimeout(this.timer), setTimeout(() => this.close(), 150)));
     input.addEventListener("focus", () => input.value && this.want());
     found.addEventListener("pointerdown", (event) => {
       const row = event.target.closest("li[data-at]");
       if (row) this.go(Number(row.dataset.at));
     });
+    store.addEventListener("reset", () => this.forget());
   }
 
   want() {
@@ -27,29 +29,42 @@ export class Search {
     this.timer = setTimeout(() => this.ask(), WAIT_MS);
   }
 
+  get text() {
+    return this.input.value.trim();
+  }
+
+  // The hits for what stands there, if it still does when they come and nobody has left meanwhile.
   async ask() {
-    const text = this.input.value.trim();
+    const { text } = this;
     if (!text) {
       this.close();
-      return [];
+      return;
     }
     try {
       const { found } = await get("/search", { q: text });
-      if (text !== this.input.value.trim()) return this.hits;
+      if (text !== this.text || document.activeElement !== this.input) return;
+      this.asked = text;
       this.hits = found.map((n) => this.store.indexOf(n)).filter((at) => at >= 0).slice(0, SHOWN);
+      this.at = 0;
+      this.paint();
     } catch (error) {
+      if (!(error instanceof Refused)) throw error;
       this.say(error.message);
-      return [];
+      this.forget();
     }
+  }
+
+  forget() {
+    this.asked = null;
+    this.hits = [];
     this.at = 0;
-    this.paint();
-    return this.hits;
+    this.close();
   }
 
   paint() {
     const { store, hits, at: now } = this;
     fill(this.found, hits.length ? hits.map((at, row) => el("li", { role: "option", id: `hit-${row}`, "aria-selected": row === now, data: { at: row } },
-      el("span", {}, clock(store.ms[at])), el("code", {}, store.request[at]), el("span", {}, store.workerName(store.worker[at]))))
+      el("span", {}, moment(store.ms[at], store.dated)), el("code", {}, store.request[at]), el("span", {}, store.workerName(store.worker[at]))))
       : el("li", { class: "none" }, "No decision here is called so, or was made then."));
     this.found.hidden = false;
     this.input.setAttribute("aria-expanded", "true");
@@ -75,15 +90,13 @@ export class Search {
     } else if (event.key === "Enter") {
       event.preventDefault();
       clearTimeout(this.timer);
-      const at = this.at;
-      const hits = this.found.hidden ? await this.ask() : this.hits;
-      if (hits.length) this.go(Math.min(at, hits.length - 1));
+      if (this.found.hidden || this.asked !== this.text) await this.ask();
+      if (this.asked === this.text && this.hits.length) this.go(this.at);
     }
   }
 
   go(row) {
-    this.view.follow(false);
-    this.view.select(this.hits[row]);
+    this.view.choose(this.hits[row]);
     this.close();
     this.input.blur();
   }

@@ -2,8 +2,8 @@
 
 import { Latest } from "./api.js";
 import { cursorText } from "./decision.js";
-import { el, fill, table } from "./dom.js";
-import { clock, count, duration, natural, percent, words } from "./format.js";
+import { el, fill, renew, table } from "./dom.js";
+import { count, duration, moment, natural, percent, words } from "./format.js";
 
 const REQUESTS_SHOWN = 60;
 
@@ -12,7 +12,10 @@ export class State {
     Object.assign(this, { root, when, whose, store, view });
     this.question = new Latest((text) => this.pending(text));
     view.addEventListener("cursor", () => this.ask());
-    store.addEventListener("data", () => this.offer());
+    store.addEventListener("data", () => {
+      this.offer();
+      if (store.complete && !store.count) this.ask(); // there is no decision: who is there at the end
+    });
     whose.addEventListener("change", () => this.ask());
     this.offer();
     fill(root, el("p", { class: "none" }, "Working out the state at the cursor …"));
@@ -45,18 +48,20 @@ export class State {
   }
 
   fail(error) {
+    this.root.removeAttribute("aria-busy");
     this.root.classList.remove("stale");
+    this.when.textContent = "";
     fill(this.root, el("p", { class: "none bad" }, error.message));
   }
 
   show(found) {
-    const { root, view } = this;
+    const { root, store, view } = this;
     root.removeAttribute("aria-busy");
     root.classList.remove("stale");
     root.dataset.digest = found.digest;
-    this.when.textContent = view.ms === null ? "at the end" : `before ${clock(view.ms)}`;
+    this.when.textContent = view.ms === null ? "at the end" : `before ${moment(view.ms, store.dated)}`;
     const trouble = found.incomplete ? el("p", { class: "bad" }, `${found.incomplete} sources are unknown until they restate themselves.`) : null;
-    fill(root, trouble, this.seat(found.seat), this.workers(found), this.requests(found), this.replicas(found),
+    renew(root, trouble, this.seat(found.seat), this.workers(found), this.requests(found), this.replicas(found),
       el("p", { class: "fine" }, `${cursorText(found.cursor)}; digest ${found.digest}; ${found.took_ms} ms`));
   }
 
@@ -111,7 +116,7 @@ export class State {
       .slice(0, REQUESTS_SHOWN)
       .map((each) => [
         each.at < 0 ? el("code", {}, each.request)
-          : el("button", { type: "button", class: "link", on: { click: () => looked.select(each.at) } }, each.request),
+          : el("button", { type: "button", class: "link", data: { at: each.at }, on: { click: () => looked.choose(each.at) } }, each.request),
         store.nameOfId(each.worker), store.nameOfReplicaId(each.replica),
         each.at < 0 ? "–" : duration(now - store.ms[each.at]), count(each.blocks),
         each.prefill_tokens ? count(each.prefill_tokens) : "done",

@@ -1,7 +1,7 @@
 // Store: the decisions in columns, as the server gives them, and everybody who is named in them.
 
 import { get, Refused } from "./api.js";
-import { natural } from "./format.js";
+import { day, natural } from "./format.js";
 
 const LIVE_MS = 1000;
 const READING_MS = 200; // while the server still reads: drawing what came so far takes from the same processors
@@ -21,6 +21,7 @@ export class Store extends EventTarget {
   constructor() {
     super();
     this.status = null;
+    this.trouble = null; // why the server gave no answer last
     this.reset();
   }
 
@@ -33,7 +34,7 @@ export class Store extends EventTarget {
     this.workers = [];
     this.replicas = [];
     this.notes = [];
-    this.notesDropped = 0;
+    this.notesDropped = {}; // by kind
     this.outcomes = [];
     this.request = [];
     this.lanes = [];
@@ -52,6 +53,11 @@ export class Store extends EventTarget {
   get toMs() {
     const last = this.count ? this.ms[this.count - 1] : 0;
     return Math.max(last, this.status ? this.status.to_ms : 0, this.fromMs + 1000);
+  }
+
+  // Whether times take a date to be told apart.
+  get dated() {
+    return day(this.fromMs) !== day(this.toMs);
   }
 
   // The first decision made at or after that time; `count` if there is none.
@@ -122,10 +128,15 @@ export class Store extends EventTarget {
           statusDue = performance.now() + (this.status.scanned < 1 ? NEARLY_MS : STATUS_MS);
         }
         const more = await this.readMore();
+        if (this.trouble) {
+          this.trouble = null;
+          this.tell("well");
+        }
         if (!more && this.settled) return;
         if (!more) await pause(this.idleMs);
       } catch (error) {
         if (!(error instanceof Refused)) throw error;
+        this.trouble = error;
         this.tell("trouble", error);
         if (error.status === 401) return;
         await pause(RETRY_MS);

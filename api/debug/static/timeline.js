@@ -1,7 +1,7 @@
 // Timeline: a lane per worker, what happened above them, and the cursor. Drawn on two canvases: one for what was
 // recorded, one above it for the cursor, which moves often.
 
-import { get } from "./api.js";
+import { Latest } from "./api.js";
 import { Axis } from "./axis.js";
 import { fit, shorten } from "./canvas.js";
 import { perFrame } from "./dom.js";
@@ -21,6 +21,7 @@ export class Timeline {
     this.root = root;
     [this.base, this.above] = root.querySelectorAll("canvas");
     Object.assign(this, { store, view, theme });
+    this.question = new Latest();
     this.loads = new Map();
     this.loadMost = 1;
     this.marks = null; // decisions that a what-if changes: number to the new worker's id
@@ -209,9 +210,10 @@ export class Timeline {
   paintMarks(pen) {
     const { store, theme, axis } = this;
     pen.fillStyle = theme.changed;
-    const edges = [this.range.from_n, this.range.to_n].map((n) => axis.x(store.ms[store.indexOf(n)]));
-    const [from, to] = [Math.max(axis.left, edges[0]), Math.min(axis.left + axis.width, edges[1])];
-    if (to > from) pen.fillRect(from, HEAD_PX - 3, to - from, 2);
+    const ends = [this.range.from_n, this.range.to_n].map((n) => store.indexOf(n));
+    const [first, last] = ends.map((at) => axis.x(store.ms[at]));
+    const [from, to] = [Math.max(axis.left, first), Math.min(axis.left + axis.width, last)];
+    if (ends.every((at) => at >= 0) && to > from) pen.fillRect(from, HEAD_PX - 3, to - from, 2);
     for (const n of this.marks.keys()) {
       const at = store.indexOf(n);
       if (at < 0) continue;
@@ -247,16 +249,16 @@ export class Timeline {
     this.loadTimer = setTimeout(() => this.readLoad(), this.store.complete ? LOAD_WAIT_MS : LOAD_READING_MS);
   }
 
-  async readLoad() {
+  readLoad() {
     const { store, view } = this;
     if (!store.count && !store.workers.length) return;
     const window_ = { from_ms: Math.max(0, Math.floor(view.from)), to_ms: Math.max(1, Math.ceil(view.to)) };
-    let found;
-    try {
-      found = await get("/load", { ...window_, points: Math.max(50, Math.floor((this.axis?.width ?? 800) / 2)) });
-    } catch {
-      return; // the store tells of a server that is away
-    }
+    const points = Math.max(50, Math.floor((this.axis?.width ?? 800) / 2));
+    // the store tells of a server that is away
+    this.question.ask("/load", { query: { ...window_, points } }, (found) => this.showLoad(found), () => {});
+  }
+
+  showLoad(found) {
     this.loads = new Map(found.workers.map((each) => [each.worker, { ...each, until: this.untilOf(each) }]));
     this.loadMost = Math.max(1, ...found.workers.map((each) => Math.max(...each.running.map((value, at) => value + each.waiting[at]))));
     this.draw();
@@ -267,11 +269,14 @@ export class Timeline {
     return life && life.to_ms >= 0 ? life.to_ms : this.store.toMs;
   }
 
+  // As the newest report until then says it; reports are known of what is shown.
   loadAt(lane, ms) {
+    const { from, to } = this.view;
     for (const number of lane.workers) {
       const life = this.store.workers[number];
       const reports = this.loads.get(number);
       if (life.from_ms <= ms && (life.to_ms < 0 || ms < life.to_ms)) {
+        if (ms < from || ms > to) return { text: "–", brief: "–" };
         const at = reports ? reports.ms.findLastIndex((each) => each <= ms) : -1;
         if (at < 0) return { text: "no report yet", brief: "–" };
         const share = Math.round((100 * reports.blocks_used[at]) / Math.max(1, reports.blocks_total[at]));

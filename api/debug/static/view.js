@@ -63,25 +63,32 @@ export class View extends EventTarget {
     this.tell("cursor");
   }
 
+  // A person chose it: the end is followed no more.
+  choose(index, options) {
+    this.tell("picked");
+    this.follow(false);
+    this.select(index, options);
+  }
+
   // A step through what is listed.
   step(by) {
     const { order, store } = this;
     if (!store.count) return;
     if (!order) {
-      this.select(Math.min(store.count - 1, Math.max(0, this.index + by)));
+      this.choose(Math.min(store.count - 1, Math.max(0, this.index + by)));
       return;
     }
     if (!order.length) return;
     const at = place(order, this.index);
     const exact = order[at] === this.index;
     const to = by > 0 ? at + by - (exact ? 0 : 1) : at + by;
-    this.select(order[Math.min(order.length - 1, Math.max(0, to))]);
+    this.choose(order[Math.min(order.length - 1, Math.max(0, to))]);
   }
 
   edge(last) {
     const { order, store } = this;
     const length = order ? order.length : store.count;
-    if (length) this.select(order ? order[last ? length - 1 : 0] : last ? length - 1 : 0);
+    if (length) this.choose(order ? order[last ? length - 1 : 0] : last ? length - 1 : 0);
   }
 
   reveal() {
@@ -108,6 +115,7 @@ export class View extends EventTarget {
   }
 
   pan(share) {
+    this.follow(false);
     this.show(this.from + share * this.span, this.to + share * this.span);
   }
 
@@ -119,7 +127,9 @@ export class View extends EventTarget {
   }
 
   follow(on) {
+    if (on === this.following) return;
     this.following = on;
+    if (on) this.tell("picked");
     if (on && this.store.count) {
       if (!this.chosen) {
         this.chosen = true;

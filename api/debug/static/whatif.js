@@ -3,7 +3,7 @@
 import { Latest } from "./api.js";
 import { fewer, sooner } from "./decision.js";
 import { el, fill, pairs, swatch, table } from "./dom.js";
-import { clock, count, duration, natural, percent } from "./format.js";
+import { count, duration, moment, natural, percent } from "./format.js";
 import { Sliders } from "./sliders.js";
 
 const SIZES = [100, 200, 500, 1000, 2000];
@@ -28,6 +28,7 @@ export class WhatIf extends EventTarget {
     this.sliders = new Sliders(controls, () => this.want());
     view.addEventListener("cursor", () => this.moved());
     store.addEventListener("data", () => this.known());
+    store.addEventListener("reset", () => this.forget());
     store.addEventListener("status", () => this.known());
     this.empty();
   }
@@ -41,6 +42,15 @@ export class WhatIf extends EventTarget {
   empty() {
     fill(this.result, el("p", { class: "none" }, "Move a slider: the decisions around the cursor are made again, by the same code and with the same ",
       `recorded draws, and what changes is marked in the lanes and in the list. At most ${count(this.store.status?.window_max ?? 2000)} decisions are made again at once.`));
+  }
+
+  // What was decided again was another copy of the log.
+  forget() {
+    this.question.drop();
+    this.window = this.outcome = null;
+    this.note("");
+    this.empty();
+    this.tell();
   }
 
   // The cursor has left the window: another one is asked about.
@@ -123,17 +133,15 @@ export class WhatIf extends EventTarget {
   verdict(found) {
     const share = found.decisions ? found.changed / found.decisions : 0;
     const first = `${count(found.changed)} of ${count(found.decisions)} decisions fall otherwise (${percent(share)})`;
-    const better = !found.changed ? "" : found.timed
-      ? found.regret_ms > 0 ? "; first tokens would have come sooner" : "; first tokens would have come later"
-      : found.regret_blocks > 0 ? "; less would have had to be computed" : "; more would have had to be computed";
-    return el("p", { class: "verdict", id: "verdict" }, el("b", {}, first), better, ".");
+    return el("p", { class: "verdict", id: "verdict" }, el("b", {}, first), better(found), ".");
   }
 
   numbers(found) {
     const arrow = (before, after) => [before, " → ", el("b", {}, after)];
+    const somebody = found.refused < found.decisions; // else there is no first token, and nothing cached
     return pairs([
-      ["cached, expected", ...arrow(percent(found.hit_rate_recorded, 1), percent(found.hit_rate_new, 1))],
-      found.timed && ["first token, mean", ...arrow(duration(found.ttft_recorded_ms), `≈ ${duration(Math.max(0, found.ttft_new_ms))}`)],
+      somebody && ["cached, expected", ...arrow(percent(found.hit_rate_recorded, 1), percent(found.hit_rate_new, 1))],
+      found.timed && somebody && ["first token, mean", ...arrow(duration(found.ttft_recorded_ms), `≈ ${duration(Math.max(0, found.ttft_new_ms))}`)],
       ["requests, most to mean", ...arrow(found.spread_recorded.requests_max_over_mean.toFixed(2), found.spread_new.requests_max_over_mean.toFixed(2))],
       ["blocks, most to mean", ...arrow(found.spread_recorded.blocks_max_over_mean.toFixed(2), found.spread_new.blocks_max_over_mean.toFixed(2))],
       found.refused > 0 && ["no worker left", el("span", { class: "bad" }, count(found.refused))],
@@ -166,9 +174,9 @@ export class WhatIf extends EventTarget {
       const at = store.indexOf(change.n);
       if (at < 0) return null;
       return [
-        el("button", { type: "button", class: "link", on: { click: () => view.select(at) } }, store.request[at]),
-        clock(store.ms[at]), store.workerName(store.worker[at]), change.worker ? store.nameOfId(change.worker) : "none",
-        ...(found.timed ? [sooner(change)] : []), fewer(change),
+        el("button", { type: "button", class: "link", on: { click: () => view.choose(at) } }, store.request[at]),
+        moment(store.ms[at], store.dated), store.workerName(store.worker[at]), change.worker ? store.nameOfId(change.worker) : "none",
+        ...(found.timed ? [change.worker ? sooner(change) : "–"] : []), change.worker ? fewer(change) : "–",
       ];
     }).filter(Boolean);
     if (!rows.length) return null;
@@ -182,4 +190,13 @@ export class WhatIf extends EventTarget {
     if (!found.timed) texts.push("The window has too few first tokens to estimate times.");
     return el("p", { class: "fine" }, texts.join(" "));
   }
+}
+
+// What it would have been good for, over all decisions that got a worker.
+function better({ changed, decisions, refused, timed, regret_ms: ms, regret_blocks: blocks }) {
+  if (!changed) return "";
+  if (refused >= decisions) return "; no worker would have been left";
+  const won = Math.sign(Math.round(timed ? ms : blocks));
+  if (timed) return `; first tokens would have come ${["later", "as soon", "sooner"][won + 1]}`;
+  return `; ${["more", "as much", "less"][won + 1]} would have had to be computed`;
 }
