@@ -48,7 +48,7 @@ test: setup ## all tests, with real NATS, etcd and vLLM
 test-page: setup ## the debug page in a real browser: /usr/bin/chromium, or what CHROMIUM names
 	@$(PYTHON) -m pytest tests/page $(ARGS)
 
-bench: setup ## all measurements, rough ones unless ARGS say otherwise; bench/README.md says what each is
+bench: setup ## eight measurements, quick unless ARGS say otherwise; bench/README.md has all
 	@for name in index fold recover lag append size replay disagg; do \
 	  echo "== $$name"; $(PYTHON) -m bench.$$name $(or $(ARGS),--quick) || exit 1; \
 	done

@@ -1,4 +1,5 @@
-"""Prometheus metrics of each process: its own registry, names `contrail_`, labels model, worker, policy, stream.
+"""Prometheus metrics of each process: its own registry, names `contrail_`, labels model, worker, policy, stream,
+outcome, reason.
 
 Labels are bounded by what is deployed: no request or client text is ever one, and no tenant but the few with most in
 flight (`actors.queue_metrics`). What is a state is read when it is scraped (`watch_*`), what is an event is counted
@@ -20,6 +21,14 @@ from actors.replica_metrics import ReplicaMetrics
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0)
 DECISION_SECONDS = (10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 10e-3, 100e-3)
+
+REFUSED = ("abort", "rejected", "unavailable", "deadline", "error")
+"""How a request may end that gets no answer."""
+OUTCOMES = ("stop", "length", "tool_calls", "answered", *REFUSED)
+"""How a request to a model ends; `answered` where nothing is generated. Each counts from 0: what first appears with
+its first request shows no increase for it."""
+REJECTIONS = ("answered", *REFUSED)
+"""The same of requests that reached no model."""
 
 Reading = Callable[[], float]
 
@@ -71,7 +80,7 @@ class ModelMetrics:
     def __init__(self, metrics: FrontendMetrics, model: str) -> None:
         self._requests = metrics.requests
         self._model = model
-        self._ended: dict[str, Counter] = {}
+        self._ended: dict[str, Counter] = {outcome: self._requests.labels(model, outcome) for outcome in OUTCOMES}
         """By outcome."""
         self.first_token_seconds = metrics.first_token_seconds.labels(model)
         self.inter_token_seconds = metrics.inter_token_seconds.labels(model)
@@ -99,6 +108,8 @@ class FrontendMetrics:
         self.requests = Counter(
             "contrail_requests", "Requests ended, by outcome", ["model", "outcome"], registry=self.registry
         )
+        for outcome in REJECTIONS:
+            self.requests.labels("", outcome)
         self.first_token_seconds = self._histogram(
             "contrail_time_to_first_token_seconds", "From the request's arrival to its first token", SECONDS
         )
@@ -142,10 +153,11 @@ class FrontendMetrics:
 
     def watch_replica(self, describe: Callable[[], dict[str, Any]]) -> None:
         """What the replica says of itself is read from this at each scrape."""
-        self.registry.register(ReplicaMetrics(describe))
+        self.registry.register(ReplicaMetrics(describe, self._models))
 
     def watch_workers(self, model: str, workers: Reading) -> None:
-        """How many workers serve the model is read from this at each scrape."""
+        """How many workers serve the model is read from this at each scrape; its requests count from 0 on."""
+        self.of_model(model)
         self._workers.labels(model).set_function(workers)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -51,10 +51,11 @@ VERDICT_LABELS = ("model", "reason", "outcome")
 
 
 class ReplicaMetrics(Collector):
-    """Reads one description per scrape."""
+    """Reads one description per scrape. `known` are models whose requests are counted even if none was turned away."""
 
-    def __init__(self, describe: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, describe: Callable[[], dict[str, Any]], known: Collection[str] = ()) -> None:
         self._describe = describe
+        self._known = known
 
     def collect(self) -> Iterator[Metric]:
         """What is not there (no journal, no snapshots here) is left out."""
@@ -66,7 +67,7 @@ class ReplicaMetrics(Collector):
             if (value := _at(about, path)) is not None:
                 yield CounterMetricFamily(name, str(text), value=value)
         if "admission" in about:
-            yield from queue_metrics(about["admission"])
+            yield from queue_metrics(about["admission"], self._known)
         yield from _verdicts(about.get("prefill", {}).get("verdicts", ()))
 
 

@@ -29,6 +29,12 @@ from api.security.tenancy import Tenancy
 from core.clock import Clock, SystemClock
 from core.errors import ContrailError
 
+ROUTES = "see /v1/models, /v1/chat/completions, /v1/completions"
+METRICS = (
+    "each process shows its metrics at its operations address: --ops, or what `contrail up` writes to metrics.json in "
+    "its data folder"
+)
+
 
 def create_app(
     backend: Backend,
@@ -87,7 +93,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if error.status_code == 404:
-        message = f"there is no {request.url.path} here; see /v1/models, /v1/chat/completions, /v1/completions"
+        message = f"there is no {request.url.path} here; {METRICS if request.url.path == '/metrics' else ROUTES}"
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
     return _response(request, of_status(error.status_code, message, dict(error.headers or {})))

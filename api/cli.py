@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import click
 
@@ -12,6 +13,8 @@ from core.errors import ContrailError
 
 COULD_NOT_ASK = 2
 """Exit status when a command could not do its work; 1 is for an answer that is no."""
+INTERRUPTED = 130
+"""The same of one that was ended by Ctrl-C, as shells have it."""
 
 
 COMMANDS = {
@@ -34,9 +37,19 @@ COMMANDS = {
 }
 
 
-@click.command(
-    cls=lazy_group(COMMANDS), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
+class Commands(lazy_group(COMMANDS)):  # type: ignore[misc]
+    """All of them; Ctrl-C ends any without another word."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """What the command returns; exit status 130 if it was interrupted."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(err=True)  # the terminal has written ^C in front of what comes next
+            ctx.exit(INTERRUPTED)
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="contrail")
 def contrail() -> None:
     """Serve language models behind an OpenAI-compatible API, with every routing decision in a log.
@@ -46,7 +59,7 @@ def contrail() -> None:
     contrail up --model Qwen/Qwen3-0.6B      a real one
     contrail explain REQUEST_ID              why that worker
 
-    Exit status: 0, 1 (the answer is no) or 2 (it could not be asked).
+    Exit status: 0, 1 (the answer is no), 2 (it could not be asked) or 130 (Ctrl-C; `up` ends in order, with 0).
     """
 
 

@@ -17,8 +17,9 @@ from api.replaying.explained_list import listed_text
 from core.errors import CallerError
 from core.moments import AtTime, Moment, parse_moment
 from replay.explaining.explain import explain
-from replay.explaining.listing import requests
+from replay.explaining.listing import LOST, REJECTED, UNDER_WAY, requests
 from replay.history import routed
+from replay.redacting.names import OUTCOMES
 
 AFTER_MS = 900_000
 """Of a running deployment's log so much is read behind a request, or behind the end of a range, for what came of it."""
@@ -27,6 +28,7 @@ BEFORE_MS = 60_000
 LAST_MS = 3_600_000
 """How far a list of a running deployment's requests goes back if no start is given."""
 LIMIT = 20
+KNOWN_OUTCOMES = (*sorted(OUTCOMES), REJECTED, LOST, UNDER_WAY)
 
 
 @click.command("explain")
@@ -36,7 +38,7 @@ LIMIT = 20
 @click.option("--replica", metavar="NAME_OR_ID", help="List requests that this front end took.")
 @click.option("--model", help="List requests for this model.")
 @click.option("--tenant", help="List requests of this tenant.")
-@click.option("--outcome", help="List requests that ended so: stop, length, abort, error, worker_lost, rejected, …")
+@click.option("--outcome", help=f"List requests that ended so: {', '.join(KNOWN_OUTCOMES)}.")
 @click.option(
     "--from", "start", metavar="MOMENT", help="List requests from then on: 2026-11-20T14:03:05Z, 14:03, -15m."
 )
@@ -99,6 +101,8 @@ async def _asked(source: Source, request: str) -> Wanted:
 def _list(source: Source, chosen: dict[str, Any], *, as_json: bool) -> None:
     if chosen["slowest"] is not None and chosen["mispredicted"] is not None:
         raise CallerError("give either --slowest or --mispredicted, not both")
+    if chosen["outcome"] not in {None, *KNOWN_OUTCOMES}:
+        raise CallerError(f"--outcome {chosen['outcome']}: no request ends so; there are {', '.join(KNOWN_OUTCOMES)}")
     now_ms = source.now_ms
     start, end = (_moment(chosen.pop(name), now_ms) for name in ("start", "end"))
     if start is None and source.connection is not None:

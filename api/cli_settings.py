@@ -58,7 +58,7 @@ def show(connection: Connection, as_json: bool) -> None:
         click.echo(settings_text(found, stored, use))
 
 
-@settings.command("set")
+@settings.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value, however wrong
 @connection_options
 @click.argument("pairs", nargs=-1, required=True, metavar="KEY VALUE [KEY VALUE ...]")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
@@ -99,7 +99,10 @@ def unset(connection: Connection, keys: tuple[str, ...], everything: bool, as_js
 
 
 def pairs_of(words: tuple[str, ...]) -> dict[str, Any]:
-    """`KEY VALUE KEY VALUE`; a value is a number if it reads as one. CallerError if one is missing or given twice."""
+    """`KEY VALUE KEY VALUE`; a value is a number if it reads as one. CallerError if one is missing or given twice, or
+    what should be a key is an option that there is not."""
+    if option := next((word for word in words if word.startswith("--")), None):
+        raise CallerError(f"{option}: no such option; `contrail settings set --help` lists them")
     if len(words) % 2:
         raise CallerError(f"{words[-1]}: give a value for each setting: contrail settings set KEY VALUE")
     keys = [key.removeprefix(PREFIX) for key in words[::2]]

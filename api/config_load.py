@@ -27,9 +27,9 @@ from core.errors import CallerError
 
 DEFAULT = "default"
 SECRETS = ("password", "token")
-HIDDEN = "(hidden)"
 PLAIN_WORDS = {
     "Object contains unknown field": "there is no such key as",
+    "Object missing required field": "this key is missing:",
     "Expected": "expected",
     "`object`": "a mapping",
     "`array`": "a list",
@@ -38,6 +38,16 @@ PLAIN_WORDS = {
     "`null`": "nothing",
 }
 """msgspec's words, and those of people who write YAML."""
+EXAMPLES = {
+    "max_age": '"7d"',
+    "snapshot_every": '"1h", or "off" with its quotes',
+    "stop_delay": '"10s"',
+    "drain_timeout": '"30s"',
+    "engine_stall": '"2m"',
+    "max_bytes": '"8GiB"',
+    "journal_max": '"256MiB"',
+}
+"""What may stand at a key whose value has a unit: a bare number says none."""
 
 
 class Setting(NamedTuple):
@@ -82,6 +92,7 @@ SETTINGS = (
     Setting("log.etcd_credentials.password", None, "CONTRAIL_ETCD_PASSWORD"),
 )
 """All values that the environment or a flag can give; everything else stands in the file."""
+SECRET_VARIABLES = {setting.path: setting.variable for setting in SETTINGS if setting.path.endswith(SECRETS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +103,12 @@ class Loaded:
     origins: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """`deployment` and `origins`, secrets hidden."""
+        """`deployment` and `origins`; secrets are null."""
         return {"deployment": self._shown(), "origins": self.origins}
 
     def to_yaml(self) -> str:
-        """A deployment file that says the same, each line with where its value came from; secrets hidden."""
+        """A deployment file that says the same, each line with where its value came from. Secrets are null, with the
+        variable to give them by."""
         return "\n".join(self._lines(self._shown(), "", "")) + "\n"
 
     def _shown(self) -> dict[str, Any]:
@@ -121,7 +133,9 @@ class Loaded:
         return lines
 
     def _origin(self, path: str) -> str:
-        """The layer of the value itself, or of what it was given within."""
+        """The layer of the value itself, or of what it was given within; of a secret, how to give it again."""
+        if path in SECRET_VARIABLES and path in self.origins:
+            return f"{self.origins[path]}, not shown: give it by {SECRET_VARIABLES[path]}"
         while path and path not in self.origins:
             path = path.rpartition(".")[0]
         return self.origins.get(path, DEFAULT)
@@ -132,7 +146,7 @@ def load(
     flags: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """The deployment and its origins. `flags` are by dotted path (SETTINGS), None where not given.
+    """The deployment and its origins. `flags` are by dotted path (SETTINGS), as text or parsed, None where not given.
 
     CallerError names the key and the layer that it stands in.
     """
@@ -145,10 +159,15 @@ def load(
     environment = os.environ if environment is None else environment
     for setting in SETTINGS:
         if (text := environment.get(setting.variable)) is not None:
-            _assign(values, origins, setting.path, _parse(setting, text), setting.variable)
+            _assign(values, origins, setting.path, _parse(setting, text, setting.variable), setting.variable)
+    flags = flags or {}
+    if flags.get("frontend.port") is not None and flags.get("frontend.listen") is not None:
+        raise CallerError("give either --port or --listen HOST:PORT, not both: each names the port")
     for setting in SETTINGS:
-        if (value := (flags or {}).get(setting.path)) is not None:
-            _assign(values, origins, setting.path, value, setting.flag or setting.path)
+        if (value := flags.get(setting.path)) is not None:
+            layer = setting.flag or setting.path
+            parsed = _parse(setting, value, layer) if isinstance(value, str) else value
+            _assign(values, origins, setting.path, parsed, layer)
     return Loaded(_check(values, "the configuration"), origins)
 
 
@@ -167,11 +186,11 @@ def read_file(file: Path) -> dict[str, Any]:
     return given
 
 
-def _parse(setting: Setting, text: str) -> object:
+def _parse(setting: Setting, text: str, layer: str) -> object:
     try:
         return setting.parse(text)
     except ValueError as error:
-        raise CallerError(f"{setting.variable}: {text!r} is not a whole number") from error
+        raise CallerError(f"{layer}: {text!r} is not a whole number") from error
 
 
 def _check(values: Mapping[str, Any], layer: str) -> Deployment:
@@ -189,6 +208,8 @@ def _plain(text: str) -> str:
     for theirs, ours in PLAIN_WORDS.items():
         text = text.replace(theirs, ours)
     place = place.rstrip("`").lstrip(".").replace("[...]", "")
+    if example := EXAMPLES.get(place.rpartition(".")[2]):
+        text = f"{text}: write {example}"
     return f"{place}: {text}" if place else text
 
 
@@ -208,6 +229,9 @@ def _assign(values: dict[str, Any], origins: dict[str, str], path: str, value: o
     """The value stands at its path, and whole is still a deployment; else CallerError names the layer."""
     if path == "frontend.port":
         path, value = "frontend.listen", _with_port(values, value)
+    if path == "frontend.tls.key" and not _has_certificate(values):
+        wanted = "--tls-cert" if layer == "--tls-key" else "CONTRAIL_TLS_CERT"
+        raise CallerError(f"{layer}: give {wanted} too, the certificate whose key it is")
     *sections, key = path.split(".")
     if sections == ["workers"]:
         assign_to_workers(values.setdefault("workers", [{}]), origins, key, value, layer)
@@ -223,6 +247,11 @@ def _assign(values: dict[str, Any], origins: dict[str, str], path: str, value: o
     _check(values, layer)
 
 
+def _has_certificate(values: Mapping[str, Any]) -> bool:
+    tls = values.get("frontend", {}).get("tls")
+    return bool(tls and tls.get("cert"))
+
+
 def _with_port(values: Mapping[str, Any], port: object) -> str:
     listen = values.get("frontend", {}).get("listen", Deployment().frontend.listen)
     return join_address(split_address(listen)[0], int(str(port)))
@@ -233,7 +262,7 @@ def _hide(value: object, key: str = "") -> Any:
         return {name: _hide(item, name) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_hide(item) for item in value]
-    return HIDDEN if key in SECRETS and value is not None else value
+    return None if key in SECRETS else value
 
 
 def _scalar(value: object) -> str:

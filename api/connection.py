@@ -95,7 +95,7 @@ def connect_by_data(data: Path) -> Connection:
     if run is None or run.state == STOPPED or not folder.deployment.exists():
         raise CallerError(
             f"no deployment runs with the data folder {data}: start it with `contrail up --data {data}`, "
-            "name another folder with --data, or give --nats, --etcd and --key-file"
+            "name another folder with --data, or give -f FILE or --nats and --etcd, and --key-file"
         )
     # what the environment says went into the deployment when it was started
     deployment = load(folder.deployment, environment={}).deployment
@@ -109,7 +109,7 @@ def connect_by_address(file: Path | None, flags: Mapping[str, Any], key_file: Pa
     """The deployment at the addresses given by file, environment and flags; CallerError says what is missing."""
     deployment = load(file, flags).deployment
     if not deployment.log.nats or not deployment.log.etcd:
-        raise CallerError("which deployment? Give --data DIR, or both --nats URL and --etcd HOST:PORT")
+        raise CallerError(_no_addresses(file))
     if key_file is None:
         raise CallerError("give --key-file FILE: a copy of `key` from the deployment's data folder")
     given: dict[str, object] = {
@@ -121,6 +121,19 @@ def connect_by_address(file: Path | None, flags: Mapping[str, Any], key_file: Pa
     }
     words = tuple(word for option, value in given.items() if value for word in (option, str(value)))
     return Connection(deployment=deployment, key=DeploymentKey.load(key_file), words=words)
+
+
+def _no_addresses(file: Path | None) -> str:
+    """What to give, where neither file nor flags say where both planes are."""
+    if file is None:
+        return (
+            "which deployment? Give --data DIR, or -f FILE that has log.nats and log.etcd, or --nats URL and "
+            "--etcd HOST:PORT; with addresses also --key-file FILE"
+        )
+    return (
+        f"{file} has no addresses (log.nats and log.etcd): give --data DIR, the folder of its `contrail up`, without "
+        f"-f; or -f {file} with --nats URL, --etcd HOST:PORT and --key-file FILE"
+    )
 
 
 def nats_credentials(given: LogCredentials | None) -> NatsCredentials | None:

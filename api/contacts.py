@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from api.connection import Connection
+from core.errors import Refused
 from streams.etcd import EtcdRegistry
 from streams.jetstream import JetStreamLog
+
+LOG_IN = "set CONTRAIL_ETCD_USER and CONTRAIL_ETCD_PASSWORD, give -f FILE that has them, or use --data"
 
 
 @asynccontextmanager
@@ -25,8 +28,20 @@ async def open_log(connection: Connection) -> AsyncIterator[JetStreamLog]:
 @asynccontextmanager
 async def open_registry(connection: Connection) -> AsyncIterator[EtcdRegistry]:
     """The deployment's registry. Unavailable or Refused if etcd does not answer or does not let us in."""
-    registry = await EtcdRegistry.connect(connection.etcd, connection.namespace, connection.etcd_credentials)
+    with named_remedy(connection):
+        registry = await EtcdRegistry.connect(connection.etcd, connection.namespace, connection.etcd_credentials)
     try:
         yield registry
     finally:
         await registry.close()
+
+
+@contextmanager
+def named_remedy(connection: Connection) -> Iterator[None]:
+    """What etcd refuses because nobody said who asks, says how to say it."""
+    try:
+        yield
+    except Refused as error:
+        if connection.etcd_credentials is not None:
+            raise
+        raise Refused(f"{error}; {LOG_IN}") from error

@@ -4,6 +4,7 @@ lock              held while `contrail up` runs
 key               the deployment's secret, mode 600
 deployment.json   the deployment as resolved, with addresses and credentials, mode 600: what the parts read
 run.json          who runs where: addresses, process ids, names
+metrics.json      where each part shows its metrics, as Prometheus reads targets from files
 restart.json      for a moment, which parts `contrail restart` asks for
 parts/NAME.json   what a part says of itself once it listens
 logs/NAME.log     its output
@@ -50,6 +51,11 @@ class DataFolder:
     def run(self) -> Path:
         """Who runs where."""
         return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Where Prometheus finds who shows metrics."""
+        return self.path / "metrics.json"
 
     @property
     def restart(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import click
 
 from api.config import ENGINES, Deployment
+from api.config_environment import unknown_variables
 from api.config_load import SETTINGS, Loaded, load
 from api.connection import DEFAULT_DATA
 from api.data_folder import DataFolder, FolderLock
@@ -89,6 +91,8 @@ def up(file: Path | None, data: Path, print_config: bool, as_json: bool, **flags
     """
     if as_json and not print_config:
         raise click.UsageError("--json goes with --print-config")
+    for note in unknown_variables(os.environ):
+        click.echo(f"Note: {note}", err=True)
     by_path = {setting.path: flags.get(setting.path.replace(".", "_")) for setting in SETTINGS}
     loaded = load(file, by_path)
     if print_config:

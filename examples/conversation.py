@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from openai import OpenAI
+from openai import APIError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 QUESTIONS = ("Who are you?", "What do you keep?", "For how long?", "Who can read it?", "And then?")
@@ -33,4 +33,10 @@ def main(base_url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1")
+    if len(sys.argv) > 2:
+        sys.exit("usage: conversation.py [BASE_URL]")
+    base_url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
+    try:
+        main(base_url)
+    except APIError as error:  # nobody answers there, or it refuses
+        sys.exit(f"{base_url}: {error} (start one with `make serve`)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+from core.errors import CallerError
 from replay.session import Session
 
 
@@ -80,4 +81,9 @@ def main(path: str, key_file: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: time_travel.py EXPORT [KEY_FILE]; `contrail export EXPORT --data data` makes one")
+    try:
+        main(*sys.argv[1:])
+    except CallerError as error:
+        sys.exit(str(error))

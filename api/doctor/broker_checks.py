@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from api.amounts import bytes_text, seconds_text
-from api.doctor.finding import OK, PROBLEM, WARNING, Finding, version_of
+from api.doctor.finding import NATS_CLI, OK, PROBLEM, WARNING, Finding, version_of
 from core.subjects import JOBS
 from streams.jetstream_broker import BrokerConsumer, Server
+from streams.jetstream_pull import INACTIVE_S
 from streams.topology import PAYLOAD_MIN
 
 VERSION_MIN = (2, 11)
@@ -48,12 +49,13 @@ def check_consumers(consumers: list[BrokerConsumer]) -> Finding:
     if durable:
         text = (
             f"{len(durable)} durable consumers are at the broker, and none is ours: {', '.join(durable[:3])}; "
-            "if nobody reads with them, remove them."
+            f"if nobody reads with them, remove them (`nats consumer rm`; {NATS_CLI})."
         )
         return Finding("broker_consumers", WARNING, text, facts)
     if left:
         text = (
-            f"{len(left)} consumers are at the broker and nobody reads with them: {', '.join(left[:3])}; remove them."
+            f"{len(left)} consumers are at the broker and nobody reads with them: {', '.join(left[:3])}; the broker "
+            f"drops them {seconds_text(INACTIVE_S)} after their readers went, so ask again then."
         )
         return Finding("broker_consumers", WARNING, text, facts)
     return Finding("broker_consumers", OK, f"{len(consumers)} consumers are at the broker, and all are read.", facts)

@@ -15,7 +15,7 @@ import orjson
 from actors.registration import Registration
 from api.census import REPLICAS, WORKERS, Part, ask_all, registered
 from api.connection import Connection
-from api.contacts import open_log, open_registry
+from api.contacts import named_remedy, open_log, open_registry
 from api.data_folder import DataFolder
 from api.doctor.broker_checks import check_consumers, check_rights, check_server
 from api.doctor.disk_checks import check_disk
@@ -112,7 +112,8 @@ async def _record(connection: Connection, found: Findings) -> None:
 
 
 async def _registry(connection: Connection, found: Findings) -> None:
-    status = await etcd_status(connection.etcd, connection.etcd_credentials)
+    with named_remedy(connection):
+        status = await etcd_status(connection.etcd, connection.etcd_credentials)
     found += check_registry(status, private=connection.data is not None and DataFolder(connection.data).etcd.is_dir())
 
 
@@ -125,7 +126,8 @@ async def _parts(connection: Connection, found: Findings) -> None:
 
 async def _workers(connection: Connection, found: Findings) -> None:
     async with open_registry(connection) as registry:
-        workers = await registered(registry, WORKERS)
+        # of two lives of one name the later one counts
+        workers = sorted(await registered(registry, WORKERS), key=lambda part: part.revision)
     async with open_log(connection) as log:
         heard_s = {part.name: await _heard_s(log, connection.namespace, part) for part in workers}
     found += check_workers({part.name: _registration(part) for part in workers}, heard_s)

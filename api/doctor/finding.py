@@ -8,6 +8,8 @@ import msgspec
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
+NATS_CLI = "docs/operating.md says where `nats` comes from"
+
 
 class Finding(msgspec.Struct, frozen=True):
     """One line of `contrail doctor`."""

@@ -32,13 +32,15 @@ def check_parts(replicas: list[Answer], workers: list[Answer]) -> Iterator[Findi
 
 
 def check_answers(replicas: list[Answer], workers: list[Answer]) -> Finding:
-    """Everybody that holds a lease answers."""
+    """Everybody that holds a lease answers; one that crashed and has a successor keeps its lease for some seconds."""
     everybody = [*replicas, *workers]
-    silent = [answer for answer in everybody if answer.state is None]
+    old = [*_succeeded(replicas), *_succeeded(workers)]
+    silent = [answer for answer in everybody if answer.state is None and answer not in old]
     facts = {
         "replicas": len(replicas),
         "workers": len(workers),
         "silent": {answer.part.name: answer.why for answer in silent},
+        "succeeded": [answer.part.id for answer in old],
     }
     if not replicas or not workers:
         none = " and ".join(kind for kind, some in (("front end", replicas), ("worker", workers)) if not some)
@@ -48,7 +50,19 @@ def check_answers(replicas: list[Answer], workers: list[Answer]) -> Finding:
         text = f"{len(silent)} of {len(everybody)} that hold a lease do not answer: {said}; see their logs."
         return Finding("leases", PROBLEM, text, facts)
     text = f"{len(replicas)} front ends and {len(workers)} workers hold a lease, and all answer."
+    if old:
+        names = ", ".join(dict.fromkeys(answer.part.name for answer in old))
+        text = (
+            f"{len(everybody) - len(old)} of {len(everybody)} that hold a lease answer; the others are lives of "
+            f"{names} before this one, whose leases end by themselves within seconds."
+        )
     return Finding("leases", OK, text, facts)
+
+
+def _succeeded(answers: list[Answer]) -> list[Answer]:
+    """Those that are silent, and of whose name a later life answers."""
+    lives = {answer.part.name: answer.part.revision for answer in answers if answer.state is not None}
+    return [it for it in answers if it.state is None and it.part.revision < lives.get(it.part.name, 0)]
 
 
 def check_lag(replicas: list[Replica]) -> Finding:

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from api.amounts import bytes_text, seconds_text
-from api.doctor.finding import OK, PROBLEM, WARNING, Finding
+from api.doctor.finding import NATS_CLI, OK, PROBLEM, WARNING, Finding
 from core.ids import StreamName
-from core.subjects import SNAPSHOTS
+from core.subjects import ROUTING, SNAPSHOTS, is_kv
 from streams.jetstream_broker import BrokerStream
 from streams.topology import Topology
 
 SPAN_S_MIN = 60.0
 """A shorter history says nothing about how much an hour brings."""
 SERVERS_MIN_FOR_COPIES = 3
+BESIDE_SHARE = 0.5
+"""Of the configured age: load and jobs that are held for less shorten what can be verified by too much."""
 
 
 def check_streams(streams: list[BrokerStream], topology: Topology, cluster: str | None) -> Iterator[Finding]:
@@ -50,7 +52,10 @@ def check_limits(streams: list[BrokerStream], topology: Topology) -> Finding:
         return Finding("stream_limits", PROBLEM, text, facts)
     differ = [_difference(it, topology) for it in streams if it.name in topology.names()]
     if said := [text for text in differ if text]:
-        text = f"{'; '.join(said)}: change the streams at the broker (`nats stream edit`), or the configuration."
+        text = (
+            f"{'; '.join(said)}: change the streams at the broker (`nats stream edit`; {NATS_CLI}), or the "
+            "configuration."
+        )
         return Finding("stream_limits", WARNING, text, facts)
     total = bytes_text(sum(it.max_bytes for it in streams))
     age = seconds_text(topology.max_age_s)
@@ -70,7 +75,8 @@ def check_copies(streams: list[BrokerStream], topology: Topology, cluster: str |
     if differ:
         text = (
             f"log.replicas is {topology.replicas}, but {', '.join(differ)} has {streams[0].replicas} copies: "
-            "change it at the broker (`nats stream edit --replicas`)."
+            "change it at the broker (`nats stream edit --replicas`; "
+            f"{NATS_CLI})."
         )
         return Finding("stream_copies", WARNING, text, facts)
     if cluster and topology.replicas < SERVERS_MIN_FOR_COPIES:
@@ -99,21 +105,29 @@ def check_deleted(streams: list[BrokerStream]) -> Finding:
 def check_history(streams: list[BrokerStream]) -> Finding:
     """How much history the limits hold, at the rate measured."""
     facts: dict[str, Any] = {it.name: _history(it) for it in streams if it.name != SNAPSHOTS}
-    short = [(held, name) for name, fact in facts.items() if (held := fact["held_s"]) is not None]
-    if not short:
+    held = sorted((fact["held_s"], name) for name, fact in facts.items() if fact["held_s"] is not None)
+    if not held:
         return Finding("history", OK, "The log is too young to say how much history its limits hold.", facts)
-    held_s, name = min(short)
-    age_s = next(it.max_age_s for it in streams if it.name == name)
-    hourly = bytes_text(facts[name]["bytes_per_hour"])
-    if held_s < age_s:
+    age_s: dict[str, float] = {it.name: it.max_age_s for it in streams}
+    short = [(held_s, name) for held_s, name in held if held_s < age_s[name]]
+    if warned := [(held_s, name) for held_s, name in short if held_s < age_s[name] * _share_wanted(name)]:
+        held_s, name = warned[0]
         text = (
-            f"At {hourly} per hour, {name} is full after {seconds_text(held_s)}, before its {seconds_text(age_s)} are "
-            "over: give log.max_bytes more, or expect less history."
+            f"At {bytes_text(facts[name]['bytes_per_hour'])} per hour, {name} is full after {seconds_text(held_s)}, "
+            f"before its {seconds_text(age_s[name])} are over: give log.max_bytes more, and the stream too, which "
+            f"keeps the size it has (`nats stream edit`; {NATS_CLI}); or expect less history."
         )
         return Finding("history", WARNING, text, facts)
     total = bytes_text(sum(fact["bytes_per_hour"] or 0 for fact in facts.values()))
-    text = f"The log grows by {total} per hour, so its limits hold the {seconds_text(age_s)} that are configured."
+    but = "".join(f", but of {name} only {seconds_text(held_s)}" for held_s, name in short)
+    configured = seconds_text(max(age_s[name] for _, name in held))
+    text = f"The log grows by {total} per hour, so its limits hold the {configured} that are configured{but}."
     return Finding("history", OK, text, facts)
+
+
+def _share_wanted(name: str) -> float:
+    """Cache events and decisions are the history; what lies beside them may be somewhat shorter."""
+    return 1.0 if is_kv(StreamName(name)) or name == ROUTING else BESIDE_SHARE
 
 
 def _difference(it: BrokerStream, topology: Topology) -> str:

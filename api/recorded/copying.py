@@ -13,6 +13,7 @@ from api.contacts import open_log
 from api.recorded.progress import told
 from core.clock import SystemClock
 from core.errors import CallerError
+from core.event_json import time_text
 from core.ids import StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
@@ -31,6 +32,9 @@ from streams.snapshots import SnapshotStore
 PROGRAM = "contrail"
 CLOCKS_APART_MS = 86_400_000
 """A moment further ahead of our clock lies ahead of the broker's too, and perhaps of all that it can count to."""
+
+LAST_MS = 253_402_300_799_000
+"""The last second that the calendar has a name for."""
 
 
 class Wanted(NamedTuple):
@@ -107,9 +111,34 @@ async def _bounds(log: EventLog, wanted: Wanted, now_ms: int) -> _Bounds:
     if start is not None or end is not None:
         starts, ends = start or dict.fromkeys(streams, StreamSeq(1)), end or await _beyond(log, streams)
         if not any(starts[stream] < ends[stream] for stream in streams):
-            raise CallerError("the log has nothing between these moments: --from lies before --to, and both are UTC")
+            has = await _reach(log, streams)
+            asked = f"what lies from {_words(wanted.start, 'its start')} up to {_words(wanted.end, 'its end')}"
+            raise CallerError(f"the log has nothing between these moments: {has}, and asked for is {asked} (UTC)")
     from_ms = 0 if start is None else await _time_ms(log, wanted.start, start, now_ms)
     return _Bounds(Range(start, end), from_ms, min(now_ms, await _time_ms(log, wanted.end, end or {}, now_ms)))
+
+
+async def _reach(log: EventLog, streams: list[StreamName]) -> str:
+    """From when to when it reaches, in words."""
+    states = [(stream, await log.state(stream)) for stream in streams]
+    ends = [(stream, seq) for stream, state in states for seq in (state.first_seq, state.last_seq) if state.messages]
+    times = [record.time_ms for stream, seq in ends if (record := await log.at(stream, seq)) is not None]
+    return f"it reaches from {time_text(min(times))} to {time_text(max(times))}" if times else "it is empty"
+
+
+def _words(moment: Moment | None, none: str) -> str:
+    """The moment as people type it."""
+    match moment:
+        case None:
+            return none
+        case AtTime(time_ms):
+            return time_text(min(max(0, time_ms), LAST_MS))
+        case AtSequence(stream, seq):
+            return f"{stream}:{seq}"
+        case AtRequest(request):
+            return request
+        case AtCursor(seqs):
+            return ",".join(f"{stream}:{seq}" for stream, seq in seqs)
 
 
 async def _place(

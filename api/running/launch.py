@@ -14,6 +14,7 @@ from api.addresses import join_address
 from api.config import Deployment
 from api.data_folder import DataFolder, write_whole
 from api.devices import Devices, visible
+from api.metrics_file import write_targets
 from api.model_source import ModelSource, model_source
 from api.parts import PartSpec, frontend_specs, worker_specs
 from api.restart_request import FRONTENDS, take_request
@@ -179,7 +180,7 @@ class Launch:
             self._fault = ""
 
     def _write_files(self) -> None:
-        """`run.json` and `deployment.json` say what is so now; they are written only when that has changed."""
+        """`run.json`, `metrics.json` and `deployment.json` say what is so now; they are written when that changes."""
         if all(server.running for server in self._servers.parts):
             self._resolved = msgspec.structs.replace(self._deployment, log=self._servers.addresses())
         now = (self._run_file(self._resolved), self._resolved)
@@ -187,6 +188,7 @@ class Launch:
             return
         self._written = None
         write_whole(self._data.deployment, msgspec.json.encode(self._resolved), mode=0o600)
+        write_targets(self._data.metrics, now[0])
         now[0].write(self._data.run)
         self._written = now
 

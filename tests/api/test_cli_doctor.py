@@ -191,7 +191,9 @@ def test_readers_that_are_gone() -> None:
     """A reader without a waiting request is left behind, unless it is only just made."""
     lives = BrokerConsumer(LOAD, "a", durable=False, age_s=900.0, waiting=2)
     assert check_consumers([lives, lives._replace(waiting=0, age_s=1.0)]).status == OK
-    assert check_consumers([lives, lives._replace(name="b", waiting=0)]).facts["abandoned"] == ["b"]
+    left = check_consumers([lives, lives._replace(name="b", waiting=0)])
+    assert left.facts["abandoned"] == ["b"]
+    assert "the broker drops them 30s after their readers went" in left.text
     queue = lives._replace(stream=JOBS, name="prefill", durable=True, waiting=0)
     assert (check_consumers([lives, queue]).status, check_consumers([queue._replace(stream=LOAD)]).status) == (
         OK,
@@ -208,7 +210,7 @@ def test_streams_and_their_limits() -> None:
         WARNING,
         (
             "routing keeps 10 B and not the 300 B of log.max_bytes: change the streams at the broker "
-            "(`nats stream edit`), or the configuration."
+            "(`nats stream edit`; docs/operating.md says where `nats` comes from), or the configuration."
         ),
     )
     assert found("stream_limits", check_streams(streams(storage="memory"), TOPOLOGY, None))[0] == PROBLEM
@@ -224,12 +226,29 @@ def test_how_much_history_the_limits_hold() -> None:
     assert full == (
         WARNING,
         (
-            "At 50 B per hour, routing is full after 6h, before its 1d are over: give log.max_bytes more, or expect "
-            "less history."
+            "At 50 B per hour, routing is full after 6h, before its 1d are over: give log.max_bytes more, and the "
+            "stream too, which keeps the size it has (`nats stream edit`; docs/operating.md says where `nats` comes "
+            "from); or expect less history."
         ),
     )
     young = [it._replace(last_ms=1000) for it in streams()]
     assert "too young" in found("history", check_streams(young, TOPOLOGY, None))[1]
+
+
+def test_load_may_be_held_somewhat_shorter() -> None:
+    """It is no history by itself: six days of seven are said, a third of them is a warning."""
+    usual = streams()
+
+    def loaded(held_share: float) -> tuple[str, str]:
+        bytes_ = round(usual[2].max_bytes / (6 * held_share))  # in four hours, of a day
+        return found(
+            "history", check_streams([*usual[:2], usual[2]._replace(bytes=bytes_), *usual[3:]], TOPOLOGY, None)
+        )
+
+    status, text = loaded(0.8)
+    assert (status, "hold the 1d that are configured, but of load only 20h." in text) == (OK, True)
+    status, text = loaded(0.3)
+    assert (status, "load is full after" in text) == (WARNING, True)
 
 
 def test_the_disk() -> None:
@@ -286,6 +305,23 @@ def test_who_is_silent_is_named() -> None:
     silent = check_parts([answer("frontend-0", dict(REPLICA))], [answer("decode-0", None, "does not answer")])
     assert "decode-0 does not answer" in found("leases", silent)[1]
     assert found("leases", check_parts([], [answer("decode-0", {})]))[1] == "No front end is registered: start one."
+
+
+def test_a_lease_that_outlived_its_holder() -> None:
+    """While a later life of that name answers, it is no problem; nor is an earlier one any help to the later."""
+    well = answer("frontend-0", dict(REPLICA))
+    crashed = Answer(Part("w1", "decode-0", "", {}, 5), None, "does not answer")
+    successor = Answer(Part("w2", "decode-0", "", {}, 9), {"waiting": 0})
+    status, text = found("leases", check_parts([well], [crashed, successor]))
+    assert (status, text) == (
+        OK,
+        (
+            "2 of 3 that hold a lease answer; the others are lives of decode-0 before this one, whose leases end by "
+            "themselves within seconds."
+        ),
+    )
+    hangs = Answer(Part("w3", "decode-0", "", {}, 11), None, "does not answer")
+    assert found("leases", check_parts([well], [successor, hangs]))[0] == PROBLEM
 
 
 def test_workers_are_alike_and_heard_of() -> None:

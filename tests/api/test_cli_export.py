@@ -147,8 +147,14 @@ async def test_a_range(here: Deployed, spoken: Spoken, tmp_path: Path) -> None:
     assert said["base"] is None
     said = await ok(here, str(tmp_path / "cursor"), "--from", "kv:5,load:4,routing:5")
     assert said["streams"]["load"]["first_seq"] == 4
-    for words in (("--from", "2999-01-01"), ("--from", "kv:5", "--to", "kv:5"), ("--to", "2001-01-01")):
-        assert "has nothing between these moments" in await refused(here, str(tmp_path / "none"), *words)
+    for words, asked in (
+        (("--from", "2999-01-01"), "from 2999-01-01T00:00:00.000Z up to its end"),
+        (("--from", "kv:5", "--to", "kv:5"), "from kv_0:5 up to kv_0:5"),
+        (("--to", "2001-01-01"), "from its start up to 2001-01-01T00:00:00.000Z"),
+    ):
+        why = await refused(here, str(tmp_path / "none"), *words)
+        assert "has nothing between these moments: it reaches from 20" in why
+        assert f"Z, and asked for is what lies {asked} (UTC)" in why
     assert "lies beyond the end" in await refused(here, str(tmp_path / "none"), "--from", "kv:99")
     assert "no request that the log knows" in await refused(here, str(tmp_path / "none"), "--from", "nobody")
     assert left(tmp_path) == {"part", "text", "early", "request", "cursor"}

@@ -82,6 +82,18 @@ async def test_what_changes_nothing_is_said(here: Deployed) -> None:
     assert (await here.json(settings, "set", "policy", "time"))[1]["without_effect"] == []
 
 
+async def test_a_negative_value_is_a_value(here: Deployed) -> None:
+    """It is refused for what it is, not for how it begins; an option that there is not is still none."""
+    result = await here.run(settings, "set", "own_weight", "-1")
+    assert isinstance(result.exception, CallerError)
+    assert "own_weight" in str(result.exception)
+    assert "-1" in str(result.exception)
+    result = await here.run(settings, "set", "own_weight", "-0.5")
+    assert "own_weight" in str(result.exception)
+    result = await here.run(settings, "set", "own_weight", "1", "--jsno")
+    assert "--jsno: no such option" in str(result.exception)
+
+
 async def test_show_says_where_each_value_is_from(here: Deployed) -> None:
     """Live over configured over default; and which revision each replica uses."""
     revision = await here.registry.put(SETTINGS_KEY, orjson.dumps({"policy": "random"}))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from api.config import Deployment
-from api.config_load import HIDDEN, load
+from api.config_load import load
+from api.up import up
 from core.errors import CallerError
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -67,6 +70,9 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> Non
         ("workers: [{name: frontend}]", "name 'frontend': other parts are called that"),
         ("log: {max_age: 7 years}", "log: max_age: '7 years' is not a duration"),
         ("log: {max_bytes: 0GiB}", "must be more than nothing"),
+        ("log: {max_age: 7}", 'log.max_age: expected text, got a whole number: write "7d"'),
+        ("log: {snapshot_every: off}", 'write "1h", or "off" with its quotes'),
+        ("workers: [{engine_stall: 60}]", 'write "2m"'),
         ("frontend: {listen: nowhere}", "frontend: listen: 'nowhere' is not an address"),
         ("namespace: Prod", "use 1 to 63 of a-z"),
         ("a: [", "line 1: this is not YAML"),
@@ -103,6 +109,40 @@ def test_an_error_in_the_environment_names_the_variable() -> None:
         load(environment={"CONTRAIL_PORT": "99999"})
 
 
+def test_text_of_a_flag_is_read_as_in_the_environment() -> None:
+    """What click hands over as text is parsed; what is parsed already counts as it is."""
+    log = load(flags={"log.nats": "nats://a:1, nats://b:2", "log.etcd": "c:3"}, environment={}).deployment.log
+    assert (log.nats, log.etcd) == (("nats://a:1", "nats://b:2"), ("c:3",))
+    assert load(flags={"log.nats": ["nats://a:1"]}, environment={}).deployment.log.nats == ("nats://a:1",)
+
+
+def test_up_takes_servers_by_flag() -> None:
+    """As the command itself is called."""
+    told = ["--nats", "nats://a:1,nats://b:2", "--etcd", "c:3", "--print-config", "--json"]
+
+    result = CliRunner().invoke(up, told, catch_exceptions=False)
+
+    said = json.loads(result.output)
+    assert said["deployment"]["log"]["nats"] == ["nats://a:1", "nats://b:2"]
+    assert (said["deployment"]["log"]["etcd"], said["origins"]["log.etcd"]) == (["c:3"], "--etcd")
+
+
+def test_two_flags_for_one_port_are_refused() -> None:
+    """Neither is taken unseen; over the environment a flag still wins."""
+    with pytest.raises(CallerError, match="either --port or --listen HOST:PORT, not both"):
+        load(flags={"frontend.port": 80, "frontend.listen": "127.0.0.1:90"}, environment={})
+    environment = {"CONTRAIL_LISTEN": "127.0.0.1:90"}
+    assert load(flags={"frontend.port": 80}, environment=environment).deployment.frontend.listen == "127.0.0.1:80"
+
+
+def test_a_key_without_its_certificate() -> None:
+    """It is said what to give with it, in the words of the same layer."""
+    with pytest.raises(CallerError, match=r"^--tls-key: give --tls-cert too, the certificate"):
+        load(flags={"frontend.tls.key": "x"}, environment={})
+    with pytest.raises(CallerError, match=r"^CONTRAIL_TLS_KEY: give CONTRAIL_TLS_CERT too"):
+        load(environment={"CONTRAIL_TLS_KEY": "x"})
+
+
 def test_a_flag_for_the_workers_needs_one_group(tmp_path: Path) -> None:
     """With two groups, `--model` could mean either: refused."""
     file = written(tmp_path, "workers: [{name: a}, {name: b, model: m}]")
@@ -124,7 +164,11 @@ def test_the_printed_configuration_is_a_file_that_says_the_same(tmp_path: Path) 
     assert yaml.safe_load(loaded.to_yaml())["routing"]["tie_margin"] == 0
     secret = load(environment={"CONTRAIL_NATS_USER": "u", "CONTRAIL_NATS_PASSWORD": "s3cret"})
     assert "s3cret" not in secret.to_yaml() + str(secret.to_json())
-    assert yaml.safe_load(secret.to_yaml())["log"]["credentials"]["password"] == HIDDEN
+    printed = written(tmp_path, secret.to_yaml())
+    assert yaml.safe_load(secret.to_yaml())["log"]["credentials"]["password"] is None
+    assert "password: null" in secret.to_yaml()
+    assert "# CONTRAIL_NATS_PASSWORD, not shown: give it by CONTRAIL_NATS_PASSWORD\n" in secret.to_yaml()
+    assert load(printed, environment={"CONTRAIL_NATS_PASSWORD": "s3cret"}).deployment.log == secret.deployment.log
 
 
 def test_the_deployments_that_come_along() -> None:

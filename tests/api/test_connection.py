@@ -12,9 +12,10 @@ from click.testing import CliRunner
 
 from api.config import Deployment, EtcdAccess, LogCredentials, LogSection, Tls
 from api.connection import Connection, connect_by_data, connection_options, nats_credentials
+from api.contacts import named_remedy
 from api.data_folder import DataFolder, FolderLock, write_whole
 from api.run_file import READY, STOPPED, RunFile
-from core.errors import CallerError
+from core.errors import CallerError, Refused
 from core.keys import DeploymentKey
 
 DEPLOYMENT = Deployment(
@@ -91,8 +92,12 @@ def test_addresses_and_a_key_do_as_well(tmp_path: Path) -> None:
     )
     with pytest.raises(CallerError, match="give --key-file FILE"):
         asked(*addresses)
-    with pytest.raises(CallerError, match="which deployment"):
+    with pytest.raises(CallerError, match=r"which deployment.*, or -f FILE .*--key-file FILE"):
         asked("--nats", "nats://a:1")
+    file = tmp_path / "plain.yaml"
+    file.write_text("version: 1\n")
+    with pytest.raises(CallerError, match=r"plain.yaml has no addresses .*--data DIR.*--key-file FILE"):
+        asked("-f", str(file))
     with pytest.raises(CallerError, match="not both"):
         asked("--data", "d", "--nats", "nats://a:1")
 
@@ -101,8 +106,19 @@ def test_a_deployment_that_does_not_run_is_not_found(tmp_path: Path) -> None:
     """No folder, a stopped run: one sentence says how to start it."""
     with pytest.raises(CallerError, match="no deployment runs with the data folder"):
         connect_by_data(tmp_path / "nothing")
-    with pytest.raises(CallerError, match="start it with `contrail up --data"):
+    with pytest.raises(CallerError, match=r"start it with `contrail up --data.*-f FILE.* and --key-file"):
         connect_by_data(running(tmp_path, STOPPED).path)
+
+
+def test_who_says_no_user_is_told_how_to_say_one() -> None:
+    """What etcd refuses to nobody has the remedy with it; what it refuses to a user has not."""
+    key = DeploymentKey.generate()
+    stranger = Connection(deployment=Deployment(), key=key)
+    remedy = "user name is empty; set CONTRAIL_ETCD_USER and CONTRAIL_ETCD_PASSWORD, give -f FILE"
+    with pytest.raises(Refused, match=remedy), named_remedy(stranger):
+        raise Refused("etcd at e:2: etcdserver: user name is empty")
+    with pytest.raises(Refused, match=r"permission denied$"), named_remedy(Connection(deployment=DEPLOYMENT, key=key)):
+        raise Refused("etcd at e:2: permission denied")
 
 
 def test_secrets_are_their_owners_alone(tmp_path: Path) -> None:

@@ -88,6 +88,10 @@ async def refused(api: Api, answer: httpx.Response, status: int, param: str | No
         ({"moderation": {"model": "x"}}, "moderation", "not supported"),
         ({"functions": [{}]}, "functions", "not supported"),
         ({"use_beam_search": True}, "use_beam_search", "not supported"),
+        ({"guided_json": {"type": "object"}}, "guided_json", 'structured_outputs: {"json": …}, or response_format'),
+        ({"guided_regex": "a+"}, "guided_regex", 'structured_outputs: {"regex": …}'),
+        ({"guided_choice": ["a"]}, "guided_choice", 'structured_outputs: {"choice": […]}'),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", 'structured_outputs: {"grammar": …}'),
     ],
 )
 async def test_a_bad_parameter_is_named(api: Api, fields: dict[str, Any], param: str, text: str) -> None:
@@ -120,6 +124,7 @@ async def test_a_bad_parameter_is_named(api: Api, fields: dict[str, Any], param:
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"best_of": 129}, "best_of"),
         ({"suffix": "x"}, "suffix"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
@@ -175,6 +180,7 @@ async def test_a_body_of_50_mb_is_413_without_being_kept(api: Api) -> None:
 async def test_unknown_routes_and_methods_have_the_same_shape(api: Api) -> None:
     """Nothing answers in another form, a slash too many included."""
     await refused(api, await api.http.get("/nowhere"), 404, text="/nowhere")
+    await refused(api, await api.http.get("/metrics"), 404, text="metrics.json in its data folder")
     await refused(api, await api.http.get("/v1/chat/completions/"), 404)
     await refused(api, await api.http.get("/docs"), 404)
     wrong = await api.http.get(CHAT)

@@ -30,7 +30,7 @@ from tests.fixtures.eventually import eventually
 MARKER = "zebra crossing at noon"
 BIG = b'{"model": "tiny", "messages": [{"role": "user", "content": "' + b"a" * 50_000_000 + b'"}]}'
 WORKERS = ("decode-0", "decode-1")
-LABELS = {"model", "worker", "policy", "outcome", "stream", "le"}
+LABELS = {"model", "worker", "policy", "outcome", "reason", "stream", "le"}
 LOOPBACK = "0100007F"
 LISTENING = "0A"
 

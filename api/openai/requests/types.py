@@ -101,6 +101,10 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     vllm_xargs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
 
 class ChatRequest(Parameters, frozen=True, kw_only=True):

@@ -37,7 +37,15 @@ UNSUPPORTED_CHAT = (
     "return_prompt_text",
 )
 UNSUPPORTED_COMPLETION = ("suffix", "prompt_embeds")
+FORMER = {
+    "guided_json": 'give structured_outputs: {"json": …}, or response_format with a json_schema',
+    "guided_regex": 'give structured_outputs: {"regex": …}',
+    "guided_choice": 'give structured_outputs: {"choice": […]}',
+    "guided_grammar": 'give structured_outputs: {"grammar": …}',
+}
+"""Names that vLLM has given up, and what to say instead: an answer that is not held to them would be wrong unseen."""
 UNSUPPORTED = (
+    *FORMER,
     "use_beam_search",
     "logprob_token_ids",
     "thinking_token_budget",
@@ -154,8 +162,11 @@ def _check_supported(request: Parameters) -> None:
     if values == _NONE[: len(values)]:
         return  # almost always, and much cheaper than to look at each
     for name, value in zip(names, values, strict=True):
-        if not _is_off(value):
-            raise not_supported(name)
+        if _is_off(value):
+            continue
+        if name in FORMER:
+            raise bad_parameter(name, f"vLLM has given up this name: {FORMER[name]}", "unsupported_parameter")
+        raise not_supported(name)
 
 
 def _check_chat(request: ChatRequest) -> None:

@@ -1,0 +1,24 @@
+"""The command line as a whole."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from api.cli import COMMANDS, INTERRUPTED, contrail
+from api.lazy_group import Command
+
+
+@click.command()
+def waits() -> None:
+    """Somebody presses Ctrl-C meanwhile."""
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_command_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not 1, which is a no; and nothing is said of it. The help tells the status."""
+    monkeypatch.setitem(COMMANDS, "waits", Command(f"{__name__}:waits", ""))
+    result = CliRunner().invoke(contrail, ["waits"])
+    assert (result.exit_code, result.output.strip()) == (INTERRUPTED, "")
+    assert f"{INTERRUPTED} (Ctrl-C;" in " ".join(CliRunner().invoke(contrail, ["--help"]).output.split())
