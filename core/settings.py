@@ -61,7 +61,8 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_base_us: int = 0
     """Policies `time` and `session`: a prefill is taken to last so long …"""
     prefill_us_per_token_m: int = 0
-    """… and so much longer for each token of the prompt that is computed. 0: both as the replica has learned them."""
+    """… and so much longer for each token of the prompt that is computed. 0 per token: both as the replica has learned
+    them, and the base is ignored."""
     hold_max_ms: int = 5000
     """Policy `time`: a request is held in the router until the worker that is best for it has room in a
     pass, for so long at most (`projections.plan`). 0 sends it at once."""

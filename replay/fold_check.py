@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Container
 
 import msgspec
 
-from core.codec import DIGEST_BYTES
-from core.events import Points, ReplicaReported
-from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
-from projections.projection import FOLD_VERSION
+from core.ids import ReplicaId, StreamName, StreamSeq
+from projections.points import Point
+from projections.state import State
 from replay.lacks import Lacks
-from replay.recording import Frame
-from replay.seat import Seat
+from replay.reported import Reported
 
 KEPT = 100
 """The first differences are told, all are counted."""
@@ -34,15 +31,6 @@ class FoldDifference(msgspec.Struct, frozen=True, kw_only=True):
     """What the log gives."""
 
 
-class Said(NamedTuple):
-    """One point of a report."""
-
-    stream: StreamName
-    seq: StreamSeq
-    digest: int
-    head: bytes
-
-
 class FoldCheck:
     """Counts and differences, of all replicas that are played."""
 
@@ -57,51 +45,47 @@ class FoldCheck:
     def __repr__(self) -> str:
         return f"<FoldCheck: {self.different} of {self.compared} differ>"
 
-    def compare(self, seat: Seat, frame: Frame, event: ReplicaReported, lacks: Lacks) -> None:
-        """Every point of the report that the seat's state still has was compared."""
-        if event.fold_version != FOLD_VERSION:
-            return
-        for name, points in event.points.items():
-            stream = StreamName(name)
-            at = seat.state.cursor.get(stream)
-            if at is not None and at.epoch == points.epoch:
-                for said in _said(stream, points):
-                    self._compare(seat, frame, said, lacks)
+    def compare(self, told: Reported, state: State, cut: Container[StreamName], lacks: Lacks) -> bool:
+        """Whether the state still has that place: then what was told is compared with it. `cut` are streams that are
+        folded from behind their start."""
+        at = state.cursor.get(told.stream)
+        point = state.point(told.stream, told.seq) if at is not None and at.epoch == told.epoch else None
+        if point is None:
+            return False
+        if not point.complete:
+            return True
+        self.compared += 1
+        if point.digest == told.digest:
+            return True
+        if point.head != told.head or told.stream in cut or lacks.at({told.stream: (point.epoch, told.seq)}):
+            self.not_judged += 1
+        else:
+            self.different += 1
+            self._keep([_difference(told, point)])
+        return True
 
     def add(self, other: FoldCheck) -> None:
         """What another found counts here too."""
         self.compared += other.compared
         self.different += other.different
         self.not_judged += other.not_judged
-        self.differences = [*self.differences, *other.differences][:KEPT]
+        self._keep(other.differences)
 
-    def _compare(self, seat: Seat, frame: Frame, said: Said, lacks: Lacks) -> None:
-        stream, seq, digest, head = said
-        point = seat.state.point(stream, seq)
-        if point is None or not point.complete:
-            return
-        self.compared += 1
-        if point.digest == digest:
-            return
-        if point.head != head or stream in seat.cut or lacks.at({stream: (point.epoch, seq)}):
-            self.not_judged += 1
-        else:
-            self.different += 1
-            if len(self.differences) < KEPT:
-                self.differences.append(
-                    FoldDifference(
-                        replica=seat.replica,
-                        stream=stream,
-                        seq=seq,
-                        reported_seq=frame.seq,
-                        time_ms=frame.time_ms,
-                        digest=digest,
-                        refolded=point.digest,
-                    )
-                )
+    def _keep(self, differences: list[FoldDifference]) -> None:
+        self.differences = sorted([*self.differences, *differences], key=_place)[:KEPT]
 
 
-def _said(stream: StreamName, points: Points) -> Iterator[Said]:
-    for i, seq in enumerate(points.seqs):
-        digest = int.from_bytes(points.digests[i * COLUMN_WIDTH : (i + 1) * COLUMN_WIDTH], "little")
-        yield Said(stream, StreamSeq(seq), digest, points.heads[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES])
+def _difference(told: Reported, point: Point) -> FoldDifference:
+    return FoldDifference(
+        replica=told.replica,
+        stream=told.stream,
+        seq=told.seq,
+        reported_seq=told.at,
+        time_ms=told.time_ms,
+        digest=told.digest,
+        refolded=point.digest,
+    )
+
+
+def _place(it: FoldDifference) -> tuple[int, str, int]:
+    return it.reported_seq, it.stream, it.seq

@@ -91,6 +91,14 @@ class Track:
         """Whether the recording is of the history that the cursor is of."""
         return all(self.epochs.get(StreamName(name)) == epoch for name, (epoch, _) in cursor.items())
 
+    def has(self, stream: StreamName, epoch: int, seq: int) -> bool:
+        """Whether the recording reaches over that message."""
+        return self.epochs.get(stream) == epoch and self._span(stream).first_seq <= seq <= self.ends[stream]
+
+    def lane_towards(self, stream: StreamName, seq: int) -> Lane:
+        """A new lane that is not yet behind that message, and anywhere else in other streams."""
+        return Lane(self.recording.state_before({**self.ends, stream: StreamSeq(seq)}), {})
+
     def lane(self, cursor: At, near: Iterable[Lane] = ()) -> Lane:
         """A new lane at the cursor, copied from the nearest of those or from what the recording has nearer."""
         here = self.here(cursor)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from core.events import Event, ReplicaLeft, ReplicaReported, RequestRejected, RequestRouted, UnknownEvent
 from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamName, StreamSeq
 from core.settings import RoutingSettings
-from core.subjects import ROUTING
+from core.subjects import JOBS, ROUTING
 from projections.view import RouteRequest, View
 from replay.doubts import doubts_of
 from replay.fold_check import FoldCheck
@@ -25,7 +25,9 @@ from replay.lanes import At, Lane, Lanes, OwnLanes, SharedLanes, Track
 from replay.proof import lacks_of
 from replay.recorded_prompt import RecordedPrompt
 from replay.recording import Frame, Recording
+from replay.reported import places
 from replay.seat import Seat
+from replay.stragglers import Stragglers
 
 FORGET_EVERY = 256
 """Decisions between two looks at which frames nobody needs any more."""
@@ -71,6 +73,24 @@ class Refusal(NamedTuple):
     number: int
 
 
+class _OtherJobs(View):
+    """A view of a replica that had read a queue of jobs that was made anew since: no decision rests on jobs, but all
+    name how far they were read."""
+
+    _jobs: tuple[int, int]
+
+    @staticmethod
+    def of(view: View, jobs: tuple[int, int]) -> _OtherJobs:
+        """The view with that place in its cursor."""
+        other = _OtherJobs(*view)
+        other._jobs = jobs
+        return other
+
+    @property
+    def cursor(self) -> dict[str, tuple[int, int]]:
+        return dict(sorted({**super().cursor, JOBS: self._jobs}.items()))
+
+
 class _Step(NamedTuple):
     """One event of a replica, or None for messages of it that are missing before this one."""
 
@@ -103,13 +123,16 @@ class Playback:
         self.unreadable = 0
         """Messages of the routing stream that are none of ours, or of a form that this program cannot read."""
         self.folds = FoldCheck()
-        """What the replicas themselves said of their folds against ours."""
+        """What the replicas themselves said of their folds against ours: by `windows` all that they said, else what
+        they said before a decision of theirs."""
         self.recording = recording
         self._start, self._end = start, end
         self._only = {ReplicaId(replica)} if isinstance(replica, str) else replica
         self._delay = delay
         self._lacks = lacks_of(recording) if lacks is None else lacks
         self._track = Track(recording, rebases=bool(self._lacks.all))
+        self._stragglers: Stragglers | None = None
+        """Of what is said to be compared later; None if nobody compares it."""
         self._unsaid: dict[ReplicaId, deque[_Step]] = {}
         """What each said since its last decision."""
         self._stood: dict[ReplicaId, At] = {}
@@ -139,10 +162,15 @@ class Playback:
         """The same in windows of the log, within each in the order of the cursors: where several replicas decide, that
         is a good deal cheaper. Each window is to be gone through to its end."""
         lanes, frames = SharedLanes(self._track), self._frames()
+        self._stragglers = stragglers = Stragglers(self._track, self.folds, self._lacks)
         while window := list(islice(frames, WINDOW)):
             yield self._window(window, lanes)
             self._tidy(lanes, list(self._unsaid))
+            stragglers.meet(lanes.all())
             self._track.forget(lanes.all())
+        for replica in list(self._unsaid):
+            self._unsay(replica)
+        stragglers.finish(lanes.all())
 
     def _window(self, frames: list[Frame], lanes: SharedLanes) -> Iterator[Situation | Refusal]:
         steps = [step for frame in frames for step in self._heard(frame)]
@@ -207,8 +235,15 @@ class Playback:
                 self.seats.pop(replica, None)
                 lanes.drop(replica)
             if replica not in self.seats:
-                self._unsaid.pop(replica, None)
+                self._unsay(replica)
                 self._stood.pop(replica, None)
+
+    def _unsay(self, replica: ReplicaId) -> None:
+        """What it said since its last decision is said to nobody."""
+        for step in self._unsaid.pop(replica, ()):
+            if self._stragglers is not None and isinstance(step.event, ReplicaReported):
+                for told in places(replica, step.frame.seq, step.frame.time_ms, step.event):
+                    self._stragglers.note(told)
 
     # --- decisions ---------------------------------------------------------------------------------------------
 
@@ -252,15 +287,21 @@ class Playback:
 
     def _compare(self, seat: Seat, step: _Step) -> None:
         """What the replica said of its folds, if it did, is compared with the seat's."""
-        if isinstance(step.event, ReplicaReported) and self._delay is None:
-            self.folds.compare(seat, step.frame, step.event, self._lacks)
+        if not isinstance(step.event, ReplicaReported) or self._delay is not None:
+            return
+        for told in places(seat.replica, step.frame.seq, step.frame.time_ms, step.event):
+            if not self.folds.compare(told, seat.state, seat.cut, self._lacks) and self._stragglers is not None:
+                self._stragglers.note(told)
 
     def _situation(self, seat: Seat, step: _Step, event: RequestRouted) -> Situation:
         frame = step.frame
         request = RouteRequest.of(event, RecordedPrompt(event.prompt_tokens, event.block_size, event.hashes))
-        doubts = doubts_of(seat, event, self._track, self._lacks)
+        doubts, view = doubts_of(seat, event, self._track, self._lacks), seat.view
+        jobs = event.cursor.get(JOBS)
+        if jobs is not None and self._track.epochs.get(JOBS) != jobs[0]:
+            view = _OtherJobs.of(view, jobs)
         return Situation(
-            seat.replica, frame.seq, frame.time_ms, event, request, seat.view, seat.settings, doubts, step.number
+            seat.replica, frame.seq, frame.time_ms, event, request, view, seat.settings, doubts, step.number
         )
 
     def _seated(self, replica: ReplicaId, step: _Step, lane: Lane) -> Seat:

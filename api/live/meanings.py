@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from core.settings import APPROXIMATE, POLICIES
 
+LEARNED = "0 per token: learned, and the base is ignored"
 MEANINGS = {
     "policy": f"how a worker is chosen: {', '.join(POLICIES)}",
     "prefill_weight": "kv, approximate: price of a block that must be computed, those queued before it included",
@@ -20,8 +21,8 @@ MEANINGS = {
     "own_weight": "time: price of a microsecond of the request's own prefill; above 1 for the copy that it makes",
     "own_request_weight": "time: the same once more for each active request there",
     "active_weight": "time: price of active blocks: of each token that fits into them, in prefills of a token",
-    "prefill_base_us": "time, session: how long a prefill is taken to last, in microseconds …",
-    "prefill_us_per_token": "time, session: … and so much longer for each token that it computes",
+    "prefill_base_us": f"time, session: a prefill is taken to last so many microseconds …; {LEARNED}",
+    "prefill_us_per_token": f"time, session: … and so much longer for each token that it computes; {LEARNED}",
     "hold_max_ms": "time: how long a request may be held until its worker has room for it; 0 sends it at once",
     "session_wait_max_ms": "session: with longer to wait for prefills there, the session's next worker is taken",
     "approximate_ttl_s": "approximate: for how many seconds a block counts as cached where it was sent; 0 for ever",

@@ -86,6 +86,10 @@ def bisect(
     Without an option: the first decision that does not follow from the log, and what came just before it. Exit status 1
     if they part.
 
+    With --replicas and names: each start of a replica is a life of its own, with an id of its own. The latest two are
+    judged; of earlier ones it is told whether their reports part, which counts for the exit status, too. To judge
+    those, name them by their ids, which are told.
+
     \b
     contrail replay bisect --log incident.contrail
     contrail replay bisect --replicas frontend-0 frontend-1 --from -1h

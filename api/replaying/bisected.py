@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from api.replaying.verified import SHOWN, difference_lines, many, side_line, value_text
 from core.event_json import time_text
 from replay.bisecting.against import Compared
 from replay.bisecting.bisect import Departure
 from replay.bisecting.cache import CacheParting, Restatement, Stray
-from replay.bisecting.replicas import ReplicaParting, StreamParting
+from replay.bisecting.replicas import OtherLives, ReplicaParting, StreamParting
 from replay.bisecting.settings import SettingsParting
 from replay.verifying.differences import TERMS
 
@@ -57,8 +57,8 @@ def against_text(found: Compared) -> str:
 
 
 def replicas_text(found: ReplicaParting) -> str:
-    """Two replicas, stream by stream."""
-    names = " and ".join(f"{name} ({replica})" for replica, name in found.replicas.items())
+    """Two replicas, stream by stream, and in short other lives of theirs."""
+    names = _lives(found.replicas)
     apart = [stream for stream in found.streams if stream.first_different]
     compared = sum(stream.compared for stream in found.streams)
     if apart:
@@ -76,7 +76,7 @@ def replicas_text(found: ReplicaParting) -> str:
         lines.append("  every decision of both that can be judged follows from the log")
     else:
         lines += ["", *_departure(found.departure)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_other_lives(found.others)])
 
 
 def cache_text(found: list[CacheParting]) -> str:
@@ -95,6 +95,23 @@ def cache_text(found: list[CacheParting]) -> str:
             lines += _restatement(it.first, it.stream)
         lines += [f"    missing behind the last restatement: {gap}" for gap in it.gaps[:SHOWN]]
     return "\n".join(lines)
+
+
+def _other_lives(others: list[OtherLives]) -> Iterator[str]:
+    if not others:
+        return
+    yield ""
+    yield "Each start is a life of its own, and these are the latest two. Of earlier ones only what they reported:"
+    for it in others[:SHOWN]:
+        how = "part, of" if it.part else "agree at all"
+        yield f"  {_lives(it.replicas)} {how} {many(it.compared, 'place')}"
+    if len(others) > SHOWN:
+        yield f"  … and {len(others) - SHOWN:,} more pairs, of which {sum(it.part for it in others[SHOWN:])} part"
+    yield f"  To judge a pair of them, name it by id: --replicas {' '.join(others[0].replicas)}"
+
+
+def _lives(replicas: Mapping[str, str]) -> str:
+    return " and ".join(f"{name} ({replica})" for replica, name in replicas.items())
 
 
 def _departure(found: Departure) -> Iterator[str]:

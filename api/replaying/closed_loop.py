@@ -15,7 +15,7 @@ from api.recorded.copying import Wanted
 from api.recorded.positions import positions
 from api.recorded.progress import told
 from api.recorded.source import Source
-from api.replaying.closed_loop_text import answer_text
+from api.replaying.closed_loop_text import answer_text, notes
 from core.errors import CallerError
 from core.moments import parse_moment
 from replay.closed_loop.answer import Answer, Rerun
@@ -87,6 +87,8 @@ def run_again(
     as_json: bool,
 ) -> str:
     """What is to be told. CallerError if the requests cannot be run again."""
+    if not all(scenario.follow_load for scenario in scenarios):
+        raise CallerError("follow_load is of decisions made again on the record: with --closed-loop, leave it out")
     now_ms = source.now_ms
     start, end = [parse_moment(text, now_ms) if text is not None else None for text in range_]
     with source.opened(Wanted(None, end)) as recording:
@@ -106,7 +108,8 @@ def run_again(
 
 def _json(answer: Answer) -> str:
     """Stable snake_case keys: those of a simulation's report for what was recorded, for the same simulated, and for
-    each scenario; `best` is the settings of the first, or null if the recorded ones are better."""
+    each scenario; `best` is the settings of the first that is better than the recorded ones, or null; `workers` are
+    the names that a row's numbers per worker are of."""
     best = answer.best
     found = {
         "best": best.scenario.settings if best is not None else None,
@@ -116,9 +119,11 @@ def _json(answer: Answer) -> str:
         "outcomes": [_row(each) for each in answer.outcomes],
         "fitted": answer.speeds,
         "basis": answer.basis,
+        "notes": notes(answer),
     }
     return msgspec.json.format(msgspec.json.encode(found)).decode()
 
 
 def _row(rerun: Rerun) -> dict[str, Any]:
-    return {"label": rerun.label, "scenario": rerun.scenario, **msgspec.to_builtins(rerun.report)}
+    named = {"label": rerun.label, "scenario": rerun.scenario, "workers": rerun.workers}
+    return {**named, **msgspec.to_builtins(rerun.report)}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from textwrap import fill
 
+from actors.engines.simulated_settings import LINEAR
 from api.amounts import number_text
 from api.text_table import text_table
 from core.event_json import time_text
-from replay.closed_loop.answer import Answer, Rerun
+from replay.closed_loop.answer import Answer, Basis, Rerun
+from replay.closed_loop.speeds import Speeds
 from replay.simulating.report import Report
 
 WIDTH = 110
@@ -16,6 +18,8 @@ EVEN = 0.005
 HEADS = ("", "cached", "first token", "p50", "p99", "answer", "p99", "load ±", "failed")
 RECORDED = "as it was recorded"
 BASELINE = "the same, simulated"
+PREFILL_SPEEDS = frozenset({"prefill_us_per_pass", "prefill_us_per_token"})
+DECODE_SPEEDS = frozenset({"decode_us_per_step", "decode_us_per_context_token"})
 
 
 def answer_text(answer: Answer) -> str:
@@ -70,27 +74,16 @@ def _trust(answer: Answer) -> list[str]:
 
 
 def _model_lines(answer: Answer) -> list[str]:
-    off, speeds, basis = answer.off, answer.speeds, answer.basis
+    off, basis, engine = answer.off, answer.basis, answer.basis.engine
     by = (
         f"{off.hit_rate * 100:+.1f} points of hit rate, {_signed(off.ttft)} mean time to first token, "
         f"{_signed(off.e2e)} whole answers"
     )
     lines = [f"The simulation is off by this, under the recorded settings: {by}. Compare with “{BASELINE}”."]
-    if speeds.prefill_samples:
-        lines.append(
-            f"Engines compute a prompt in {_ms(speeds.prefill_us_per_pass / 1000)} per pass and "
-            f"{_ms(speeds.prefill_us_per_token)} per 1000 tokens, by {speeds.prefill_samples:,} first tokens "
-            f"{speeds.prefill_of}; half of them lie within {_ms(speeds.prefill_error_ms)} of that."
-        )
-    if speeds.decode_samples:
-        lines.append(
-            f"A further token takes {_ms(speeds.decode_us_per_step / 1000)} and "
-            f"{_ms(speeds.decode_us_per_context_token)} per 1000 tokens of all that are decoded at once, by "
-            f"{speeds.decode_samples:,} answers."
-        )
+    if engine["timing"] == LINEAR:
+        lines += [_prefill_line(basis, answer.speeds), _decode_line(basis, answer.speeds)]
     else:
-        lines.append("Too few answers tell how long further tokens take: they are taken to cost nothing.")
-    engine = basis.engine
+        lines.append("Engines take as long as Dynamo's mock engine does, since that was asked for: no time is fitted.")
     lines.append(
         f"The record does not tell how many requests an engine runs at once ({engine['max_seqs']:,} here) and how many "
         f"tokens it computes in a pass ({engine['batched_tokens_max']:,}): say it by --engine max_seqs=N."
@@ -98,6 +91,35 @@ def _model_lines(answer: Answer) -> list[str]:
     if basis.given:
         lines.append(f"Given, not found in the record: {', '.join(basis.given)}.")
     return lines
+
+
+def _prefill_line(basis: Basis, speeds: Speeds) -> str:
+    """How fast prompts are computed in the runs, and where that is from."""
+    engine, given = basis.engine, PREFILL_SPEEDS & set(basis.given)
+    by = f", by {speeds.prefill_samples:,} first tokens {speeds.prefill_of}" if PREFILL_SPEEDS - given else ""
+    within = "" if given else f"; half of them lie within {_ms(speeds.prefill_error_ms)} of that"
+    return (
+        f"Engines compute a prompt in {_ms(engine['prefill_us_per_pass'] / 1000)} per pass"
+        f"{_given('prefill_us_per_pass' in given)} and {_ms(engine['prefill_us_per_token'])} per 1000 tokens"
+        f"{_given('prefill_us_per_token' in given)}{by if speeds.prefill_samples else ''}{within}."
+    )
+
+
+def _decode_line(basis: Basis, speeds: Speeds) -> str:
+    """The same of further tokens."""
+    engine, given = basis.engine, DECODE_SPEEDS & set(basis.given)
+    if not speeds.decode_samples and not given:
+        return "Too few answers tell how long further tokens take: they are taken to cost nothing."
+    by = f", by {speeds.decode_samples:,} answers" if speeds.decode_samples and DECODE_SPEEDS - given else ""
+    return (
+        f"A further token takes {_ms(engine['decode_us_per_step'] / 1000)}{_given('decode_us_per_step' in given)} and "
+        f"{_ms(engine['decode_us_per_context_token'])} per 1000 tokens of all that are decoded at once"
+        f"{_given('decode_us_per_context_token' in given)}{by}."
+    )
+
+
+def _given(given: bool) -> str:
+    return " (given)" if given else ""
 
 
 def _request_lines(answer: Answer) -> list[str]:
@@ -128,8 +150,16 @@ def _fleet_lines(answer: Answer) -> list[str]:
         lines.append(f"{basis.lost:,} times a worker was lost: it is, at that time, in each run.")
     if basis.warm:
         lines.append("The record begins in the middle: workers had something in their caches then, and here nothing.")
-    lines.append("Routers know at once what engines do, and hold no line of their own for requests that find no place.")
-    return lines
+    return [*lines, *notes(answer)]
+
+
+def notes(answer: Answer) -> list[str]:
+    """What the runs do not have that a deployment has, and which of the settings asked for that makes vain."""
+    found = ["Routers know at once what engines do."]
+    if answer.unread:
+        vain = ", ".join(answer.unread)
+        found.append(f"Nothing in these runs goes by these settings, whatever they change in a deployment: {vain}.")
+    return found
 
 
 def _signed(share: float) -> str:

@@ -64,6 +64,12 @@ def what_if(
     weights of `time` and of `kv`, and the simpler policies.
     Milliseconds are estimated from the record itself; caches stay as recorded.
 
+    What deciding again cannot know: what an engine would have cached or evicted, had other requests come to it; how
+    much longer or shorter a request would have taken there (each takes as long as it took); when a client would have
+    sent what follows on a late answer; and whether requests that were refused or held would have been. So a scenario
+    finds too little cached where it moves requests, the more so the more it moves, and too little waiting where it
+    crowds them: trust small changes of weights more than another policy, and ask again with --closed-loop.
+
     With --closed-loop the requests are run again instead, on simulated engines that are as fast as the record shows:
     what would have happened, caches, queues and times included. The recorded settings are run, too, beside what was
     really recorded: that says how far the simulation is off. A request whose prompt goes on with that of an earlier

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import fill
 
 from api.text_table import text_table
 from core.event_json import time_text
 from projections.backlog import DEFAULT_TIME
 from replay.supposing.fitted import Fitted
-from replay.supposing.outcome import Outcome, Spread
+from replay.supposing.outcome import Outcome, Spread, by_name
 from replay.supposing.regret import Change
-from replay.supposing.scenario import HOLDING
+from replay.supposing.scenario import QUEUEING
 from replay.supposing.what_if import DECLINED
 
 WIDTH = 110
@@ -117,16 +116,9 @@ def _evenness(recorded: Spread, new: Spread) -> list[tuple[str, str, str]]:
 
 
 def _requests(outcome: Outcome) -> list[str]:
-    before, after = (_by_name(outcome, side) for side in (outcome.requests_recorded, outcome.requests_new))
+    before, after = (by_name(side, outcome.names) for side in (outcome.requests_recorded, outcome.requests_new))
     rows = [(name, f"{before[name]:,}", f"{after[name]:,}") for name in sorted(before)]
     return text_table(("requests on", "recorded", "what if"), rows, "<>>")
-
-
-def _by_name(outcome: Outcome, requests: Mapping[str, int]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for worker, count in requests.items():
-        found[outcome.names.get(worker, worker)] += count
-    return found
 
 
 def _ranking(outcomes: Sequence[Outcome]) -> list[str]:
@@ -221,8 +213,8 @@ def _beside_the_point(outcomes: Sequence[Outcome]) -> Iterator[str]:
     unread = dict.fromkeys(name for each in outcomes for name in each.scenario.unread)
     if unread and not (len(outcomes) == 1 and outcomes[0].scenario.is_unread):  # else the verdict says it
         yield f"- {_unread(unread)}"
-    if HOLDING in unread:
-        yield f"- What {HOLDING} changes is told with --closed-loop, which runs the requests again."
+    if told := [name for name in unread if name in QUEUEING]:
+        yield f"- What {', '.join(told)} changes is told with --closed-loop, which runs the requests again."
     if unlearned := max(each.unlearned for each in outcomes):
         yield (
             f"- {unlearned:,} decisions were recorded under a policy that estimates nothing, and do not say how long "

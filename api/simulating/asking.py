@@ -15,7 +15,7 @@ from api.pairs import pairs, sweeps
 from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.simulating.options import Options
-from replay.simulating.setup import Setup
+from replay.simulating.setup import Setup, changed_engine
 from replay.simulating.trace import Pace
 from replay.simulating.traces import AUTO, FORMATS, TraceFile
 
@@ -110,6 +110,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **rest: Any,
     ) -> Any:
         file = TraceFile(trace, format_, first or 0, model)
+        file.check()
         pace = Pace(speed_up, jitter_ms, seed)
         pace.check()
         options = Options(
@@ -122,10 +123,10 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             replica_lags_ms=_lags(lags),
             concurrency=concurrency,
             failures_per_hour=failures_per_hour,
-            compare_every=compare_every if replicas > 1 else 0,
+            compare_every=compare_every,
             seed=seed,
         )
-        return command(*args, asking=Asking(Setup(file, pace, options), sweeps(swept)), **rest)
+        return command(*args, asking=Asking(Setup(file, pace, options).checked(), sweeps(swept)), **rest)
 
     for option in reversed(OPTIONS):
         with_asking = option(with_asking)
@@ -138,7 +139,7 @@ def engine_settings(timing: str, block_size: int, blocks: int, given: Mapping[st
     usual = mocker_settings(block_size, blocks)
     if timing == LINEAR:
         usual = dataclasses.replace(usual, timing=LINEAR)
-    return SimulatedSettings.parse({**dataclasses.asdict(usual), **given})
+    return changed_engine(usual, given)
 
 
 def _lags(text: str | None) -> tuple[int, ...]:

@@ -47,6 +47,9 @@ def simulate(
     happened: `contrail explain REQUEST --log FILE`, `contrail replay verify --log FILE` and `contrail replay open`.
     FILE.key is its key, which is no secret: with `--key-file` every message is proved, too.
 
+    Requests wait for a place as they would in a router: active_max, queue_max and queue_wait_max_ms count (`--set`).
+    Whoever fails is counted with the reason.
+
     Public traces round their times (the conversation trace to 3 s): --jitter 3000 spreads them again.
 
     \b

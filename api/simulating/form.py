@@ -31,6 +31,7 @@ def _simulated(setup: Setup) -> Mapping[str, Any]:
         "trace": setup.trace.path.name,
         "format": setup.trace.format,
         "first": setup.trace.first,
+        "model": setup.trace.model,
         **{key: value for key, value in setup.pace._asdict().items() if key != "seed"},
         **{
             field.name: getattr(options, field.name)

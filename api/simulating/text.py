@@ -22,7 +22,7 @@ def setup_line(setup: Setup) -> str:
     engine = options.engine
     parts = [
         setup.trace.path.name,
-        f"x{pace.speed_up:g}",
+        *([f"x{pace.speed_up:g}"] if not options.concurrency else []),  # then times do not count
         f"{_fleet(setup)} of {number_text(engine.capacity_blocks)} blocks of {engine.block_size}",
         f"engine {engine.timing}",
         f"policy {options.routing.policy}",
@@ -73,7 +73,7 @@ def sweep_text(setup: Setup, found: Sequence[Point]) -> str:
             f"{it.requests_per_s:.2f}",
             f"{it.load_spread.computed_tokens.cv:.2f}",
             _percent(it.held.share),
-            number_text(it.failed),
+            _failed(it),
             "" if it.disaggregation is None else _percent(it.disaggregation.remote_share),
         )[: len(heads)]
         for point in found
@@ -99,7 +99,7 @@ def _numbers(found: Report) -> list[str]:
     held = found.held
     rows = [
         ("requests", number_text(found.requests)),
-        ("failed", number_text(found.failed)),
+        ("failed", _failed(found)),
         ("went on elsewhere", number_text(found.migrated)),
         ("prompt tokens from caches", _percent(found.hit_rate)),
         ("expected by decisions", _percent(found.predicted_hit_rate)),
@@ -109,6 +109,11 @@ def _numbers(found: Report) -> list[str]:
         ("output tokens per second", f"{found.output_tokens_per_s:,.0f}"),
     ]
     return text_table(("", ""), rows, "<<")[1:]
+
+
+def _failed(found: Report) -> str:
+    """How many, and why."""
+    return f"{number_text(found.failed)} ({_counts(found.failures)})" if found.failed else "0"
 
 
 def _workers(found: Report) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 
 import msgspec
 
@@ -15,12 +16,18 @@ from core.subjects import ROUTING, owner
 from replay.bisecting.bisect import Departure, first_departure
 from replay.lacks import Lacks
 from replay.recording import Recording
-from replay.verifying.agreements import LogFolds, Reported, reported
+from replay.reported import Reported
+from replay.verifying.agreements import LogFolds, reported
 from replay.verifying.verify import Progress
+from streams.archive_envelope import envelope
 
 MESSAGES_MAX = 20
 """Messages between two points that are told."""
 FOUND = DivergenceFound.__name__.encode()
+Place = tuple[StreamName, int, StreamSeq]
+"""Stream, epoch and sequence."""
+Said = Mapping[Place, Reported]
+"""What one replica reported."""
 
 
 class Between(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,11 +73,24 @@ class StreamParting(msgspec.Struct, frozen=True, kw_only=True):
     between_total: int
 
 
+class OtherLives(msgspec.Struct, frozen=True, kw_only=True):
+    """Two earlier lives of the same names, of which only the reports are compared."""
+
+    replicas: dict[str, str]
+    """Id to name."""
+    compared: int
+    """Places that both reported."""
+    part: bool
+    """Whether they reported another fold at one of them."""
+
+
 class ReplicaParting(msgspec.Struct, frozen=True, kw_only=True):
     """What there is to say of the two."""
 
     replicas: dict[str, str]
     """Id to name, of the two lives that are compared."""
+    others: list[OtherLives]
+    """All other pairs of lives of these names that reported a place in common, the latest first."""
     streams: list[StreamParting]
     divergences: list[Divergence]
     departure: Departure | None
@@ -78,8 +98,9 @@ class ReplicaParting(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def part(self) -> bool:
-        """Whether they do, or one of them does from the log."""
-        return self.departure is not None or any(stream.first_different for stream in self.streams)
+        """Whether they do, or one of them does from the log, or others of their names part."""
+        streams = any(stream.first_different for stream in self.streams)
+        return self.departure is not None or streams or any(each.part for each in self.others)
 
 
 def between_replicas(
@@ -92,45 +113,63 @@ def between_replicas(
     lacks: Lacks | None = None,
     progress: Progress = lambda _done, _of: None,
 ) -> ReplicaParting:
-    """Two replicas by name or id; of several lives, the two that reported most places in common. CallerError if one is
-    not known."""
-    said: dict[ReplicaId, dict[tuple[StreamName, int, StreamSeq], Reported]] = {}
+    """Two replicas by name or id; of several lives the latest two, and in short the others that reported a place in
+    common. CallerError if one is not known."""
+    said: dict[ReplicaId, dict[Place, Reported]] = {}
     for each in reported(recording):
         if start <= each.at < (end or each.at + 1):
             said.setdefault(each.replica, {})[each.stream, each.epoch, each.seq] = each
-    one, other = _lives(recording, first, second, said)
+    (one, other), *others = _pairs(recording, first, second, _heard(recording, start, end))
     streams = _streams(recording, said.get(one, {}), said.get(other, {}))
     return ReplicaParting(
-        replicas={replica: recording.names.replica(replica) for replica in (one, other)},
+        replicas=_names(recording, one, other),
+        others=[_others(recording, *each, said) for each in others if _common(said, *each)],
         streams=streams,
         divergences=[each for each in _divergences(recording) if {each.replica, each.other} & {one, other}],
         departure=first_departure(recording, start, end, replicas={one, other}, lacks=lacks, progress=progress),
     )
 
 
-def _lives(
-    recording: Recording,
-    first: str,
-    second: str,
-    said: Mapping[ReplicaId, Mapping[tuple[StreamName, int, StreamSeq], Reported]],
-) -> tuple[ReplicaId, ReplicaId]:
-    pairs = [
-        (len(said.get(one, {}).keys() & said.get(other, {}).keys()), one, other)
-        for one in sorted(recording.names.replicas_called(first))
-        for other in sorted(recording.names.replicas_called(second))
-        if one != other
-    ]
+def _pairs(
+    recording: Recording, first: str, second: str, heard: Mapping[str, int]
+) -> list[tuple[ReplicaId, ReplicaId]]:
+    """Of every life of the one and every life of the other; first those of which both were heard last."""
+    ours, theirs = (sorted(recording.names.replicas_called(name)) for name in (first, second))
+    pairs = list({frozenset(pair): pair for pair in product(ours, theirs) if pair[0] != pair[1]}.values())
     if not pairs:
         raise CallerError(f"{first!r} and {second!r} are one and the same replica: name two")
-    _, one, other = max(pairs)
-    return one, other
+    return sorted(pairs, key=lambda pair: min(heard.get(life, 0) for life in pair), reverse=True)
 
 
-def _streams(
-    recording: Recording,
-    ours: Mapping[tuple[StreamName, int, StreamSeq], Reported],
-    theirs: Mapping[tuple[StreamName, int, StreamSeq], Reported],
-) -> list[StreamParting]:
+def _heard(recording: Recording, start: int, end: int | None) -> dict[str, int]:
+    """Where each replica said something last."""
+    found: dict[str, int] = {}
+    for record in recording.archive.read(ROUTING, start, end) if ROUTING in recording.streams else ():
+        said, whose = envelope(record.payload), owner(record.subject)
+        if said is not None and said.source == whose:  # else somebody else told of its end
+            found[whose] = record.seq
+    return found
+
+
+def _others(recording: Recording, one: ReplicaId, other: ReplicaId, said: Mapping[ReplicaId, Said]) -> OtherLives:
+    common = _common(said, one, other)
+    return OtherLives(
+        replicas=_names(recording, one, other),
+        compared=len(common),
+        part=any(said[one][place].digest != said[other][place].digest for place in common),
+    )
+
+
+def _common(said: Mapping[ReplicaId, Said], one: ReplicaId, other: ReplicaId) -> set[Place]:
+    """Places that both reported."""
+    return said.get(one, {}).keys() & said.get(other, {}).keys()
+
+
+def _names(recording: Recording, *replicas: ReplicaId) -> dict[str, str]:
+    return {replica: recording.names.replica(replica) for replica in replicas}
+
+
+def _streams(recording: Recording, ours: Said, theirs: Said) -> list[StreamParting]:
     common: dict[StreamName, list[StreamSeq]] = {stream: [] for stream in recording.streams}
     for stream, epoch, seq in ours.keys() & theirs.keys():
         if stream in common and recording.archive.span(stream).epoch == epoch:

@@ -9,13 +9,15 @@ import msgspec
 
 from replay.closed_loop.speeds import Speeds
 from replay.simulating.report import Report
-from replay.supposing.scenario import Scenario
+from replay.supposing.scenario import QUEUEING, Scenario
 
 
 class Rerun(msgspec.Struct, frozen=True, kw_only=True):
     """The requests, run again in one way."""
 
     scenario: Scenario
+    workers: tuple[str, ...]
+    """Names of those that it had, in the order of its numbers per worker."""
     report: Report
 
     @property
@@ -55,12 +57,14 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True):
     last_ms: int
     """When the first and the last one counted came, since 1970."""
     workers: tuple[str, ...]
-    """Their names, in the order of all numbers per worker."""
+    """Their names, in the order of the recorded numbers per worker; one number more is of workers that the record does
+    not show."""
     lost: int
     """How many of their lives ended without a word: they end at the same time in each run."""
     warm: bool
     """Whether caches held something when the record begins: the runs begin with empty ones."""
     replicas: int
+    """That decided, as many as were there at once."""
     policies: dict[str, int]
     """Recorded first decisions by the policy that made them."""
     settings: dict[str, Any]
@@ -87,8 +91,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best(self) -> Rerun | None:
-        """The first one, if it is better than the baseline."""
-        return next((each for each in self.outcomes[:1] if each.better_than(self.baseline)), None)
+        """The first one that is better than the baseline: fewer failures alone, with later first tokens, are not."""
+        return next((each for each in self.outcomes if each.better_than(self.baseline)), None)
+
+    @property
+    def unread(self) -> list[str]:
+        """Settings asked for that change nothing in a simulation without prefill workers."""
+        named = dict.fromkeys(name for each in self.outcomes for name in each.scenario.unread)
+        return sorted(name for name in named if name not in QUEUEING)
 
     @property
     def off(self) -> Off:

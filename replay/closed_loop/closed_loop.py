@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from actors.engines.simulated_settings import SimulatedSettings
+from actors.engines.simulated_settings import LINEAR, SimulatedSettings
 from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.closed_loop.answer import Answer, Basis, Rerun, ranked
@@ -37,8 +37,6 @@ from replay.supposing.scenario import Scenario
 US_PER_MS = 1000
 MAX_SEQS = 256
 """Requests that an engine runs at once, if nobody says: the record does not tell."""
-OWN_SPEED = frozenset({"timing", "prefill_us_per_token"})
-"""With one of these given, prefills need not be fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +96,8 @@ class _ClosedLoop:
         )
         found = runs(requests, options, self._asked.jobs, progress)
         baseline, *outcomes = [
-            Rerun(scenario=scenario, report=found[each]) for scenario, each in zip(asked, options, strict=True)
+            Rerun(scenario=scenario, workers=tuple(self._workers(scenario).names), report=found[each])
+            for scenario, each in zip(asked, options, strict=True)
         ]
         return Answer(
             basis=self._basis(),
@@ -108,17 +107,19 @@ class _ClosedLoop:
             outcomes=ranked(outcomes),
         )
 
-    def _options(self, scenario: Scenario) -> Options:
+    def _workers(self, scenario: Scenario) -> Fleet:
         names = self._recording.names
-        without = frozenset().union(*(names.workers_called(each) for each in scenario.without))
-        workers = self._fleet.without(without)
+        return self._fleet.without(frozenset().union(*(names.workers_called(each) for each in scenario.without)))
+
+    def _options(self, scenario: Scenario) -> Options:
+        workers = self._workers(scenario)
         return Options(
             workers=len(workers.names),
             engine=self._engine,
             routing=RoutingSettings.parse({**self._routing.to_mapping(), **scenario.settings}),
-            replicas=len(self._replicas),
+            replicas=self._past.replicas,
             lag_ms=scenario.delay_ms,
-            stays=workers.stays(self._past),
+            stays=workers.stays(self._past, as_engine="capacity_blocks" in self._asked.engine),
             seed=self._asked.seed,
         )
 
@@ -139,7 +140,7 @@ class _ClosedLoop:
             workers=tuple(self._fleet.names),
             lost=sum(life.lost for life in self._fleet.lives),
             warm=self._fleet.warm,
-            replicas=len(self._replicas),
+            replicas=self._past.replicas,
             policies=dict(sorted(Counter(it.routed.policy for it in counted).items())),
             settings=self._routing.to_mapping(),
             other_settings=len(counted) - self._settings[self._routing],
@@ -164,7 +165,7 @@ def fitted_engine(past: History, workers: Fleet, given: Mapping[str, Any]) -> tu
     if usual.block_size != past.block_size:
         raise CallerError(f"block_size: the record has blocks of {past.block_size} tokens, and no others can be made")
     found = speeds(stretches(past.stints), usual.batched_tokens_max)
-    if not found.prefill_samples and not OWN_SPEED & given.keys():
+    if not found.prefill_samples and usual.timing == LINEAR and "prefill_us_per_token" not in given:
         raise CallerError(
             f"the record has fewer than {SAMPLES_MIN} first tokens that tell how fast its engines are: say it by "
             "--engine prefill_us_per_token=N,decode_us_per_step=N"

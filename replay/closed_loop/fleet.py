@@ -68,11 +68,12 @@ class Fleet(NamedTuple):
         """The others. CallerError if there are none."""
         return _fleet([life for life in self.lives if life.worker not in workers], warm=self.warm)
 
-    def stays(self, past: History) -> tuple[Stay, ...]:
+    def stays(self, past: History, *, as_engine: bool = False) -> tuple[Stay, ...]:
         """All of them, for a run that begins with the first request; one that was lost ends when the first of its
-        requests was cut off, not when it was said."""
+        requests was cut off, not when it was said. Caches are as large as they were, or as the engine's."""
         broke = _first_breaks(past)
-        return tuple(self._stay(life, past.start_ms, broke.get(life.worker, life.until_ms)) for life in self.lives)
+        found = (self._stay(life, past.start_ms, broke.get(life.worker, life.until_ms)) for life in self.lives)
+        return tuple(stay._replace(capacity_blocks=0) if as_engine else stay for stay in found)
 
     def _stay(self, life: Life, start_ms: int, broke_ms: int) -> Stay:
         ended = life.until_ms != UNTOLD

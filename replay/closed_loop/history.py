@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import NamedTuple
 
+from core.codec import Message
 from core.errors import CallerError
 from core.events import (
     Event,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    ReplicaRestated,
     RequestFinished,
     RequestPrefilled,
     RequestRejected,
     RequestRouted,
     UnknownEvent,
 )
-from core.ids import RequestId
+from core.ids import LOST_SUFFIX, RequestId
 from core.prompt import HASH_BYTES
 from core.queue_events import RequestQueued, RequestTurnedAway
 from core.subjects import ROUTING, owner
 from replay.closed_loop.past import UNTOLD, Past, Stint
+from replay.closed_loop.replicas import Replicas
 from replay.recording import Recording
+from streams.log import Record
 
 REFUSED = "no worker took them"
 TURNED_AWAY = "they ended before a decision about them"
 BEGUN_BEFORE = "they began before the record does"
 UNDER_WAY = "the record ends before they do"
+UNHEARD = "nobody told how they ended: their replica went, or what it said was lost"
 UNANSWERED = "they ended without a token"
 UNHASHED = "the record lacks hashes of their prompts"
 CUT_SHORT = frozenset({"abort", "error", "worker_lost"})
@@ -44,6 +53,8 @@ class History(NamedTuple):
     """Requests that are run with the tokens that they got, though they ended otherwise than well, by how."""
     remote: int
     """Prompts that prefill workers computed."""
+    replicas: int
+    """That decided about them, as many as there were at once."""
 
     @property
     def model(self) -> str:
@@ -67,7 +78,7 @@ def history(recording: Recording, model: str = "", end: int | None = None) -> Hi
     reader = _Reader(model)
     if ROUTING in recording.streams:
         for record, message in recording.said(ROUTING):
-            reader.read(owner(record.subject), record.seq, message.source, message.n, message.events, end)
+            reader.read(record, message, late=end is not None and record.seq >= end)
     found = reader.found()
     if not found.requests:
         why = ", ".join(f"{count:,} are left out because {reason}" for reason, count in found.left_out.items())
@@ -92,8 +103,8 @@ class _Reader:
     def __init__(self, model: str) -> None:
         self._model = model
         self._requests: list[Past] = []
-        self._now: dict[tuple[str, str], Past] = {}
-        """By replica and the name that it goes by there."""
+        self._now: dict[str, dict[str, Past]] = {}
+        """By replica, and the name that it goes by there."""
         self._waits: dict[tuple[str, str], int] = {}
         """Since when those wait that do: for a place, and then to be sent."""
         self._uses: Counter[str] = Counter()
@@ -101,19 +112,19 @@ class _Reader:
         self._left_out: Counter[str] = Counter()
         self._strangers: set[tuple[str, str]] = set()
         self._remote = 0
+        self._replicas = Replicas()
 
-    def read(
-        self, replica: str, seq: int, source: str, n: int, events: tuple[Event | UnknownEvent, ...], end: int | None
-    ) -> None:
-        """One message; what is somebody else's, and the same once more, is passed over."""
-        if source != replica or n < self._next.get(replica, 0):
-            return
-        self._next[replica] = n + 1
-        for event in events:
-            if isinstance(event, RequestFinished | RequestPrefilled):
-                self._heard(replica, event)
-            elif end is None or seq < end:
-                self._asked(replica, seq, event)
+    def read(self, record: Record, message: Message, *, late: bool) -> None:
+        """One message; what is somebody else's, and the same once more, is passed over. `late` is one behind the end:
+        only what it says of requests that came before counts."""
+        replica = owner(record.subject)
+        if message.source == replica + LOST_SUFFIX:
+            self._gone(replica, record)
+        elif message.source == replica and message.n >= self._next.get(replica, 0):
+            self._next[replica] = message.n + 1
+            self._replicas.spoke(replica, record.seq)
+            for event in message.events:
+                self._event(replica, record, event, late=late)
 
     def found(self) -> History:
         """All that was read."""
@@ -134,19 +145,44 @@ class _Reader:
             left_out={reason: count for reason, count in sorted(left_out.items()) if count},
             cut_short=dict(sorted(cut_short.items())),
             remote=self._remote,
+            replicas=self._replicas.at_once({it.replica for it in kept}),
         )
 
-    def _asked(self, replica: str, seq: int, event: Event | UnknownEvent) -> None:
-        if not isinstance(event, RequestQueued | RequestRouted | RequestRejected | RequestTurnedAway):
-            return
-        if self._model not in {"", event.model}:
-            return
-        key = (replica, event.request)
+    def _event(self, replica: str, record: Record, event: Event | UnknownEvent, *, late: bool) -> None:
         match event:
+            case RequestFinished() | RequestPrefilled():
+                self._heard(replica, event)
+            case RequestRouted() | RequestQueued() | RequestRejected() | RequestTurnedAway():
+                aside = late or self._model not in {"", event.model}
+                self._asked((replica, event.request), record.seq, event, aside=aside)
+            case ReplicaJoined():
+                self._replicas.joined(replica, event.name)
+            case ReplicaLeft() | ReplicaLost():
+                self._gone(replica, record)
+            case ReplicaRestated():
+                named = set(zip(event.requests, event.attempts, strict=True))
+                self._void(replica, record.time_ms, named)
+
+    def _asked(
+        self,
+        key: tuple[str, str],
+        seq: int,
+        event: RequestRouted | RequestQueued | RequestRejected | RequestTurnedAway,
+        *,
+        aside: bool,
+    ) -> None:
+        """`aside` is what stands behind the end, or is of another model."""
+        match event:
+            case RequestRouted() if event.attempt:
+                self._again(key, event, aside=aside)
+            case RequestRouted() if aside:
+                self._now.get(key[0], {}).pop(key[1], None)  # the name is another's from here on
+            case RequestRouted():
+                self._first(key, seq, event)
+            case _ if aside:
+                pass
             case RequestQueued():
                 self._waits.setdefault(key, event.now_ms)
-            case RequestRouted():
-                self._routed(key, seq, event)
             case RequestRejected():
                 self._waits.pop(key, None)
                 self._left_out[REFUSED] += not event.attempt
@@ -156,28 +192,51 @@ class _Reader:
 
     def _declined(self, key: tuple[str, str]) -> bool:
         """Whether it was decided about, and counts as a request without a token."""
-        it = self._now.get(key)
+        it = self._now.get(key[0], {}).get(key[1])
         return it is not None and it.outcome == "declined"
 
-    def _routed(self, key: tuple[str, str], seq: int, event: RequestRouted) -> None:
-        if not event.attempt:
-            self._uses[event.request] += 1
-            use = self._uses[event.request]
-            name = RequestId(event.request if use == 1 else f"{event.request}-use-{use}")
-            came_ms = self._waits.pop(key, event.now_ms)
-            self._now[key] = Past(name, key[0], seq, event, came_ms)
-            self._requests.append(self._now[key])
-        it = self._now.get(key)
-        if it is None:
+    def _first(self, key: tuple[str, str], seq: int, event: RequestRouted) -> None:
+        """A request came."""
+        self._uses[event.request] += 1
+        use = self._uses[event.request]
+        name = RequestId(event.request if use == 1 else f"{event.request}-use-{use}")
+        it = Past(name, key[0], seq, event, self._waits.pop(key, event.now_ms))
+        self._now.setdefault(key[0], {})[key[1]] = it
+        self._requests.append(it)
+        self._sent(it, event)
+
+    def _again(self, key: tuple[str, str], event: RequestRouted, *, aside: bool) -> None:
+        """Its next attempt: whatever became of the one before was not its end."""
+        self._waits.pop(key, None)
+        it = self._now.get(key[0], {}).get(key[1])
+        if it is not None:
+            it.outcome = ""
+            if it.end_ms == UNTOLD:
+                it.stints[-1].end_ms = event.now_ms
+            self._sent(it, event)
+        elif not aside:
             self._strangers.add(key)
-            return
+
+    def _sent(self, it: Past, event: RequestRouted) -> None:
         if it.served is None:
             it.predicted_tokens = event.predicted_cached_tokens
         it.stints.append(Stint(event.worker, event.now_ms, event.prompt_tokens))
 
+    def _gone(self, replica: str, record: Record) -> None:
+        """What it had under way ended with it."""
+        self._replicas.ended(replica, record.seq)
+        self._void(replica, record.time_ms)
+
+    def _void(self, replica: str, time_ms: int, named: Collection[tuple[str, int]] = ()) -> None:
+        """Its attempts are over but for those named, by the log's clock; nothing says how."""
+        for request, it in self._now.get(replica, {}).items():
+            stint = it.stints[-1]
+            if stint.end_ms == UNTOLD and (request, it.attempt) not in named:
+                stint.end_ms = max(stint.sent_ms, stint.first_ms, time_ms)
+
     def _heard(self, replica: str, event: RequestPrefilled | RequestFinished) -> None:
-        it = self._now.get((replica, event.request))
-        if it is None or it.routed.attempt + len(it.stints) - 1 != event.attempt:
+        it = self._now.get(replica, {}).get(event.request)
+        if it is None or it.attempt != event.attempt:
             return
         stint = it.stints[-1]
         if event.ttft_ms >= 0 and stint.first_ms == UNTOLD:
@@ -192,7 +251,7 @@ class _Reader:
 def _lack(it: Past) -> str:
     """Why it cannot be run again; empty if it can."""
     if not it.outcome:
-        return UNDER_WAY
+        return UNDER_WAY if it.end_ms == UNTOLD else UNHEARD
     if it.served is None or not it.output_tokens:
         return UNANSWERED
     if len(it.routed.hashes) != it.routed.prompt_tokens // it.routed.block_size * HASH_BYTES:

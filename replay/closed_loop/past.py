@@ -51,9 +51,16 @@ class Past(msgspec.Struct, gc=False):
     """What the decision before its first token expected in the cache."""
 
     @property
+    def attempt(self) -> int:
+        """The number of the last one."""
+        return self.routed.attempt + len(self.stints) - 1
+
+    @property
     def output_tokens(self) -> int:
-        """Over all attempts."""
-        return sum(stint.output_tokens for stint in self.stints)
+        """What its client got of the answer. An attempt that goes on with it has the tokens so far behind its prompt;
+        one that has to make them again counts them among its own."""
+        prompt = self.routed.prompt_tokens
+        return max((stint.prompt_tokens - prompt + stint.output_tokens for stint in self.stints), default=0)
 
     @property
     def served(self) -> Stint | None:

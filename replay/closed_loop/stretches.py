@@ -79,7 +79,7 @@ def _with_others(stints: list[Stint]) -> Iterator[tuple[Stint, list[Stint]]]:
 def _prefill(stint: Stint, others: list[Stint]) -> Iterator[Prefill]:
     there = [each for each in others if each.sent_ms < stint.first_ms]
     prompts = [each for each in there if _computed_ms(each) > stint.sent_ms]
-    context = sum(_context(each) for each in there if each not in prompts)
+    context = sum(_context(each) for each in there if _computed_ms(each) <= stint.sent_ms)
     before = [each.first_ms for each in prompts if each.first_ms != UNTOLD and each.first_ms <= stint.first_ms]
     begin_ms = max([stint.sent_ms, *before])
     kind = QUEUED if prompts else UNQUEUED if there else ALONE

@@ -24,7 +24,7 @@ class Journey:
 
     __slots__ = ("_attempt_cached", "_attempt_first_us", "_attempt_told", "_cached", "_place", "_predicted",
                  "_routed_us", "arrival", "arrived_us", "attempt", "block_size", "declined", "first_us", "number",
-                 "others_differ", "replica", "routed", "told", "tries", "worker")  # fmt: skip
+                 "others_differ", "placed_us", "replica", "routed", "told", "tries", "worker")  # fmt: skip
 
     def __init__(self, arrival: Arrival, number: int, arrived_us: int, replica: int, block_size: int) -> None:
         """`number` counts the arrivals of the run."""
@@ -33,6 +33,8 @@ class Journey:
         self.arrived_us = arrived_us
         self.replica = replica
         self.block_size = block_size
+        self.placed_us = -1
+        """When it had a place in the fleet; -1 until then."""
         self.attempt = -1
         """The present one."""
         self.worker = WorkerId("")
@@ -60,10 +62,9 @@ class Journey:
         """What the next attempt asks of a decision: the prompt with the answer so far behind it."""
         self.attempt += 1
         prompt = RecordedPrompt(self.arrival.prompt_tokens + self.told, self.block_size, self._hashes())
-        session = session_key(self.arrival.session, KEY.hash_seed)
-        return RouteRequest(
-            self.arrival.id, self.attempt, MODEL, prompt, self.arrival.tenant, self.arrival.priority, session
-        )
+        it = self.arrival
+        session = session_key(f"{it.tenant}/{it.session}", KEY.hash_seed) if it.session else ""  # as `actors.dispatch`
+        return RouteRequest(it.id, self.attempt, MODEL, prompt, it.tenant, it.priority, session)
 
     def sent(self, routed: RequestRouted, place: int, now_us: int) -> Submit:
         """The attempt is on its way to its worker, in this place of the fleet; returns what the engine is told."""
@@ -113,8 +114,8 @@ class Journey:
             request=self.arrival.id, attempt=self.attempt, worker=self.worker, told_tokens=self.told, reason=why
         )
 
-    def served(self, end_us: int, *, failed: bool = False) -> Served:
-        """What became of it."""
+    def served(self, end_us: int, failed: str = "") -> Served:
+        """What became of it; `failed` says why it did, if it did."""
         return Served(
             id=self.arrival.id,
             arrival_us=self.arrived_us,
@@ -130,6 +131,7 @@ class Journey:
             attempts=self.attempt + 1 - self.declined,
             others_differ=self.others_differ,
             declined=self.declined,
+            why=failed,
         )
 
     def _first(self, output: Output, at_us: int) -> None:

@@ -27,6 +27,8 @@ LINE_BYTES_MAX = 16 * 1024 * 1024
 """A longer line is no request: of a million tokens it would have some 20 KB."""
 TIMESTAMP_MS_MAX = 10 * 365 * 86_400_000
 ID_BITS = 64
+PRIORITY_MAX = 2**31 - 1
+"""Either way from 0, as clients may ask for."""
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -142,6 +144,8 @@ def _check(line: _Line, where: str) -> None:
         raise CallerError(f"{where}: input_length must be at least 1, not {line.input_length}")
     if line.output_length < 0:
         raise CallerError(f"{where}: output_length must not be negative, but is {line.output_length}")
+    if not -PRIORITY_MAX <= line.priority <= PRIORITY_MAX:
+        raise CallerError(f"{where}: priority must be from -{PRIORITY_MAX} to {PRIORITY_MAX}, not {line.priority}")
     parts = -(-line.input_length // PART_TOKENS)
     if len(line.hash_ids) != parts:
         raise CallerError(

@@ -18,6 +18,7 @@ FAILURES_PER_HOUR_MAX = 3600
 """One a second."""
 COMPARE_EVERY_MAX = 1_000_000
 SEED_MAX = 2**64 - 1
+TWO_LAGS = "lag_ms: each replica has a lag of its own here: leave either out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,8 @@ class Options:
     replica_lags_ms: tuple[int, ...] = ()
     """The same for each replica, instead of `lag_ms`."""
     concurrency: int = 0
-    """Above 0 the arrivals' times do not count: so many requests are under way at once, and one comes when one ends."""
+    """Above 0 the arrivals' times do not count: so many requests are under way at once, and one comes when one ends;
+    when one is turned away, then when its client was told to try again."""
     failures_per_hour: int = 0
     """How many workers end without a word, in each hour of the run, over the whole fleet."""
     stays: tuple[Stay, ...] = ()
@@ -61,6 +63,8 @@ class Options:
             _check(name, getattr(self, name), least, most)
         if self.stays and (self.failures_per_hour or max(stay.place for stay in self.stays) >= self.workers):
             raise CallerError("stays: give each worker a place below `workers`, and leave failures_per_hour out")
+        if self.lag_ms and self.replica_lags_ms:
+            raise CallerError(TWO_LAGS)
         for lag_ms in self.replica_lags_ms:
             _check("replica_lags_ms", lag_ms, 0, LAG_MS_MAX)
         if self.replica_lags_ms and len(self.replica_lags_ms) != self.replicas:

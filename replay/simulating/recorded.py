@@ -12,22 +12,42 @@ from functools import partial
 import msgspec
 
 from core.errors import CallerError
-from core.events import RequestFinished, RequestRouted
+from core.events import RequestFinished, RequestRejected, RequestRouted
 from core.ids import RequestId
 from core.prompt import HASH_BYTES
-from core.queue_events import RequestQueued
-from core.subjects import ROUTING
+from core.queue_events import RequestQueued, RequestTurnedAway
+from core.subjects import ROUTING, owner
 from replay.recording import Recording
 from replay.simulating.trace import US_PER_MS, Asked, Trace
+
+DECLINED = "declined"
+"""No end: the request is held again, and goes elsewhere or is turned away."""
+_Event = RequestQueued | RequestRouted | RequestFinished | RequestRejected | RequestTurnedAway
 
 
 class _Recorded(msgspec.Struct, gc=False):
     """A request as the log tells of it so far."""
 
     routed: RequestRouted
+    """The first decision."""
     came_ms: int
+    last: RequestRouted
+    """Of its attempts."""
     output_tokens: int = 0
+    """What its client got of the answer."""
     ended: bool = False
+
+    def goes_on(self, routed: RequestRouted) -> None:
+        """The next attempt: what became of the one before was not its end."""
+        self.last, self.ended = routed, False
+
+    def hear(self, finished: RequestFinished) -> None:
+        """An attempt ended. One that went on with the answer has the tokens so far behind its prompt; one that had to
+        make them again counts them among its own."""
+        if finished.attempt == self.last.attempt:
+            told = self.last.prompt_tokens - self.routed.prompt_tokens + finished.output_tokens
+            self.output_tokens = max(self.output_tokens, told)
+            self.ended = finished.outcome != DECLINED
 
 
 def recorded(recording: Recording, model: str = "", first: int = 0) -> Trace:
@@ -49,7 +69,7 @@ def recorded(recording: Recording, model: str = "", first: int = 0) -> Trace:
 
 def recorded_block_size(recording: Recording, model: str = "") -> int:
     """Tokens per block of the recording's first decision, of this model if one is given; 0 if there is none."""
-    for event in _events(recording):
+    for _, event in _events(recording):
         if isinstance(event, RequestRouted) and model in {"", event.model}:
             return event.block_size
     return 0
@@ -89,6 +109,7 @@ def _asked(it: _Recorded, start_ms: int, ids: _Ids) -> Asked:
         output_tokens=max(1, it.output_tokens),
         content=routed.hashes,
         tenant=routed.tenant,
+        session=routed.session,
         priority=routed.priority,
     )
 
@@ -96,25 +117,36 @@ def _asked(it: _Recorded, start_ms: int, ids: _Ids) -> Asked:
 def _requests(recording: Recording) -> list[_Recorded]:
     """In the order in which they were routed first."""
     found: list[_Recorded] = []
-    now: dict[str, _Recorded] = {}
-    waits: dict[str, int] = {}
-    for event in _events(recording):
-        if isinstance(event, RequestQueued):
-            waits[event.request] = event.now_ms
-        elif isinstance(event, RequestRouted):
-            if event.attempt == 0:
-                now[event.request] = it = _Recorded(event, waits.pop(event.request, event.now_ms))
-                found.append(it)
-        elif (begun := now.get(event.request)) is not None:
-            begun.output_tokens += event.output_tokens
-            begun.ended = True
+    now: dict[tuple[str, str], _Recorded] = {}
+    waits: dict[tuple[str, str], int] = {}
+    for replica, event in _events(recording):
+        key = (replica, event.request)
+        match event:
+            case RequestQueued():
+                waits.setdefault(key, event.now_ms)  # for a place, and then for its worker
+            case RequestRejected() | RequestTurnedAway():
+                waits.pop(key, None)
+            case RequestRouted():
+                came_ms = waits.pop(key, event.now_ms)
+                if not event.attempt:
+                    now[key] = it = _Recorded(event, came_ms, event)
+                    found.append(it)
+                elif key in now:
+                    now[key].goes_on(event)
+            case RequestFinished() if key in now:
+                now[key].hear(event)
     return found
 
 
-def _events(recording: Recording) -> Iterator[RequestQueued | RequestRouted | RequestFinished]:
+def _events(recording: Recording) -> Iterator[tuple[str, _Event]]:
+    """Each with its replica; what is somebody else's, and the same message once more, is passed over."""
     if ROUTING not in recording.streams:
         return
-    for _, message in recording.said(ROUTING):
-        for event in message.events:
-            if isinstance(event, (RequestQueued, RequestRouted, RequestFinished)):
-                yield event
+    following: dict[str, int] = {}
+    for record, message in recording.said(ROUTING):
+        replica = owner(record.subject)
+        if message.source == replica and message.n >= following.get(replica, 0):
+            following[replica] = message.n + 1
+            for event in message.events:
+                if isinstance(event, _Event):
+                    yield replica, event

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -23,6 +24,8 @@ from replay.simulating.together import Together, together
 
 US_PER_S = 1_000_000
 US_PER_MS = 1000
+UNKNOWN = "unknown"
+"""Why requests failed of which nobody said it."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +51,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: int
     failed: int
+    failures: dict[str, int]
+    """Those by reason (`Served.why`)."""
     migrated: int
     """Requests that went on elsewhere at least once."""
     declined: int
@@ -81,14 +86,17 @@ def report(
     digest: str = "",
     wall_s: float = 0.0,
     prefill: PrefillFleet | None = None,
+    computed: Sequence[int] | None = None,
 ) -> Report:
-    """What became of the requests, on so many workers; some 10 us per request."""
+    """What became of the requests, on so many workers; some 10 us per request. `computed` is what each worker computed
+    of prompts; without it, each prompt counts once, for the worker that ended its answer."""
     done = [each for each in served if each.first_us >= 0]
     prompt = sum(each.prompt_tokens for each in done)
     duration_us = max((each.end_us for each in done), default=0) - min((each.arrival_us for each in served), default=0)
     return Report(
         requests=len(served),
         failed=len(served) - len(done),
+        failures=dict(sorted(Counter(each.why or UNKNOWN for each in served if each.first_us < 0).items())),
         migrated=sum(each.attempts > 1 for each in served),
         declined=sum(each.declined for each in served),
         hit_rate=share(sum(each.cached_tokens for each in done), prompt),
@@ -99,7 +107,7 @@ def report(
         requests_per_s=share(len(done) * US_PER_S, duration_us),
         output_tokens_per_s=share(sum(each.output_tokens for each in done) * US_PER_S, duration_us),
         duration_s=max(0, duration_us) / US_PER_S,
-        load_spread=load_spread(done, workers, {} if prefill is None else prefill.pulled_tokens()),
+        load_spread=load_spread(done, workers, {} if prefill is None else prefill.pulled_tokens(), computed),
         held=held(done),
         together=together(done),
         disaggregation=None if prefill is None else disaggregation(prefill),
@@ -108,15 +116,17 @@ def report(
     )
 
 
-def load_spread(done: Sequence[Served], workers: int, pulled: Mapping[RequestId, int]) -> LoadSpread:
+def load_spread(
+    done: Sequence[Served], workers: int, pulled: Mapping[RequestId, int], computed: Sequence[int] | None = None
+) -> LoadSpread:
     """Over the workers from 0 up to so many, or to the last that served anything; `pulled` tokens were computed by
-    others."""
+    others. `computed` as of `report`."""
     count = max([workers, *(each.worker + 1 for each in done)])
-    requests, computed = [0] * count, [0] * count
+    requests, reckoned = [0] * count, [0] * count
     for each in done:
         requests[each.worker] += 1
-        computed[each.worker] += each.prompt_tokens - each.cached_tokens - pulled.get(each.id, 0)
-    return LoadSpread(requests=spread(requests), computed_tokens=spread(computed))
+        reckoned[each.worker] += each.prompt_tokens - each.cached_tokens - pulled.get(each.id, 0)
+    return LoadSpread(requests=spread(requests), computed_tokens=spread(reckoned if computed is None else computed))
 
 
 def held(done: Sequence[Served]) -> Held:

@@ -6,6 +6,11 @@ from typing import NamedTuple
 
 from core.ids import RequestId
 
+TOO_LONG = "too_long"
+"""No engine here has room for prompt and answer together."""
+LOST = "worker_lost"
+"""Too many workers ended that had it."""
+
 
 class Served(NamedTuple):
     """All times are virtual microseconds since the start of the run."""
@@ -32,3 +37,6 @@ class Served(NamedTuple):
     """How many of the other replicas would have chosen another worker at that moment; -1 if they were not asked."""
     declined: int = 0
     """How often a worker would not take it, because it computed prompts of other replicas."""
+    why: str = ""
+    """Why it failed, in a word: of `core.queue_events.TURNED_AWAY`, as a RequestRejected has it, TOO_LONG or LOST.
+    The last field: digests of runs leave it out."""

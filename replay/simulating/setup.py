@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from actors.engines.simulated_settings import LINEAR, SimulatedSettings
 from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.simulating.disaggregation import PrefillFleet
-from replay.simulating.options import Options
+from replay.simulating.options import TWO_LAGS, Options
 from replay.simulating.report import Report, report
 from replay.simulating.served import Served
 from replay.simulating.simulate import simulate
@@ -26,6 +27,8 @@ ENGINE = "engine."
 WORLD = ("workers", "prefill_workers", "replicas", "lag_ms", "concurrency", "failures_per_hour", "compare_every")
 """Options by name."""
 PACE = ("speed_up", "jitter_ms")
+LINEAR_ONLY = ("prefill_us_per_token", "prefill_us_per_pass", "decode_us_per_step", "decode_us_per_context_token")
+"""Settings of an engine that no other timing goes by."""
 SEED = "seed"
 """Of all that is drawn: jitter, failures, decisions."""
 
@@ -51,14 +54,23 @@ class Setup(NamedTuple):
         """With these: of WORLD, of PACE, SEED, `engine.NAME`, and every other name is a routing setting. CallerError
         names what cannot be."""
         pace = self.pace._replace(**_typed(given, {"speed_up": float, "jitter_ms": int, SEED: int}))
-        pace.check()
+        if "lag_ms" in given and self.options.replica_lags_ms:
+            raise CallerError(TWO_LAGS)
         changes: dict[str, Any] = _typed(given, dict.fromkeys((*WORLD, SEED), int))
         if engine := {key.removeprefix(ENGINE): value for key, value in given.items() if key.startswith(ENGINE)}:
-            old = self.options.engine
-            changes["engine"] = type(old).parse({**dataclasses.asdict(old), **engine})
+            changes["engine"] = changed_engine(self.options.engine, engine, ENGINE)
         if routing := {key: value for key, value in given.items() if not _is_own(key)}:
             changes["routing"] = RoutingSettings.parse({**self.options.routing.to_mapping(), **_known(routing)})
-        return self._replace(pace=pace, options=dataclasses.replace(self.options, **changes))
+        return self._replace(pace=pace, options=dataclasses.replace(self.options, **changes)).checked()
+
+    def checked(self) -> Setup:
+        """The same; CallerError names what cannot be, or would count for nothing."""
+        self.pace.check()
+        if self.options.concurrency and self.pace.speed_up != 1:
+            raise CallerError(
+                "speed-up: with a concurrency requests come when others end, not at their times: leave either out"
+            )
+        return self
 
     def run(self, progress: Progress, archive: Path | None = None) -> Result:
         """What comes of it; its log stands in the archive, if one is wanted. CallerError or Corrupt if the trace cannot
@@ -73,7 +85,21 @@ class Setup(NamedTuple):
         if options.prefill_workers:
             engine = options.engine
             prefill = PrefillFleet(options.workers, options.prefill_workers, engine.block_bytes, verdicts)
-        return Result(found.served, report(found.served, options.workers, found.digest, wall_s, prefill))
+        told = report(found.served, options.workers, found.digest, wall_s, prefill, found.computed_tokens)
+        return Result(found.served, told)
+
+
+def changed_engine(engine: SimulatedSettings, given: Mapping[str, Any], before: str = "") -> SimulatedSettings:
+    """With these settings of it. CallerError names what cannot be, or would count for nothing, with `before` before its
+    name."""
+    changed = SimulatedSettings.parse({**dataclasses.asdict(engine), **given})
+    idle = [before + key for key in LINEAR_ONLY if key in given]
+    if idle and changed.timing != LINEAR:
+        raise CallerError(
+            f"{', '.join(idle)}: only the timing {LINEAR} goes by it, and this engine's is {changed.timing}: "
+            f"add --engine {LINEAR}, or leave it out"
+        )
+    return changed
 
 
 def label(given: Mapping[str, Any]) -> str:

@@ -31,6 +31,9 @@ class Simulated(NamedTuple):
     """In the order of the arrivals."""
     digest: str
     """Of every decision and every result: equal digests mean equal runs."""
+    computed_tokens: tuple[int, ...]
+    """By place in the fleet: prompt tokens that workers there computed, for requests that ended elsewhere or failed,
+    too."""
 
 
 def simulate(
@@ -60,7 +63,7 @@ def simulate(
         if writer is not None:
             writer.abandon()
         raise
-    return Simulated([each for each in world.served if each is not None], digest)
+    return Simulated([each for each in world.served if each is not None], digest, world.computed_tokens)
 
 
 def _check_follows(arrivals: list[Arrival], follows: Mapping[RequestId, Follows]) -> None:

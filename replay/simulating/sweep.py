@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 from core.errors import CallerError
@@ -28,10 +29,10 @@ class Point(NamedTuple):
 
 def points(sweeps: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Every combination, the last name's values changing fastest. CallerError if there are more than POINTS_MAX."""
-    found = [dict(zip(sweeps, values, strict=True)) for values in product(*sweeps.values())]
-    if len(found) > POINTS_MAX:
-        raise CallerError(f"{len(found)} runs are too many: sweep over {POINTS_MAX} combinations at most")
-    return found
+    count = prod(map(len, sweeps.values()))
+    if count > POINTS_MAX:
+        raise CallerError(f"{count} runs are too many: sweep over {POINTS_MAX} combinations at most")
+    return [dict(zip(sweeps, values, strict=True)) for values in product(*sweeps.values())]
 
 
 def sweep(base: Setup, asked: Sequence[Mapping[str, Any]], jobs: int) -> Iterator[Point]:

@@ -28,6 +28,11 @@ class TraceFile(NamedTuple):
     model: str = ""
     """In a recording; empty if it has only one."""
 
+    def check(self) -> None:
+        """CallerError if the model counts for nothing, or the file cannot be read."""
+        if self.model and self._named() == MOONCAKE:
+            raise CallerError(f"{self.path} is in Mooncake's format, which names no models: leave --model out")
+
     def read(self) -> Trace:
         """The requests; CallerError or Corrupt says what is wrong with the file."""
         if self._named() == MOONCAKE:

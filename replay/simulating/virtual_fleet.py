@@ -71,6 +71,15 @@ class VirtualFleet:
     def __repr__(self) -> str:
         return f"<VirtualFleet of {len(self._places)}, {len(self.gone)} ended so far>"
 
+    @property
+    def computed_tokens(self) -> tuple[int, ...]:
+        """Of each place that decodes, what its workers computed of prompts, one after the other."""
+        found = [0] * self._options.workers
+        for worker in self._by_id.values():
+            if worker.place < len(found):
+                found[worker.place] += worker.computed_tokens
+        return tuple(found)
+
     def worker(self, id: WorkerId) -> VirtualWorker:
         """The worker that has this id, or had it."""
         return self._by_id[id]

@@ -6,7 +6,7 @@ A reader has a message when its lag has passed. If an archive is wanted, every m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from core.codec import decode_message
 from core.ids import Epoch, StreamName, StreamSeq
@@ -28,19 +28,31 @@ KV = kv_stream(0)
 STREAMS = (KV, LOAD, ROUTING)
 
 
+UNREAD_MAX = 4096
+"""Messages that a reader could have read and did not: at so many it is told to, or a night without requests would fill
+the memory with the loads of idle workers."""
+
+
 class Reader:
     """Who reads all streams, always `lag_us` behind what was written."""
 
-    def __init__(self, lag_us: int) -> None:
+    def __init__(self, lag_us: int, much: Callable[[], object]) -> None:
+        """`much` is called when so much is unread that all that can be had by now is to be read."""
         self._lag_us = lag_us
+        self._much = much
         self._unread: deque[tuple[int, Frame]] = deque()
 
     def __repr__(self) -> str:
         return f"<Reader {self._lag_us} us behind, {len(self._unread)} messages unread>"
 
+    def __len__(self) -> int:
+        return len(self._unread)
+
     def put(self, now_us: int, frame: Frame, *, begun: bool) -> None:
         """The message was written now; what stands in the log before the run has begun is read at once."""
         self._unread.append((now_us + begun * self._lag_us, frame))
+        if len(self._unread) >= UNREAD_MAX and self._unread[UNREAD_MAX - 1][0] <= now_us:
+            self._much()
 
     def until(self, now_us: int) -> Iterator[Frame]:
         """What the reader has by now and was not given before, in the order of the log."""
@@ -75,9 +87,9 @@ class VirtualLog:
         """The virtual wall clock."""
         return START_MS + self._agenda.now_us // 1000
 
-    def reader(self, lag_us: int) -> Reader:
-        """Reads whatever is written from now on."""
-        self._readers.append(Reader(lag_us))
+    def reader(self, lag_us: int, much: Callable[[], object] = lambda: None) -> Reader:
+        """Reads whatever is written from now on, when it likes or when it is told that it is `much`."""
+        self._readers.append(Reader(lag_us, much))
         return self._readers[-1]
 
     def append(self, stream: StreamName, owner: str, payload: bytes, head: bytes, token: str = "") -> None:

@@ -1,7 +1,7 @@
 """VirtualReplica: one router of a simulation: its own folds of the log, its own lag, its own decisions.
 
-It folds what it has by now only when it decides: nobody looks in between. What it says counts for itself at once, and
-goes to the log a little later, together with what it said meanwhile, as a real one's does.
+It folds what it has by now when it decides, or when that has become much: nobody looks in between. What it says counts
+for itself at once, and goes to the log a little later, together with what it said meanwhile, as a real one's does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from actors.agreement import REPORT_EVERY_MS
+from actors.holding import OVERLOADED
 from actors.milestones import MILESTONE_EVERY, Milestones
+from actors.room import Room
 from actors.voice import LIMITS
 from core.events import (
     Event,
@@ -37,6 +39,7 @@ from projections.view import Local, RouteRequest, View, by_worker
 from replay.simulating.agenda import Agenda
 from replay.simulating.journey import MODEL
 from replay.simulating.virtual_log import EPOCH, VirtualLog
+from replay.simulating.virtual_room import room
 from replay.simulating.virtual_source import CHAIN_KEY, VirtualSource
 
 PACE_US = round(LIMITS.pace_s * 1_000_000)
@@ -79,7 +82,7 @@ class VirtualReplica:
         self._settings = settings
         self._agenda = agenda
         self._log = log
-        self._reader = log.reader(lag_us)
+        self._reader = log.reader(lag_us, self._catch_up)
         self._source = VirtualSource(log, ROUTING, id)
         self._state = State(CHAIN_KEY)
         for stream in log.streams:
@@ -97,6 +100,8 @@ class VirtualReplica:
         """In the order in which they came."""
         self._held_told: set[RequestId] = set()
         """Those of them of which the log knows that they wait."""
+        self.stuck: set[RequestId] = set()
+        """Those of them that nobody took at the last plan, since too much waits in the engines."""
         self._waiting: list[Event] = []
         """Said, and not in the log yet."""
         self._appended_us = -PACE_US
@@ -137,6 +142,11 @@ class VirtualReplica:
         more."""
         return self._choice(asked, self._look(gone), seed)
 
+    def room(self, gone: set[WorkerId], slots: int) -> Room | None:
+        """The places that it sees now; each engine runs so many requests as `slots`."""
+        self._catch_up()
+        return room(self._state, self._ahead, gone, self._settings, slots)
+
     def hold(self, asked: RouteRequest, since_ms: int, seed: int) -> None:
         """The request waits here for the right worker."""
         self._held[asked.id] = Held(asked, since_ms, seed)
@@ -157,20 +167,26 @@ class VirtualReplica:
         """The request waits no more; None if it did not."""
         held = self._held.pop(request, None)
         self._held_told.discard(request)
+        self.stuck.discard(request)
         return None if held is None else held.request
 
     def plan(self, gone: set[WorkerId]) -> Iterator[Choice]:
         """Those of all that wait that go now, or that nobody can serve; they wait no more. Each is to be said before
-        the next one is asked for. Behind the last one the log knows who stays."""
-        while self._held:
+        the next one is asked for. Behind the last one the log knows who stays: also whoever could go nowhere, since too
+        much waits in the engines."""
+        self.stuck.clear()
+        while held := [each for name, each in self._held.items() if name not in self.stuck]:
             view = View(self._state, self.id, self._ahead, self._look(gone))
-            queue = [held._replace(request=self._informed(held.request)) for held in self._held.values()]
+            queue = [each._replace(request=self._informed(each.request)) for each in held]
             known = computing(view.outstanding(), self._settings, self._log.now_ms)
             busy_us = self._declines.busy_us(known, self._agenda.now_us)
             planned = plan(view, queue, self._settings, self._log.now_ms, busy_us)
             if planned is None:
                 break
             request, decision = planned
+            if decision.worker is None and OVERLOADED in decision.excluded:
+                self.stuck.add(request.id)
+                continue
             self.let_go(request.id)
             alone = self._learns and decision.worker not in view.outstanding()
             yield Choice(request, decision, alone, if_free=True)
@@ -196,9 +212,12 @@ class VirtualReplica:
         self.say(routed)
         return routed
 
-    def reject(self, choice: Choice, *, begun: bool) -> None:
-        """It is said that nobody could serve the request, or go on with an answer that was begun."""
-        self.say(rejection(choice.decision, choice.asked, REVISION, 500 if begun else 503))
+    def reject(self, choice: Choice, *, begun: bool) -> str:
+        """It is said that nobody could serve the request, or go on with an answer that was begun; returns the
+        reason."""
+        said = rejection(choice.decision, choice.asked, REVISION, 500 if begun else 503)
+        self.say(said)
+        return said.reason
 
     def _look(self, gone: set[WorkerId]) -> Local:
         """All that this replica has by now is folded, and what only it knows is said."""

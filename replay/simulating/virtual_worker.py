@@ -94,6 +94,8 @@ class VirtualWorker:
         """Those of them of which there is no token: whose they are, and how much their replica expects to be
         computed."""
         self._totals = [0, 0]
+        self.computed_tokens = 0
+        """Of prompts whose first token it made: what was neither cached here nor computed by others."""
 
     def __repr__(self) -> str:
         return f"<VirtualWorker {self.id} in place {self.place}, {self._engine!r}>"
@@ -207,8 +209,10 @@ class VirtualWorker:
         if output.cached_tokens is not None:
             self._prefills.pop(request, None)
             self.count(self._serving[request], output.cached_tokens)
+            self.computed_tokens += self._serving[request] - output.cached_tokens
             if side is not None:
                 output = side.first(request, output)
+                self.computed_tokens -= output.prefill.pulled_tokens if output.prefill is not None else 0
         if output.finish is not None:
             del self._serving[request]
             self._prefills.pop(request, None)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import xxhash
 
+from actors.admission import LOOK_EVERY_S
 from actors.dispatch import DECLINED_MAX, RESUME_LOOK_S, RESUME_WAIT_S
 from actors.line import WorkerBusy
 from core.errors import CallerError
@@ -27,8 +28,9 @@ from replay.simulating.arrival import Arrival
 from replay.simulating.follows import Follows
 from replay.simulating.journey import Journey
 from replay.simulating.options import Options
-from replay.simulating.served import Served
+from replay.simulating.served import LOST, TOO_LONG, Served
 from replay.simulating.verdict import Verdict
+from replay.simulating.virtual_admission import VirtualAdmission
 from replay.simulating.virtual_fleet import VirtualFleet
 from replay.simulating.virtual_log import VirtualLog
 from replay.simulating.virtual_replica import Choice, VirtualReplica
@@ -39,8 +41,10 @@ PROGRESS_EVERY = 100
 """Requests that ended between two words on how far it is."""
 BROKE = "its worker ended"
 REFUSED = "the engine refused the request"
-RESUME_WAIT_US = round(RESUME_WAIT_S * 1_000_000)
-RESUME_LOOK_US = round(RESUME_LOOK_S * 1_000_000)
+US_PER_S = 1_000_000
+RESUME_WAIT_US = round(RESUME_WAIT_S * US_PER_S)
+RESUME_LOOK_US = round(RESUME_LOOK_S * US_PER_S)
+LOOK_EVERY_US = round(LOOK_EVERY_S * US_PER_S)
 
 Progress = Callable[[int, int], None]
 """Told requests that ended, and how many there are."""
@@ -79,11 +83,15 @@ class World:
             speaker=lambda: self._replicas[0].id,
             judged=self._judge,
         )
+        self._lines = [self._line(replica) for replica in self._replicas]
+        """Where requests wait for a place in the fleet, by replica."""
         self._journeys: dict[RequestId, Journey] = {}
         """Those under way, in the order in which they came."""
         self._holds = options.routing.holds and not options.prefill_workers  # as `actors.dispatch`
         self._planning: set[int] = set()
         """Numbers of replicas that are about to plan."""
+        self._looking: set[int] = set()
+        """Of those that will look again in a moment, since somebody waits there for others to be less busy."""
         self._arrived = self._ended = 0
         self._digest = hashlib.blake2b(digest_size=16)
 
@@ -102,8 +110,13 @@ class World:
         for replica in self._replicas:
             replica.flush()
         for served in self.served:
-            self._digest.update(repr(tuple(served or ())).encode())
+            self._digest.update(repr(tuple(served or ())[:-1]).encode())  # `why` follows from the rest
         return self._digest.hexdigest()
+
+    @property
+    def computed_tokens(self) -> tuple[int, ...]:
+        """By place in the fleet: see `Simulated`."""
+        return self._fleet.computed_tokens
 
     def _replica(self, number: int) -> VirtualReplica:
         options = self._options
@@ -117,15 +130,28 @@ class World:
             partial(self._freed, number),
         )
 
+    def _line(self, replica: VirtualReplica) -> VirtualAdmission:
+        options = self._options
+        return VirtualAdmission(
+            options.routing,
+            self._agenda,
+            self.log,
+            room=lambda: replica.room(self._fleet.gone, options.engine.max_seqs),
+            say=replica.say,
+            let_in=self._begin,
+            turned_away=self._end,
+        )
+
     # --- requests ----------------------------------------------------------------------------------------------
 
-    def _expect(self) -> None:
-        """The next request will come: at its time, or now if as many as are wanted are under way at once."""
+    def _expect(self, after_us: int = 0) -> None:
+        """The next request will come: at its time, or so much later than now if as many as are wanted are under way at
+        once."""
         if self._arrived < len(self._arrivals):
             number, self._arrived = self._arrived, self._arrived + 1
             if self._arrivals[number].id in self._follows:
                 return  # comes when the other one has ended
-            at_us = self._agenda.now_us if self._options.concurrency else self._arrivals[number].at_us
+            at_us = self._agenda.now_us + after_us if self._options.concurrency else self._arrivals[number].at_us
             self._agenda.put(at_us, partial(self._arrive, number))
 
     def _followers(self) -> dict[RequestId, list[int]]:
@@ -140,6 +166,14 @@ class World:
         arrival, replica, now_us = self._arrivals[number], number % len(self._replicas), self._agenda.now_us
         journey = Journey(arrival, number, now_us, replica, self._options.engine.block_size)
         self._journeys[arrival.id] = journey
+        if self._lines[replica].enter(journey):
+            self._begin(journey)
+        else:
+            self._look_later(replica)
+
+    def _begin(self, journey: Journey) -> None:
+        """It has a place in the fleet, and is held or on its way."""
+        replica, now_us = journey.replica, self._agenda.now_us
         if self._holds and self._replicas[replica].holds < held_max(self._options.workers):
             self._agenda.put(now_us + self._options.routing.hold_max_ms * 1000, partial(self._hold_no_longer, journey))
             self._hold(journey, self.log.now_ms)
@@ -173,8 +207,7 @@ class World:
         said = (choice.asked.id, choice.asked.attempt, decision.worker, decision.digest)
         self._digest.update(repr(said).encode())
         if decision.worker is None:
-            replica.reject(choice, begun=journey.told > 0)
-            self._end(journey, failed=True)
+            self._end(journey, replica.reject(choice, begun=journey.told > 0))
             return
         if journey.told:
             replica.say(journey.migrated(BROKE))
@@ -186,7 +219,7 @@ class World:
             self._declined(journey, worker, error)
         except CallerError:
             replica.say(journey.finished("error", now_us, REFUSED))
-            self._end(journey, failed=True)
+            self._end(journey, TOO_LONG)
 
     def _declined(self, journey: Journey, worker: VirtualWorker, error: WorkerBusy) -> None:
         """As `actors.dispatch`: it is held again, unless that was often enough."""
@@ -196,7 +229,7 @@ class World:
         journey.worker = WorkerId("")
         self._agenda.put(replica.declined(worker.id, error.tokens), partial(self._plan_soon, journey.replica))
         if journey.declined < DECLINED_MAX:
-            since_ms = self.log.now_ms - (now_us - journey.arrived_us) // 1000
+            since_ms = self.log.now_ms - (now_us - journey.placed_us) // 1000
             self._agenda.put(now_us, partial(self._hold, journey, since_ms))
         else:
             self._agenda.put(now_us, partial(self._route, journey))
@@ -212,12 +245,29 @@ class World:
         self._planning.remove(replica)
         for choice in self._replicas[replica].plan(self._fleet.gone):
             self._send(self._journeys[choice.asked.id], choice)
+        self._look_later(replica)
 
     def _freed(self, by: int) -> None:
         """The others hear from the log that a worker may be free, each when it has read so far."""
         for number, replica in enumerate(self._replicas):
-            if number != by and replica.holds:
-                self._agenda.put(self._agenda.now_us + replica.lag_us, partial(self._plan_soon, number))
+            if number != by and (replica.holds or len(self._lines[number])):
+                self._agenda.put(self._agenda.now_us + replica.lag_us, partial(self._look, number))
+
+    def _look(self, replica: int) -> None:
+        """Whoever waits there and need not goes on."""
+        self._lines[replica].look()
+        self._plan_soon(replica)
+
+    def _look_later(self, replica: int) -> None:
+        """If somebody waits there for others to be less busy, whose word on that is not waited for one by one."""
+        if replica not in self._looking and (len(self._lines[replica]) or self._replicas[replica].stuck):
+            self._looking.add(replica)
+            self._agenda.put(self._agenda.now_us + LOOK_EVERY_US, partial(self._look_again, replica))
+
+    def _look_again(self, replica: int) -> None:
+        self._looking.remove(replica)
+        self._look(replica)
+        self._look_later(replica)
 
     def _hold_no_longer(self, journey: Journey) -> None:
         """If it is still held, it goes where it costs least by now."""
@@ -229,7 +279,7 @@ class World:
         """How many of the other replicas would choose another worker now, held up by the same others if the request
         was held; -1 if they are not to be asked."""
         every = self._options.compare_every
-        if not every or journey.number % every:
+        if not every or journey.number % every or len(self._replicas) == 1:
             return -1
         gone, asked = self._fleet.gone, choice.asked
         others = [each for number, each in enumerate(self._replicas) if number != journey.replica]
@@ -262,15 +312,18 @@ class World:
             try:
                 journey.tries.failed(journey.told, BROKE)
             except (GenerationFailed, NoWorkers):
-                self._end(journey, failed=True)
+                self._end(journey, LOST)
             else:
                 self._route(journey)
         for number in range(len(self._replicas)):
             self._plan_soon(number)  # what is held for it may go elsewhere
 
-    def _end(self, journey: Journey, *, failed: bool = False) -> None:
+    def _end(self, journey: Journey, failed: str = "", retry_s: int = 0) -> None:
+        """It was answered, or has failed, and why. Who sends as many as are wanted at once sends the next one when it
+        was told to."""
         del self._journeys[journey.arrival.id]
-        self.served[journey.number] = journey.served(self._agenda.now_us, failed=failed)
+        self.served[journey.number] = journey.served(self._agenda.now_us, failed)
+        self._lines[journey.replica].ended(journey, whole=not failed)
         for number in self._after.get(journey.arrival.id, ()):
             pause_us = self._follows[self._arrivals[number].id].pause_us
             self._agenda.put(self._agenda.now_us + pause_us, partial(self._arrive, number))
@@ -278,4 +331,4 @@ class World:
         if self._ended % PROGRESS_EVERY == 0 or self._ended == len(self._arrivals):
             self._progress(self._ended, len(self._arrivals))
         if self._options.concurrency:
-            self._expect()
+            self._expect(retry_s * US_PER_S)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
 
 import msgspec
@@ -20,7 +21,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     """How evenly workers were loaded; 0 and 1 are perfectly even."""
 
     requests_cv: float
-    """Coefficient of variation of the requests per worker, over all."""
+    """Coefficient of variation of the requests per worker, over all; all lives of a name are one worker."""
     requests_max_over_mean: float
     blocks_cv: float
     """The same of active blocks, at each decision, in the mean."""
@@ -64,7 +65,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     ttft_new_ms: float
     """The same less the mean regret."""
     requests_recorded: dict[str, int]
-    """By worker's id."""
+    """By worker's id: of every life of those that answer requests for these models."""
     requests_new: dict[str, int]
     spread_recorded: Spread
     spread_new: Spread
@@ -121,6 +122,14 @@ class Evenness:
             blocks_cv=self._variation / count if count else EVEN[0],
             blocks_max_over_mean=self._peak / count if count else EVEN[1],
         )
+
+
+def by_name(requests: Mapping[str, int], names: Mapping[str, str]) -> Counter[str]:
+    """The sums of all lives of each worker."""
+    found: Counter[str] = Counter()
+    for worker, count in requests.items():
+        found[names.get(worker, worker)] += count
+    return found
 
 
 def blocks_of(rows: Iterable[Candidate], model: str) -> list[int]:

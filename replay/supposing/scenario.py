@@ -16,18 +16,16 @@ SCENARIOS_MAX = 200
 """Scenarios of one question; each is a decision more per recorded one."""
 OWN_KEYS = frozenset({"settings", "without", "delay_ms", "follow_load"})
 
-HOLDING = "hold_max_ms"
+QUEUEING = ("active_max", "queue_max", "queue_wait_max_ms", "hold_max_ms")
+"""Settings of the router's queue, by which a closed loop goes."""
 UNREAD = (
     "candidates_recorded_max",
     "remote_prefill_min_tokens",
     "prefill_queue_max",
     "prefill_wait_max_ms",
-    "active_max",
-    "queue_max",
-    "queue_wait_max_ms",
-    HOLDING,
+    *QUEUEING,
 )
-"""Settings that no decision rests on: deciding again cannot tell what they change. A closed loop goes by HOLDING."""
+"""Settings that no decision rests on: deciding again cannot tell what they change."""
 
 USUAL: tuple[Mapping[str, Any], ...] = (
     *({"policy": "kv", "prefill_weight": weight} for weight in (0.5, 1, 2, 4, 8)),

@@ -17,7 +17,7 @@ from core.prompt import Prompt
 from core.settings import APPROXIMATE, RoutingSettings
 from core.subjects import ROUTING
 from projections.backlog import Outstanding
-from projections.tally import InFlight, Key, shared_depth
+from projections.tally import ANYBODY, InFlight, Key, beyond, shared_depth
 from projections.view import NOTHING, Candidate, View
 from replay.supposing.lives import Life, Place, place, seq_of
 
@@ -188,14 +188,21 @@ def _changed(sight: Sight, prompt: Prompt, sums: Sums, moved: Mapping[Key, Worke
 
 
 def _pending(view: View, prompt: Prompt, moved: Mapping[Key, WorkerId | None]) -> dict[WorkerId, int] | None:
-    """As the view counts them, with the moved ones where they would be; None if none of them has to do with this."""
+    """As the view counts them, and as cheaply, with the moved ones where they would be; None if none of them has to do
+    with this."""
     found: dict[WorkerId, int] = {}
-    touched = False
+    deeper, depth, touched = {0: ANYBODY}, 0, False
     for tally in (view.state.routing.tally, view.ahead.tally):
+        known = () if tally is view.ahead.tally else view.ahead.computed
         for key, entry in tally.pending(prompt):
-            if tally is view.ahead.tally or key not in view.ahead.computed:
-                touched = touched or key in moved
-                worker = moved.get(key, entry.worker)
-                if worker is not None:
-                    found[worker] = max(found.get(worker, 0), shared_depth(entry.hashes, prompt))
+            if key in known:
+                continue
+            touched = touched or key in moved
+            worker, hashes = moved.get(key, entry.worker), entry.hashes
+            if worker is None:
+                continue
+            least = found.get(worker, 0)
+            place, block = deeper.get(least) or deeper.setdefault(least, beyond(prompt, least))
+            if hashes[place] == block:
+                found[worker] = depth = shared_depth(hashes, prompt, depth)
     return found if touched else None

@@ -24,7 +24,7 @@ from replay.proof import lacks_of
 from replay.recording import Recording
 from replay.supposing.lagged import Lagged
 from replay.supposing.lives import Lives
-from replay.supposing.outcome import Outcome, blocks_of, evenness
+from replay.supposing.outcome import Outcome, blocks_of, by_name, evenness
 from replay.supposing.regret import expected_blocks
 from replay.supposing.scenario import Scenario
 from replay.supposing.supposed import Sight
@@ -76,9 +76,9 @@ class _WhatIf:
         self._lagged = {ms: Lagged(recording, ms) for ms in self._delays if ms}
         self._asked: set[str] = set()
         """Models that requests were for."""
-        self._alive: list[Member] = []
+        self._serving: list[Member] = []
         self._models: dict[WorkerId, str] = {}
-        """Of every worker that was there."""
+        """Of every worker that was there to answer requests."""
         self._requests: Counter[str] = Counter()
         self._policies: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
@@ -158,14 +158,17 @@ class _WhatIf:
             self._answered += 1
 
     def _note_workers(self, state: State) -> None:
-        alive = state.alive()
-        if alive is not self._alive:  # somebody came or went
-            self._alive = alive
-            self._models.update({m.worker: m.joined.model for m in alive if m.joined is not None})
+        serving = state.serving()
+        if serving is not self._serving:  # somebody came or went
+            self._serving = serving
+            self._models.update({m.worker: m.joined.model for m in serving if m.joined is not None})
 
     def _outcome(self, trial: Trial, rejected: int) -> Outcome:
         serving = sorted(worker for worker, model in self._models.items() if model in self._asked)
-        left = [worker for worker in serving if worker not in trial.without]
+        before: dict[str, int] = {worker: self._requests[worker] for worker in serving}
+        after: dict[str, int] = {worker: trial.requests[worker] for worker in serving}
+        left = {worker: count for worker, count in after.items() if worker not in trial.without}
+        names: dict[str, str] = {worker: self._recording.names.worker(worker) for worker in sorted(self._models)}
         served = self._decisions - trial.refused
         ttft_ms = self._ttft_ms / self._answered if self._answered else 0.0
         return Outcome(
@@ -187,11 +190,11 @@ class _WhatIf:
             regret_ms=trial.regret_us / MICRO,
             ttft_recorded_ms=ttft_ms,
             ttft_new_ms=ttft_ms - trial.regret_us / MICRO / served if served else ttft_ms,
-            requests_recorded={worker: self._requests[worker] for worker in serving},
-            requests_new={worker: trial.requests[worker] for worker in serving},
-            spread_recorded=trial.recorded_even.spread(self._requests[worker] for worker in serving),
-            spread_new=trial.new_even.spread(trial.requests[worker] for worker in left),
-            names={worker: self._recording.names.worker(worker) for worker in sorted(self._models)},
+            requests_recorded=before,
+            requests_new=after,
+            spread_recorded=trial.recorded_even.spread(by_name(before, names).values()),
+            spread_new=trial.new_even.spread(by_name(left, names).values()),
+            names=names,
             policies=dict(sorted(self._policies.items())),
             fitted={model: self._lives.fitted.get(model, UNFITTED) for model in sorted(self._asked)},
             worst=trial.worst.sorted,

@@ -7,34 +7,18 @@ the digest of its fold, and it is ours, nothing that is missing before that plac
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
-from core.codec import DIGEST_BYTES, decode_message
+from core.codec import decode_message
 from core.errors import Corrupt
 from core.events import ReplicaReported
-from core.ids import COLUMN_WIDTH, Epoch, ReplicaId, StreamName, StreamSeq
+from core.ids import Epoch, ReplicaId, StreamName, StreamSeq
 from core.subjects import ROUTING, owner
 from projections.points import Point
-from projections.projection import FOLD_VERSION
 from replay.recording import Recording
+from replay.reported import Reported, places
 
 REPORTED = ReplicaReported.__name__.encode()
 """Stands in every message that has such an event, and in few others."""
-
-
-class Reported(NamedTuple):
-    """What a replica said of one stream's fold."""
-
-    replica: ReplicaId
-    at: StreamSeq
-    """Where in the routing stream it said so."""
-    time_ms: int
-    stream: StreamName
-    epoch: int
-    seq: StreamSeq
-    digest: int
-    head: bytes
-    """Chain digest of the message at `seq`, as the replica had read it."""
 
 
 def reported(recording: Recording) -> Iterator[Reported]:
@@ -48,16 +32,8 @@ def reported(recording: Recording) -> Iterator[Reported]:
             continue
         if message.source == owner(record.subject):
             for event in message.events:
-                if isinstance(event, ReplicaReported) and event.fold_version == FOLD_VERSION:
-                    yield from _points(ReplicaId(message.source), record.seq, record.time_ms, event)
-
-
-def _points(replica: ReplicaId, at: StreamSeq, time_ms: int, event: ReplicaReported) -> Iterator[Reported]:
-    for stream, points in event.points.items():
-        for i, seq in enumerate(points.seqs):
-            digest = int.from_bytes(points.digests[i * COLUMN_WIDTH : (i + 1) * COLUMN_WIDTH], "little")
-            head = points.heads[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
-            yield Reported(replica, at, time_ms, StreamName(stream), points.epoch, StreamSeq(seq), digest, head)
+                if isinstance(event, ReplicaReported):
+                    yield from places(ReplicaId(message.source), record.seq, record.time_ms, event)
 
 
 class LogFolds:

@@ -189,6 +189,7 @@ def test_bisect_of_replicas_settings_and_workers(log: Path) -> None:
     agree = ask(log, "--replicas", "replica-0", "replica-1", command="bisect")
     assert agree.exit_code == 0, agree.output
     assert "agree at all" in agree.stdout.splitlines()[0] or "no place in common" in agree.stdout.splitlines()[0]
+    assert "The latest two are judged" in " ".join(ask(log, "--help", command="bisect").stdout.split())
     revisions = as_json(log, "--settings", "0", "2", command="bisect", status=1)
     assert revisions["found"]["first"]["worker"] != revisions["found"]["second"]["worker"]
     change = ask(log, "--set", "policy=round-robin", command="bisect")

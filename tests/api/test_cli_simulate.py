@@ -117,12 +117,47 @@ def test_settings_change_what_is_found(trace: Path) -> None:
     usual = found_json(trace, *FAST)
     settings = found_json(trace, *FAST, "--policy", "round-robin", "--set", "decode_weight=2,request_weight=1")
     slow = found_json(trace, *FAST, "--engine", "linear", "--engine-set", "prefill_us_per_token=1000")
-    closed = found_json(trace, *FAST, "--concurrency", "2", "--first", "6", "--block-size", "16", "--blocks", "4096")
+    few = ("--workers", "3", "--concurrency", "2", "--first", "6")
+    closed = found_json(trace, *few, "--block-size", "16", "--blocks", "4096")
 
     assert settings["digest"] != usual["digest"]
     assert settings["simulated"]["routing"]["request_weight"] == 1
     assert slow["ttft_ms"]["mean"] > 5 * usual["ttft_ms"]["mean"]
     assert (closed["requests"], closed["simulated"]["engine"]["block_size"]) == (6, 16)
+
+
+def test_what_failed_is_told_with_the_reason(trace: Path) -> None:
+    """On the page, in JSON, and in the table of a sweep; settings of the queue count."""
+    words = (trace, "--workers", "1", "--speed-up", "1000", "--set", "queue_max=2,active_max=2")
+    found, page = found_json(*words), told("simulate", *words)
+    swept = told("simulate", *words, "--jobs", "1", "--sweep", "active_max=2,100")
+
+    assert found["failures"]["queue_full"] == found["failed"] > 5
+    told_of = f"{found['failed']} (queue_full {found['failed']})"
+    assert ["failed", *told_of.split()] in [line.split() for line in page.splitlines()]
+    few, all_ = (line for line in swept.splitlines() if line.startswith("active_max "))
+    assert few.endswith(f"  {told_of}")
+    assert all_.endswith("  0")
+    assert found_json(trace, *FAST)["failures"] == {}
+
+
+def test_comparisons_of_replicas_are_swept_over(trace: Path) -> None:
+    """Also where the run without the sweep has only one; and one alone is the same with them and without."""
+    words = ("--jobs", "1", "--sweep", "replicas=1,2", "--json")
+    each, never = (
+        json.loads(told("simulate", trace, *FAST, *words, "--compare-every", every))["points"] for every in ("1", "0")
+    )
+
+    assert [point["together"]["disagreement"] is None for point in each] == [True, False]
+    assert each[0]["digest"] == never[0]["digest"]
+
+
+def test_a_closed_loop_has_no_times_to_speed_up(trace: Path) -> None:
+    """So the page has no word of that; jitter still draws the order."""
+    words = (trace, "--workers", "2", "--concurrency", "3")
+
+    assert told("simulate", *words).startswith("trace.jsonl, 2 workers of")
+    assert found_json(*words)["digest"] != found_json(*words, "--jitter", "3000")["digest"]
 
 
 def test_its_log_is_one_that_the_other_commands_read(trace: Path, tmp_path: Path) -> None:
@@ -135,6 +170,8 @@ def test_its_log_is_one_that_the_other_commands_read(trace: Path, tmp_path: Path
     assert "req-000020" in told("explain", "req-000020", "--log", log)
     again = found_json(log, "--workers", "3")
     assert again["requests"] == run["requests"]
+    assert (again["simulated"]["model"], run["simulated"]["model"]) == ("", "")
+    assert found_json(log, "--workers", "3", "--model", "simulated")["simulated"]["model"] == "simulated"
     assert again["hit_rate"] == pytest.approx(run["hit_rate"], rel=0.05)
 
 
@@ -190,6 +227,12 @@ def test_a_sweep_is_a_table(trace: Path, tmp_path: Path) -> None:
         (("--speed-up", "0"), "speed-up: 0 is not between"),
         (("--jitter", "-1"), "jitter: -1"),
         (("--format", "recording"), ""),
+        (("--model", "m"), "is in Mooncake's format, which names no models: leave --model out"),
+        (("--concurrency", "4", "--speed-up", "2"), "speed-up: with a concurrency requests come when others end"),
+        (("--engine-set", "prefill_us_per_token=10"), "prefill_us_per_token: only the timing linear goes by it"),
+        (("--jobs", "1", "--sweep", "engine.prefill_us_per_token=10,20"), "add --engine linear, or leave it out"),
+        (("--replicas", "2", "--replica-lag", "5,6", "--lag", "1"), "lag_ms: each replica has a lag of its own"),
+        (("--jobs", "1", "--replicas", "2", "--replica-lag", "5,6", "--sweep", "lag_ms=1,2"), "lag_ms: each replica"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(trace: Path, words: tuple[str, ...], why: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from actors.milestones import Milestones
 from core.clock import ManualClock
 from core.codec import CHAIN_START, Message, decode_message, digest, encode_event, encode_message
-from core.events import Event, ReplicaJoined, RequestRouted, SettingsChanged
+from core.events import Event, ReplicaJoined, ReplicaReported, RequestRouted, SettingsChanged
 from core.ids import Epoch, ReplicaId, RequestId, SourceId, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.manifest import Manifest
@@ -132,6 +133,12 @@ class Stage:
         for event in events:
             self._seat(replica).say(seq, event)
         return seq
+
+    def report(self, replica: ReplicaId) -> ReplicaReported:
+        """What the folds of the replica are, which has folded all; nobody has heard of it."""
+        found = Milestones(self.seat(replica).state).report()
+        assert found is not None
+        return found
 
     def archived(self, path: Path, cut: Mapping[StreamName, int] | None = None, snapshot: Taken | None = None) -> Path:
         """All of it stands in the file; of streams that are cut only what follows that sequence. With a snapshot

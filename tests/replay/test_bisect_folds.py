@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from actors.milestones import Milestones
+from api.replaying.bisected import replicas_text
 from core.errors import CallerError
-from core.events import CacheCleared, DivergenceFound, Event, ReplicaReported
+from core.events import CacheCleared, DivergenceFound, Event, ReplicaLeft
 from core.ids import ReplicaId, WorkerId
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
@@ -22,6 +22,8 @@ from tests.projections.facts import joined, load, prompt, removed, restated, sto
 from tests.replay.staged import KV, A, B, R, S, Stage
 
 ASKED = prompt(1, 2, 3)
+T, U = ReplicaId("cc" * 8), ReplicaId("bb" * 8)
+"""Later lives of the two."""
 
 
 @pytest.fixture
@@ -35,15 +37,8 @@ def stage() -> Stage:
     return it
 
 
-def report(stage: Stage, replica: ReplicaId) -> ReplicaReported:
-    """What the replica's folds are now."""
-    found = Milestones(stage.seat(replica).state).report()
-    assert found is not None
-    return found
-
-
 def both_report(stage: Stage) -> None:
-    reports = [(replica, report(stage, replica)) for replica in (R, S)]
+    reports = [(replica, stage.report(replica)) for replica in (R, S)]
     for replica, each in reports:
         stage.tell(each, replica=replica)
 
@@ -63,6 +58,43 @@ def test_replicas_that_agree(stage: Stage, tmp_path: Path) -> None:
             between_replicas(recording, "r1", "r1")
         with pytest.raises(CallerError, match="no replica 'r3'"):
             between_replicas(recording, "r1", "r3")
+
+
+def test_of_several_lives_the_latest_are_judged(stage: Stage, tmp_path: Path) -> None:
+    """However many places the earlier ones have in common; whether those part is told, and they can be named."""
+    for turn in range(3):
+        stage.route(f"early{turn}", ASKED)
+        both_report(stage)
+    stage.say(KV, A, stored(77))
+    stage.seat(S).state.index.store(WorkerId(A), "device", hashes_to_bytes([5]))
+    stage.say(KV, A, stored(78))
+    both_report(stage)
+    for replica in (R, S):
+        stage.tell(ReplicaLeft(reason="restart"), replica=replica)
+    stage.say(KV, A, stored(79))
+    stage.say(LOAD, A, load())
+    stage.replica(T, "r1", RoutingSettings(policy="kv"))
+    stage.replica(U, "r2", RoutingSettings(policy="kv"))
+    stage.route("late", ASKED, replica=T)
+    with stage.recording(tmp_path / "silent") as recording:
+        silent = between_replicas(recording, "r1", "r2")
+    for replica, each in [(replica, stage.report(replica)) for replica in (T, U)]:
+        stage.tell(each, replica=replica)
+    with stage.recording(tmp_path / "log") as recording:
+        found = between_replicas(recording, "r1", "r2")
+        early = between_replicas(recording, R, S)
+    assert silent.replicas == found.replicas == {T: "r1", U: "r2"}
+    assert (sum(stream.compared for stream in silent.streams), silent.others) == (0, found.others)
+    assert not any(stream.first_different for stream in found.streams)
+    (other,) = found.others
+    assert (other.replicas, other.part) == ({R: "r1", S: "r2"}, True)
+    assert other.compared == sum(stream.compared for stream in early.streams)
+    assert found.part
+    assert (early.part, early.others) == (True, [])
+    page = replicas_text(found)
+    assert page.startswith(f"r1 ({T}) and r2 ({U}) agree at all")
+    assert f"r1 ({R}) and r2 ({S}) part, of {other.compared} places" in page
+    assert f"--replicas {R} {S}" in page
 
 
 def test_a_replica_whose_index_was_changed_behind_its_back(stage: Stage, tmp_path: Path) -> None:
@@ -93,19 +125,6 @@ def test_a_replica_whose_index_was_changed_behind_its_back(stage: Stage, tmp_pat
         assert (found.departure.difference.request, found.departure.difference.term) == ("astray", "overlap")
         whole = verify(recording)
         assert (whole.different, whole.folds.different, whole.holds) == (1, 1, False)
-
-
-def test_a_wrong_fold_shows_before_any_decision_rests_on_it(stage: Stage, tmp_path: Path) -> None:
-    """What the replica told of it is not what the log gives."""
-    stage.seat(S).state.index.store(WorkerId(A), "device", hashes_to_bytes([5]))
-    stage.say(KV, A, stored(78))
-    stage.tell(report(stage, S), replica=S)
-    stage.route("elsewhere", ASKED, replica=S)
-    with stage.recording(tmp_path / "log") as recording:
-        found = verify(recording)
-    assert (found.verified, found.different, found.folds.different, found.holds) == (1, 0, 1, False)
-    (difference,) = found.folds.differences
-    assert (difference.replica, difference.stream) == (S, KV)
 
 
 # --- an index and a cache ----------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ def test_ranges_and_replicas_add_up(path: Path) -> None:
         first = verify(recording, end=middle, tell=parts.append)
         second = verify(recording, start=middle, tell=parts.append)
         assert first.decisions + second.decisions == SCALE.decisions
+        assert first.folds.compared + second.folds.compared == verify(recording).folds.compared
         assert [(it.seq, it.request, it.recomputed) for it in parts] == whole
         alone = [verify(recording, replicas=[replica]).verified for replica in first.replicas]
         assert sum(alone) == SCALE.decisions
@@ -115,6 +116,7 @@ def test_processes_change_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -
     alone, shared = verified(path), verified(path, jobs=3)
     assert alone.digest == shared.digest
     assert (shared.verified, shared.unaccounted, shared.holds) == (SCALE.decisions, 0, True)
+    assert shared.folds == alone.folds
     assert shared.folds.compared > 0
 
 

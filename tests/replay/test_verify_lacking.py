@@ -10,9 +10,9 @@ from msgspec import structs
 from actors.milestones import Milestones
 from core.codec import encode_event, encode_message
 from core.events import LocalChanged, ReplicaLeft, ReplicaRestated, SettingsChanged
-from core.ids import SourceId, StreamName
+from core.ids import Epoch, SourceId, StreamName
 from core.settings import RoutingSettings
-from core.subjects import LOAD, ROUTING
+from core.subjects import JOBS, LOAD, ROUTING
 from projections import decide as rules
 from projections.policies import Scored, score
 from replay.recording import Recording
@@ -194,3 +194,12 @@ def test_what_rests_on_more_than_the_recording_holds_is_not_judged(stage: Stage,
         found = verify(recording)
     assert (found.verified, found.different, found.not_judged) == (2, 0, {"end": 1})
     assert found.proof.holds
+
+
+def test_a_queue_of_jobs_that_was_made_anew_changes_no_decision(stage: Stage, tmp_path: Path) -> None:
+    """None rests on it, though all name how far it was read."""
+    stage.seat(R).state.open(JOBS, Epoch(9))
+    for number in range(3):
+        stage.route(f"r{number}", prompt(1, 2, 3))
+    found = verified(stage, tmp_path)
+    assert (found.decisions, found.verified, found.holds) == (5, 5, True)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from core.errors import CallerError
-from core.events import BlocksStored, RequestPrefilled
+from core.events import BlocksStored, RequestPrefilled, WorkerLeft
 from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
@@ -17,9 +18,10 @@ from replay.supposing.outcome import Outcome, evenness, ranked
 from replay.supposing.scenario import SCENARIOS_MAX, Scenario, scenarios
 from replay.supposing.what_if import what_if
 from streams.archive_writer import ArchiveWriter
-from tests.projections.facts import finished, joined, load, prompt
+from tests.projections.facts import finished, joined, load, prompt, worker_id
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
 
+D = worker_id(4)
 KV_ONLY = {"policy": "kv", "decode_weight": 0}
 """Wherever most is cached, whatever else goes on there."""
 
@@ -209,6 +211,26 @@ def test_a_worker_can_be_left_out_by_name_or_id(tmp_path: Path) -> None:
     assert ranked([both, name])[0] is name
     with pytest.raises(CallerError, match=r"'decode-9'.*a, b"):
         asked_of(it, tmp_path, {"without": "decode-9"})
+
+
+def test_loads_are_even_by_name_and_without_prefill_workers(tmp_path: Path) -> None:
+    """A worker that was started again is the same worker, and one that computes prompts for others answers nobody."""
+    it = stage(RoutingSettings(policy="round-robin"), A, B)
+    it.say(KV, C, replace(joined("p"), role="prefill"))
+    for number in range(4):
+        it.route(f"r{number}", prompt(number))
+    it.say(KV, A, WorkerLeft(reason="restart"))
+    it.say(KV, D, joined("a"))
+    for number in range(4, 8):
+        it.route(f"r{number}", prompt(number))
+    same, without_life, without_name = asked_of(it, tmp_path, {}, {"without": [A]}, {"without": "a"})
+
+    assert same.requests_recorded == {A: 2, B: 4, D: 2}
+    assert (same.spread_recorded.requests_cv, same.spread_recorded.requests_max_over_mean) == (0.0, 1.0)
+    assert same.spread_new == same.spread_recorded
+    assert without_life.requests_new == {A: 0, B: 6, D: 2}
+    assert without_life.spread_new.requests_max_over_mean == 1.5  # of two workers, one of which came late
+    assert without_name.spread_new.requests_max_over_mean == 1.0  # of the one that is left
 
 
 def test_a_part_of_the_record_is_asked_about(tmp_path: Path) -> None:

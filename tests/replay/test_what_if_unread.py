@@ -14,7 +14,7 @@ from core.settings import POLICIES, RoutingSettings
 from projections.decide import decide
 from projections.view import RouteRequest
 from replay.supposing.outcome import Outcome
-from replay.supposing.scenario import UNREAD, Scenario
+from replay.supposing.scenario import QUEUEING, UNREAD, Scenario
 from replay.supposing.what_if import what_if
 from tests.projections.facts import finished, joined, prompt
 from tests.replay.staged import ASKED, KV, A, B, R, Stage
@@ -84,7 +84,7 @@ def test_it_is_said_that_no_decision_rests_on_it(tmp_path: Path, name: str) -> N
         assert f"- {said}" in flat(one_text(outcome))
     assert "No decision rests" not in one_text(moved)
     assert f"- {said}" in flat(several_text([alone, moved]))
-    assert ("--closed-loop" in one_text(alone)) == (name == "hold_max_ms")
+    assert ("--closed-loop" in one_text(alone)) == (name in QUEUEING)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ import pytest
 
 from actors.engines.simulated_settings import SimulatedSettings, mocker_settings
 from core.errors import CallerError
+from core.events import ReplicaLeft
 from core.ids import RequestId
 from core.settings import RoutingSettings
 from core.subjects import LOAD
-from replay.closed_loop.answer import Answer
+from replay.closed_loop.answer import Answer, Rerun, ranked
 from replay.closed_loop.closed_loop import Asked, closed_loop
 from replay.recording import Recording
 from replay.simulating.arrival import Arrival
@@ -25,9 +26,9 @@ from replay.simulating.report import report
 from replay.simulating.simulate import simulate
 from replay.simulating.stay import Stay
 from replay.supposing.scenario import Scenario
-from tests.projections.facts import finished, joined, load, prompt
+from tests.projections.facts import finished, joined, load, prompt, routed
 from tests.replay.simulating.families import BLOCK_SIZE, families
-from tests.replay.staged import KV, A, R, Stage
+from tests.replay.staged import KV, A, R, S, Stage
 
 ENGINE = SimulatedSettings(
     block_size=BLOCK_SIZE,
@@ -103,6 +104,47 @@ def test_what_other_settings_make_of_it(log: Recording) -> None:
     assert it.best.report.ttft_ms.mean == pytest.approx(real.ttft_ms.mean, rel=0.1)
     assert it.best.report.hit_rate > it.baseline.report.hit_rate + 0.02
     assert [each.label for each in it.outcomes] == ["policy kv prefill_weight 4", "policy round-robin"]
+
+
+def test_caches_of_a_size_that_was_given(log: Recording) -> None:
+    """All workers have it, whatever they had."""
+    small, large = (asked(log, engine={**GIVEN, "capacity_blocks": blocks}) for blocks in (20, 4000))
+    assert (small.basis.engine["capacity_blocks"], large.basis.engine["capacity_blocks"]) == (20, 4000)
+    found = [each.baseline.report.hit_rate for each in (small, asked(log), large)]
+    assert found == sorted(set(found))
+
+
+def test_the_best_is_better(log: Recording) -> None:
+    """Whoever has fewer failures stands first, and is no better if first tokens come later; then another may be."""
+    it = asked(log, {"policy": "round-robin"})
+    (other,) = it.outcomes
+
+    def row(label: str, failed: int, mean_ms: float) -> Rerun:
+        found = msgspec.structs.replace(
+            other.report, failed=failed, ttft_ms=msgspec.structs.replace(other.report.ttft_ms, mean=mean_ms)
+        )
+        return msgspec.structs.replace(other, scenario=Scenario.parse({"policy": label}), report=found)
+
+    was = row("kv", 5, 1000)
+    rows = ranked([row("random", 5, 200), row("time", 4, 1100), row("least-loaded", 6, 100)])
+    best = msgspec.structs.replace(it, baseline=was, outcomes=rows).best
+    assert best is not None
+    assert best.label == "policy random"
+    assert msgspec.structs.replace(it, baseline=was, outcomes=rows[:1]).best is None
+
+
+def test_front_ends_that_were_started_again_are_one(tmp_path: Path) -> None:
+    """It is run with as many as there were at once; the record's own ids stay apart."""
+    it = Stage()
+    it.say(KV, A, joined("left"))
+    for number, replica in enumerate((R, S)):
+        it.replica(replica, "front")
+        it.tell(routed(f"r{number}", A, prompt(1), now_ms=it.clock.now_ms), replica=replica)
+        it.tell(msgspec.structs.replace(finished(f"r{number}"), output_tokens=2, ttft_ms=10), replica=replica)
+        it.tell(ReplicaLeft(reason="restarted"), replica=replica)
+    with it.recording(tmp_path / "log") as recording:
+        found = asked(recording, engine={"prefill_us_per_token": 70})
+    assert found.basis.replicas == len(found.baseline.report.together.replicas or (1,)) == 1
 
 
 def test_equal_questions_have_equal_answers(log: Recording) -> None:
@@ -202,7 +244,10 @@ def test_what_cannot_be_asked(log: Recording, tmp_path: Path) -> None:
     with Recording.open(recorded(tmp_path / "log", arrivals=families(5))) as recording:
         with pytest.raises(CallerError, match=r"fewer than 16 first tokens .* --engine prefill_us_per_token=N"):
             asked(recording)
+        with pytest.raises(CallerError, match=r"fewer than 16 first tokens"):
+            asked(recording, engine={"timing": "linear"})
         assert asked(recording, engine={"prefill_us_per_token": 70}).basis.requests == 5
+        assert asked(recording, engine={"timing": "mocker"}).basis.requests == 5
 
 
 def test_progress_is_told_over_all_runs(log: Recording) -> None:

@@ -54,6 +54,7 @@ def test_who_was_there_from_the_start_is(stage: Stage, tmp_path: Path) -> None:
     assert past.start_ms == START_MS + 1000
     assert workers.names == ["left", "right"]
     assert workers.stays(past) == (Stay(0, capacity_blocks=1000), Stay(1, 4_000_000, capacity_blocks=70))
+    assert workers.stays(past, as_engine=True) == (Stay(0), Stay(1, 4_000_000))
     assert (workers.place_of(A), workers.place_of(B), workers.place_of(C)) == (0, 1, -1)
     assert (workers.context_max, workers.warm) == (9000, False)
 

@@ -8,17 +8,29 @@ import msgspec
 import pytest
 
 from core.errors import CallerError
-from core.events import RequestFinished, RequestPrefilled, RequestRejected, RequestRouted
+from core.events import (
+    Event,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    RequestFinished,
+    RequestPrefilled,
+    RequestRejected,
+    RequestRouted,
+)
 from core.generation import PrefillReport
+from core.ids import LOST_SUFFIX, ReplicaId
 from core.queue_events import HELD, RequestQueued, RequestTurnedAway
 from core.subjects import ROUTING
+from projections.requests import in_flight
 from replay.closed_loop import history as why
 from replay.closed_loop.history import History, history
 from replay.closed_loop.stretches import stretches
-from tests.projections.facts import finished, prompt, routed
-from tests.replay.staged import A, B, R, S, Stage
+from tests.projections.facts import finished, prompt, replica_restated, routed
+from tests.replay.staged import START_MS, A, B, R, S, Stage
 
 ASKED = prompt(1, 2, 3)
+T, U = ReplicaId("cc" * 8), ReplicaId("bb" * 8)
 
 
 @pytest.fixture
@@ -47,7 +59,7 @@ def test_a_request_with_two_attempts(stage: Stage, tmp_path: Path) -> None:
     """It came when it began to wait; each attempt did its part on its worker."""
     stage.tell(queued("r", "full", 40), chosen("r", 50))
     stage.tell(RequestPrefilled(request="r", attempt=0, cached_tokens=4, ttft_ms=15))
-    stage.tell(ended("r", "worker_lost", 2, 15), chosen("r", 75, B, 1))
+    stage.tell(ended("r", "worker_lost", 2, 15), grown(chosen("r", 75, B, 1), 2))
     stage.tell(RequestPrefilled(request="r", attempt=1, cached_tokens=8, ttft_ms=60))
     stage.tell(msgspec.structs.replace(ended("r", "length", 3, 60, 1), duration_ms=80))
 
@@ -60,6 +72,39 @@ def test_a_request_with_two_attempts(stage: Stage, tmp_path: Path) -> None:
     assert (first.worker, first.sent_ms, first.cached_tokens, first.first_ms) == (A, 50, 4, 55)
     assert (second.worker, second.sent_ms, second.first_ms, second.output_tokens) == (B, 75, 100, 3)
     assert (it.left_out, it.cut_short, it.start_ms, it.model, it.block_size) == ({}, {}, 40, "tiny", 4)
+
+
+def grown(event: RequestRouted, told: int) -> RequestRouted:
+    """The same with so much of the answer behind the prompt."""
+    return msgspec.structs.replace(event, prompt_tokens=event.prompt_tokens + told)
+
+
+def test_an_answer_that_is_begun_again_counts_once(stage: Stage, tmp_path: Path) -> None:
+    """As one that depends on more than its tokens: the next worker makes those anew that the client has. What is told
+    is what the longest attempt reached."""
+    stage.tell(chosen("r", 50), ended("r", "worker_lost", 4))
+    stage.tell(chosen("r", 75, B, 1), ended("r", output=9, attempt=1))
+    stage.tell(chosen("s", 80), ended("s", "worker_lost", 4))
+    stage.tell(grown(chosen("s", 95, B, 1), 4), ended("s", "worker_lost", 0, -1, 1))
+    stage.tell(grown(chosen("s", 99, B, 2), 4), ended("s", "worker_lost", 3, 20, 2))
+    assert [past.output_tokens for past in found(stage, tmp_path).requests] == [9, 7]
+
+
+@pytest.mark.parametrize("outcome", ["worker_lost", "declined"])
+def test_the_end_of_an_earlier_attempt_is_no_end(stage: Stage, tmp_path: Path, outcome: str) -> None:
+    """The next attempt is under way when the record ends."""
+    stage.tell(chosen("whole", 1), ended("whole"))
+    stage.tell(chosen("r", 2), ended("r", outcome, 2, 10), grown(chosen("r", 40, B, 1), 2))
+    it = found(stage, tmp_path)
+    assert [past.id for past in it.requests] == ["whole"]
+    assert (it.left_out, it.cut_short) == ({why.UNDER_WAY: 1}, {})
+
+
+def test_an_attempt_without_an_end_ends_with_the_next(stage: Stage, tmp_path: Path) -> None:
+    """What its replica said of it was lost."""
+    stage.tell(chosen("r", 1), chosen("r", 40, B, 1), ended("r", attempt=1))
+    (past,) = found(stage, tmp_path).requests
+    assert [stint.end_ms for stint in past.stints] == [40, 31]
 
 
 def queued(request: str, why: str, now_ms: int) -> RequestQueued:
@@ -164,11 +209,85 @@ def test_up_to_an_end(stage: Stage, tmp_path: Path) -> None:
     assert [each.id for each in found(stage, tmp_path, end=end).requests] == ["r"]
 
 
+def test_what_was_begun_before_the_end_goes_on(stage: Stage, tmp_path: Path) -> None:
+    """Its further attempts are read beyond; a request behind the end that has its name is another one, and so are that
+    one's attempts."""
+    stage.tell(chosen("r", 1), chosen("s", 2), ended("s", output=3))
+    end = stage.tell(ended("r", "worker_lost", 2, 15))
+    stage.tell(grown(chosen("r", 75, B, 1), 2), ended("r", "length", 3, 60, 1))
+    stage.tell(chosen("s", 80), ended("s", "worker_lost", 9), grown(chosen("s", 95, B, 1), 9), ended("s", attempt=1))
+    it = found(stage, tmp_path, end=end)
+    assert [(past.id, past.output_tokens, len(past.stints)) for past in it.requests] == [("r", 5, 2), ("s", 3, 1)]
+    assert (it.left_out, it.cut_short) == ({}, {})
+
+
+def test_a_wait_is_of_the_attempt_that_follows_it(stage: Stage, tmp_path: Path) -> None:
+    """Held again after it was declined: the next request of that name did not come then."""
+    stage.tell(chosen("r", 1), ended("r", "declined", 0, -1), queued("r", HELD, 20), chosen("r", 30, B, 1))
+    stage.tell(ended("r", attempt=1), chosen("r", 60_000), ended("r"))
+    assert [past.came_ms for past in found(stage, tmp_path).requests] == [1, 60_000]
+
+
+def test_what_ends_with_its_replica(stage: Stage, tmp_path: Path) -> None:
+    """Whether that left or was lost: its workers have nothing of it from then on, and nobody heard how it ended."""
+    stage.tell(chosen("left", START_MS), replica=R)
+    stage.tell(chosen("lost", START_MS), ended("lost", "worker_lost", 2), chosen("lost", START_MS, B, 1), replica=S)
+    stage.tell(chosen("whole", START_MS), ended("whole"), replica=R)
+    stage.clock.advance(500)
+    stage.tell(ReplicaLeft(reason="drained"), replica=R)
+    stage.clock.advance(500)
+    stage.say(ROUTING, S + LOST_SUFFIX, ReplicaLost(by=R, reason="silent"), about=S)
+    it = found(stage, tmp_path)
+    assert [past.id for past in it.requests] == ["whole"]
+    assert it.left_out == {why.UNHEARD: 2}
+    assert [stint.end_ms - START_MS for stint in it.stints] == [500, 30, 1000, 30]
+
+
+def test_what_a_restatement_leaves_out_has_ended(stage: Stage, tmp_path: Path) -> None:
+    """Nobody knows how; what it names goes on."""
+    kept = chosen("kept", START_MS)
+    stage.tell(chosen("gone", START_MS), kept, chosen("whole", START_MS), ended("whole"))
+    stage.clock.advance(500)
+    stage.tell(replica_restated([(("kept", 0), in_flight(kept))]))
+    stage.tell(ended("kept"))
+    it = found(stage, tmp_path)
+    assert [past.id for past in it.requests] == ["kept", "whole"]
+    assert it.left_out == {why.UNHEARD: 1}
+    assert [stint.end_ms - START_MS for stint in it.stints] == [500, 30, 30]
+
+
+def test_replicas_count_by_name_while_they_are_there(tmp_path: Path) -> None:
+    """One that is started again has a new id; its successor may come before it goes. Who decided nothing is none."""
+    stage = Stage()
+    for number, (replica, name) in enumerate(((R, "one"), (S, "two"), (T, "one"))):
+        stage.replica(replica, name)
+        stage.tell(chosen(f"r{number}", number), ended(f"r{number}"), replica=replica)
+    stage.replica(U, "three")
+    assert found(stage, tmp_path).replicas == 2
+
+
+@pytest.mark.parametrize(
+    "end", [(R, ReplicaLeft(reason="drained")), (R + LOST_SUFFIX, ReplicaLost(by=S, reason="silent"))]
+)
+def test_who_comes_when_another_has_gone_takes_its_place(tmp_path: Path, end: tuple[str, Event]) -> None:
+    """Under whatever name: as many are simulated as there were at once. A record without names has ids."""
+    stage = Stage()
+    stage.tell(chosen("r", 1), ended("r"), replica=R)
+    source, event = end
+    stage.say(ROUTING, source, event, about=R)
+    for replica in (S, T):
+        stage.tell(ReplicaJoined(name=f"pod-{replica}", version="1"), replica=replica)
+        stage.tell(chosen("r", 2), ended("r"), replica=replica)
+    assert found(stage, tmp_path).replicas == 2
+
+
 def test_one_model_at_a_time(stage: Stage, tmp_path: Path) -> None:
     stage.tell(chosen("r", 1), ended("r"), chosen("s", 2, model="large"), ended("s"))
     with pytest.raises(CallerError, match=r"several models \(large, tiny\): name one with --model"):
         found(stage, tmp_path)
     assert [each.id for each in found(stage, tmp_path, "large").requests] == ["s"]
+    stage.tell(chosen("r", 3, model="large"), ended("r", output=9))
+    assert [each.output_tokens for each in found(stage, tmp_path, "tiny").requests] == [5]
     with pytest.raises(CallerError, match=r"no request of the model 'huge'.*none is there"):
         found(stage, tmp_path, "huge")
 

@@ -53,6 +53,22 @@ def test_prompts_that_are_done_together_tell_nothing() -> None:
     assert kinds(stint(0, 50, 50), stint(6, 50, 50)) == []
 
 
+def test_a_backlog_is_gone_through_once() -> None:
+    """Each beside those that were there: times are compared, and no stint with another."""
+    found = kinds(*(Alike("a", 0, 100, output_tokens=20, first_ms=10 * number, end_ms=900) for number in range(1, 9)))
+    assert [each.kind for each in found] == [QUEUED] * 8
+    assert {each.us for each in found[1:]} == {10_000}
+
+
+class Alike(Stint):
+    """One that is never to be compared as a whole."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError
+
+
 def test_what_was_cached_is_not_computed() -> None:
     it = stint(0, 10, 20, tokens=100)
     it.cached_tokens = 64

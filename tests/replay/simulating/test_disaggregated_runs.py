@@ -73,7 +73,8 @@ def test_numbers_add_up() -> None:
     """Each prompt token is cached, moved or computed, once; each verdict is one of the real ones, and there are
     several kinds."""
     verdicts: list[Verdict] = []
-    served = run(judged=verdicts).served
+    result = run(judged=verdicts)
+    served = result.served
     fleet = PrefillFleet(3, 2, 1000, verdicts)
     found, told = disaggregation(fleet), report(served, 3, prefill=fleet)
 
@@ -88,6 +89,7 @@ def test_numbers_add_up() -> None:
         assert pulled[each.id] in {0, each.prompt_tokens - each.cached_tokens}
     own = sum(each.prompt_tokens - each.cached_tokens - pulled[each.id] for each in served)
     assert sum(told.load_spread.computed_tokens.per_worker) == own > 0
+    assert told.load_spread.computed_tokens.per_worker == result.computed_tokens
     assert found.pulled_tokens == sum(pulled.values()) > 0
     assert found.remote_share == sum(tokens > 0 for tokens in pulled.values()) / COUNT
     assert (found.jobs, found.verdicts["long"]) == ({"pulled": found.jobs["pulled"]}, found.jobs["pulled"])

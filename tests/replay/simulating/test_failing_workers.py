@@ -12,6 +12,7 @@ from core.events import (
     LocalChanged,
     RequestFinished,
     RequestMigrated,
+    RequestPrefilled,
     RequestRejected,
     RequestRouted,
     WorkerJoined,
@@ -20,6 +21,7 @@ from core.events import (
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from replay.simulating.options import Options
+from replay.simulating.report import report
 from replay.simulating.served import Served
 from replay.simulating.simulate import simulate
 from replay.simulating.virtual_log import KV, START_MS
@@ -36,7 +38,9 @@ class Run:
     """What came of it."""
 
     def __init__(self, path: Path, options: Options = OPTIONS) -> None:
-        self.served = {each.id: each for each in simulate(options, ARRIVALS, archive=path).served}
+        found = simulate(options, ARRIVALS, archive=path)
+        self.computed_tokens = found.computed_tokens
+        self.served = {each.id: each for each in found.served}
         self.said = {stream: said(path, stream) for stream in (KV, LOAD, ROUTING)}
 
     @property
@@ -80,6 +84,23 @@ def test_answers_are_whole(run: Run) -> None:
     lost = {(e.request, e.output_tokens) for each in attempts.values() for e in each[:-1] if e.output_tokens}
     assert migrated == lost
     assert migrated
+
+
+def test_each_prompt_counts_where_it_was_computed(run: Run) -> None:
+    """Also that of an answer which ended elsewhere, and there the rest of it: by what the log has of first tokens."""
+    names = {owner: event.name for _, owner, event in run.said[KV] if isinstance(event, WorkerJoined)}
+    routed = {(e.request, e.attempt): e for _, _, e in run.said[ROUTING] if isinstance(e, RequestRouted)}
+    computed = dict.fromkeys([f"worker-{place}" for place in range(4)], 0)
+    for _, _, event in run.said[ROUTING]:
+        if isinstance(event, RequestPrefilled):
+            choice = routed[event.request, event.attempt]
+            computed[names[choice.worker]] += choice.prompt_tokens - event.cached_tokens
+
+    assert run.computed_tokens == tuple(computed.values())
+    served = list(run.served.values())
+    spread = report(served, 4, computed=run.computed_tokens).load_spread.computed_tokens
+    assert spread.per_worker == run.computed_tokens
+    assert sum(run.computed_tokens) > sum(report(served, 4).load_spread.computed_tokens.per_worker)
 
 
 def test_nobody_chooses_who_is_gone(run: Run) -> None:

@@ -110,6 +110,9 @@ def test_hashes_stay_as_they_are(tmp_path: Path) -> None:
         ({"hash_ids": [1, -2]}, "whole numbers"),
         ({"hash_ids": [1, 2**64]}, "hash_ids"),
         ({"hash_ids": None}, "Expected `array`"),
+        ({"priority": 2**31}, "priority must be from -2147483647 to 2147483647, not 2147483648"),
+        ({"priority": -(2**31)}, "priority must be from"),
+        ({"priority": 2**70}, "priority"),
     ],
 )
 def test_what_is_no_request_is_named_by_its_line(tmp_path: Path, change: dict[str, Any], why: str) -> None:

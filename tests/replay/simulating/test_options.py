@@ -42,10 +42,12 @@ def test_numbers_have_bounds(name: str, least: int, most: int) -> None:
 def test_each_replica_may_have_a_lag_of_its_own() -> None:
     """Then there is one for each."""
     assert [Options(replicas=2, lag_ms=7).lag_us(number) for number in range(2)] == [7000, 7000]
-    options = Options(replicas=2, lag_ms=7, replica_lags_ms=(1, LAG_MS_MAX))
+    options = Options(replicas=2, replica_lags_ms=(1, LAG_MS_MAX))
     assert [options.lag_us(number) for number in range(2)] == [1000, LAG_MS_MAX * 1000]
 
     with pytest.raises(CallerError, match="replica_lags_ms has 1 lags for 2 replicas: give one for each"):
         Options(replicas=2, replica_lags_ms=(1,))
     with pytest.raises(CallerError, match="replica_lags_ms must be from 0"):
         Options(replica_lags_ms=(LAG_MS_MAX + 1,))
+    with pytest.raises(CallerError, match="lag_ms: each replica has a lag of its own here: leave either out"):
+        Options(replicas=2, lag_ms=7, replica_lags_ms=(1, 2))

@@ -7,11 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from actors.engines.simulated_settings import SimulatedSettings
 from core.errors import CallerError, Corrupt
-from core.events import RequestFinished, RequestRouted
-from core.queue_events import RequestQueued
+from core.events import RequestFinished, RequestRejected, RequestRouted
+from core.queue_events import RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
-from core.subjects import LOAD
+from core.subjects import LOAD, ROUTING
+from replay.recording import Recording
+from replay.simulating.options import Options
+from replay.simulating.setup import Setup
 from replay.simulating.trace import Pace
 from replay.simulating.traces import BLOCK_SIZE, MOONCAKE, RECORDING, TraceFile
 from tests.projections.facts import finished, joined, load, prompt, routed
@@ -43,6 +47,12 @@ def chosen(request: str, now_ms: int, model: str = "tiny") -> RequestRouted:
     return routed(request, A, ASKED, model=model, now_ms=START_MS + now_ms)
 
 
+def again(request: str, told: int, attempt: int = 1) -> RequestRouted:
+    """A further attempt, with so much of the answer behind the prompt."""
+    it = routed(request, A, ASKED, attempt=attempt)
+    return msgspec.structs.replace(it, prompt_tokens=it.prompt_tokens + told)
+
+
 def file(stage: Stage, tmp_path: Path, model: str = "", first: int = 0) -> TraceFile:
     return TraceFile(stage.archived(tmp_path / "log"), first=first, model=model)
 
@@ -51,7 +61,8 @@ def test_requests_come_as_they_came(stage: Stage, tmp_path: Path) -> None:
     """In the order of their times, whichever replica had them and whatever the order of the log."""
     stage.tell(msgspec.structs.replace(chosen("late", 70), tenant="acme", priority=3), replica=R)
     stage.tell(chosen("early", 20), replica=S)
-    stage.tell(ended("late", 0, 7), ended("early", 0, 9))
+    stage.tell(ended("late", 0, 7), replica=R)
+    stage.tell(ended("early", 0, 9), replica=S)
 
     early, late = file(stage, tmp_path).read().arrivals(Pace(), 4)
 
@@ -63,7 +74,7 @@ def test_waiting_and_further_attempts_are_one_request(stage: Stage, tmp_path: Pa
     """It came when it began to wait; its answer is what all attempts made, and at least one token."""
     stage.tell(queued("one", START_MS), queued("gone", START_MS + 1))
     stage.tell(chosen("two", 5), chosen("one", 30))
-    stage.tell(ended("one", 0, 4), routed("one", A, ASKED, attempt=1), ended("one", 1, 6), ended("two", 0, 0))
+    stage.tell(ended("one", 0, 4), again("one", 4), ended("one", 1, 6), ended("two", 0, 0))
 
     one, two = file(stage, tmp_path).read().asked
 
@@ -79,6 +90,72 @@ def test_what_has_no_end_is_left_out(stage: Stage, tmp_path: Path) -> None:
 
     stage.tell(chosen("done", 1), ended("done", 0, 1))
     assert [each.id for each in file(stage, tmp_path).read().asked] == ["done"]
+
+
+@pytest.mark.parametrize("outcome", ["worker_lost", "declined"])
+def test_the_end_of_an_earlier_attempt_is_no_end(stage: Stage, tmp_path: Path, outcome: str) -> None:
+    """The answer would have gone on: the record ends with the next attempt under way. Nor is one declined an end when
+    nothing follows."""
+    stage.tell(chosen("done", 0), ended("done", 0, 1))
+    first = msgspec.structs.replace(ended("open", 0, 2), outcome=outcome)
+    stage.tell(chosen("open", 1), first, again("open", 2))
+    stage.tell(chosen("last", 2), msgspec.structs.replace(ended("last", 0, 0), outcome="declined"))
+    assert [each.id for each in file(stage, tmp_path).read().asked] == ["done"]
+
+
+def test_an_answer_that_is_made_again_counts_once(stage: Stage, tmp_path: Path) -> None:
+    """As one that depends on more than its tokens: the next attempt has the same prompt, and makes those anew that the
+    client has."""
+    stage.tell(chosen("one", 1), ended("one", 0, 4), again("one", 0), ended("one", 1, 9))
+    stage.tell(chosen("two", 2), ended("two", 0, 4), again("two", 4), ended("two", 1, 0))
+    assert [each.output_tokens for each in file(stage, tmp_path).read().asked] == [9, 4]
+
+
+def test_the_first_wait_counts(stage: Stage, tmp_path: Path) -> None:
+    """For a place, and then for its worker; in its own replica, and until it was refused."""
+    rejected = RequestRejected(
+        request="one", attempt=0, model="tiny", reason="overloaded", status=503, cursor={}, excluded={},
+        settings_revision=0, now_ms=START_MS + 2,
+    )  # fmt: skip
+    away = RequestTurnedAway(request="one", model="tiny", reason="queue_wait", status=503, waited_ms=2)
+    stage.tell(queued("one", START_MS + 5), replica=S)
+    for end in (rejected, away):
+        stage.tell(queued("one", START_MS), end)
+    stage.tell(
+        queued("one", START_MS + 10), queued("one", START_MS + 20_000), chosen("one", 20_500), ended("one", 0, 1)
+    )
+    stage.tell(chosen("zero", 0), ended("zero", 0, 1))
+    assert [(each.id, each.at_us) for each in file(stage, tmp_path).read().asked] == [("zero", 0), ("one", 10_000)]
+
+
+def test_two_replicas_may_have_one_name(stage: Stage, tmp_path: Path) -> None:
+    """Each hears the end of its own; and a message that comes twice counts once."""
+    stage.tell(chosen("same", 1), replica=R)
+    stage.tell(chosen("same", 2), replica=S)
+    stage.tell(ended("same", 0, 3), replica=S)
+    payload = stage.sealed(ROUTING, R, ended("same", 0, 2), chosen("once", 3), ended("once", 0, 1))
+    stage.store(ROUTING, R, payload)
+    stage.store(ROUTING, R, payload)
+    assert [(each.id, each.output_tokens) for each in file(stage, tmp_path).read().asked] == [
+        ("same", 2),
+        ("same-use-2", 3),
+        ("once", 1),
+    ]
+
+
+def test_sessions_stay_together(stage: Stage, tmp_path: Path) -> None:
+    """Requests of one session have one key in the simulation, those of another a different one, those of none none."""
+    for number, session in enumerate(("s1", "s2", "", "s1")):
+        stage.tell(msgspec.structs.replace(chosen(f"r{number}", number), session=session), ended(f"r{number}", 0, 1))
+    log = file(stage, tmp_path)
+    assert [each.session for each in log.read().asked] == ["s1", "s2", "", "s1"]
+    engine = SimulatedSettings(block_size=4)
+    Setup(log, Pace(), Options(workers=1, engine=engine)).run(lambda _done, _of: None, archive=tmp_path / "again")
+    with Recording.open(tmp_path / "again") as again_:
+        events = [event for _, message in again_.said(ROUTING) for event in message.events]
+    one, two, none, same = (event.session for event in events if isinstance(event, RequestRouted))
+    assert (none, one) == ("", same)
+    assert len({one, two, none}) == 3
 
 
 def test_ids_that_are_used_again_stay_apart(stage: Stage, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from core.events import (
     RequestRouted,
 )
 from core.ids import StreamName
+from core.session import session_key
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from replay.explaining.explain import explain
@@ -221,7 +222,22 @@ def test_replicas_are_compared_and_nothing_comes_of_it() -> None:
     assert [place for place, count in enumerate(differ) if count < 0] == [p for p in range(COUNT) if p % 3]
     assert set(differ) > {-1, 0, 1}
     assert max(differ) <= 3
-    assert max(each.others_differ for each in run(compare_every=1).served) == 0
+
+
+def test_one_replica_has_no_others_to_be_compared_with() -> None:
+    """The run is that in which nobody is asked."""
+    assert run(compare_every=1) == run()
+
+
+def test_sessions_of_different_tenants_are_different_ones(tmp_path: Path) -> None:
+    """Though they have one name; no name is no session. As a real front end has it."""
+    three = [("a", "chat"), ("b", "chat"), ("b", "")]
+    asked = [each._replace(tenant=t, session=s) for each, (t, s) in zip(families(6), three * 2, strict=True)]
+    simulate(Options(workers=2, engine=ENGINE), asked, archive=tmp_path / "log")
+    keys = [event.session for _, _, event in said(tmp_path / "log", ROUTING) if isinstance(event, RequestRouted)]
+
+    assert keys[:3] == [session_key("a/chat", KEY.hash_seed), session_key("b/chat", KEY.hash_seed), ""]
+    assert keys[3:] == keys[:3]
 
 
 def test_requests_can_be_explained(log: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,33 @@ def test_settings_go_by_name(setup: Setup) -> None:
         ({"speed_up": 0}, "speed-up: 0 is not between"),
         ({"engine.max_seqs": 0}, "max_seqs must be above 0"),
         ({"engine.wheels": 4}, "does not know wheels"),
+        ({"engine.prefill_us_per_token": 9}, "engine.prefill_us_per_token: only the timing linear goes by it"),
+        ({"engine.decode_us_per_step": 9}, "add --engine linear, or leave it out"),
+        ({"engine.prefill_us_per_pass": 9}, "linear"),
+        ({"engine.decode_us_per_context_token": 9, "engine.timing": "mocker"}, "linear"),
+        ({"concurrency": 2}, "speed-up: with a concurrency requests come when others end, not at their times"),
     ],
 )
 def test_what_cannot_be_is_named(setup: Setup, given: dict[str, Any], why: str) -> None:
     """With what can be."""
     with pytest.raises(CallerError, match=why):
         setup.changed(given)
+
+
+def test_a_setting_that_counts_may_be_set(setup: Setup) -> None:
+    """Where another one of the same run has it count."""
+    changed = setup.changed({"engine.timing": "linear", "engine.prefill_us_per_token": 9})
+
+    assert changed.options.engine.prefill_us_per_token == 9
+    assert setup.changed({"concurrency": 2, "speed_up": 1}).options.concurrency == 2
+
+
+def test_lags_of_each_replica_are_not_swept_over(setup: Setup) -> None:
+    """They count instead of the one that all have in common, whichever that would be."""
+    lags = setup._replace(options=replace(setup.options, replicas=2, replica_lags_ms=(0, 5)))
+
+    with pytest.raises(CallerError, match="lag_ms: each replica has a lag of its own here: leave either out"):
+        lags.changed({"lag_ms": 0})
 
 
 def test_every_combination() -> None:
@@ -77,6 +99,8 @@ def test_every_combination() -> None:
     assert len(points({"a": range(POINTS_MAX)})) == POINTS_MAX
     with pytest.raises(CallerError, match=f"{POINTS_MAX + 1} runs are too many"):
         points({"a": range(POINTS_MAX + 1)})
+    with pytest.raises(CallerError, match=f"{8**40} runs are too many"):  # and none of them is made to count them
+        points({f"key {number}": range(8) for number in range(40)})
 
 
 def test_labels_say_what_was_set() -> None:

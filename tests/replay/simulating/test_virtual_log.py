@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import CacheCleared
 from core.ids import SourceId
 from core.subjects import LOAD
+from replay.recording import Frame
 from replay.simulating.agenda import Agenda
-from replay.simulating.virtual_log import KV, VirtualLog
+from replay.simulating.options import Options
+from replay.simulating.simulate import simulate
+from replay.simulating.virtual_log import KV, UNREAD_MAX, Reader, VirtualLog
+from tests.replay.simulating.families import ENGINE, families
 
 WORKER = "00000000000000aa"
 
@@ -30,3 +36,40 @@ def test_a_reader_lags() -> None:
     assert [(frame.head, frame.seq) for frame in slow.until(1300)] == [(b"2", 2)]
     assert [(frame.head, frame.seq) for frame in slow.until(1400)] == [(b"3", 1)]
     assert log.messages == 3
+
+
+def test_who_does_not_read_for_long_is_told_to() -> None:
+    """When so many messages wait that it has by now; those that it is still to get are not counted. Told or not, it
+    reads the same."""
+    agenda = Agenda()
+    log = VirtualLog(agenda, None)
+    waited: list[int] = []
+    payload = encode_message(SourceId(WORKER), 0, CHAIN_START, 0, [encode_event(CacheCleared())])
+    slow, fast = log.reader(300), log.reader(0, lambda: waited.append(len(list(fast.until(agenda.now_us)))))
+
+    log.begun = True
+    for _ in range(2 * UNREAD_MAX + 1):
+        log.append(KV, WORKER, payload, b"1")
+    assert waited == [UNREAD_MAX] * 2
+    assert len(list(fast.until(0))) == 1
+    assert list(slow.until(299)) == []
+    assert len(list(slow.until(300))) == 2 * UNREAD_MAX + 1
+
+
+def test_idle_workers_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long nobody decides anything, replicas fold what workers say now and then; the log has it all."""
+    unread: list[int] = []
+    put = Reader.put
+
+    def counted(reader: Reader, now_us: int, frame: Frame, *, begun: bool) -> None:
+        put(reader, now_us, frame, begun=begun)
+        unread.append(len(reader))
+
+    monkeypatch.setattr(Reader, "put", counted)
+    first, second = families(2)
+    options = Options(workers=32, engine=ENGINE, replicas=2)
+    found = simulate(options, [first, second._replace(at_us=700_000_000)]).served
+
+    assert [each.first_us > 0 for each in found] == [True, True]
+    assert len(unread) > 2 * 2 * UNREAD_MAX
+    assert max(unread) < UNREAD_MAX

@@ -1,0 +1,36 @@
+"""The places that the workers of a simulation have for requests, as one replica sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from actors.room import SPARE_PART, WITH_PREFILL, Room
+from core.ids import WorkerId
+from core.settings import RoutingSettings
+from projections.ahead import Ahead
+from projections.state import State
+
+
+def room(state: State, ahead: Ahead, gone: AbstractSet[WorkerId], settings: RoutingSettings, slots: int) -> Room | None:
+    """As `actors.room.Rooms.of`, which tells more kinds of workers apart: here one is connected or gone, and each
+    engine runs as many requests as `slots`. O(workers)."""
+    usable: list[WorkerId] = []
+    overloaded = False
+    for member in state.serving():
+        worker, report = member.worker, state.loads.reports.get(member.worker)
+        if worker in gone or (report is not None and report.draining):
+            continue
+        if report is not None and report.waiting >= settings.waiting_max:
+            overloaded = True
+        else:
+            usable.append(worker)
+    if not (usable or overloaded):
+        return None
+    each = slots * WITH_PREFILL if state.prefilling() else slots + -(-slots // SPARE_PART)
+    taken = sum(
+        tally[worker].requests
+        for worker in usable
+        for tally in (state.routing.tally.busy, ahead.tally.busy)
+        if worker in tally
+    )
+    return Room(len(usable) * (settings.active_max or each), taken, max(1, len(state.routing.replicas)), overloaded)
