@@ -17,7 +17,7 @@ from api.simulating.text import run_text, setup_line, sweep_text
 from core.errors import CallerError
 from replay.simulating.plot import run_plot
 from replay.simulating.setup import Setup
-from replay.simulating.sweep import Point, points, sweep
+from replay.simulating.sweep import points, sweep
 from replay.simulating.trade_off import sweep_plot
 from replay.simulating.virtual_log import KEY
 
@@ -66,6 +66,8 @@ def simulate(
     """
     if asking.sweeps and out is not None:
         raise CallerError("--out keeps the log of one run: leave --sweep out, or --out")
+    if plot is not None and plot.suffix != ".svg":
+        raise CallerError("--plot draws SVG: give a file name that ends in .svg")
     with ExitStack() as drafts:
         wanted = (out, plot, write)
         files = _Files(*(file and drafts.enter_context(draft(file, force=force)) for file in wanted))
@@ -97,10 +99,9 @@ def _run(setup: Setup, files: _Files, *, as_json: bool) -> None:
 
 def _sweep(asking: Asking, files: _Files, jobs: int, *, as_json: bool) -> None:
     setup = asking.setup
-    asked, tell, found = points(asking.sweeps), told("simulating", "runs"), list[Point]()
-    for point in sweep(setup, asked, jobs):
-        found.append(point)
-        tell(len(found), len(asked))
+    asked = points(asking.sweeps)
+    tell = told(f"simulating {len(asked):,} runs", "requests")
+    found = list(sweep(setup, asked, jobs, tell))
     text = sweep_json(setup, found)
     if files.plot is not None:
         files.plot.write_text(sweep_plot(found, setup_line(setup)))

@@ -23,13 +23,14 @@ from replay.closed_loop.answer import Answer, Basis, Rerun, ranked
 from replay.closed_loop.fleet import Fleet, fleet
 from replay.closed_loop.history import History, history
 from replay.closed_loop.past import Past
-from replay.closed_loop.runs import Progress, Requests, runs
+from replay.closed_loop.runs import Requests, runs
 from replay.closed_loop.speeds import SAMPLES_MIN, Speeds, speeds
 from replay.closed_loop.stretches import stretches
 from replay.closed_loop.talks import talks
 from replay.recording import Recording
 from replay.simulating.arrival import Arrival
 from replay.simulating.options import Options
+from replay.simulating.processes import Progress
 from replay.simulating.report import Report, report
 from replay.simulating.served import Served
 from replay.supposing.scenario import Scenario

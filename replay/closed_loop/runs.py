@@ -6,7 +6,7 @@ The results depend on the ways alone, not on how many processes share the work.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,12 +14,9 @@ from core.ids import RequestId
 from replay.simulating.arrival import Arrival
 from replay.simulating.follows import Follows
 from replay.simulating.options import Options
-from replay.simulating.processes import shared
+from replay.simulating.processes import Progress, shared
 from replay.simulating.report import Report, report
 from replay.simulating.simulate import simulate
-
-Progress = Callable[[int, int], None]
-"""Told requests that were run, over all runs, and how many there are."""
 
 
 class Requests(NamedTuple):
@@ -32,23 +29,13 @@ class Requests(NamedTuple):
 
 
 def runs(requests: Requests, asked: Sequence[Options], jobs: int, progress: Progress) -> dict[Options, Report]:
-    """What comes of each way, equal ones run once; with several jobs progress is told when a run has ended."""
+    """What comes of each way, equal ones run once."""
     ways = list(dict.fromkeys(asked))
-    each, of = len(requests.arrivals), len(requests.arrivals) * len(ways)
-    found: dict[Options, Report] = {}
-    if min(jobs, len(ways)) <= 1:
-        for way in ways:
-            found[way] = _run(requests, way, lambda done, _of: progress(len(found) * each + done, of))
-        return found
-    progress(0, of)
-    with shared(partial(_run, requests), ways, jobs) as reports:
-        for way, result in zip(ways, reports, strict=True):
-            found[way] = result
-            progress(len(found) * each, of)
-    return found
+    with shared(partial(_run, requests), ways, jobs, progress) as reports:
+        return dict(zip(ways, reports, strict=True))
 
 
-def _run(requests: Requests, options: Options, progress: Progress = lambda _done, _of: None) -> Report:
+def _run(requests: Requests, options: Options, progress: Progress) -> Report:
     started_s = time.perf_counter()
     found = simulate(options, requests.arrivals, progress, follows=requests.follows)
     counted = [it for it in found.served if it.id in requests.counted]

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from core.errors import CallerError
-from replay.simulating.processes import shared
+from replay.simulating.processes import Progress, shared
 from replay.simulating.report import Report
 from replay.simulating.setup import Setup
 
@@ -35,21 +35,22 @@ def points(sweeps: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(sweeps, values, strict=True)) for values in product(*sweeps.values())]
 
 
-def sweep(base: Setup, asked: Sequence[Mapping[str, Any]], jobs: int) -> Iterator[Point]:
+def sweep(
+    base: Setup, asked: Sequence[Mapping[str, Any]], jobs: int, progress: Progress = lambda _done, _of: None
+) -> Iterator[Point]:
     """A run of `base` with each of these changes, in their order, each given as soon as it and those before it are
-    there. CallerError before the first run if one of them cannot be; PeerError if a process was ended."""
+    there; progress is told the requests that were run, over all runs. CallerError before the first run if one of them
+    cannot be; PeerError if a process was ended."""
     setups = [base.changed(given) for given in asked]
-    return _runs(asked, setups, jobs)
+    return _runs(asked, setups, jobs, progress)
 
 
-def _runs(asked: Sequence[Mapping[str, Any]], setups: Sequence[Setup], jobs: int) -> Iterator[Point]:
-    with shared(_run, setups, jobs) as reports:
+def _runs(
+    asked: Sequence[Mapping[str, Any]], setups: Sequence[Setup], jobs: int, progress: Progress
+) -> Iterator[Point]:
+    with shared(_run, setups, jobs, progress) as reports:
         yield from map(Point, asked, reports)
 
 
-def _run(setup: Setup) -> Report:
-    return setup.run(_quiet).report
-
-
-def _quiet(_done: int, _of: int) -> None:
-    pass
+def _run(setup: Setup, progress: Progress) -> Report:
+    return setup.run(progress).report

@@ -180,6 +180,7 @@ def test_files_are_written_and_kept(trace: Path, tmp_path: Path) -> None:
     plot, write = tmp_path / "run.svg", tmp_path / "run.json"
     words = (trace, *FAST, "--plot", plot, "--write", write)
 
+    assert "--plot draws SVG" in refused(trace, *FAST, "--plot", tmp_path / "run.png")
     told("simulate", *words)
     assert ET.parse(plot).getroot().tag.endswith("svg")
     assert json.loads(write.read_text())["requests"] == REQUESTS
