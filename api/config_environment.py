@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from api.config_load import SETTINGS
 
 PREFIX = "CONTRAIL_"
-OTHERS = ("CONTRAIL_DATA", "CONTRAIL_KEY_FILE", "CONTRAIL_JOURNAL")
-"""Options of commands that are no part of the deployment."""
+OTHERS = ("CONTRAIL_DATA", "CONTRAIL_KEY_FILE", "CONTRAIL_JOURNAL", "CONTRAIL_TRACES")
+"""Options of commands that are no part of the deployment, and of measurements."""
 VARIABLES = (*(setting.variable for setting in SETTINGS), *OTHERS)
 
 

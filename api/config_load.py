@@ -26,6 +26,7 @@ from api.config_yaml import OnceLoader
 from core.errors import CallerError
 
 DEFAULT = "default"
+SERVICE_LINK = ": Kubernetes sets such a variable for a Service of that name; `enableServiceLinks: false` keeps it out"
 SECRETS = ("password", "token")
 PLAIN_WORDS = {
     "Object contains unknown field": "there is no such key as",
@@ -190,7 +191,8 @@ def _parse(setting: Setting, text: str, layer: str) -> object:
     try:
         return setting.parse(text)
     except ValueError as error:
-        raise CallerError(f"{layer}: {text!r} is not a whole number") from error
+        by_cluster = "" if "://" not in text else SERVICE_LINK
+        raise CallerError(f"{layer}: {text!r} is not a whole number{by_cluster}") from error
 
 
 def _check(values: Mapping[str, Any], layer: str) -> Deployment:

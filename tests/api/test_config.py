@@ -109,6 +109,12 @@ def test_an_error_in_the_environment_names_the_variable() -> None:
         load(environment={"CONTRAIL_PORT": "99999"})
 
 
+def test_a_variable_that_a_cluster_sets() -> None:
+    """Kubernetes has one of that name for a Service `contrail`: who meets it is told how to be rid of it."""
+    with pytest.raises(CallerError, match=r"^CONTRAIL_PORT: 'tcp://10.0.0.1:80' .*`enableServiceLinks: false`"):
+        load(environment={"CONTRAIL_PORT": "tcp://10.0.0.1:80"})
+
+
 def test_text_of_a_flag_is_read_as_in_the_environment() -> None:
     """What click hands over as text is parsed; what is parsed already counts as it is."""
     log = load(flags={"log.nats": "nats://a:1, nats://b:2", "log.etcd": "c:3"}, environment={}).deployment.log
