@@ -10,7 +10,7 @@ import gc
 
 NEW_MAX = 5_000
 """So many objects more than were given up, and the newest are looked through."""
-ROUNDS = 20
+ROUNDS = 5
 """After so many such looks one goes further back, and after so many of those one through all made since the start."""
 
 

@@ -165,6 +165,8 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The next request that waits is served; idle time begins if there is none."""
         self.server_state.total_requests += 1
+        if self._active is not None:
+            self._active.scope["state"].pop(STATE_KEY, None)  # else the two hold each other
         if self.transport.is_closing():
             return
         self.flow.resume_reading()

@@ -139,6 +139,7 @@ class Exchange:
             raise vigil.verdict() or stopping() from error
         finally:
             vigil.close()
+            self._vigil = None  # else the two hold each other
             if self._wire is not None:
                 self._wire.listen(None)
             if watching is not None:
