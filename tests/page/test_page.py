@@ -54,6 +54,7 @@ def test_a_recording_is_shown(page: Page) -> None:
 
 def test_a_click_in_a_lane_chooses_a_request(page: Page) -> None:
     """The decision under the mouse, in that worker's lane; panel, list and address say the same one."""
+    before = page.url
     page.mouse.click(*place(page, 0.25, 4))
     row = chosen_row(page)
     expect(row).to_contain_text("decode-4")
@@ -62,6 +63,7 @@ def test_a_click_in_a_lane_chooses_a_request(page: Page) -> None:
     expect(page.locator("#decision tr.chosen td").first).to_have_text("● decode-4")
     assert page.locator("#decision .costs tbody tr").count() == 8
     expect(page.locator("#why")).to_contain_text("decode-4")
+    expect(page).not_to_have_url(before)
     expect(page).to_have_url(re.compile(r"#routing:\d+$"))
     page.reload()
     expect(page.locator("#decision h3 code")).to_have_text(request)

@@ -43,8 +43,17 @@ export class Address {
     const { store, view } = this;
     if (view.n === null) return;
     this.shown = { n: view.n, request: store.request[view.index] };
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => history.replaceState(null, "", `${location.pathname}#${text(this.shown.n)}`), WAIT_MS);
+    if (this.timer) this.due = true; // browsers bear only so many changes in a time
+    else this.write();
+  }
+
+  write() {
+    this.due = false;
+    history.replaceState(null, "", `${location.pathname}#${text(this.shown.n)}`);
+    this.timer = setTimeout(() => {
+      this.timer = null;
+      if (this.due) this.write();
+    }, WAIT_MS);
   }
 
   // All is read anew, perhaps from another log: back to what was shown, unless the end is followed.
