@@ -234,9 +234,7 @@ class Admission:
     def _crowded(self, line: WaitingLine, out: Waiting, comes: Waiting) -> NoWorkers:
         """What `out` hears, who has to leave or may not wait because `comes` does not fit in."""
         queue, retry_s = line.queue, line.retry_after_s()
-        tenants = queue.tenants + (queue.of_tenant(comes.tenant) == 0)
-        own = queue.of_tenant(out.tenant) + (out.tenant == comes.tenant)
-        too_many = own * tenants > len(queue) + 1
+        too_many = queue.has_too_many(out.tenant, comes.tenant)
         self._turned_away(line, out, "tenant_share" if too_many else "queue_full", comes=out is comes)
         busy = f"all workers of model {line.model!r} are busy, and {len(queue)} requests wait for them"
         if too_many:

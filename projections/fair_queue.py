@@ -78,6 +78,11 @@ class FairQueue(Generic[T]):
         """How many wait; those of each priority by themselves. O(priorities)."""
         return sum(each.waiting for each in self._priorities.values())
 
+    def has_too_many(self, tenant: str, comes: str) -> bool:
+        """Whether the tenant would have more than its share of those that wait, with one more of the tenant `comes`."""
+        tenants = self.tenants + (self.of_tenant(comes) == 0)
+        return (self.of_tenant(tenant) + (tenant == comes)) * tenants > len(self) + 1
+
     def of_tenant(self, name: str) -> int:
         """How many items of the tenant wait. O(priorities)."""
         known = (each.tenants.get(name) for each in self._priorities.values())

@@ -163,10 +163,8 @@ class VirtualAdmission:
 
     def _crowded(self, out: Journey, comes: Journey) -> str:
         """Why `out` has to leave or may not wait because `comes` does not fit in."""
-        queue, tenant = self._queue, out.arrival.tenant
-        tenants = queue.tenants + (queue.of_tenant(comes.arrival.tenant) == 0)
-        own = queue.of_tenant(tenant) + (tenant == comes.arrival.tenant)
-        return "tenant_share" if own * tenants > len(queue) + 1 else "queue_full"
+        too_many = self._queue.has_too_many(out.arrival.tenant, comes.arrival.tenant)
+        return "tenant_share" if too_many else "queue_full"
 
     def _turn_away(self, journey: Journey, reason: str) -> None:
         """It gets no place, and waits no more if it did."""
