@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from actors.mirrored_block import UNREACHABLE, MirroredBlock
-from core.events import BlocksRemoved, BlocksStored, CacheRestated, Event
+from core.events import BlocksEvent, BlocksRemoved, BlocksStored, CacheRestated, Event
 from core.prompt import hashes_to_bytes
 from core.settings import TIERS
-
-T = TypeVar("T")
+from core.spans import SPAN_BLOCKS, Blocks, Piece, chain_pieces, packed, unpacked
 
 HASH_BYTES = 8
 EVENT_HASHES_MAX = 8192
@@ -41,15 +39,15 @@ def merged(events: Iterable[Event]) -> list[Event]:
     return [_joined(run) for run in runs]
 
 
-def restated(hashes_by_tier: dict[str, list[int]], part_bytes_max: int) -> list[CacheRestated]:
-    """The whole cache in parts of one tier each; one empty part if it is empty."""
+def restated(reported: Mapping[str, Iterable[MirroredBlock]], part_bytes_max: int) -> list[CacheRestated]:
+    """The whole cache, by tier, in parts of one tier each; one empty part if it is empty."""
     assert part_bytes_max >= HASH_BYTES
     size = part_bytes_max // HASH_BYTES
-    found = [(tier, part) for tier, hashes in hashes_by_tier.items() for part in _parts(hashes, size)]
-    found = found or [(TIERS[0], [])]
+    found = [(tier, part) for tier, blocks in reported.items() for part in _parts(_by_span(blocks), size)]
+    found = found or [(TIERS[0], Blocks(b""))]
     return [
-        CacheRestated(part=i, parts=len(found), hashes=hashes_to_bytes(hashes), tier=tier)
-        for i, (tier, hashes) in enumerate(found)
+        CacheRestated(part=i, parts=len(found), hashes=part.hashes, pieces=part.pieces, heads=part.heads, tier=tier)
+        for i, (tier, part) in enumerate(found)
     ]
 
 
@@ -67,9 +65,15 @@ def _stored(moved: dict[MirroredBlock, int]) -> list[BlocksStored]:
 
 
 def _stored_run(run: list[MirroredBlock]) -> BlocksStored:
-    parent = run[0].parent
-    assert parent is not None
-    return BlocksStored(hashes=_column(run), parent=parent.hash, tier=TIERS[run[0].reach])
+    first = run[0]
+    assert first.parent is not None
+    return BlocksStored(
+        hashes=_column(run),
+        pieces=chain_pieces(first.place, len(run)),
+        heads=_head(first) if first.place else b"",
+        parent=first.parent.hash,
+        tier=TIERS[first.reach],
+    )
 
 
 def _removed(moved: dict[MirroredBlock, int]) -> list[BlocksRemoved]:
@@ -78,21 +82,72 @@ def _removed(moved: dict[MirroredBlock, int]) -> list[BlocksRemoved]:
         if old not in (UNREACHABLE, block.reach):
             by_level.setdefault(old, []).append(block)
     return [
-        BlocksRemoved(hashes=_column(part), tier=TIERS[level])
+        BlocksRemoved(hashes=part.hashes, pieces=part.pieces, heads=part.heads, tier=TIERS[level])
         for level in sorted(by_level, reverse=True)
-        for part in _parts(by_level[level][::-1], EVENT_HASHES_MAX)
+        for part in _parts([*_pieces(by_level[level])][::-1], EVENT_HASHES_MAX)
     ]
+
+
+def _by_span(blocks: Iterable[MirroredBlock]) -> Iterator[Piece]:
+    """A piece per span, or one per block where a span forks."""
+    spans: dict[int, list[MirroredBlock]] = {}
+    for block in blocks:
+        spans.setdefault(block.head, []).append(block)
+    for span in spans.values():
+        span.sort(key=_place)
+        yield from _pieces(span)
+
+
+def _pieces(blocks: Iterable[MirroredBlock]) -> Iterator[Piece]:
+    """Blocks that follow each other in the order given are one piece, within spans."""
+    run: list[MirroredBlock] = []
+    for block in blocks:
+        if run and (not block.place or block.parent is not run[-1]):
+            yield Piece(_head(run[0]), run[0].place, _column(run))
+            run = []
+        run.append(block)
+    if run:
+        yield Piece(_head(run[0]), run[0].place, _column(run))
+
+
+def _parts(pieces: Iterable[Piece], hashes_max: int) -> Iterator[Blocks]:
+    part: list[Piece] = []
+    left = hashes_max
+    for piece in (short for whole in pieces for short in _cut(whole, hashes_max)):
+        blocks = piece.end - piece.place
+        if blocks > left:
+            yield packed(part)
+            part, left = [], hashes_max
+        part.append(piece)
+        left -= blocks
+    if part:
+        yield packed(part)
+
+
+def _cut(piece: Piece, hashes_max: int) -> Iterator[Piece]:
+    head, place, hashes = piece
+    for first in range(0, piece.end - place, min(hashes_max, SPAN_BLOCKS)):
+        column = hashes[first * HASH_BYTES : (first + hashes_max) * HASH_BYTES]
+        yield Piece(head, place + first, column)
 
 
 def _column(blocks: list[MirroredBlock]) -> bytes:
     return hashes_to_bytes([block.hash for block in blocks if block.hash is not None])
 
 
-def _parts(items: list[T], size: int) -> Iterator[list[T]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+def _head(block: MirroredBlock) -> bytes:
+    return block.head.to_bytes(HASH_BYTES, "little")
+
+
+def _place(block: MirroredBlock) -> int:
+    return block.place
 
 
 def _goes_on(first: Event, second: Event) -> bool:
+    if not isinstance(first, BlocksEvent) or not isinstance(second, BlocksEvent):
+        return False
+    if bool(first.pieces) != bool(second.pieces):
+        return False
     if isinstance(first, BlocksStored) and isinstance(second, BlocksStored):
         last = int.from_bytes(first.hashes[-HASH_BYTES:], "little")
         return first.tier == second.tier and second.parent == last
@@ -101,9 +156,30 @@ def _goes_on(first: Event, second: Event) -> bool:
 
 def _joined(run: list[Event]) -> Event:
     first = run[0]
-    hashes = b"".join(event.hashes for event in run if isinstance(event, BlocksStored | BlocksRemoved))
+    if len(run) == 1:
+        return first
+    events = [event for event in run if isinstance(event, BlocksEvent)]
+    blocks = Blocks(b"".join([event.hashes for event in events]))
+    if events[0].pieces:
+        pieces = [piece for event in events for piece in unpacked(event.blocks)]
+        blocks = packed(_together(pieces, 1 if isinstance(first, BlocksStored) else -1))
     if isinstance(first, BlocksStored):
-        return BlocksStored(hashes=hashes, parent=first.parent, tier=first.tier)
-    if isinstance(first, BlocksRemoved):
-        return BlocksRemoved(hashes=hashes, tier=first.tier)
-    return first
+        return BlocksStored(
+            hashes=blocks.hashes, pieces=blocks.pieces, heads=blocks.heads, parent=first.parent, tier=first.tier
+        )
+    assert isinstance(first, BlocksRemoved)
+    return BlocksRemoved(hashes=blocks.hashes, pieces=blocks.pieces, heads=blocks.heads, tier=first.tier)
+
+
+def _together(pieces: Sequence[Piece], way: int) -> list[Piece]:
+    """Pieces of one span that follow each other, towards the end (1) or the start (-1) of it, are one."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if last is not None and piece.head == last.head and way > 0 and last.end == piece.place:
+            found[-1] = Piece(last.head, last.place, last.hashes + piece.hashes)
+        elif last is not None and piece.head == last.head and way < 0 and piece.end == last.place:
+            found[-1] = Piece(piece.head, piece.place, piece.hashes + last.hashes)
+        else:
+            found.append(piece)
+    return found

@@ -77,8 +77,7 @@ class CacheMirror:
 
     def held(self, tier: str) -> Iterator[int]:
         """Our hashes of the blocks that are reported in this tier: O(blocks)."""
-        level = LEVELS[tier]
-        return (block.hash for block in self._blocks.values() if block.reach == level and block.hash is not None)
+        return (block.hash for block in self._reported(tier) if block.hash is not None)
 
     def holds(self, block: int) -> bool:
         """Whether a request can take the block with this hash of ours from the device."""
@@ -98,7 +97,11 @@ class CacheMirror:
 
     def restate(self, part_bytes_max: int) -> list[CacheRestated]:
         """All that is reported, said again in parts with at most that many bytes of hashes each."""
-        return restated({tier: list(self.held(tier)) for tier in TIERS}, part_bytes_max)
+        return restated({tier: self._reported(tier) for tier in TIERS}, part_bytes_max)
+
+    def _reported(self, tier: str) -> Iterator[MirroredBlock]:
+        level = LEVELS[tier]
+        return (block for block in self._blocks.values() if block.reach == level and block.hash is not None)
 
     def _apply_stored(self, change: CacheStored) -> list[Event]:
         if not self._is_indexed(change):
@@ -174,10 +177,9 @@ class CacheMirror:
             if block.reach == UNREACHABLE:
                 self.reported -= old != UNREACHABLE
                 continue
-            if block.hash is None:
-                block.hash = self._states.hash_of(block)
+            ours = block.hash if block.hash is not None else block.call(self._states.hash_of(block))
             if block.reach == DEVICE:
-                self._near.add(block.hash)
+                self._near.add(ours)
             self.reported += old == UNREACHABLE
         return events_of(moved)
 

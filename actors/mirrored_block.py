@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from core.settings import TIERS
+from core.spans import SPAN_BLOCKS
 
 LEVELS = {tier: level for level, tier in enumerate(TIERS)}
 """A level is an index into TIERS, the fastest first."""
@@ -21,13 +22,20 @@ class MirroredBlock:
     tokens until it is stored (again), and is forgotten with its last child.
     """
 
-    __slots__ = ("after", "before", "copies", "first_child", "hash", "level", "name", "parent", "reach", "tokens")
+    __slots__ = (
+        "after", "before", "copies", "first_child", "hash", "head", "level", "name", "parent", "place", "reach",
+        "tokens",
+    )  # fmt: skip
 
     def __init__(self, name: int) -> None:
         self.name = name
         """The engine's."""
         self.hash: int | None = None
         """Ours; computed when the block is reachable for the first time."""
+        self.place = SPAN_BLOCKS - 1
+        """In its span (`core.spans`), known with the hash; a root's first child begins one."""
+        self.head = 0
+        """Our hash of the block that begins its span, known with its own."""
         self.tokens = b""
         """Its own token ids as canonical bytes; a root's are the scope."""
         self.parent: MirroredBlock | None = None
@@ -72,6 +80,14 @@ class MirroredBlock:
         self.copies -= 1 << (level * _COPY_BITS)
         lowest = self.copies & -self.copies
         self.level = (lowest.bit_length() - 1) // _COPY_BITS if lowest else UNREACHABLE
+
+    def call(self, block: int) -> int:
+        """This is our hash of it; its parent's is known. Returns it."""
+        assert self.parent is not None
+        self.hash = block
+        self.place = (self.parent.place + 1) % SPAN_BLOCKS
+        self.head = self.parent.head if self.place else block
+        return block
 
     def children(self) -> Iterator[MirroredBlock]:
         """The blocks right behind it; they must not come or go meanwhile."""

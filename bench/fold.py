@@ -20,6 +20,7 @@ from core.codec import decode_message
 from core.events import BlocksStored
 from core.ids import Epoch, StreamSeq, WorkerId
 from core.prompt import hashes_from_bytes
+from core.spans import single
 from projections.points import Points
 from projections.prefixes import PrefixIndex
 from projections.rebuild import fold_on
@@ -84,7 +85,7 @@ def _index_s(sealed: list[tuple[str, bytes]]) -> float:
     def store() -> None:
         index = PrefixIndex()
         for worker, hashes in stored:
-            index.store(worker, "device", hashes)
+            index.store(worker, "device", single(hashes))
 
     return median_s(store, 9, time.process_time)
 

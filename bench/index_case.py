@@ -16,12 +16,17 @@ from typing import Any
 from bench.index_work import BLOCK_SIZE, SMALL_EVENTS, Placed, Work, asked, batches, median_us, rss_bytes, slices
 from core.ids import WorkerId
 from core.prompt import Prompt, chain_hashes, hashes_to_bytes, tokens_to_bytes
+from core.spans import Blocks, single, stretch
 from projections.prefixes import PrefixIndex
 
 TIER = "device"
 SEED = 7
 GROUPS = 8
 """Workers that hold the same long prompt, each to another depth."""
+
+
+Told = tuple[int, tuple[bytes, ...]]
+"""The number of a worker, and what its event has of blocks."""
 
 
 class Bench:
@@ -33,18 +38,18 @@ class Bench:
         """CPU spent in stores and removals."""
         self.workers = [WorkerId(f"{number:016x}") for number in range(work.case.workers)]
 
-    def store(self, events: list[tuple[int, bytes]]) -> float:
+    def store(self, events: list[Told]) -> float:
         """Seconds of so many stores."""
         return self._timed(self.index.store, events)
 
-    def remove(self, events: list[tuple[int, bytes]]) -> float:
+    def remove(self, events: list[Told]) -> float:
         """The same of removals."""
         return self._timed(self.index.remove, events)
 
-    def _timed(self, change: Callable[[WorkerId, str, bytes], None], events: list[tuple[int, bytes]]) -> float:
+    def _timed(self, change: Callable[[WorkerId, str, Blocks], None], events: list[Told]) -> float:
         started, cpu = time.perf_counter(), time.process_time()
-        for worker, hashes in events:
-            change(self.workers[worker], TIER, hashes)
+        for worker, said in events:
+            change(self.workers[worker], TIER, Blocks(*said))
         self.cpu_s += time.process_time() - cpu
         return time.perf_counter() - started
 
@@ -58,7 +63,7 @@ class Bench:
         """Microseconds of the drop, and of the longest change of one block while it is swept."""
         steps = [_lap(lambda: self.index.drop(worker))]
         while self.index.sweeping:
-            steps.append(_lap(lambda: self.index.store(self.workers[0], TIER, [1])))
+            steps.append(_lap(lambda: self.index.store(self.workers[0], TIER, single([1]))))
         return steps[0] * 1e6, max(steps[1:]) * 1e6
 
 
@@ -69,8 +74,27 @@ def _lap(work: Callable[[], object]) -> float:
     return time.thread_time() - started
 
 
-def _events(some: list[Placed]) -> list[tuple[int, bytes]]:
-    return [(worker, hashes_to_bytes(part)) for worker, each in some for _, part in batches(each)]
+def _events(some: list[Placed], shared: list[int]) -> list[Told]:
+    """As a worker's mirror tells of these chains, which begin behind the shared blocks."""
+    found = list[Told]()
+    for worker, each in some:
+        chain = hashes_to_bytes([*shared, *each])
+        first = len(shared)
+        for _, part in batches(each):
+            found.append((worker, tuple(stretch(chain, first, first + len(part)))))
+            first += len(part)
+    return found
+
+
+def _one_by_one(blocks: list[int]) -> list[Told]:
+    """As decode steps tell of talks that grow, a block each."""
+    chain = hashes_to_bytes(blocks)
+    return [(0, tuple(stretch(chain, at, at + 1))) for at in range(len(blocks))]
+
+
+def _removals(own: list[Placed], shared: list[int]) -> list[Told]:
+    """The same chains as they go, the tails first."""
+    return _events(own, shared)[::-1]
 
 
 def _lookups(it: Bench, work: Work) -> dict[str, float]:
@@ -86,8 +110,9 @@ def _lookups(it: Bench, work: Work) -> dict[str, float]:
 def _groups_us(it: Bench, work: Work, hashes: list[int]) -> float:
     """A long prompt that eight workers hold to eight different depths, after its blocks were removed."""
     others = [WorkerId(f"{number:016x}") for number in range(1000, 1000 + GROUPS)]
+    column = hashes_to_bytes(hashes)
     for number, worker in enumerate(others):
-        it.index.store(worker, TIER, hashes[: (number + 1) * (len(hashes) - 5) // GROUPS])
+        it.index.store(worker, TIER, stretch(column, 0, (number + 1) * (len(hashes) - 5) // GROUPS))
     found = median_us(it.look, [work.longs[0].tobytes()], work.case.repeat)
     for worker in others:
         it.index.drop(worker)
@@ -123,12 +148,13 @@ def main() -> None:
     case, it, found = work.case, Bench(work), dict[str, Any]()
     *hashed, shared = (chain_hashes(each.tobytes(), 0, BLOCK_SIZE, SEED) for each in [*work.known, work.shared])
     own = work.placed(hashed)
-    it.store([(worker, hashes_to_bytes(shared)) for worker in range(case.workers)])
+    common = tuple(stretch(hashes_to_bytes(shared), 0, len(shared)))
+    it.store([(worker, common) for worker in range(case.workers)])
     gc.collect()
     gc.freeze()
     before, seconds, entries, it.cpu_s = rss_bytes(), 0.0, 0, 0.0
     for some in slices(chain(own, work.fillers())):
-        events = _events(some)
+        events = _events(some, shared)
         seconds += it.store(events)
         entries += sum(len(each) for _, each in some)
         del events
@@ -136,10 +162,9 @@ def main() -> None:
     found["bytes_per_entry"] = (rss_bytes() - before) / entries
     found["store_blocks_s"], found["store_cpu_ns"] = entries / seconds, it.cpu_s / entries * 1e9
     found |= _lookups(it, work)
-    small = [(0, hashes_to_bytes([block])) for block in work.fresh(SMALL_EVENTS)]
-    found["small_events_s"] = len(small) / it.store(small)
+    found["small_events_s"] = SMALL_EVENTS / it.store(_one_by_one(work.fresh(SMALL_EVENTS)))
     found |= _kept(it)
-    events = [(worker, hashes_to_bytes(part[::-1])) for worker, each in own for _, part in [*batches(each)][::-1]]
+    events = _removals(own, shared)
     count, it.cpu_s = sum(len(each) for _, each in own), 0.0
     found["remove_blocks_s"] = count / it.remove(events)
     found["remove_cpu_ns"] = it.cpu_s / count * 1e9

@@ -2,7 +2,7 @@
 
 Nothing but the standard library is imported here: the peer's environment has none of ours.
 
-Every chain begins with the same 32 blocks and goes on alone; chain i lies on worker i mod W. A few chains are prompts
+Every chain begins with the same 37 blocks and goes on alone; chain i lies on worker i mod W. A few chains are prompts
 that are looked up later, of 8192 and of 512 blocks; the rest, up to the size asked for, is there to be in the way.
 """
 
@@ -19,7 +19,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 BLOCK_SIZE = 16
-SHARED_BLOCKS = 32
+SHARED_BLOCKS = 37
+"""Not whole spans of ours: every chain forks inside one."""
 CHAIN_BLOCKS = 512
 LONG_BLOCKS = 8192
 LONGS_MAX = 24

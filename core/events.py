@@ -16,6 +16,7 @@ from core.generation import PrefillReport
 from core.ids import COLUMN_WIDTH
 from core.job_events import JobEvent, JobsRestated
 from core.queue_events import QueueEvent, RequestQueued, RequestTurnedAway
+from core.spans import Blocks, check_pieces
 
 # --- kv_{p}: what each worker's cache holds; the source is the worker ------------------------------------------
 
@@ -42,27 +43,36 @@ class WorkerJoined(EventBase, frozen=True):
     """What ranks of one data-parallel engine share."""
 
 
-class BlocksStored(EventBase, frozen=True):
-    """These blocks are in the cache now; each one's whole prefix is too."""
+class BlocksEvent(EventBase, frozen=True, kw_only=True, omit_defaults=True):
+    """What all events about blocks say."""
 
     hashes: bytes
-    """uint64, in prefix order."""
+    """uint64, in prefix order as far as the pieces go."""
+    tier: str = "device"
+    pieces: bytes = b""
+    """Where they lie in their prompts (`core.spans`); empty if the worker does not say, as older ones do not. A block
+    is removed as it was stored: with pieces, or without."""
+    heads: bytes = b""
+    """uint64, of the pieces that begin inside a span."""
+
+    @property
+    def blocks(self) -> Blocks:
+        """The blocks, and where they lie."""
+        return Blocks(self.hashes, self.pieces, self.heads)
+
+    def __post_init__(self) -> None:
+        check_pieces(self.hashes, self.pieces, self.heads)
+
+
+class BlocksStored(BlocksEvent, frozen=True):
+    """These blocks are in the cache now, one behind the other; each one's whole prefix is too."""
+
     parent: int | None = None
     """Hash of the block before the first; None at the start of a prompt."""
-    tier: str = "device"
-
-    def __post_init__(self) -> None:
-        check_width(self.hashes)
 
 
-class BlocksRemoved(EventBase, frozen=True):
+class BlocksRemoved(BlocksEvent, frozen=True):
     """These blocks are gone, or cannot be reached any more because one before them is gone."""
-
-    hashes: bytes
-    tier: str = "device"
-
-    def __post_init__(self) -> None:
-        check_width(self.hashes)
 
 
 class CacheCleared(EventBase, frozen=True):
@@ -71,17 +81,12 @@ class CacheCleared(EventBase, frozen=True):
     reason: str = ""
 
 
-class CacheRestated(EventBase, frozen=True):
+class CacheRestated(BlocksEvent, frozen=True):
     """The whole cache said again, in `parts` messages; it takes effect with the last one."""
 
     part: int
     """From 0."""
     parts: int
-    hashes: bytes
-    tier: str = "device"
-
-    def __post_init__(self) -> None:
-        check_width(self.hashes)
 
 
 class WorkerLeft(EventBase, frozen=True):

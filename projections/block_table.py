@@ -1,6 +1,10 @@
 """BlockTable: which workers hold each block on one tier, as many small dictionaries (shards) by the hash's first byte.
 
-A dictionary that grows copies itself: at ten million blocks a single one would stand still for two seconds now and
+An entry is of a single block: the mask of those who hold it. Or it is a run: blocks of one span (`core.spans`) from
+its head on, which the same workers hold; it stands under its head. Most blocks lie in runs, as most prompts are held
+by one worker or by all that hold their neighbours: an entry for sixteen blocks.
+
+A dictionary that grows copies itself: at ten million entries a single one would stand still for two seconds now and
 then. 256 small ones stand still for 2 ms each, and can be gone through one at a time.
 
 A shard's keys are what follows the first byte: 56 bits, which Python keeps in a third less memory than 64. In a column
@@ -22,8 +26,12 @@ KEY_MASK = (1 << KEY_BITS) - 1
 """A block stands in shard `hash >> KEY_BITS` under the key `hash & KEY_MASK`."""
 _FIRST_BYTES = slice(HASH_BYTES - 1, None, HASH_BYTES)
 
-Shard = dict[int, int]
-"""Key of a block to the mask of its holders, which is never 0."""
+Run = tuple[int, bytes]
+"""The mask of those who hold all of these blocks (little-endian uint64), of a span, from its head on."""
+Entry = int | Run
+"""Of one block its holders, or a run that begins with it; never nobody, never nothing."""
+Shard = dict[int, Entry]
+"""By the key of a block."""
 
 
 class BlockTable(NamedTuple):
@@ -33,30 +41,29 @@ class BlockTable(NamedTuple):
     """Of the tier in TIERS."""
     shards: list[Shard]
 
+    def get(self, block: int) -> Entry | None:
+        """What stands under this hash."""
+        return self.shards[block >> KEY_BITS].get(block & KEY_MASK)
+
 
 def new_table(place: int) -> BlockTable:
     """A table that holds nothing."""
     return BlockTable(place, [{} for _ in range(SHARDS)])
 
 
-class Blocks(NamedTuple):
+class Keys(NamedTuple):
     """Blocks as a table has them: the shard of each, and its key there."""
 
     shards: bytes
     keys: list[int]
 
-    @property
-    def total(self) -> int:
-        """The sum of the hashes."""
-        return (sum(self.shards) << KEY_BITS) + sum(self.keys)
 
-
-def split(hashes: Sequence[int] | bytes) -> Blocks:
-    """Block hashes, as a list or as a column, for a table; some 50 ns each."""
-    column = bytearray(hashes if isinstance(hashes, bytes) else hashes_to_bytes(hashes))
+def split(hashes: bytes) -> Keys:
+    """A column of block hashes for a table; some 50 ns each."""
+    column = bytearray(hashes)
     shards = bytes(column[_FIRST_BYTES])
     column[_FIRST_BYTES] = bytes(len(shards))
-    return Blocks(shards, array("Q", column).tolist())
+    return Keys(shards, array("Q", column).tolist())
 
 
 def joined(shard: int, keys: Sequence[int]) -> bytes:

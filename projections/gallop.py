@@ -4,6 +4,9 @@ Whoever holds block d holds all before it, so holders only become fewer with dep
 probed until nobody is left; between two neighbours with different holders the range is halved until each group's
 last depth is found: O(groups * log blocks) probes, each one digest of a piece of the prompt and one lookup per tier.
 
+Probes keep to the heads of spans (`core.spans`) as long as they can: a block inside one may stand in a run, which is
+found by its head, and then costs a second digest.
+
 Of a worker whose blocks have a hole (which its mirror never reports) this may find a depth beyond the hole, but
 always one whose block it holds, and never less than what it holds without a hole.
 """
@@ -13,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from core.prompt import Prompt
+from core.prompt import HASH_BYTES, Prompt
+from core.spans import SPAN_BLOCKS
 from projections.block_table import KEY_BITS, KEY_MASK, BlockTable
 
 LEAP = 4
@@ -44,7 +48,7 @@ def gallop(tables: list[BlockTable], prompt: Prompt, live: int) -> list[Reach]:
         return []
     passed = [Reach(1, mask)]
     while mask and depth < limit:
-        depth = min(depth * (LEAP if depth < LEAPS_BLOCKS_MAX else STRIDE), limit)
+        depth = min(head_near(depth * (LEAP if depth < LEAPS_BLOCKS_MAX else STRIDE), depth), limit)
         mask = at(depth)
         passed.append(Reach(depth, mask))
     found = [passed[-1]] if mask else []  # those who hold all of it
@@ -58,28 +62,36 @@ def gallop(tables: list[BlockTable], prompt: Prompt, live: int) -> list[Reach]:
 
 
 def _prober(tables: list[BlockTable], prompt: Prompt, live: int) -> At:
-    key = prompt.key
-    (first, *others) = (table.shards for table in tables)
+    key, all_shards = prompt.key, [table.shards for table in tables]
 
-    def nearest(depth: int) -> int:
-        block = key(depth)
-        return first[block >> KEY_BITS].get(block & KEY_MASK, 0) & live
-
-    def any_of_them(depth: int) -> int:
-        block = key(depth)
-        shard, rest = block >> KEY_BITS, block & KEY_MASK
-        mask = first[shard].get(rest, 0)
-        for shards in others:
-            mask |= shards[shard].get(rest, 0)
+    def at(depth: int) -> int:
+        inside = (depth - 1) % SPAN_BLOCKS
+        head = key(depth - inside)  # before the block's own: that goes on from its state
+        number, rest, mask = head >> KEY_BITS, head & KEY_MASK, 0
+        if not inside:
+            for shards in all_shards:
+                found = shards[number].get(rest, 0)
+                mask |= found if isinstance(found, int) else found[0]
+            return mask & live
+        block, start = key(depth), inside * HASH_BYTES
+        own, tail = block >> KEY_BITS, block & KEY_MASK
+        for shards in all_shards:
+            found = shards[own].get(tail, 0)
+            mask |= found if isinstance(found, int) else found[0]
+            run = shards[number].get(rest, 0)
+            if not isinstance(run, int) and int.from_bytes(run[1][start : start + HASH_BYTES], "little") == block:
+                mask |= run[0]
         return mask & live
 
-    return any_of_them if others else nearest
+    return at
 
 
 def _narrow(at: At, low: int, high: int, gone: int, found: list[Reach]) -> None:
     """Tells where each of `gone` ends: all of them hold block `low`, none of them block `high`."""
     while high - low > 1:
         middle = (low + high) // 2
+        if high - low > SPAN_BLOCKS:
+            middle = head_near(middle, low)
         further = gone & at(middle)
         if further == gone:
             low = middle
@@ -89,3 +101,9 @@ def _narrow(at: At, low: int, high: int, gone: int, found: list[Reach]) -> None:
             gone ^= further
         high = middle
     found.append(Reach(low, gone))
+
+
+def head_near(depth: int, low: int) -> int:
+    """The depth of the head of the span that `depth` lies in; of the next one if that is not beyond `low`."""
+    head = (depth - 1) // SPAN_BLOCKS * SPAN_BLOCKS + 1
+    return head if head > low else head + SPAN_BLOCKS

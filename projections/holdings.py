@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 from core.ids import WorkerId
-from projections.block_table import Shard, joined
+from core.prompt import HASH_BYTES, hashes_from_bytes, hashes_to_bytes
+from projections.block_table import KEY_BITS, KEY_MASK, Shard, joined, split
 from projections.teams import Teams
 
 DUMP_ENTRIES_MAX = 4096
@@ -15,31 +16,97 @@ DUMP_ENTRIES_MAX = 4096
 
 
 class Holding(NamedTuple):
-    """These workers, and nobody else, hold these blocks."""
+    """These workers, and nobody else, hold these blocks as they stand in the table, single or in runs."""
 
     workers: tuple[WorkerId, ...]
     """By id."""
     hashes: bytes
-    """Little-endian uint64, ascending."""
+    """Little-endian uint64; single ones ascending, runs one behind the other, by their heads."""
+    runs: bytes = b""
+    """How many blocks each run has, a byte each; none if the blocks stand alone."""
 
 
 def holdings(shards: list[Shard], teams: Teams) -> Generator[None, None, list[Holding]]:
-    """All of a table, by the ids of the holders; equal contents give equal lists. Yields between slices."""
-    groups: dict[int, list[bytes]] = defaultdict(list)
+    """All of a table, by the ids of the holders; equal tables give equal lists. Yields between slices."""
+    single: dict[int, list[bytes]] = defaultdict(list)
+    runs: dict[int, list[bytes]] = defaultdict(list)
     left = DUMP_ENTRIES_MAX
     for number, shard in enumerate(shards):
         if shard and len(shard) > left:
             yield
             left = DUMP_ENTRIES_MAX
         left -= len(shard)
-        for mask, keys in _by_mask(shard, teams.live).items():
-            groups[mask].append(joined(number, sorted(keys)))
-    groups.pop(0, None)  # held by nobody who is still there
-    return sorted(Holding(teams.members(mask), b"".join(parts)) for mask, parts in groups.items())
+        keys: dict[int, list[int]] = defaultdict(list)
+        for key, entry in sorted(shard.items(), key=_key):
+            if isinstance(entry, int):
+                keys[entry & teams.live].append(key)
+            else:
+                runs[entry[0] & teams.live].append(entry[1])
+        for mask, alone in keys.items():
+            single[mask].append(joined(number, alone))
+    single.pop(0, None)  # held by nobody who is still there
+    runs.pop(0, None)
+    found = [Holding(teams.members(mask), b"".join(parts)) for mask, parts in single.items()]
+    found += [Holding(teams.members(mask), b"".join(parts), _lengths(parts)) for mask, parts in runs.items()]
+    return sorted(found)
 
 
-def _by_mask(shard: Shard, live: int) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = defaultdict(list)
-    for key, mask in shard.items():
-        found[mask & live].append(key)
-    return found
+def fill(shards: list[Shard], mask: int, holding: Holding) -> None:
+    """The blocks stand in the table as they did in the one that was dumped; nothing may stand there yet."""
+    if not holding.runs:
+        alone = split(holding.hashes)
+        for number, key in zip(alone.shards, alone.keys, strict=True):
+            shards[number][key] = mask
+        return
+    start, column = 0, holding.hashes
+    for blocks in holding.runs:
+        end = start + blocks * HASH_BYTES
+        head = int.from_bytes(column[start : start + HASH_BYTES], "little")
+        shards[head >> KEY_BITS][head & KEY_MASK] = (mask, column[start:end])
+        start = end
+
+
+def parts_of(holding: Holding, blocks_max: int) -> Iterator[Holding]:
+    """The same in parts of at most about so many blocks; runs stay whole."""
+    if not holding.runs:
+        step = blocks_max * HASH_BYTES
+        for start in range(0, len(holding.hashes), step):
+            yield holding._replace(hashes=holding.hashes[start : start + step])
+        return
+    start, runs_max = 0, max(1, blocks_max // max(holding.runs))
+    for first in range(0, len(holding.runs), runs_max):
+        runs = holding.runs[first : first + runs_max]
+        end = start + sum(runs) * HASH_BYTES
+        yield Holding(holding.workers, holding.hashes[start:end], runs)
+        start = end
+
+
+def block_holdings(shards: list[Shard], teams: Teams) -> list[Holding]:
+    """The same block by block, by the ids of the holders and ascending: equal contents give equal lists."""
+    masks: dict[int, int] = defaultdict(int)
+    for mask, hashes in columns(shards):
+        for block in hashes:
+            masks[block] |= mask & teams.live
+    groups: dict[int, list[int]] = defaultdict(list)
+    for block in sorted(masks):
+        groups[masks[block]].append(block)
+    groups.pop(0, None)
+    return sorted(Holding(teams.members(mask), hashes_to_bytes(hashes)) for mask, hashes in groups.items())
+
+
+def columns(shards: list[Shard]) -> Iterator[tuple[int, list[int]]]:
+    """Every entry's holders and blocks."""
+    for number, shard in enumerate(shards):
+        for key, entry in shard.items():
+            if isinstance(entry, int):
+                yield entry, [number << KEY_BITS | key]
+            else:
+                yield entry[0], hashes_from_bytes(entry[1])
+
+
+def _key(item: tuple[int, object]) -> int:
+    return item[0]
+
+
+def _lengths(runs: list[bytes]) -> bytes:
+    return bytes([len(run) // HASH_BYTES for run in runs])

@@ -1,24 +1,28 @@
 """Audit: what each worker holds, added up anew from the tables while they go on changing.
 
-Shards are added up one after the other. A change of a shard that was added up already is added to its
-sum as well; one of a shard still to come is seen when its turn comes. So at the end the sums are those of the tables.
+Shards are added up one after the other. What a change does to shards that were added up already is added to the sums
+as well; one of a shard still to come is seen when its turn comes. So at the end the sums are those of the tables.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 from core.ids import WorkerId
 from core.settings import TIERS
-from projections.block_table import KEY_BITS, Blocks, BlockTable
-from projections.shelf import Shelf
+from core.spans import Blocks
+from projections.block_changes import keys_touched
+from projections.block_table import KEY_BITS, BlockTable, Entry
+from projections.hash_sum import hash_sum
 from projections.teams import Teams
 
 EMPTY = BlockTable(0, [])
-AUDIT_ENTRIES_MAX = 4096
-"""Entries added up between two chances to do something else; a larger shard that changes half-way is taken at once."""
+AUDIT_ENTRIES_MAX = 1024
+"""Entries, of a block or of a run, added up between two chances to do something else; a larger shard that changes
+half-way is taken at once."""
 
 
 class Audit:
@@ -65,17 +69,19 @@ class Audit:
                 break
         self._take(table.place, sums, teams, live)
 
-    def follow(self, shelf: Shelf, blocks: Blocks, unchanged: Sequence[int], sign: int) -> None:
-        """The worker got (or, for -1, lost) these blocks, but for the unchanged ones."""
-        place, (tier, number) = shelf.table.place, self._at
-        if place > tier:
-            return
-        hashes = [shard << KEY_BITS | key for shard, key in zip(blocks.shards, blocks.keys, strict=True)]
-        if place == tier:
-            self._touched |= number in blocks.shards
-            hashes = [block for block in hashes if block >> KEY_BITS < number]
-            unchanged = [block for block in unchanged if block >> KEY_BITS < number]
-        self.sums[shelf.worker, place] += sign * (sum(hashes) - sum(unchanged))
+    @contextmanager
+    def watching(self, table: BlockTable, blocks: Blocks, teams: Teams) -> Iterator[None]:
+        """Within it these blocks change in the table, and with them where others stand."""
+        tier, number = self._at
+        keys = keys_touched(table, blocks) if table.place <= tier else set[int]()
+        if table.place == tier:
+            self._touched |= any(block >> KEY_BITS == number for block in keys)
+            keys = {block for block in keys if block >> KEY_BITS < number}
+        before = _sums_of(table, keys)
+        yield
+        for mask, total in _sums_of(table, keys).items():
+            before[mask] = before.get(mask, 0) - total
+        self._take(table.place, {mask: -total for mask, total in before.items()}, teams, teams.live)
 
     def forget(self, worker: WorkerId) -> None:
         """The worker holds nothing any more."""
@@ -89,12 +95,25 @@ class Audit:
                 self.sums[worker, place] += total
 
 
+def _sums_of(table: BlockTable, keys: Iterable[int]) -> dict[int, int]:
+    """What the hashes of each mask's blocks add up to, of what stands under these hashes."""
+    found = ((block, table.get(block)) for block in keys)
+    return _added((block, entry) for block, entry in found if entry is not None)
+
+
 def _by_mask(
-    number: int, items: Iterable[tuple[int, int]], before: Mapping[int, int] = MappingProxyType({})
+    number: int, items: Iterable[tuple[int, Entry]], before: Mapping[int, int] = MappingProxyType({})
 ) -> dict[int, int]:
-    """What the hashes of each mask's blocks add up to, in that shard."""
-    sums: dict[int, int] = defaultdict(int, before)
+    """The same of entries of that shard, by their keys."""
     first = number << KEY_BITS
-    for key, mask in items:
-        sums[mask] += first | key
+    return _added(((first | key, entry) for key, entry in items), before)
+
+
+def _added(entries: Iterable[tuple[int, Entry]], before: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
+    sums: dict[int, int] = defaultdict(int, before)
+    for block, entry in entries:
+        if isinstance(entry, int):
+            sums[entry] += block
+        else:
+            sums[entry[0]] += hash_sum(entry[1])
     return sums

@@ -154,10 +154,10 @@ class KvProjection:
         match event:
             case BlocksStored():
                 if member.cache_known and event.tier in TIERS:
-                    self.index.store(member.worker, event.tier, event.hashes)
+                    self.index.store(member.worker, event.tier, event.blocks)
             case BlocksRemoved():
                 if member.cache_known and event.tier in TIERS:
-                    self.index.remove(member.worker, event.tier, event.hashes)
+                    self.index.remove(member.worker, event.tier, event.blocks)
             case WorkerJoined():
                 self._joined(member, event)
             case CacheCleared():
@@ -193,7 +193,7 @@ class KvProjection:
         self._forget(member, known=True)
         for part in parts:
             if part.tier in TIERS:
-                self.index.store(member.worker, part.tier, part.hashes)
+                self.index.store(member.worker, part.tier, part.blocks)
 
     def _forget(self, member: Member, *, known: bool) -> None:
         self.index.drop(member.worker)

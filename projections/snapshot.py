@@ -1,10 +1,10 @@
 """Snapshot: a State as bytes and back. fold(snapshot + tail) is fold(all), in all that later events depend on.
 
 1. Content is a magic number, the length of a msgpack head, the head, and the index's columns of block hashes one
-   behind the other, as the head lists them. Columns are sorted: equal states have equal bytes.
+   behind the other, as the head lists them. Columns are sorted: a state that was read is written as it was.
 2. What can be computed from the rest (digests, sums per worker) is not in it; points and gaps are not either.
-3. Form 2 has the jobs stream, form 3 what replicas take workers to hold; a state without it is written in the form
-   before, byte for byte as ever.
+3. Form 2 has the jobs stream, form 3 what replicas take workers to hold, form 4 runs of blocks; a state without is
+   written in the form before, byte for byte as ever.
 4. A head of another form or of another fold version is refused: whoever reads it folds from elsewhere.
 """
 
@@ -21,27 +21,30 @@ from core.events import LoadReported
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
 from core.manifest import At
 from core.settings import TIERS
+from core.spans import SPAN_BLOCKS
 from core.subjects import JOBS
 from projections.believed import Believed, Kept
 from projections.chain import Chain
-from projections.holdings import Holding
+from projections.holdings import Holding, parts_of
 from projections.jobs import JobsPart, JobsProjection
 from projections.kv import KvProjection, Member
 from projections.projection import FOLD_VERSION
 from projections.requests import Replica
 from projections.state import Position, State
 
-SNAPSHOT_VERSION = 3
+SNAPSHOT_VERSION = 4
 """Changed whenever a reader of the one before could not read this one."""
+SNAPSHOT_VERSION_WITHOUT_RUNS = 3
 SNAPSHOT_VERSION_WITHOUT_BELIEFS = 2
 SNAPSHOT_VERSION_WITHOUT_JOBS = 1
 """What programs read that know of neither, and this one too."""
 HASH_BYTES = 8
-LOAD_BYTES_MAX = 8192 * HASH_BYTES
-"""Hashes taken into the index at once, in bytes."""
+LOAD_BLOCKS_MAX = 8192
+"""Taken into the index at once."""
 
 _MAGIC = b"CTRLSNAP"
 _LENGTH = struct.Struct("<Q")
+_RUN_LENGTHS = bytes(range(1, SPAN_BLOCKS + 1))
 
 T = TypeVar("T")
 
@@ -65,6 +68,14 @@ class _Group(msgspec.Struct, array_like=True):
     tier: str
     workers: tuple[WorkerId, ...]
     blocks: int
+    """Each of which stands alone."""
+
+
+class _Runs(msgspec.Struct, array_like=True):
+    tier: str
+    workers: tuple[WorkerId, ...]
+    lengths: bytes
+    """How many blocks each run has."""
 
 
 class _Jobs(msgspec.Struct):
@@ -86,6 +97,8 @@ class _Head(msgspec.Struct, omit_defaults=True):
     jobs: _Jobs | None = None
     believed: dict[ReplicaId, list[Kept]] = {}
     """Of replicas that believe anything."""
+    runs: list[_Runs] = []
+    """Their columns follow those of the groups."""
 
 
 class _Version(msgspec.Struct):
@@ -106,14 +119,12 @@ def encode(state: State) -> list[bytes]:
 def encoding(state: State) -> Generator[None, None, list[bytes]]:
     """`encode`, stopping for a moment every few milliseconds; nothing may change in between."""
     dump = yield from state.index.dumping()
-    groups = [
-        _Group(tier, holding.workers, len(holding.hashes) // HASH_BYTES)
-        for tier, held in dump.items()
-        for holding in held
-    ]
-    head = _encoder.encode(_head(state, groups))
-    columns = [holding.hashes for held in dump.values() for holding in held]
-    return [_MAGIC, _LENGTH.pack(len(head)), head, *columns]
+    single = [(tier, it) for tier, held in dump.items() for it in held if not it.runs]
+    joined = [(tier, it) for tier, held in dump.items() for it in held if it.runs]
+    groups = [_Group(tier, it.workers, len(it.hashes) // HASH_BYTES) for tier, it in single]
+    runs = [_Runs(tier, it.workers, it.runs) for tier, it in joined]
+    head = _encoder.encode(_head(state, groups, runs))
+    return [_MAGIC, _LENGTH.pack(len(head)), head, *(it.hashes for _, it in single + joined)]
 
 
 def decode(chain_key: bytes, content: bytes) -> State:
@@ -133,12 +144,15 @@ def decoding(chain_key: bytes, content: bytes) -> Generator[None, None, State]:
         head = _decoder.decode(content[start:end])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"the head of the snapshot cannot be read: {error}") from error
-    if end + HASH_BYTES * sum(group.blocks for group in head.groups) != len(content):
+    blocks = sum(group.blocks for group in head.groups) + sum(sum(group.lengths) for group in head.runs)
+    if end + HASH_BYTES * blocks != len(content):
         raise Corrupt(f"the snapshot has {len(content)} bytes, which is not what its head lists")
-    if unknown := {group.tier for group in head.groups} - set(TIERS):
+    if b"".join([group.lengths for group in head.runs]).translate(None, _RUN_LENGTHS):
+        raise Corrupt("the snapshot has a run that is no part of a span")
+    if unknown := ({group.tier for group in head.groups} | {group.tier for group in head.runs}) - set(TIERS):
         raise Corrupt(f"the snapshot has tiers that this program does not know: {', '.join(sorted(unknown))}")
     state = State(chain_key)
-    yield from _load(state, head.groups, content, end)
+    yield from _load(state, head, content, end)
     _restore(state, head)
     return state
 
@@ -169,17 +183,18 @@ def _head_at(state: State, stream: StreamName, position: Position) -> bytes:
 
 
 def _check_versions(found: _Version) -> None:
-    if found.v not in {SNAPSHOT_VERSION, SNAPSHOT_VERSION_WITHOUT_BELIEFS, SNAPSHOT_VERSION_WITHOUT_JOBS}:
+    if not SNAPSHOT_VERSION_WITHOUT_JOBS <= found.v <= SNAPSHOT_VERSION:
         raise Corrupt(f"a snapshot of form {found.v}; this program reads none beyond {SNAPSHOT_VERSION}")
     if found.fold_version != FOLD_VERSION:
         raise Corrupt(f"a snapshot of fold version {found.fold_version}; this program folds by {FOLD_VERSION}")
 
 
-def _head(state: State, groups: list[_Group]) -> _Head:
+def _head(state: State, groups: list[_Group], runs: list[_Runs]) -> _Head:
     loads, with_jobs, believed = state.loads, JOBS in state.cursor, _believed(state)
     without = SNAPSHOT_VERSION_WITHOUT_BELIEFS if with_jobs else SNAPSHOT_VERSION_WITHOUT_JOBS
+    without = SNAPSHOT_VERSION_WITHOUT_RUNS if believed else without
     return _Head(
-        v=SNAPSHOT_VERSION if believed else without,
+        v=SNAPSHOT_VERSION if runs else without,
         fold_version=FOLD_VERSION,
         corrupt=state.corrupt,
         streams={stream: _stream(state, stream, at) for stream, at in sorted(state.cursor.items())},
@@ -189,6 +204,7 @@ def _head(state: State, groups: list[_Group]) -> _Head:
         groups=groups,
         jobs=_jobs(state.jobs) if with_jobs else None,
         believed=believed,
+        runs=runs,
     )
 
 
@@ -232,12 +248,14 @@ def _jobs(jobs: JobsProjection) -> _Jobs:
     return _Jobs(parts, sorted(open_ & jobs.answered.keys()), jobs.dead_letters)
 
 
-def _load(state: State, groups: list[_Group], content: bytes, start: int) -> Generator[None, None, None]:
+def _load(state: State, head: _Head, content: bytes, start: int) -> Generator[None, None, None]:
     """The index holds what the columns from `start` on say."""
-    for group in groups:
-        end = start + group.blocks * HASH_BYTES
-        for part in range(start, end, LOAD_BYTES_MAX):
-            state.index.load(group.tier, Holding(group.workers, content[part : min(part + LOAD_BYTES_MAX, end)]))
+    groups = [(group.tier, group.workers, group.blocks, b"") for group in head.groups]
+    groups += [(group.tier, group.workers, sum(group.lengths), group.lengths) for group in head.runs]
+    for tier, workers, blocks, runs in groups:
+        end = start + blocks * HASH_BYTES
+        for part in parts_of(Holding(workers, content[start:end], runs), LOAD_BLOCKS_MAX):
+            state.index.load(tier, part)
             yield
         start = end
 

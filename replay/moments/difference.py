@@ -115,7 +115,7 @@ Blocks = dict[str, dict[WorkerId, set[int]]]
 def blocks_of(state: State) -> Blocks:
     """Who holds what. O(all blocks and holders)."""
     found: Blocks = {}
-    for tier, holdings in state.index.dump().items():
+    for tier, holdings in state.index.contents().items():
         held: dict[WorkerId, set[int]] = {}
         for holding in holdings:
             hashes = hashes_from_bytes(holding.hashes)

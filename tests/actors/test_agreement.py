@@ -14,6 +14,7 @@ from actors.settlement import CLAIM, REFOLD_EVERY_MS, RETRY_MS
 from core.events import CacheRestated, DivergenceFound, Points, ReplicaReported
 from core.ids import ReplicaId, StreamName, StreamSeq
 from core.prompt import hashes_to_bytes
+from core.spans import single
 from projections.points import POINTS_KEPT
 from projections.projection import FOLD_VERSION
 from tests.actors.replicas import KV, WORKER, Replicas, ReplicaUnderTest
@@ -25,7 +26,7 @@ ALIEN = 0xBAD
 
 
 def tamper(replica: ReplicaUnderTest) -> None:
-    replica.state.index.store(WORKER, "device", [ALIEN])
+    replica.state.index.store(WORKER, "device", single([ALIEN]))
 
 
 def forged(replica: ReplicaUnderTest, stream: StreamName = KV) -> ReplicaReported:

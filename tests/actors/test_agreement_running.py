@@ -12,6 +12,7 @@ from actors.milestones import MILESTONE_EVERY
 from core.clock import ManualClock
 from core.events import DivergenceFound, Event, ReplicaReported
 from core.ids import ReplicaId, StreamSeq, WorkerId
+from core.spans import single
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream
 from projections.rebuild import rebuild, take_snapshot
 from projections.runner import Runner
@@ -132,7 +133,7 @@ async def test_tampered_with_under_load(site: Site, snapshot: bool) -> None:
     await site.turn(replicas, 3)
     a, b, c = replicas
     for number in range(WORKERS):
-        c.state.index.store(WorkerId(worker_id(number)), "device", [0xBAD])
+        c.state.index.store(WorkerId(worker_id(number)), "device", single([0xBAD]))
     await site.turn(replicas, 8)
     for replica in replicas:
         await replica.agreement.settled()

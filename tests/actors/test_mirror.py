@@ -17,6 +17,7 @@ from actors.mirror import CacheMirror
 from core.events import BlocksRemoved, BlocksStored, CacheCleared, Event
 from core.prompt import Prompt, chain_hashes, hashes_from_bytes, hashes_to_bytes, scope_bytes, tokens_to_bytes
 from core.settings import TIERS
+from core.spans import stretch
 
 SIZE = 2
 SEED = 7
@@ -64,6 +65,19 @@ def stored(path: Path, first: int = 0, tier: str = "device", *, salt: bool = Tru
 
 def removed(*paths: Path, tier: str = "device") -> CacheRemoved:
     return CacheRemoved(tuple(name_of(path) for path in paths), tier)
+
+
+def stored_event(chain: list[int], first: int = 0, tier: str = "device") -> BlocksStored:
+    """What the log hears of the chain's blocks from the one numbered `first` on."""
+    hashes, pieces, heads = stretch(hashes_to_bytes(chain), first, len(chain))
+    parent = chain[first - 1] if first else None
+    return BlocksStored(hashes=hashes, pieces=pieces, heads=heads, parent=parent, tier=tier)
+
+
+def removed_event(chain: list[int], first: int = 0, tier: str = "device") -> BlocksRemoved:
+    """The same of their removal; they lie in one span."""
+    hashes, pieces, heads = stretch(hashes_to_bytes(chain), first, len(chain))
+    return BlocksRemoved(hashes=hashes, pieces=pieces, heads=heads, tier=tier)
 
 
 class Model:
@@ -208,7 +222,7 @@ def test_hashes_are_those_of_the_prompt() -> None:
     single = [
         event for depth in range(1, 9) for event in mirror.apply(stored(path[: depth + 1], depth - 1, salt=depth == 1))
     ]
-    assert whole == [BlocksStored(hashes=prompt.hashes(), parent=None)]
+    assert whole == [stored_event(hashes_from_bytes(prompt.hashes()))]
     assert merged(single) == whole
 
 
@@ -229,24 +243,24 @@ def test_copies() -> None:
     """Two copies of a block are one to readers: told with the first stored, and with the last removed."""
     mirror = CacheMirror(SIZE, SEED)
     block = ("", "a")
-    column = hashes_to_bytes([hash_of(block)])
-    assert mirror.apply(stored(block)) == [BlocksStored(hashes=column)]
+    chain = [hash_of(block)]
+    assert mirror.apply(stored(block)) == [stored_event(chain)]
     assert mirror.apply(stored(block)) == []
     assert mirror.apply(removed(block)) == []
-    assert mirror.apply(removed(block)) == [BlocksRemoved(hashes=column)]
+    assert mirror.apply(removed(block)) == [removed_event(chain)]
     assert mirror.apply(removed(block)) == []
     assert mirror.strangers == 1
     assert not mirror._blocks
 
 
 def test_middle_block_goes_and_comes_back() -> None:
-    """Blocks behind a removed one go with it, deepest first, and come back with it in prefix order."""
+    """Blocks behind a removed one go with it, and come back with it in prefix order."""
     mirror = CacheMirror(SIZE, SEED)
     path = ("", *"abcd")
     hashes = [hash_of(block) for block in prefixes(path)]
     mirror.apply(stored(path))
-    assert mirror.apply(removed(path[:3])) == [BlocksRemoved(hashes=hashes_to_bytes(hashes[:0:-1]))]
-    assert mirror.apply(stored(path[:3], 1)) == [BlocksStored(hashes=hashes_to_bytes(hashes[1:]), parent=hashes[0])]
+    assert mirror.apply(removed(path[:3])) == [removed_event(hashes, 1)]
+    assert mirror.apply(stored(path[:3], 1)) == [stored_event(hashes, 1)]
 
 
 def test_offload_keeps_the_wider_set() -> None:
@@ -257,8 +271,8 @@ def test_offload_keeps_the_wider_set() -> None:
     mirror.apply(stored(path))
     assert mirror.apply(stored(path, tier="host")) == []
     assert mirror.apply(removed(path[:3])) == [
-        BlocksStored(hashes=hashes_to_bytes(hashes[1:]), parent=hashes[0], tier="host"),
-        BlocksRemoved(hashes=hashes_to_bytes(hashes[:0:-1]), tier="device"),
+        stored_event(hashes, 1, "host"),
+        removed_event(hashes, 1, "device"),
     ]
 
 
@@ -269,8 +283,8 @@ def test_one_removal_in_two_tiers() -> None:
     mirror.apply(stored(("", "a")))
     mirror.apply(stored(("", *"ab"), 1, tier="host"))
     assert mirror.apply(removed(("", "a"))) == [
-        BlocksRemoved(hashes=hashes_to_bytes([second]), tier="host"),
-        BlocksRemoved(hashes=hashes_to_bytes([first]), tier="device"),
+        removed_event([first, second], 1, "host"),
+        removed_event([first], 0, "device"),
     ]
 
 
@@ -300,7 +314,7 @@ def test_gap() -> None:
     assert mirror.apply(stored(path, 2)) == []
     assert (mirror.gaps, mirror.orphans, mirror.reported) == (1, 1, 0)
     hashes = [hash_of(block) for block in prefixes(path)]
-    assert mirror.apply(stored(path[:3])) == [BlocksStored(hashes=hashes_to_bytes(hashes))]
+    assert mirror.apply(stored(path[:3])) == [stored_event(hashes)]
 
 
 def test_an_event_has_a_maximum() -> None:
@@ -313,9 +327,11 @@ def test_an_event_has_a_maximum() -> None:
     gone = mirror.apply(CacheRemoved((0,), "device"))
     hashes = chain_hashes(tokens_to_bytes(tokens), 0, SIZE, SEED)
     assert told == [
-        BlocksStored(hashes=hashes_to_bytes(hashes[:EVENT_HASHES_MAX])),
-        BlocksStored(hashes=hashes_to_bytes(hashes[EVENT_HASHES_MAX:]), parent=hashes[EVENT_HASHES_MAX - 1]),
+        stored_event(hashes[:EVENT_HASHES_MAX]),
+        stored_event(hashes, EVENT_HASHES_MAX),
     ]
-    assert [len(event.hashes) // 8 for event in gone if isinstance(event, BlocksRemoved)] == [EVENT_HASHES_MAX, 5]
+    assert [len(event.hashes) // 8 for event in gone if isinstance(event, BlocksRemoved)] == [blocks - 16, 16]
+    assert isinstance(gone[0], BlocksRemoved)
+    assert gone[0].hashes[-128:] == hashes_to_bytes(hashes[16:32]), "the deepest pieces first"
     assert merged(told) == told
     assert mirror.restate(1 << 20)[0].hashes == b""

@@ -6,6 +6,7 @@ from actors.refold import compare, drift
 from core.codec import encode_event
 from core.events import CacheCleared, Event, WorkerLeft, WorkerLost
 from core.ids import LOST_SUFFIX, Epoch, StreamSeq, WorkerId
+from core.spans import single
 from core.subjects import LOAD, ROUTING
 from projections.points import POINTS_KEPT
 from projections.state import State
@@ -49,15 +50,15 @@ def test_what_no_message_did_does() -> None:
     site.say(KV, A, joined(), stored(1, 2, 3))
     site.say(KV, B, joined("decode-1"), stored(1))
     index, worker = site.state.index, WorkerId(A)
-    index.store(worker, "device", [4])
+    index.store(worker, "device", single([4]))
     assert drift(site.state, KV)
     site.say(KV, B, stored(2))
     assert drift(site.state, KV)  # another's message accounts for nothing
-    index.remove(worker, "device", [4])
+    index.remove(worker, "device", single([4]))
     assert drift(site.state, KV) == 0
-    index.remove(worker, "device", [3])
+    index.remove(worker, "device", single([3]))
     assert drift(site.state, KV)
-    index.store(worker, "device", [3])
+    index.store(worker, "device", single([3]))
     index.drop(WorkerId(B))
     assert drift(site.state, KV)
 
@@ -87,7 +88,7 @@ def test_compared_where_both_have_been() -> None:
     fold(one, said)
     for found in (compare(one, other), compare(other, one)):
         assert (found[KV].seq, found[KV].wrong) == (10, False)
-    one.index.store(WorkerId(A), "device", [0xBAD])
+    one.index.store(WorkerId(A), "device", single([0xBAD]))
     assert compare(one, other)[KV].wrong
     assert compare(one, other)[KV].refolded == other.digest_of(KV)
 

@@ -24,6 +24,7 @@ from core.errors import Corrupt
 from core.events import (
     EVENT_TYPES,
     EVENT_VERSION,
+    BlocksEvent,
     BlocksStored,
     Event,
     Points,
@@ -33,6 +34,7 @@ from core.events import (
 )
 from core.generation import PrefillReport
 from core.ids import SourceId
+from core.spans import SPAN_BLOCKS, Piece, packed
 from core.transfer import KvBlocks
 
 SOURCE = SourceId("0123456789abcdef")
@@ -91,9 +93,26 @@ def restatements(draw: st.DrawFn) -> ReplicaRestated:
     )  # fmt: skip
 
 
+blocks = st.lists(st.tuples(st.integers(0, 15), st.integers(1, 16)), max_size=4).map(
+    lambda pieces: packed(
+        Piece(b"12345678", place, bytes(8 * min(size, SPAN_BLOCKS - place))) for place, size in pieces
+    )
+)
+
+
+@st.composite
+def of_blocks(draw: st.DrawFn, kind: type[Event]) -> Any:
+    others = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind) if field.name != "v"}
+    said: dict[str, Any] = draw(blocks)._asdict() if draw(st.booleans()) else {"hashes": draw(columns)}
+    unsaid = others.keys() - {"hashes", "pieces", "heads"}
+    return kind(**said, **{name: draw(others[name]) for name in sorted(unsaid)})
+
+
 def events_of(kind: type[Event]) -> st.SearchStrategy[Event]:
     if kind is ReplicaRestated:
         return restatements()
+    if issubclass(kind, BlocksEvent):
+        return of_blocks(kind)
     fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind) if field.name != "v"}
     return st.builds(kind, **fields)
 
@@ -177,6 +196,11 @@ def test_a_damaged_message_is_corrupt_or_still_a_message(event: Event, data: st.
         {"type": "BlocksStored", "hashes": b"seven b"},
         {"type": "BlocksRemoved", "hashes": b"1"},
         {"type": "CacheRestated", "part": 0, "parts": 1, "hashes": b"1"},
+        {"type": "BlocksStored", "hashes": bytes(16), "pieces": b"\x00"},
+        {"type": "BlocksStored", "hashes": bytes(16), "pieces": b"\xf1", "heads": bytes(8)},
+        {"type": "BlocksStored", "hashes": bytes(16), "pieces": b"\x11"},
+        {"type": "BlocksRemoved", "hashes": bytes(16), "pieces": b"\x01", "heads": bytes(8)},
+        {"type": "CacheRestated", "part": 0, "parts": 1, "hashes": b"", "heads": bytes(8)},
         {
             "type": "ReplicaRestated",
             "requests": ["a"],

@@ -17,6 +17,7 @@ from core.events import (
 )
 from core.ids import to_column
 from core.prompt import Prompt, hashes_to_bytes, tokens_to_bytes
+from core.spans import stretch
 from projections.tally import InFlight
 
 SEED = 7
@@ -52,6 +53,16 @@ def stored(*hashes: int, tier: str = "device") -> BlocksStored:
 
 def removed(*hashes: int, tier: str = "device") -> BlocksRemoved:
     return BlocksRemoved(hashes=hashes_to_bytes(hashes), tier=tier)
+
+
+def stored_chain(*hashes: int, first: int = 0) -> BlocksStored:
+    """The blocks of this prompt from the one numbered `first` on, told with their places."""
+    return BlocksStored(**stretch(hashes_to_bytes(hashes), first, len(hashes))._asdict())
+
+
+def removed_chain(*hashes: int, first: int = 0) -> BlocksRemoved:
+    """The same blocks go."""
+    return BlocksRemoved(**stretch(hashes_to_bytes(hashes), first, len(hashes))._asdict())
 
 
 def restated(part: int, parts: int, *hashes: int, tier: str = "device") -> CacheRestated:

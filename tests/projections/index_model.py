@@ -8,8 +8,9 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from core.ids import WorkerId
-from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
+from core.prompt import Prompt, hashes_from_bytes, hashes_to_bytes, tokens_to_bytes
 from core.settings import TIERS
+from core.spans import SPAN_BLOCKS, Blocks, Piece, packed, single
 from projections.prefixes import PrefixIndex
 
 SIZE = 2
@@ -27,7 +28,25 @@ def tokens_of(document: int) -> list[int]:
 
 DOCUMENTS = [tokens_of(document) for document in range(len(BRANCHES))]
 HASHES = [hashes_from_bytes(Prompt(tokens_to_bytes(tokens), SIZE, 0).hashes()) for tokens in DOCUMENTS]
+PLACES = {
+    block: (depth % SPAN_BLOCKS, chain[depth - depth % SPAN_BLOCKS])
+    for chain in HASHES
+    for depth, block in enumerate(chain)
+}
+"""Where each block lies in its span, and the head of that."""
 PARENTS = {block: parent for chain in HASHES for parent, block in zip([0, *chain], chain, strict=False)}
+
+
+def told(blocks: list[int]) -> Blocks:
+    """These blocks as a mirror tells of them: what follows on each other, within spans, is a piece."""
+    runs: list[list[int]] = []
+    for block in blocks:
+        if runs and PLACES[block][0] and PARENTS[block] == runs[-1][-1]:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    heads = ((*PLACES[run[0]], run) for run in runs)
+    return packed(Piece(head.to_bytes(8, "little"), place, hashes_to_bytes(run)) for place, head, run in heads)
 
 
 def prompt_of(document: int, tokens: int = LENGTH * SIZE) -> Prompt:
@@ -102,9 +121,11 @@ class Model:
         self._tell(worker, before, self._said(cache))
 
     def _tell(self, worker: WorkerId, before: dict[int, int], after: dict[int, int]) -> None:
+        """The worker in the last place is of an older version, which does not say where blocks lie."""
+        blocks = single if int(worker[-1], 16) == SLOTS - 1 else told
         for level, tier in enumerate(TIERS):
-            self.index.store(worker, tier, [b for b in after if after[b] == level != before.get(b)])
-            self.index.remove(worker, tier, [b for b in before if before[b] == level != after.get(b)])
+            self.index.store(worker, tier, blocks([b for b in after if after[b] == level != before.get(b)]))
+            self.index.remove(worker, tier, blocks([b for b in before if before[b] == level != after.get(b)]))
 
     def held(self, worker: WorkerId, level: int) -> set[int]:
         """The worker's blocks on exactly that tier."""
@@ -137,9 +158,9 @@ class Model:
                 expected = self.held(worker, level)
                 assert self.index.held(worker, tier) == expected
                 assert self.index.blocks(worker, tier) == len(expected)
-                anew.store(worker, tier, sorted(expected))
+                anew.store(worker, tier, single(sorted(expected)))
             assert self.index.digest(worker) == anew.digest(worker)
-        assert self.index.dump() == anew.dump()
+        assert self.index.contents() == anew.contents()
 
 
 documents = st.integers(0, len(DOCUMENTS) - 1)

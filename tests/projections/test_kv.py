@@ -7,6 +7,7 @@ import pytest
 from core.codec import encode_event
 from core.events import BlocksStored, CacheCleared, Event, WorkerJoined, WorkerLeft, WorkerLost
 from core.ids import WorkerId
+from core.spans import single
 from projections.chain import Missing
 from projections.ended import ENDED_KEPT, REASON_CHARS_MAX, Ended
 from projections.kv import KvProjection, Member
@@ -228,7 +229,7 @@ def test_a_change_behind_the_back_of_the_fold_is_counted_anew(kv: Kv) -> None:
     """recount() is the digest, until somebody changes the index and says nothing."""
     kv.says(stored(1, 2))
     assert kv.projection.recount() == kv.projection.digest
-    kv.projection.index.store(A, "device", [99])
+    kv.projection.index.store(A, "device", single([99]))
     assert kv.projection.recount() != kv.projection.digest
 
 

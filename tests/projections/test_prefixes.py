@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from core.ids import WorkerId
 from core.settings import TIERS
+from core.spans import single
 from projections import sweep
 from projections.block_table import new_table
 from projections.prefixes import PrefixIndex
@@ -68,8 +69,8 @@ def test_a_million_blocks_of_one_set_of_holders_share_its_mask(workers: int) -> 
     ids = [WorkerId(f"{number:016x}") for number in range(workers)]
     for turn in range(2):
         for worker in ids:
-            index.store(worker, "device", HASHES[turn][:8])
-            index.remove(worker, "device", [])
+            index.store(worker, "device", single(HASHES[turn][:8]))
+            index.remove(worker, "device", single([]))
     masks = [mask for shard in index._tables["device"].shards for mask in shard.values()]
     assert len({id(mask) for mask in masks}) == 1
     assert index.overlaps(prompt_of(0)) == {worker: (8,) * len(TIERS) for worker in ids}
@@ -82,27 +83,27 @@ def test_a_slot_is_used_again_only_when_it_is_swept() -> None:
         worker = WorkerId(f"{life:016x}")
         assert worker not in index.overlaps(prompt_of(0))
         for block in HASHES[0]:
-            index.store(worker, "device", [block])
+            index.store(worker, "device", single([block]))
         assert set(index.overlaps(prompt_of(0))) == {worker}
         index.drop(worker)
         assert index.overlaps(prompt_of(0)) == {}
         assert (index.held(worker), index.blocks(worker), index.digest(worker)) == (set(), 0, 0)
     masks = [mask for table in index._tables.values() for shard in table.shards for mask in shard.values()]
-    assert max(mask.bit_length() for mask in masks) < 10
+    assert max(mask.bit_length() for mask in masks if isinstance(mask, int)) < 10
     assert repr(index) == "<PrefixIndex 0 workers, 0 blocks>"
 
 
 def test_a_worker_that_goes_during_a_sweep_waits_for_the_next() -> None:
     """Its slot is not free when that sweep ends: its entries may lie behind the sweep."""
     index = PrefixIndex()
-    index.store(B, "device", HASHES[0])
-    index.store(A, "device", HASHES[0])
+    index.store(B, "device", single(HASHES[0]))
+    index.store(A, "device", single(HASHES[0]))
     index.drop(A)
-    index.store(C, "device", [1])
+    index.store(C, "device", single([1]))
     index.drop(B)
     while index._sweep is not None:
-        index.store(C, "device", [2])
-    index.store(D, "device", HASHES[0][:1])
+        index.store(C, "device", single([2]))
+    index.store(D, "device", single(HASHES[0][:1]))
     assert index.overlaps(prompt_of(0)) == {D: (1, 1, 1, 1)}
     assert index.held(D) == {HASHES[0][0]}
 
@@ -111,12 +112,12 @@ def test_what_is_retired_leaves_the_tables() -> None:
     """A worker's blocks leave with it, lazily: some changes later nothing is left of it."""
     index = PrefixIndex()
     for chain in HASHES:
-        index.store(A, "device", chain)
-        index.store(A, "host", chain)
+        index.store(A, "device", single(chain))
+        index.store(A, "host", single(chain))
     index.drop(A)
     for block in range(1000):
-        index.store(B, "device", [block])
-        index.remove(B, "device", [block])
+        index.store(B, "device", single([block]))
+        index.remove(B, "device", single([block]))
     assert not any(shard for table in index._tables.values() for shard in table.shards)
 
 
@@ -141,24 +142,24 @@ def test_digests_tell_sets_workers_and_tiers_apart() -> None:
     """Equal sets give equal digests by any way; another set, worker or tier gives another."""
     index = PrefixIndex()
     blocks = HASHES[0][:6]
-    index.store(A, "device", blocks)
-    index.store(B, "device", blocks)
-    index.store(C, "host", blocks)
-    index.store(D, "device", blocks[:5])
+    index.store(A, "device", single(blocks))
+    index.store(B, "device", single(blocks))
+    index.store(C, "host", single(blocks))
+    index.store(D, "device", single(blocks[:5]))
     assert len({index.digest(worker) for worker in (A, B, C, D)}) == 4
     once = index.digest(A)
-    index.store(A, "device", [*blocks, *blocks])
-    index.remove(A, "device", [blocks[1], blocks[1], 12345])
-    index.store(A, "device", [blocks[1], blocks[1]])
+    index.store(A, "device", single([*blocks, *blocks]))
+    index.remove(A, "device", single([blocks[1], blocks[1], 12345]))
+    index.store(A, "device", single([blocks[1], blocks[1]]))
     assert index.digest(A) == once
     index.drop(A)
-    index.store(A, "device", blocks[::-1])
+    index.store(A, "device", single(blocks[::-1]))
     assert index.digest(A) == once
 
 
 def test_who_never_stored_has_nothing_to_lose() -> None:
     """Removals and drops of unknown workers change nothing."""
     index = PrefixIndex()
-    index.remove(A, "device", HASHES[0])
+    index.remove(A, "device", single(HASHES[0]))
     index.drop(A)
-    assert (repr(index), index.dump()) == ("<PrefixIndex 0 workers, 0 blocks>", {})
+    assert (repr(index), index.contents()) == ("<PrefixIndex 0 workers, 0 blocks>", {})

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.ids import WorkerId
+from core.spans import single
 from projections import index_audit, sweep
 from projections.block_table import KEY_BITS, KEY_MASK
 from projections.prefixes import PrefixIndex
@@ -54,13 +55,14 @@ def test_a_change_behind_its_back_is_found(
 ) -> None:
     """A block given to a worker, or taken from it, without a word: that worker is named, and nobody else."""
     model = Model()
-    model.index.store(A, "device", [1, 2, 3])
-    model.index.store(B, "device", [1, 2, 3])
+    model.index.store(A, "device", single([1, 2, 3]))
+    model.index.store(B, "device", single([1, 2, 3]))
     for change in before:
         model.apply(change._replace(slot=2 + change.slot % 3))
     block = HASHES[document][place]
     shard, key = model.index._tables["device"].shards[block >> KEY_BITS], block & KEY_MASK
-    shard[key] = shard.get(key, 0) ^ model.index._teams.bits[A]
+    found, bit = shard.get(key, 0), model.index._teams.bits[A]
+    shard[key] = found ^ bit if isinstance(found, int) else (found[0] ^ bit, found[1])
     assert audited(model, [change._replace(slot=2 + change.slot % 3) for change in meanwhile]) == [A]
 
 
@@ -69,22 +71,22 @@ def test_a_large_dictionary_that_changes_half_way_is_added_up_again(kind: str) -
     """All blocks stand in one dictionary, which takes many slices; what happens in it meanwhile is no difference."""
     index, blocks = PrefixIndex(), list(range(20 * SLICE))
     heirs = [WorkerId(f"{number:016x}") for number in range(100, 200)]
-    index.store(A, "device", blocks)
-    index.store(B, "device", blocks[::2])
+    index.store(A, "device", single(blocks))
+    index.store(B, "device", single(blocks[::2]))
     found = None
     for step, found in enumerate(index.audit()):
         if found is None and step == 7:
             match kind:
                 case "store":
-                    index.store(B, "device", blocks)
+                    index.store(B, "device", single(blocks))
                 case "remove":
-                    index.remove(A, "device", blocks[::3])
+                    index.remove(A, "device", single(blocks[::3]))
                 case "clear":
                     index.drop(B)
                 case "restart":
                     index.drop(B)
                     for heir in heirs:
-                        index.store(heir, "host", blocks)
+                        index.store(heir, "host", single(blocks))
                 case _:
                     pass
     assert step > 15 or kind != "nothing"
@@ -94,16 +96,16 @@ def test_a_large_dictionary_that_changes_half_way_is_added_up_again(kind: str) -
 def test_a_bit_given_out_again_half_way_is_nobody_elses() -> None:
     """A worker gone before the audit, swept during it: its heir holds nothing of what the slices saw."""
     index, blocks = PrefixIndex(), list(range(20 * SLICE))
-    index.store(A, "device", blocks)
-    index.store(B, "device", blocks)
+    index.store(A, "device", single(blocks))
+    index.store(B, "device", single(blocks))
     index.drop(A)
     heir, found = WorkerId("ff" * 8), [A]
     for step, said in enumerate(index.audit()):
         found = said or []
         if step == 3:
             while index.sweeping:
-                index.store(B, "host", [1])
-            index.store(heir, "host", blocks)
+                index.store(B, "host", single([1]))
+            index.store(heir, "host", single(blocks))
     assert index._teams.bits[heir] == 1
     assert found == []
 
@@ -111,17 +113,17 @@ def test_a_bit_given_out_again_half_way_is_nobody_elses() -> None:
 def test_a_dictionary_that_a_sweep_exchanged_is_the_one_that_counts() -> None:
     """While the audit pauses before it, it is made anew, and changes."""
     index, first, second = PrefixIndex(), range(SLICE), [1 << KEY_BITS | key for key in range(1000)]
-    index.store(A, "host", [1])
-    index.store(B, "device", list(first))
-    index.store(B, "device", second)
-    index.remove(B, "device", second[2:])
+    index.store(A, "host", single([1]))
+    index.store(B, "device", single(list(first)))
+    index.store(B, "device", single(second))
+    index.remove(B, "device", single(second[2:]))
     index.drop(A)
     shard, found = index._tables["device"].shards[1], [A]
     for said in index.audit():
         found = said or []
         while index.sweeping:
-            index.store(B, "host", [2])
-        index.store(B, "device", second[:4])
+            index.store(B, "host", single([2]))
+        index.store(B, "device", single(second[:4]))
     assert index._tables["device"].shards[1] is not shard
     assert found == []
 
@@ -130,7 +132,7 @@ def test_an_audit_stops_after_each_slice() -> None:
     """Between two chances for others it adds up at most the bound, or one dictionary."""
     index = PrefixIndex()
     for chain in HASHES:
-        index.store(A, "device", chain)
+        index.store(A, "device", single(chain))
     entries = sum(len(shard) for shard in index._tables["device"].shards)
     pauses = sum(found is None for found in index.audit())
     assert pauses >= entries // SLICE - 1
@@ -140,7 +142,7 @@ def test_an_audit_that_is_given_up_is_over() -> None:
     """Another can follow, and changes cost nothing more."""
     index = PrefixIndex()
     for chain in HASHES:
-        index.store(A, "device", chain)
+        index.store(A, "device", single(chain))
     audit = index.audit()
     next(audit)
     audit.close()  # type: ignore[attr-defined]  # a generator

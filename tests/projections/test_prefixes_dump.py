@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from core.ids import WorkerId
 from core.prompt import hashes_from_bytes
 from core.settings import TIERS
+from core.spans import single
 from projections import holdings
 from projections.holdings import Holding
 from projections.prefixes import PrefixIndex
@@ -32,7 +33,7 @@ def test_an_index_comes_back_whole(before: list[Change], after: list[Change]) ->
     model = Model()
     for change in before:
         model.apply(change)
-    model.index = loaded(model.index.dump())
+    model.index = loaded(model.index.contents())
     model.check_sets()
     for change in after:
         model.apply(change)
@@ -43,10 +44,10 @@ def test_an_index_comes_back_whole(before: list[Change], after: list[Change]) ->
 def test_a_dump_says_who_holds_what() -> None:
     """By tier, a group per set of holders; ids and hashes ascend."""
     index = PrefixIndex()
-    index.store(B, "device", [3, 1, 2, 2**64 - 1])
-    index.store(A, "device", [2, 3])
-    index.store(C, "host", [1])
-    dump = index.dump()
+    index.store(B, "device", single([3, 1, 2, 2**64 - 1]))
+    index.store(A, "device", single([2, 3]))
+    index.store(C, "host", single([1]))
+    dump = index.contents()
     assert {tier: [(g.workers, hashes_from_bytes(g.hashes)) for g in groups] for tier, groups in dump.items()} == {
         "device": [((A, B), [2, 3]), ((B,), [1, 2**64 - 1])],
         "host": [((C,), [1])],
@@ -54,15 +55,15 @@ def test_a_dump_says_who_holds_what() -> None:
     assert list(dump) == [tier for tier in TIERS if tier in dump]
     index.drop(C)
     index.drop(B)
-    assert [(g.workers, hashes_from_bytes(g.hashes)) for g in index.dump()["device"]] == [((A,), [2, 3])]
-    assert list(index.dump()) == ["device"]
+    assert [(g.workers, hashes_from_bytes(g.hashes)) for g in index.contents()["device"]] == [((A,), [2, 3])]
+    assert list(index.contents()) == ["device"]
 
 
 def test_a_dump_can_stop_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most the bound is gone through between two pauses, or one dictionary; the answer is the same."""
     index = PrefixIndex()
     for chain in HASHES:
-        index.store(A, "device", chain)
+        index.store(A, "device", single(chain))
     monkeypatch.setattr(holdings, "DUMP_ENTRIES_MAX", 5)
     entries, pauses, step = sum(map(len, index._tables["device"].shards)), 0, index.dumping()
     try:
@@ -70,5 +71,5 @@ def test_a_dump_can_stop_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
             next(step)
             pauses += 1
     except StopIteration as end:
-        assert end.value == index.dump()
+        assert end.value == index.contents()
     assert pauses >= entries // 5 - 1

@@ -15,6 +15,7 @@ from typing import Any
 
 from core.ids import WorkerId
 from core.prompt import Prompt, tokens_to_bytes
+from core.spans import single
 from projections.prefixes import PrefixIndex
 from tests.projections.index_model import DOCUMENTS, HASHES, LENGTH, PARENTS, SIZE, SLOTS
 
@@ -46,7 +47,7 @@ class Twin:
         new = chain[known : self._random.randint(known, LENGTH)]
         if new:
             self._held[worker].update(new)
-            self.index.store(self._id(worker), "device", new)
+            self.index.store(self._id(worker), "device", single(new))
             self.steps.append(["store", worker, PARENTS[new[0]] or None, new])
 
     def _remove(self, worker: int) -> None:
@@ -56,7 +57,7 @@ class Twin:
             if leaves:
                 gone.append(self._random.choice(leaves))
                 held.discard(gone[-1])
-        self.index.remove(self._id(worker), "device", gone)
+        self.index.remove(self._id(worker), "device", single(gone))
         if gone:
             self.steps.append(["remove", worker, gone])
 

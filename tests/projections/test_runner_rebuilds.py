@@ -10,6 +10,7 @@ import pytest
 
 from core.errors import Unavailable
 from core.ids import StreamName, StreamSeq, WorkerId
+from core.spans import single
 from core.subjects import LOAD, ROUTING, kv_stream
 from projections import arrivals as arrivals_module
 from projections import runner as runner_module
@@ -175,7 +176,7 @@ async def test_a_rebuild_on_demand_mends_the_live_state() -> None:
             await it.grow(1)
 
         during_reads(it, grow)
-        found.state.index.store(WorkerId(A), "device", [999])
+        found.state.index.store(WorkerId(A), "device", single([999]))
         await found.runner.rebuild("told to")
         assert (found.runner.rebuilds, 999 in found.state.index.held(WorkerId(A))) == (1, False)
         await agree(it, found)

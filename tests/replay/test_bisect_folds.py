@@ -12,8 +12,8 @@ from api.replaying.bisected import replicas_text
 from core.errors import CallerError
 from core.events import CacheCleared, DivergenceFound, Event, ReplicaLeft
 from core.ids import ReplicaId, WorkerId
-from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
+from core.spans import single
 from core.subjects import LOAD, ROUTING
 from replay.bisecting.cache import Said, _Shadow, between_index_and_cache
 from replay.bisecting.replicas import between_replicas
@@ -66,7 +66,7 @@ def test_of_several_lives_the_latest_are_judged(stage: Stage, tmp_path: Path) ->
         stage.route(f"early{turn}", ASKED)
         both_report(stage)
     stage.say(KV, A, stored(77))
-    stage.seat(S).state.index.store(WorkerId(A), "device", hashes_to_bytes([5]))
+    stage.seat(S).state.index.store(WorkerId(A), "device", single([5]))
     stage.say(KV, A, stored(78))
     both_report(stage)
     for replica in (R, S):
@@ -105,7 +105,7 @@ def test_a_replica_whose_index_was_changed_behind_its_back(stage: Stage, tmp_pat
     stage.route("fine", ASKED)
     touched = stage.say(KV, A, stored(77))
     stage.seat(R)
-    stage.seat(S).state.index.store(WorkerId(A), "device", hashes_to_bytes([ASKED.key(depth) for depth in (1, 2, 3)]))
+    stage.seat(S).state.index.store(WorkerId(A), "device", single([ASKED.key(depth) for depth in (1, 2, 3)]))
     stage.say(KV, A, stored(78))
     both_report(stage)
     stage.route("astray", ASKED, replica=S)

@@ -12,6 +12,7 @@ import pytest
 from core.ids import RequestId, WorkerId
 from core.prompt import hashes_from_bytes
 from core.settings import POLICIES, WEIGHT_MAX, RoutingSettings
+from core.spans import single
 from core.subjects import LOAD
 from projections.decide import decide
 from projections.policies import MILLI, rank, score
@@ -179,9 +180,9 @@ def test_the_changes_hold_in_the_world_itself(tmp_path: Path) -> None:
             settings = msgspec.structs.replace(situation.settings, prefill_weight_m=weight)
             assert decide(view, request, settings, event.now_ms, event.seed).worker == B
             depth = int(found["cached_blocks"].would_be)
-            view.state.index.store(WorkerId(B), "device", hashes[: depth - 1])
+            view.state.index.store(WorkerId(B), "device", single(hashes[: depth - 1]))
             assert decide(view, request, situation.settings, event.now_ms, event.seed).worker == A
-            view.state.index.store(WorkerId(B), "device", hashes[:depth])
+            view.state.index.store(WorkerId(B), "device", single(hashes[:depth]))
             assert decide(view, request, situation.settings, event.now_ms, event.seed).worker == B
 
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from core.events import ReplicaLeft
 from core.ids import StreamSeq, WorkerId
-from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
+from core.spans import single
 from core.subjects import LOAD
 from projections.points import POINTS_KEPT
 from replay.fold_check import FoldDifference
@@ -39,7 +39,7 @@ def verified(stage: Stage, path: Path, start: int = 1, end: int | None = None) -
 
 def wrong(stage: Stage) -> StreamSeq:
     """The second replica's index is changed behind its back; where it says what it has now."""
-    stage.seat(S).state.index.store(WorkerId(A), "device", hashes_to_bytes([5]))
+    stage.seat(S).state.index.store(WorkerId(A), "device", single([5]))
     stage.say(KV, A, stored(78))
     return stage.tell(stage.report(S), replica=S)
 

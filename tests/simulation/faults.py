@@ -10,6 +10,7 @@ import orjson
 from actors.live_settings import SETTINGS_KEY
 from core.ids import StreamName, StreamSeq
 from core.settings import POLICIES
+from core.spans import single
 from core.subjects import SNAPSHOTS
 from streams.memory_stream import MemoryStream
 from tests.simulation.scale import PREFILL_WAIT_MAX_MS
@@ -186,7 +187,7 @@ async def tamper(world: World) -> None:
         alive = part.router.state.alive() if part.started else []
         if alive:
             world.witness.tampered.add(part.process)
-            part.router.state.index.store(alive[0].worker, "device", [world.random.getrandbits(64)])
+            part.router.state.index.store(alive[0].worker, "device", single([world.random.getrandbits(64)]))
 
 
 def _some_seq(world: World, stream: MemoryStream) -> StreamSeq:

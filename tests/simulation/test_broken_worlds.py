@@ -13,6 +13,7 @@ from actors.predecessors import Predecessors
 from actors.suspicion import Suspicion
 from core.errors import WrongSequence
 from core.ids import StreamSeq
+from core.spans import Blocks, packed, single, unpacked
 from core.subjects import LOAD, ROUTING
 from projections.kv import KvProjection
 from projections.prefixes import PrefixIndex
@@ -54,8 +55,8 @@ def _stores_twice(store: Any) -> Any:
 
 
 def _forgets_removals(remove: Any) -> Any:
-    def new(self: PrefixIndex, worker: Any, tier: str, hashes: Any) -> None:
-        remove(self, worker, tier, [block for block in hashes if block % 3])
+    def new(self: PrefixIndex, worker: Any, tier: str, blocks: Blocks) -> None:
+        remove(self, worker, tier, packed([piece for piece in unpacked(blocks) if piece.hashes[0] % 3]))
 
     return new
 
@@ -108,7 +109,7 @@ def _keeps_blocks(end: Any) -> Any:
     def new(self: KvProjection, member: Any, reason: str) -> None:
         held = self.index.held(member.worker)
         end(self, member, reason)
-        self.index.store(member.worker, "device", sorted(held))
+        self.index.store(member.worker, "device", single(sorted(held)))
 
     return new
 

@@ -1,0 +1,119 @@
+"""Spans: where blocks lie in their prompts, so that a reader can keep sixteen neighbours as one.
+
+A prompt's blocks fall into spans of SPAN_BLOCKS: blocks 0 to 15, 16 to 31, and so on. An event names its blocks piece
+by piece. A piece is blocks of one span, one behind the other; a byte says at which place of the span it begins and
+how many blocks it has. Where it does not begin with the span's first block (the head), the head's hash is given too.
+
+An event without pieces says only which blocks it means; readers keep each of them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from core.ids import COLUMN_WIDTH
+from core.prompt import hashes_to_bytes
+
+SPAN_BLOCKS = 16
+INSIDE = SPAN_BLOCKS
+"""A piece's byte is `place * 16 + blocks - 1`: from this value on it begins inside its span, and its head is given."""
+PIECE_BYTES = bytes((piece % SPAN_BLOCKS + 1) * COLUMN_WIDTH for piece in range(256))
+"""How many bytes of hashes a piece has, by its byte."""
+
+START_BYTES = bytes(piece // SPAN_BLOCKS * COLUMN_WIDTH for piece in range(256))
+"""How many bytes of hashes come before it in its span."""
+
+_PLACES = bytes(piece // SPAN_BLOCKS for piece in range(256))
+_AT_HEADS = bytes(range(INSIDE))
+_VALID = bytes(piece for piece in range(256) if piece // SPAN_BLOCKS + piece % SPAN_BLOCKS < SPAN_BLOCKS)
+
+
+class Piece(NamedTuple):
+    """Blocks of one span, one behind the other."""
+
+    head: bytes
+    """The hash of the span's first block, little-endian uint64."""
+    place: int
+    """Of the first of them in the span, from 0."""
+    hashes: bytes
+    """Little-endian uint64, in prefix order."""
+
+    @property
+    def end(self) -> int:
+        """The place behind the last one."""
+        return self.place + len(self.hashes) // COLUMN_WIDTH
+
+
+class Blocks(NamedTuple):
+    """What an event says of blocks."""
+
+    hashes: bytes
+    """Little-endian uint64."""
+    pieces: bytes = b""
+    """A byte per piece; none if nobody knows where the blocks lie."""
+    heads: bytes = b""
+    """Little-endian uint64, of each piece that begins inside its span."""
+
+
+def single(hashes: Iterable[int]) -> Blocks:
+    """These blocks, without a word of where they lie."""
+    return Blocks(hashes_to_bytes(hashes))
+
+
+def stretch(chain: bytes, first: int, last: int) -> Blocks:
+    """The blocks [first, last) of a prompt whose blocks have these hashes."""
+    place = first % SPAN_BLOCKS
+    start, head = first * COLUMN_WIDTH, (first - place) * COLUMN_WIDTH
+    return Blocks(
+        chain[start : last * COLUMN_WIDTH],
+        chain_pieces(place, last - first),
+        chain[head : head + COLUMN_WIDTH] if place and last > first else b"",
+    )
+
+
+def check_pieces(hashes: bytes, pieces: bytes, heads: bytes) -> None:
+    """ValueError, which a decoder makes a validation error, unless these are whole blocks, and pieces, if there are
+    any, name them all and lie within spans."""
+    if len(hashes) % COLUMN_WIDTH:
+        raise ValueError(f"a column of {len(hashes)} bytes holds no whole numbers of {COLUMN_WIDTH}")
+    if not pieces and not heads:
+        return
+    if pieces.translate(None, _VALID):
+        raise ValueError("a piece ends outside its span")
+    if sum(pieces.translate(PIECE_BYTES)) != len(hashes):
+        raise ValueError(f"the pieces do not have {len(hashes) // COLUMN_WIDTH} blocks together")
+    if len(pieces.translate(None, _AT_HEADS)) * COLUMN_WIDTH != len(heads):
+        raise ValueError(f"{len(heads)} bytes are not the heads of the pieces that need one")
+
+
+def chain_pieces(place: int, blocks: int) -> bytes:
+    """The pieces of so many blocks, one behind the other, of which the first lies at that place of its span."""
+    first = min(SPAN_BLOCKS - place, blocks)
+    whole, rest = divmod(blocks - first, SPAN_BLOCKS)
+    tail = bytes([rest - 1]) if rest else b""
+    return bytes([place * SPAN_BLOCKS + first - 1]) + bytes([SPAN_BLOCKS - 1]) * whole + tail if blocks else b""
+
+
+def packed(pieces: Iterable[Piece]) -> Blocks:
+    """These pieces as an event has them."""
+    found = list(pieces)
+    return Blocks(
+        b"".join([piece.hashes for piece in found]),
+        bytes([piece.place * SPAN_BLOCKS + len(piece.hashes) // COLUMN_WIDTH - 1 for piece in found]),
+        b"".join([piece.head for piece in found if piece.place]),
+    )
+
+
+def unpacked(blocks: Blocks) -> Iterator[Piece]:
+    """The pieces that an event has; nothing if it has none."""
+    start = passed = 0
+    for piece in blocks.pieces:
+        hashes = blocks.hashes[start : start + PIECE_BYTES[piece]]
+        start += len(hashes)
+        if piece < INSIDE:
+            head = hashes[:COLUMN_WIDTH]
+        else:
+            head = blocks.heads[passed : passed + COLUMN_WIDTH]
+            passed += COLUMN_WIDTH
+        yield Piece(head, _PLACES[piece], hashes)
