@@ -30,6 +30,7 @@ from core.events import BlocksStored, Event, RequestFinished, RequestPrefilled, 
 from core.ids import RequestId, SourceId, StreamName, StreamSeq, WorkerId, new_id
 from core.prompt import Prompt
 from core.settings import RoutingSettings
+from core.spans import stretch
 from core.subjects import ROUTING, kv_stream, subject
 from projections.decide import Decision, record
 from projections.policies import Scored
@@ -96,7 +97,7 @@ def finished(asked: RouteRequest) -> RequestFinished:
 
 
 def stored(asked: RouteRequest) -> BlocksStored:
-    return BlocksStored(hashes=asked.prompt.hashes(), parent=None)
+    return BlocksStored(**stretch(asked.prompt.hashes(), 0, asked.prompt.blocks)._asdict())
 
 
 class Router:

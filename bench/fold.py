@@ -19,8 +19,7 @@ from bench.fold_log import BLOCKS_PER_EVENT, CHAIN_KEY, KV, broker, messages, wr
 from core.codec import decode_message
 from core.events import BlocksStored
 from core.ids import Epoch, StreamSeq, WorkerId
-from core.prompt import hashes_from_bytes
-from core.spans import single
+from core.spans import Blocks
 from projections.points import Points
 from projections.prefixes import PrefixIndex
 from projections.rebuild import fold_on
@@ -76,16 +75,16 @@ def _one_event() -> Figure:
 
 def _index_s(sealed: list[tuple[str, bytes]]) -> float:
     """What the index alone takes of that."""
-    stored: list[tuple[WorkerId, list[int]]] = []
+    stored: list[tuple[WorkerId, Blocks]] = []
     for _, payload in sealed:
         message = decode_message(payload)
         events = [event for event in message.events if isinstance(event, BlocksStored)]
-        stored += [(WorkerId(message.source), hashes_from_bytes(event.hashes)) for event in events]
+        stored += [(WorkerId(message.source), event.blocks) for event in events]
 
     def store() -> None:
         index = PrefixIndex()
-        for worker, hashes in stored:
-            index.store(worker, "device", single(hashes))
+        for worker, blocks in stored:
+            index.store(worker, "device", blocks)
 
     return median_s(store, 9, time.process_time)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from core.codec import CHAIN_START, digest, encode_event, encode_message
 from core.events import BlocksStored, WorkerJoined
 from core.ids import SourceId, StreamSeq
-from core.prompt import hashes_to_bytes
+from core.prompt import HASH_BYTES, hashes_to_bytes
+from core.spans import stretch
 from core.subjects import SNAPSHOTS, kv_stream, subject
 from streams.embedded_nats import EmbeddedNats
 from streams.jetstream import JetStreamLog
@@ -23,6 +24,9 @@ NAMESPACE = "bench"
 CHAIN_KEY = bytes(range(32))
 KV = kv_stream(0)
 BLOCKS_PER_EVENT = 64
+SHARED = 0.5
+"""Of the prompts begin with the same eight blocks."""
+COMMON = hashes_to_bytes(range(8))
 TOPOLOGY = Topology(max_bytes=4 * 10**9)
 
 
@@ -42,14 +46,18 @@ class Writer:
             name=f"w{self.source}", model="m", role="decode", engine="bench", block_size=64, capacity_blocks=1 << 20,
             context_max=1 << 17, address="127.0.0.1:1",
         )  # fmt: skip
-        return self._seal([encode_event(event)])
+        return self._seal([encode_event(event), encode_event(BlocksStored(**stretch(COMMON, 0, 8)._asdict()))])
 
     def stored(self, events: int) -> bytes:
         """A sealed message of so many events of BLOCKS_PER_EVENT blocks each."""
-        return self._seal([encode_event(BlocksStored(hashes=self._hashes())) for _ in range(events)])
+        return self._seal([encode_event(self._stored()) for _ in range(events)])
 
-    def _hashes(self) -> bytes:
-        return hashes_to_bytes(self._random.getrandbits(64) for _ in range(BLOCKS_PER_EVENT))
+    def _stored(self) -> BlocksStored:
+        """A prompt's first blocks; or those behind eight that all share, so that they begin inside a span."""
+        shared = COMMON if self._random.random() < SHARED else b""
+        own = hashes_to_bytes(self._random.getrandbits(64) for _ in range(BLOCKS_PER_EVENT))
+        first = len(shared) // HASH_BYTES
+        return BlocksStored(**stretch(shared + own, first, first + BLOCKS_PER_EVENT)._asdict())
 
     def _seal(self, events: list[bytes]) -> bytes:
         payload = encode_message(self.source, self._n, self._head, 0, events)

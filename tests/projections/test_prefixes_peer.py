@@ -15,9 +15,8 @@ from typing import Any
 
 from core.ids import WorkerId
 from core.prompt import Prompt, tokens_to_bytes
-from core.spans import single
 from projections.prefixes import PrefixIndex
-from tests.projections.index_model import DOCUMENTS, HASHES, LENGTH, PARENTS, SIZE, SLOTS
+from tests.projections.index_model import DOCUMENTS, HASHES, LENGTH, PARENTS, SIZE, SLOTS, told
 
 PEER_VENV = os.environ.get("CONTRAIL_PEER_VENV", "")
 HISTORIES = 60
@@ -47,7 +46,7 @@ class Twin:
         new = chain[known : self._random.randint(known, LENGTH)]
         if new:
             self._held[worker].update(new)
-            self.index.store(self._id(worker), "device", single(new))
+            self.index.store(self._id(worker), "device", told(new))
             self.steps.append(["store", worker, PARENTS[new[0]] or None, new])
 
     def _remove(self, worker: int) -> None:
@@ -57,7 +56,7 @@ class Twin:
             if leaves:
                 gone.append(self._random.choice(leaves))
                 held.discard(gone[-1])
-        self.index.remove(self._id(worker), "device", single(gone))
+        self.index.remove(self._id(worker), "device", told(gone))
         if gone:
             self.steps.append(["remove", worker, gone])
 
