@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+
+from msgspec.structs import replace
 
 from actors.mirrored_block import UNREACHABLE, MirroredBlock
 from core.events import BlocksEvent, BlocksRemoved, BlocksStored, CacheRestated, Event
@@ -12,7 +16,7 @@ from core.spans import SPAN_BLOCKS, Blocks, Piece, chain_pieces, packed, unpacke
 
 HASH_BYTES = 8
 EVENT_HASHES_MAX = 8192
-"""Hashes in one event: 64 KiB, so that it fits into a message."""
+"""Hashes in one event: 64 KiB, and as much again for heads at the very most, so that it fits into a message."""
 
 
 def events_of(moved: dict[MirroredBlock, int]) -> list[Event]:
@@ -90,11 +94,11 @@ def _removed(moved: dict[MirroredBlock, int]) -> list[BlocksRemoved]:
 
 def _by_span(blocks: Iterable[MirroredBlock]) -> Iterator[Piece]:
     """A piece per span, or one per block where a span forks."""
-    spans: dict[int, list[MirroredBlock]] = {}
+    spans: dict[int, list[MirroredBlock]] = defaultdict(list)
     for block in blocks:
-        spans.setdefault(block.head, []).append(block)
+        spans[block.head].append(block)
     for span in spans.values():
-        span.sort(key=_place)
+        span.sort(key=attrgetter("place"))
         yield from _pieces(span)
 
 
@@ -126,6 +130,9 @@ def _parts(pieces: Iterable[Piece], hashes_max: int) -> Iterator[Blocks]:
 
 def _cut(piece: Piece, hashes_max: int) -> Iterator[Piece]:
     head, place, hashes = piece
+    if len(hashes) <= hashes_max * HASH_BYTES:
+        yield piece
+        return
     for first in range(0, piece.end - place, min(hashes_max, SPAN_BLOCKS)):
         column = hashes[first * HASH_BYTES : (first + hashes_max) * HASH_BYTES]
         yield Piece(head, place + first, column)
@@ -137,10 +144,6 @@ def _column(blocks: list[MirroredBlock]) -> bytes:
 
 def _head(block: MirroredBlock) -> bytes:
     return block.head.to_bytes(HASH_BYTES, "little")
-
-
-def _place(block: MirroredBlock) -> int:
-    return block.place
 
 
 def _goes_on(first: Event, second: Event) -> bool:
@@ -156,23 +159,18 @@ def _goes_on(first: Event, second: Event) -> bool:
 
 def _joined(run: list[Event]) -> Event:
     first = run[0]
-    if len(run) == 1:
+    if len(run) == 1 or not isinstance(first, BlocksEvent):
         return first
     events = [event for event in run if isinstance(event, BlocksEvent)]
     blocks = Blocks(b"".join([event.hashes for event in events]))
-    if events[0].pieces:
+    if first.pieces:
         pieces = [piece for event in events for piece in unpacked(event.blocks)]
         blocks = packed(_together(pieces, 1 if isinstance(first, BlocksStored) else -1))
-    if isinstance(first, BlocksStored):
-        return BlocksStored(
-            hashes=blocks.hashes, pieces=blocks.pieces, heads=blocks.heads, parent=first.parent, tier=first.tier
-        )
-    assert isinstance(first, BlocksRemoved)
-    return BlocksRemoved(hashes=blocks.hashes, pieces=blocks.pieces, heads=blocks.heads, tier=first.tier)
+    return replace(first, hashes=blocks.hashes, pieces=blocks.pieces, heads=blocks.heads)
 
 
 def _together(pieces: Sequence[Piece], way: int) -> list[Piece]:
-    """Pieces of one span that follow each other, towards the end (1) or the start (-1) of it, are one."""
+    """Pieces of one span whose places follow each other, towards the end (1) or the start (-1) of it, are one."""
     found: list[Piece] = []
     for piece in pieces:
         last = found[-1] if found else None

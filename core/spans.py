@@ -1,8 +1,8 @@
 """Spans: where blocks lie in their prompts, so that a reader can keep sixteen neighbours as one.
 
 A prompt's blocks fall into spans of SPAN_BLOCKS: blocks 0 to 15, 16 to 31, and so on. An event names its blocks piece
-by piece. A piece is blocks of one span, one behind the other; a byte says at which place of the span it begins and
-how many blocks it has. Where it does not begin with the span's first block (the head), the head's hash is given too.
+by piece. A piece is blocks at places of one span that follow each other; a byte says at which place it begins, and
+how many they are. Where it does not begin with the span's first block (the head), the head's hash is given too.
 
 An event without pieces says only which blocks it means; readers keep each of them alone.
 """
@@ -30,14 +30,14 @@ _VALID = bytes(piece for piece in range(256) if piece // SPAN_BLOCKS + piece % S
 
 
 class Piece(NamedTuple):
-    """Blocks of one span, one behind the other."""
+    """Blocks of one span, at places that follow each other."""
 
     head: bytes
     """The hash of the span's first block, little-endian uint64."""
     place: int
     """Of the first of them in the span, from 0."""
     hashes: bytes
-    """Little-endian uint64, in prefix order."""
+    """Little-endian uint64, by their places."""
 
     @property
     def end(self) -> int:

@@ -3,10 +3,12 @@
 A piece that begins its span makes a run, one that goes on where a run of the same worker ends makes it longer, one
 that another worker's run equals joins it. Whatever else comes to a run (a fork, a second worker that holds less of it,
 a block from its middle) dissolves it into single blocks, of which everything can be said; the span's other blocks stay
-single until the head is gone. So runs are a matter of cost alone: who holds what does not depend on them.
+single until somebody holds its head alone, or nobody does. So runs are a matter of cost: who holds what does not
+depend on them, because blocks are told apart by their hashes, not by where they are said to lie.
 
-One thing is taken on trust: that a worker never stores again what it holds, where the head of it is missing. The
-others cannot go wrong: blocks are told apart by their hashes, not by where they are said to lie.
+One thing is taken on trust: that a worker does not store again what it holds. Some such blocks are found, and are
+counted once; those behind a head that is missing, or that came back after them, are not looked for. A mirror never
+tells a block twice, as engines have one name for equal blocks (`actors.engines.engine`).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def add(table: BlockTable, teams: Teams, bit: int, blocks: Blocks) -> list[int]:
         shard, key = shards[block >> KEY_BITS], block & KEY_MASK
         found = shard.get(key)
         if found is None and piece < INSIDE:
-            shard[key] = (bit, column[start:end])
+            shard[key] = (bit, column[start:end]) if piece else bit
         elif isinstance(found, tuple) and found[0] == bit and len(found[1]) == START_BYTES[piece]:
             shard[key] = (bit, found[1] + column[start:end])
         else:
@@ -68,22 +70,21 @@ def take(table: BlockTable, teams: Teams, bit: int, blocks: Blocks) -> list[int]
 def _add_piece(
     table: BlockTable, teams: Teams, bit: int, head: int, found: Entry | None, place: int, part: bytes
 ) -> list[int]:
-    """`found` stands under the head."""
-    mask = (found[0] if isinstance(found, tuple) else found or 0) & teams.live
-    if not mask and not place:  # nobody who is still there
-        _put(table, head, (bit, part))
-        return []
-    if not isinstance(found, tuple):
-        return _add_single(table, teams, bit, part)
-    start, run = place * HASH_BYTES, found[1]
+    """`found` stands under the head: a run, or the head alone, or nothing."""
+    mask, run = found if isinstance(found, tuple) else (found or 0, head.to_bytes(HASH_BYTES, "little"))
+    mask &= teams.live
+    start = place * HASH_BYTES
     there = run[start : start + len(part)]
+    if not mask and not place:  # nobody who is still there
+        _put(table, head, _run(bit, part))
+        return []
     if there == part and mask & bit:
         return hashes_from_bytes(part)
     if there == part == run:
-        _put(table, head, (teams.shared(mask | bit), run))
+        _put(table, head, _run(teams.shared(mask | bit), run))
         return []
     if mask == bit and len(run) >= start and part.startswith(there):
-        _put(table, head, (bit, run[:start] + part))
+        _put(table, head, _run(bit, run[:start] + part))
         return hashes_from_bytes(there)
     dissolve(table, teams, head)
     return _add_single(table, teams, bit, part)
@@ -99,7 +100,7 @@ def _take_piece(table: BlockTable, teams: Teams, bit: int, head: int, place: int
             _put(table, head, (teams.shared(mask ^ bit), run))
             return []
         if mask == bit and there == part and start + len(part) == len(run):
-            _put(table, head, (bit, run[:start]) if start else None)
+            _put(table, head, _run(bit, run[:start]) if start else None)
             return []
         if there:
             dissolve(table, teams, head)
@@ -107,28 +108,25 @@ def _take_piece(table: BlockTable, teams: Teams, bit: int, head: int, place: int
 
 
 def _add_single(table: BlockTable, teams: Teams, bit: int, column: bytes) -> list[int]:
-    shards, blocks, known = table.shards, split(column), []
+    shards, blocks, known, held = table.shards, split(column), [], []
     for number, key in zip(blocks.shards, blocks.keys, strict=True):
         shard = shards[number]
         if key in shard:
-            known.append(number << KEY_BITS | key)
+            known.append((number, key))
         else:
             shard[key] = bit
-    return [block for block in known if _share(table, teams, bit, block)]
-
-
-def _share(table: BlockTable, teams: Teams, bit: int, block: int) -> bool:
-    """The worker holds a block under which something stands; whether it held it before."""
-    found = table.get(block)
-    if isinstance(found, tuple):
-        if found[0] & bit:
-            return True
-        dissolve(table, teams, block)
-        found = table.get(block)
-    mask = found if isinstance(found, int) else 0
-    if not mask & bit:
-        _put(table, block, teams.shared(mask | bit))
-    return bool(mask & bit)
+    for number, key in known:
+        shard = shards[number]
+        found = shard[key]
+        if isinstance(found, tuple) and not found[0] & bit:
+            dissolve(table, teams, number << KEY_BITS | key)
+            found = shard.get(key, 0)
+        if (found if isinstance(found, int) else found[0]) & bit:
+            held.append(number << KEY_BITS | key)
+        else:
+            assert isinstance(found, int)
+            shard[key] = teams.shared(found | bit)
+    return held
 
 
 def _take_single(table: BlockTable, teams: Teams, bit: int, column: bytes) -> list[int]:
@@ -136,17 +134,21 @@ def _take_single(table: BlockTable, teams: Teams, bit: int, column: bytes) -> li
     for number, key in zip(blocks.shards, blocks.keys, strict=True):
         shard = shards[number]
         found = shard.get(key, 0)
-        if found == bit:
-            del shard[key]
-            continue
         if isinstance(found, tuple) and found[0] & bit:
             dissolve(table, teams, number << KEY_BITS | key)
             found = shard[key]
-        if isinstance(found, int) and found & bit:
-            _put(table, number << KEY_BITS | key, teams.shared(found ^ bit) if found != bit else None)
+        if found == bit:
+            del shard[key]
+        elif isinstance(found, int) and found & bit:
+            shard[key] = teams.shared(found ^ bit)
         else:
             absent.append(number << KEY_BITS | key)
     return absent
+
+
+def _run(bit: int, blocks: bytes) -> Entry:
+    """One block alone is no run."""
+    return (bit, blocks) if len(blocks) > HASH_BYTES else bit
 
 
 def dissolve(table: BlockTable, teams: Teams, head: int) -> None:

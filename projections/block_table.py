@@ -27,7 +27,7 @@ KEY_MASK = (1 << KEY_BITS) - 1
 _FIRST_BYTES = slice(HASH_BYTES - 1, None, HASH_BYTES)
 
 Run = tuple[int, bytes]
-"""The mask of those who hold all of these blocks (little-endian uint64), of a span, from its head on."""
+"""The mask of those who hold all of these blocks (little-endian uint64): two or more of a span, from its head on."""
 Entry = int | Run
 """Of one block its holders, or a run that begins with it; never nobody, never nothing."""
 Shard = dict[int, Entry]

@@ -62,28 +62,38 @@ def gallop(tables: list[BlockTable], prompt: Prompt, live: int) -> list[Reach]:
 
 
 def _prober(tables: list[BlockTable], prompt: Prompt, live: int) -> At:
-    key, all_shards = prompt.key, [table.shards for table in tables]
+    key, each = prompt.key, [_holders(table) for table in tables]
+    (first, *others) = each
 
     def at(depth: int) -> int:
-        inside = (depth - 1) % SPAN_BLOCKS
-        head = key(depth - inside)  # before the block's own: that goes on from its state
-        number, rest, mask = head >> KEY_BITS, head & KEY_MASK, 0
-        if not inside:
-            for shards in all_shards:
-                found = shards[number].get(rest, 0)
-                mask |= found if isinstance(found, int) else found[0]
-            return mask & live
-        block, start = key(depth), inside * HASH_BYTES
-        own, tail = block >> KEY_BITS, block & KEY_MASK
-        for shards in all_shards:
-            found = shards[own].get(tail, 0)
-            mask |= found if isinstance(found, int) else found[0]
-            run = shards[number].get(rest, 0)
-            if not isinstance(run, int) and int.from_bytes(run[1][start : start + HASH_BYTES], "little") == block:
-                mask |= run[0]
+        place = (depth - 1) % SPAN_BLOCKS
+        head = key(depth - place)  # before the block's own: that goes on from its state
+        block = key(depth) if place else head
+        mask = first(head, place, block)
+        for holders in others:
+            mask |= holders(head, place, block)
         return mask & live
 
     return at
+
+
+def _holders(table: BlockTable) -> Callable[[int, int, int], int]:
+    shards = table.shards
+
+    def holders(head: int, place: int, block: int) -> int:
+        """Who holds the block at that place of the span with this head: alone, or in the run that stands there."""
+        found = shards[head >> KEY_BITS].get(head & KEY_MASK, 0)
+        if not place:
+            return found if isinstance(found, int) else found[0]
+        own = shards[block >> KEY_BITS].get(block & KEY_MASK, 0)
+        mask = own if isinstance(own, int) else own[0]
+        if isinstance(found, tuple):
+            start = place * HASH_BYTES
+            if found[1][start : start + HASH_BYTES] == block.to_bytes(HASH_BYTES, "little"):
+                mask |= found[0]
+        return mask
+
+    return holders
 
 
 def _narrow(at: At, low: int, high: int, gone: int, found: list[Reach]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from core.ids import WorkerId
@@ -13,6 +14,9 @@ from projections.teams import Teams
 
 DUMP_ENTRIES_MAX = 4096
 """Entries gone through between two chances to do something else; a larger dictionary is gone through at once."""
+
+PART_RUNS_MAX = 1024
+"""Runs of one part: a run costs as much as three single blocks."""
 
 
 class Holding(NamedTuple):
@@ -30,25 +34,36 @@ def holdings(shards: list[Shard], teams: Teams) -> Generator[None, None, list[Ho
     """All of a table, by the ids of the holders; equal tables give equal lists. Yields between slices."""
     single: dict[int, list[bytes]] = defaultdict(list)
     runs: dict[int, list[bytes]] = defaultdict(list)
+    lengths: dict[int, list[bytes]] = defaultdict(list)
     left = DUMP_ENTRIES_MAX
     for number, shard in enumerate(shards):
         if shard and len(shard) > left:
             yield
             left = DUMP_ENTRIES_MAX
         left -= len(shard)
-        keys: dict[int, list[int]] = defaultdict(list)
-        for key, entry in sorted(shard.items(), key=_key):
-            if isinstance(entry, int):
-                keys[entry & teams.live].append(key)
-            else:
-                runs[entry[0] & teams.live].append(entry[1])
+        keys, columns = _by_mask(shard, teams.live)
         for mask, alone in keys.items():
             single[mask].append(joined(number, alone))
+        for mask, together in columns.items():
+            runs[mask].append(b"".join(together))
+            lengths[mask].append(bytes([len(run) // HASH_BYTES for run in together]))
     single.pop(0, None)  # held by nobody who is still there
     runs.pop(0, None)
     found = [Holding(teams.members(mask), b"".join(parts)) for mask, parts in single.items()]
-    found += [Holding(teams.members(mask), b"".join(parts), _lengths(parts)) for mask, parts in runs.items()]
+    found += [Holding(teams.members(mask), b"".join(parts), b"".join(lengths[mask])) for mask, parts in runs.items()]
     return sorted(found)
+
+
+def _by_mask(shard: Shard, live: int) -> tuple[dict[int, list[int]], dict[int, list[bytes]]]:
+    """The keys of single blocks, and the runs, each by their holders and in one order."""
+    keys: dict[int, list[int]] = defaultdict(list)
+    runs: dict[int, list[bytes]] = defaultdict(list)
+    for key, entry in sorted(shard.items(), key=itemgetter(0)):
+        if isinstance(entry, int):
+            keys[entry & live].append(key)
+        else:
+            runs[entry[0] & live].append(entry[1])
+    return keys, runs
 
 
 def fill(shards: list[Shard], mask: int, holding: Holding) -> None:
@@ -67,13 +82,13 @@ def fill(shards: list[Shard], mask: int, holding: Holding) -> None:
 
 
 def parts_of(holding: Holding, blocks_max: int) -> Iterator[Holding]:
-    """The same in parts of at most about so many blocks; runs stay whole."""
+    """The same in parts of at most so many blocks, and of a bounded number of runs, which stay whole."""
     if not holding.runs:
         step = blocks_max * HASH_BYTES
         for start in range(0, len(holding.hashes), step):
             yield holding._replace(hashes=holding.hashes[start : start + step])
         return
-    start, runs_max = 0, max(1, blocks_max // max(holding.runs))
+    start, runs_max = 0, max(1, min(blocks_max // max(holding.runs), PART_RUNS_MAX))
     for first in range(0, len(holding.runs), runs_max):
         runs = holding.runs[first : first + runs_max]
         end = start + sum(runs) * HASH_BYTES
@@ -102,11 +117,3 @@ def columns(shards: list[Shard]) -> Iterator[tuple[int, list[int]]]:
                 yield entry, [number << KEY_BITS | key]
             else:
                 yield entry[0], hashes_from_bytes(entry[1])
-
-
-def _key(item: tuple[int, object]) -> int:
-    return item[0]
-
-
-def _lengths(runs: list[bytes]) -> bytes:
-    return bytes([len(run) // HASH_BYTES for run in runs])

@@ -112,7 +112,7 @@ class PrefixIndex:
 
     def audit(self) -> Iterator[list[WorkerId] | None]:
         """Every worker's digest is worked out anew from the tables, and compared: None between slices of at most
-        AUDIT_ENTRIES_MAX entries (some 1 ms), at the end the workers whose blocks are not what was told, by id.
+        AUDIT_ENTRIES_MAX entries (some 1 to 2 ms), at the end the workers whose blocks are not what was told, by id.
 
         Changes may go on between the slices; one audit at a time.
         """

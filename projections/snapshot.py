@@ -112,7 +112,7 @@ _version = msgspec.msgpack.Decoder(_Version)
 
 
 def encode(state: State) -> list[bytes]:
-    """The state's bytes in pieces, to be joined; equal states have equal bytes. O(blocks * log blocks)."""
+    """The state's bytes in pieces, to be joined; equal for equal states with equal runs. O(blocks * log blocks)."""
     return _finished(encoding(state))
 
 
