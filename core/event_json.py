@@ -13,6 +13,7 @@ from core.events import DivergenceFound, Points, UnknownEvent
 from core.generation import PrefillReport
 from core.ids import StreamName, StreamSeq, from_column
 from core.prompt import hashes_from_bytes
+from core.spans import places
 from core.transfer import KvBlocks
 
 
@@ -28,6 +29,10 @@ def time_text(time_ms: int) -> str:
 
 def _hashes(value: bytes) -> list[str]:
     return [hash_text(block) for block in hashes_from_bytes(value)]
+
+
+def _pieces(value: bytes) -> list[dict[str, int]]:
+    return [{"place": place, "blocks": blocks} for place, blocks in places(value)]
 
 
 def _parent(value: int | None) -> str | None:
@@ -78,6 +83,8 @@ def _prefill(value: PrefillReport | None) -> dict[str, Any] | None:
 
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     "hashes": _hashes,
+    "pieces": _pieces,
+    "heads": _hashes,
     "blocks": _blocks,
     "prefill": _prefill,
     "parent": _parent,

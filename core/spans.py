@@ -105,6 +105,11 @@ def packed(pieces: Iterable[Piece]) -> Blocks:
     )
 
 
+def places(pieces: bytes) -> list[tuple[int, int]]:
+    """Of each piece the place where it begins, and how many blocks it has."""
+    return [(piece // SPAN_BLOCKS, piece % SPAN_BLOCKS + 1) for piece in pieces]
+
+
 def unpacked(blocks: Blocks) -> Iterator[Piece]:
     """The pieces that an event has; nothing if it has none."""
     start = passed = 0
