@@ -15,7 +15,7 @@ from core.event import EventBase, check_width
 from core.generation import PrefillReport
 from core.ids import COLUMN_WIDTH
 from core.job_events import JobEvent, JobsRestated
-from core.queue_events import QueueEvent, RequestQueued, RequestTurnedAway
+from core.queue_events import RequestQueued, RequestTurnedAway
 from core.spans import Blocks, check_pieces
 
 # --- kv_{p}: what each worker's cache holds; the source is the worker ------------------------------------------
@@ -371,35 +371,8 @@ RoutingEvent = (
 )
 Event = KvEvent | LoadEvent | RoutingEvent | JobEvent | JobsRestated
 
-EVENT_TYPES: dict[str, type[Event]] = {
-    kind.__name__: kind
-    for kind in (
-        WorkerJoined,
-        BlocksStored,
-        BlocksRemoved,
-        CacheCleared,
-        CacheRestated,
-        WorkerLeft,
-        WorkerLost,
-        LoadReported,
-        ReplicaJoined,
-        ReplicaRestated,
-        ReplicaLeft,
-        ReplicaLost,
-        SettingsChanged,
-        LocalChanged,
-        RequestRouted,
-        RequestPrefilled,
-        RequestFinished,
-        RequestMigrated,
-        RequestRejected,
-        ReplicaReported,
-        DivergenceFound,
-        *get_args(QueueEvent | JobEvent),
-        JobsRestated,
-    )
-}
-"""Listed by hand: the only table from a name on the wire to a class."""
+EVENT_TYPES: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+"""The only table from a name on the wire to a class."""
 
 EVENT_VERSION = 1
 """The highest version of any event type that this program reads."""

@@ -62,38 +62,37 @@ def gallop(tables: list[BlockTable], prompt: Prompt, live: int) -> list[Reach]:
 
 
 def _prober(tables: list[BlockTable], prompt: Prompt, live: int) -> At:
-    key, each = prompt.key, [_holders(table) for table in tables]
-    (first, *others) = each
+    (first, *others) = (_prober_of(table, prompt, live) for table in tables)
+
+    def any_of_them(depth: int) -> int:
+        mask = first(depth)
+        for at in others:
+            mask |= at(depth)
+        return mask
+
+    return any_of_them if others else first
+
+
+def _prober_of(table: BlockTable, prompt: Prompt, live: int) -> At:
+    key, shards = prompt.key, table.shards
 
     def at(depth: int) -> int:
+        """Of those who hold the block alone, and in the run of its span."""
         place = (depth - 1) % SPAN_BLOCKS
         head = key(depth - place)  # before the block's own: that goes on from its state
-        block = key(depth) if place else head
-        mask = first(head, place, block)
-        for holders in others:
-            mask |= holders(head, place, block)
-        return mask & live
-
-    return at
-
-
-def _holders(table: BlockTable) -> Callable[[int, int, int], int]:
-    shards = table.shards
-
-    def holders(head: int, place: int, block: int) -> int:
-        """Who holds the block at that place of the span with this head: alone, or in the run that stands there."""
         found = shards[head >> KEY_BITS].get(head & KEY_MASK, 0)
         if not place:
-            return found if isinstance(found, int) else found[0]
+            return (found if isinstance(found, int) else found[0]) & live
+        block = key(depth)
         own = shards[block >> KEY_BITS].get(block & KEY_MASK, 0)
         mask = own if isinstance(own, int) else own[0]
-        if isinstance(found, tuple):
+        if not isinstance(found, int):
             start = place * HASH_BYTES
             if found[1][start : start + HASH_BYTES] == block.to_bytes(HASH_BYTES, "little"):
                 mask |= found[0]
-        return mask
+        return mask & live
 
-    return holders
+    return at
 
 
 def _narrow(at: At, low: int, high: int, gone: int, found: list[Reach]) -> None:

@@ -15,7 +15,10 @@ from pathlib import Path
 PACKAGES = ("core", "streams", "projections", "actors", "replay", "api")
 ROOT = Path(__file__).resolve().parents[2]
 
-FIELD = ("    parent: int | None = None\n", '    parent: int | None = None\n    origin: str = "engine"\n')
+FIELD = (
+    "    parent: int | None = None\n",
+    '    parent: int | None = None\n    origin: str = msgspec.field(default_factory=lambda: "engine")\n',
+)
 EVENTS = '''
 
 class CacheMeasured(EventBase, frozen=True):
