@@ -1,6 +1,7 @@
 """One case on our PrefixIndex: figures as JSON.
 
-A store is counted from the bytes of the event on, as a fold does it. Each lookup takes a prompt that was never
+A store or removal is counted from the bytes of its message on, decoding and checks included, as the peer's is from the
+JSON of its event. Each lookup takes a prompt that was never
 hashed, and goes all the way from token bytes (or, where it says so, from a list of ids) to depths per worker.
 """
 
@@ -14,7 +15,9 @@ from itertools import chain
 from typing import Any
 
 from bench.index_work import BLOCK_SIZE, SMALL_EVENTS, Placed, Work, asked, batches, median_us, rss_bytes, slices
-from core.ids import WorkerId
+from core.codec import CHAIN_START, decode_message, encode_event, encode_message
+from core.events import BlocksEvent, BlocksRemoved, BlocksStored
+from core.ids import SourceId, WorkerId
 from core.prompt import Prompt, chain_hashes, hashes_to_bytes, tokens_to_bytes
 from core.spans import Blocks, single, stretch
 from projections.prefixes import PrefixIndex
@@ -25,8 +28,8 @@ GROUPS = 8
 """Workers that hold the same long prompt, each to another depth."""
 
 
-Told = tuple[int, tuple[bytes, ...]]
-"""The number of a worker, and what its event has of blocks."""
+Told = tuple[int, bytes]
+"""The number of a worker, and a message of it with one event, as the log has it."""
 
 
 class Bench:
@@ -48,8 +51,10 @@ class Bench:
 
     def _timed(self, change: Callable[[WorkerId, str, Blocks], None], events: list[Told]) -> float:
         started, cpu = time.perf_counter(), time.process_time()
-        for worker, said in events:
-            change(self.workers[worker], TIER, Blocks(*said))
+        for worker, payload in events:
+            for event in decode_message(payload).events:
+                assert isinstance(event, BlocksEvent)
+                change(self.workers[worker], event.tier, event.blocks)
         self.cpu_s += time.process_time() - cpu
         return time.perf_counter() - started
 
@@ -74,14 +79,19 @@ def _lap(work: Callable[[], object]) -> float:
     return time.thread_time() - started
 
 
-def _events(some: list[Placed], shared: list[int]) -> list[Told]:
+def _message(worker: int, kind: type[BlocksStored | BlocksRemoved], blocks: Blocks) -> Told:
+    event = kind(hashes=blocks.hashes, pieces=blocks.pieces, heads=blocks.heads)
+    return worker, encode_message(SourceId(f"{worker:016x}"), 1, CHAIN_START, 1, [encode_event(event)])
+
+
+def _events(some: list[Placed], shared: list[int], kind: type[BlocksStored | BlocksRemoved] = BlocksStored) -> list[Told]:
     """As a worker's mirror tells of these chains, which begin behind the shared blocks."""
     found = list[Told]()
     for worker, each in some:
         chain = hashes_to_bytes([*shared, *each])
         first = len(shared)
         for _, part in batches(each):
-            found.append((worker, tuple(stretch(chain, first, first + len(part)))))
+            found.append(_message(worker, kind, stretch(chain, first, first + len(part))))
             first += len(part)
     return found
 
@@ -89,12 +99,12 @@ def _events(some: list[Placed], shared: list[int]) -> list[Told]:
 def _one_by_one(blocks: list[int]) -> list[Told]:
     """As decode steps tell of talks that grow, a block each."""
     chain = hashes_to_bytes(blocks)
-    return [(0, tuple(stretch(chain, at, at + 1))) for at in range(len(blocks))]
+    return [_message(0, BlocksStored, stretch(chain, at, at + 1)) for at in range(len(blocks))]
 
 
 def _removals(own: list[Placed], shared: list[int]) -> list[Told]:
     """The same chains as they go, the tails first."""
-    return _events(own, shared)[::-1]
+    return _events(own, shared, BlocksRemoved)[::-1]
 
 
 def _lookups(it: Bench, work: Work) -> dict[str, float]:
@@ -148,8 +158,8 @@ def main() -> None:
     case, it, found = work.case, Bench(work), dict[str, Any]()
     *hashed, shared = (chain_hashes(each.tobytes(), 0, BLOCK_SIZE, SEED) for each in [*work.known, work.shared])
     own = work.placed(hashed)
-    common = tuple(stretch(hashes_to_bytes(shared), 0, len(shared)))
-    it.store([(worker, common) for worker in range(case.workers)])
+    common = stretch(hashes_to_bytes(shared), 0, len(shared))
+    it.store([_message(worker, BlocksStored, common) for worker in range(case.workers)])
     gc.collect()
     gc.freeze()
     before, seconds, entries, it.cpu_s = rss_bytes(), 0.0, 0, 0.0

@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,9 +28,10 @@ import httpx
 from api.connection import Connection, connect_by_data
 from bench.figures import Figure, main
 from core.ids import StreamName
-from core.subjects import LOAD, ROUTING, SNAPSHOTS, is_kv
+from core.subjects import LOAD, ROUTING, is_kv
 from projections.rebuild import rebuild
 from projections.snapshot import encode
+from projections.state import State
 from streams.jetstream import JetStreamLog
 from streams.jetstream_broker import Broker
 from streams.ports import free_port
@@ -44,12 +47,16 @@ REQUESTS_PER_WORKER_S = 10
 PACED = (10, 100)
 """Requests per second that are measured; what lies above is reckoned from the last one."""
 SHOWN = (10, 100, 1000)
-WARM_UP_REQUESTS = 600
-"""Until caches are full."""
+WARM_UP_REQUESTS = 300
+"""At a time, until caches are full."""
+WARM_UPS_MAX = 30
+FULL = 0.95
+"""Of each worker's blocks: the rest is what requests that run will need."""
 RUN_S, RUN_QUICK_S = 20.0, 3.0
 REPORTS_PER_S = 4
 """Load reports of a busy worker."""
 START_S = 120.0
+END_S = 60.0
 AT_ONCE_MAX = 256
 VOCAB = (16, 4096)
 DAY_S = 86_400
@@ -135,12 +142,16 @@ async def _measured(block_size: int, run_s: float) -> Sizes:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
                 await until_ready(http, process)
                 connection = connect_by_data(data)
-                await _load(http, PACED[-1], WARM_UP_REQUESTS)
+                await _fill(http, connection, CAPACITY_TOKENS // block_size)
                 grown = {rate: await _grown(http, connection, rate, run_s) for rate in PACED}
-            return Sizes(block_size, grown, await _snapshot_bytes_per_block(connection))
+            return Sizes(block_size, grown, _snapshot_bytes_per_block(await _folded(connection)))
         finally:
             process.terminate()
-            process.wait(60)
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def _start(folder: Path, data: Path, port: int, block_size: int) -> subprocess.Popen[bytes]:
@@ -176,9 +187,20 @@ async def until_ready(http: httpx.AsyncClient, process: subprocess.Popen[bytes])
             await asyncio.sleep(0.1)
 
 
-async def _load(http: httpx.AsyncClient, rate: int, requests: int) -> None:
+async def _fill(http: httpx.AsyncClient, connection: Connection, capacity: int) -> None:
+    """Requests until every worker's cache is full, so that from now on old blocks go as new ones come."""
+    for turn in range(WARM_UPS_MAX):
+        await _load(http, PACED[-1], WARM_UP_REQUESTS, f"warm-up {turn}")
+        state = await _folded(connection)
+        held = [state.index.blocks(member.worker) for member in state.alive()]
+        if len(held) == WORKERS and min(held) >= FULL * capacity:
+            return
+    sys.exit(f"after {WARM_UPS_MAX * WARM_UP_REQUESTS} requests caches were not full: {held} of {capacity} blocks")
+
+
+async def _load(http: httpx.AsyncClient, rate: int, requests: int, seed: str) -> None:
     """So many requests, sent at that rate whatever becomes of those before, and all answered."""
-    rng = random.Random(requests)
+    rng = random.Random(seed)
     prefixes = [_tokens(random.Random(number), PROMPT_TOKENS // 2) for number in range(PREFIXES)]
     turns = asyncio.Semaphore(AT_ONCE_MAX)
 
@@ -198,7 +220,7 @@ async def _load(http: httpx.AsyncClient, rate: int, requests: int) -> None:
 async def _grown(http: httpx.AsyncClient, connection: Connection, rate: int, run_s: float) -> Grown:
     before, started_s = await _held(connection), time.monotonic()
     requests = round(rate * run_s)
-    await _load(http, rate, requests)
+    await _load(http, rate, requests, f"measured at {rate}")
     await asyncio.sleep(1)  # the last words
     after = await _held(connection)
     bytes_ = {kind: after[kind][0] - before[kind][0] for kind in KINDS}
@@ -207,24 +229,27 @@ async def _grown(http: httpx.AsyncClient, connection: Connection, rate: int, run
 
 
 async def _held(connection: Connection) -> dict[str, tuple[int, int]]:
-    """Bytes and messages by kind of stream."""
+    """Bytes and messages by kind of stream: of those that grow with requests. There are no prefill jobs here."""
     held = dict.fromkeys(KINDS, (0, 0))
     async with Broker(connection.nats, connection.nats_credentials, connection.namespace) as broker:
         for stream in await broker.streams():
-            if stream.name != SNAPSHOTS:
-                kind = _kind(stream.name)
+            if (kind := _kind(stream.name)) in held:
                 held[kind] = (held[kind][0] + stream.bytes, held[kind][1] + stream.messages)
     return held
 
 
-async def _snapshot_bytes_per_block(connection: Connection) -> float:
+async def _folded(connection: Connection) -> State:
+    """The whole log."""
     log = await JetStreamLog.connect(
         connection.nats, connection.namespace, connection.topology, connection.nats_credentials
     )
     try:
-        state = (await rebuild(log, connection.key.chain_key, None)).state
+        return (await rebuild(log, connection.key.chain_key, None)).state
     finally:
         await log.close()
+
+
+def _snapshot_bytes_per_block(state: State) -> float:
     blocks = sum(state.index.blocks(member.worker) for member in state.alive())
     return sum(map(len, encode(state))) / max(blocks, 1)
 
