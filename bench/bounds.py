@@ -54,10 +54,7 @@ class Turn(NamedTuple):
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """Hit rates of blocks, by workers."""
-    file = routing.trace_file(options)
-    if file is None:
-        return
-    turns = talks(file.read())
+    turns = talks(routing.trace_file(options).read())
     whole = sum(len(turn.blocks) for turn in turns)
     engine = mocker_settings()
     yield Figure("everything kept", 100 * pooled(turns, whole) / whole, "%", lower_is_better=False)
@@ -206,4 +203,4 @@ def _age(seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    main("bounds", measure, routing.extend)
+    main("bounds", measure, routing.which_trace)

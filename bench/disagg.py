@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,13 +27,17 @@ from bench import disagg_cost, disagg_steady, disagg_trace
 from bench.disagg_steady import MakeEngine, Mixture
 from bench.disagg_trace import Fleet, Slice
 from bench.disagg_world import MODEL
-from bench.figures import Figure, main, number
+from bench.figures import Figure, main, number, refuse
 from core.settings import RoutingSettings
 
 TRACE = "mooncake_conversation_trace.jsonl"
 START_S = 600.0
 """Into the trace."""
 PARTS = ("trace", "steady", "cost")
+STEADY_ONLY = ("steady",)
+VLLM = "vllm"
+OF_TRACE = ("traces", "speed_up", "seconds", "time_scale")
+"""Options of the trace part."""
 SPEED_UPS = (1.0, 2.0)
 WARM_UP_S, MEASURED_S, TAIL_S = 4.0, 12.0, 20.0
 QUICK = (2.0, 4.0, 2.0)
@@ -49,23 +53,38 @@ COST_JOBS, COST_JOBS_QUICK = 100, 20
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """The figures of the parts that are wanted, each part with its table."""
-    if options.engine == "vllm":
+    wanted = parts(options)
+    if options.engine == VLLM:
         yield from _shown(_steady_vllm())
         return
-    parts = {"trace": _trace, "steady": _steady, "cost": _cost}
-    for part in options.parts:
-        yield from _shown(parts[part](options))
+    them = {"trace": _trace, "steady": _steady, "cost": _cost}
+    for part in wanted:
+        yield from _shown(them[part](options))
+
+
+def parts(options: argparse.Namespace) -> Sequence[str]:
+    """The parts that are wanted; options without an effect on them are refused."""
+    wanted: Sequence[str] = options.parts or (STEADY_ONLY if options.engine == VLLM else PARTS)
+    if options.engine == VLLM:
+        if set(wanted) != set(STEADY_ONLY):
+            refuse(f"--engine {VLLM} is for the part {STEADY_ONLY[0]} alone: leave --parts out")
+        if options.quick:
+            refuse(f"--engine {VLLM} has no smaller run: leave --quick out")
+    if "trace" not in wanted:
+        given = [f"--{name.replace('_', '-')}" for name in OF_TRACE if getattr(options, name) is not None]
+        if given:
+            refuse(f"{', '.join(given)}: of the part trace, which is not measured here")
+    return wanted
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
     """Which parts, and of the trace how much."""
-    traces = os.environ.get("CONTRAIL_TRACES")
-    parser.add_argument("--traces", type=Path, metavar="DIR", default=traces, help=f"has {TRACE}; or CONTRAIL_TRACES")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
-    parser.add_argument("--engine", choices=("simulated", "vllm"), default="simulated", help="vllm: the steady part")
+    parser.add_argument("--traces", type=Path, metavar="DIR", help=f"has {TRACE}; or CONTRAIL_TRACES")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="what to measure; all if not given")
+    parser.add_argument("--engine", choices=("simulated", VLLM), default="simulated", help="vllm: the steady part")
     parser.add_argument("--speed-up", type=float, nargs="+", metavar="X", help="times as fast as the trace")
     parser.add_argument("--seconds", type=float, metavar="S", help="of the trace part that are measured, each run")
-    parser.add_argument("--time-scale", type=float, default=1.0, metavar="X", help="below 1: slower engines and load")
+    parser.add_argument("--time-scale", type=float, metavar="X", help="below 1: slower engines and load")
 
 
 def markdown(found: Iterable[Figure]) -> str:
@@ -91,7 +110,7 @@ def _shown(figures: Iterable[Figure]) -> Iterator[Figure]:
 
 
 def _trace(options: argparse.Namespace) -> Iterator[Figure]:
-    file = Path(options.traces or ".", TRACE)
+    file = Path(options.traces or os.environ.get("CONTRAIL_TRACES") or ".", TRACE)
     if not file.is_file():
         print(f"the trace part is left out: give --traces DIR, a folder that has {TRACE}", file=sys.stderr)
         return
@@ -102,7 +121,7 @@ def _trace(options: argparse.Namespace) -> Iterator[Figure]:
         warm_up_s=warm_up_s,
         measured_s=options.seconds or measured_s,
         tail_s=tail_s,
-        time_scale=options.time_scale,
+        time_scale=options.time_scale or 1.0,
     )
     for speed_up in options.speed_up or SPEED_UPS[: 1 if options.quick else None]:
         for fleet in TRACE_FLEETS[: PAIRS if options.quick else None]:

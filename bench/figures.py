@@ -1,6 +1,7 @@
 """Figures: what a measurement found, shown as a table and written as JSON; and the command line that all share.
 
-`python -m bench.NAME --json FILE --peer-venv DIR --quick`: NAME's module ends in `main("NAME", measure)`.
+`python -m bench.NAME --json FILE --quick`: NAME's module ends in `main("NAME", measure)`. One that is in PEERS has
+`--peer-venv DIR`, too.
 """
 
 from __future__ import annotations
@@ -10,16 +11,30 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 MICRO = 1e6
 TERMINATED = 128 + signal.SIGTERM
 """Exit status, as shells have it."""
+REFUSED = 2
+"""Exit status if nothing can be measured as it was asked for, as argparse has it."""
+PEERS: Mapping[str, str] = {"frontdoor": "", "index": "dynamo.llm", "routing": "dynamo.replay"}
+"""Measurements with `--peer-venv`, and what that environment must be able to import; nothing where any of several peers
+will do."""
+RUNTIME = "pip install ai-dynamo-runtime==1.6.1"
+INSTALL: Mapping[str, str] = {
+    "dynamo.llm": f"`{RUNTIME}`",
+    "dynamo.replay": f"`{RUNTIME}` and `pip install --no-deps ai-dynamo==1.6.1`, with what that needs",
+}
+"""What there has to be for it."""
+IMPORT_S = 120.0
 
 
 class Figure(NamedTuple):
@@ -31,6 +46,8 @@ class Figure(NamedTuple):
     peer: float | None = None
     lower_is_better: bool = True
     note: str = ""
+    holds: bool = True
+    """False: it is not what it must be; the program ends with 1 once all is measured."""
 
     @property
     def ratio(self) -> float | None:
@@ -45,24 +62,64 @@ Measure = Callable[[argparse.Namespace], Iterable[Figure]]
 
 
 def main(name: str, measure: Measure, extend: Callable[[argparse.ArgumentParser], None] | None = None) -> None:
-    """Measures, prints each figure as it comes, and writes all of them to `--json` at the end.
+    """Measures, prints each figure as it comes, and keeps those that are there in `--json`. Exit status 1 if one of
+    them does not hold, 2 if nothing could be measured.
 
-    `extend` adds options of its own; `options.peer_venv` is a Path or None, `options.quick` asks for a smaller run.
+    `extend` adds options of its own; `options.quick` asks for a smaller run; `options.peer_venv`, of a measurement in
+    PEERS, is a Path or None.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--peer-venv", type=Path, metavar="DIR", help="an environment with ai-dynamo-runtime")
-    parser.add_argument("--quick", action="store_true", help="smaller and rougher: only to see that it runs")
-    if extend is not None:
-        extend(parser)
-    options = parser.parse_args()
+    options = _options(name, extend)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # what was started ends with us, as with Ctrl-C
     found = []
     for figure in measure(options):
         found.append(figure)
+        _keep(report(name, options, found, complete=False), options.json)
         print(shown(figure), flush=True)
+    if not found:
+        refuse(f"{name}: nothing was measured")
+    _keep(report(name, options, found), options.json)
+    if broken := [figure for figure in found if not figure.holds]:
+        sys.exit(f"{name}: not as it must be:" + "".join(f"\n{shown(figure)}" for figure in broken))
+
+
+def refuse(sentence: str) -> NoReturn:
+    """The program ends, with what it cannot do and why."""
+    print(sentence, file=sys.stderr, flush=True)
+    sys.exit(REFUSED)
+
+
+def _options(name: str, extend: Callable[[argparse.ArgumentParser], None] | None) -> argparse.Namespace:
+    """What the command line says; what cannot be had is refused."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures there as well")
+    if name in PEERS:
+        parser.add_argument("--peer-venv", type=Path, metavar="DIR", help="an environment with the peer")
+    parser.add_argument("--quick", action="store_true", help="smaller and rougher: only to see that it runs")
+    if extend is not None:
+        extend(parser)
+    options = parser.parse_args()
     if options.json is not None:
-        options.json.write_text(json.dumps(report(name, options, found), indent=1) + "\n")
+        _check_writable(options.json)
+    if (module := PEERS.get(name)) and options.peer_venv is not None:
+        peer_python(options.peer_venv, module)
+    return options
+
+
+def _check_writable(file: Path) -> None:
+    """A file that is there keeps what is in it."""
+    there = file.exists()
+    try:
+        with file.open("a"):
+            pass
+    except OSError as error:
+        refuse(f"--json {file} cannot be written: {error.strerror}")
+    if not there:
+        file.unlink()
+
+
+def _keep(what: Mapping[str, Any], file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(what, indent=1, default=str) + "\n")
 
 
 def shown(figure: Figure) -> str:
@@ -81,11 +138,13 @@ def number(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-def report(name: str, options: argparse.Namespace, found: list[Figure]) -> dict[str, Any]:
-    """What stands in the JSON file: stable snake_case keys."""
+def report(name: str, options: argparse.Namespace, found: list[Figure], *, complete: bool = True) -> dict[str, Any]:
+    """What stands in the JSON file, Paths as text: stable snake_case keys. Not complete: more was to come."""
     return {
         "name": name,
         "quick": options.quick,
+        "options": vars(options),
+        "complete": complete,
         "machine": {"python": platform.python_version(), "cpus": os.cpu_count(), "platform": platform.platform()},
         "figures": [{**figure._asdict(), "ratio": figure.ratio} for figure in found],
     }
@@ -109,9 +168,20 @@ def rss_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def peer_python(venv: Path) -> str:
-    """The interpreter of the peer's environment; the program ends with a clear line if there is none."""
+@cache
+def peer_python(venv: Path, module: str = PEERS["index"]) -> str:
+    """The interpreter of the peer's environment, which can import that module. The program ends with a clear line if
+    there is none, or it cannot."""
     python = venv / "bin" / "python"
+    install = f"make it with `python -m venv`, then {INSTALL.get(module, f'install {module}')}"
     if not python.exists():
-        sys.exit(f"--peer-venv {venv}: there is no {python}; make it with `python -m venv`, then pip install the peer")
+        refuse(f"--peer-venv {venv}: there is no {python}; {install}")
+    command = [str(python), "-c", f"import {module}"]
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=IMPORT_S)
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
+        refuse(f"--peer-venv {venv}: it cannot import {module} ({said[-1]}); {install}")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        refuse(f"--peer-venv {venv}: its python does not work ({error}); {install}")
     return str(python)

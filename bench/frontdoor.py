@@ -2,8 +2,14 @@
 
 `python -m bench.frontdoor --json FILE --peer-venvs DIR DIR DIR`. Workers cost nothing and have no cache; the
 processor time is that of the front end's process, all that belongs to a request included: HTTP, template,
-tokenizing, decision, log. Every request has a system prompt that all share and a user's turn of its own. The peers'
-routers pass bytes on: they neither tokenize nor write anything down; Dynamo's front end tokenizes.
+tokenizing, decision, log. Every request has a system prompt that all share and a user's turn of its own. A token's
+is a request's by the tokens that were asked for, however many chunks they came in. A run with a request that failed,
+or without answers, ends the program.
+
+The peers' routers pass bytes on: they neither tokenize nor write anything down. Dynamo's front end tokenizes. Its
+mocker always makes tokens step by step: a thousand times as fast where ours and the routers' workers give an answer
+at once and whole, in its own time where tokens are to come one by one. There it computes prompts, too, some 20 ms a
+pass, which no other worker here does: the time to the first token says nothing beside Dynamo, and is not shown.
 """
 
 from __future__ import annotations
@@ -25,16 +31,17 @@ import msgspec
 
 from actors.engines.checkpoint import ensure_tiny_checkpoint
 from bench.figures import MICRO, Figure, main
-from bench.frontdoor_load import Found, Job
+from bench.frontdoor_load import FIRST, Found, Job, numbered
 from bench.frontdoor_parts import parts
 from bench.frontdoor_targets import PEERS, Target, ours
 from bench.frontdoor_worker import MODEL
 
 OURS = "contrail"
 BODIES = 2048
-"""Requests that differ; then they come again."""
+"""Then they come again, under other numbers."""
 TURN_WORDS = 100
-WORDS = ["alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "theta"]
+SYLLABLES = [first + second for first in "bcdfghklmnprstvz" for second in "aeiou"]
+WORDS = sorted({"".join(random.Random(seed).choices(SYLLABLES, k=1 + seed % 3)) for seed in range(1000)})
 TOKENS_OUT = 64
 PACE_MS = 10.0
 STREAMS = 64
@@ -42,6 +49,8 @@ REPEATS, REPEATS_QUICK = 3, 1
 SECONDS, SECONDS_QUICK = 5.0, 2.0
 PROMPT_TOKENS = 256
 """Of a prompt that is sent as token ids."""
+OTHER_PREFILL = ["dynamo"]
+"""Whose workers take time for a prompt where no others do."""
 
 Opened = Callable[[float], AbstractContextManager[Target]]
 """From the pace of tokens in milliseconds to a front door that serves."""
@@ -55,9 +64,9 @@ class Measured(NamedTuple):
     """Of the front door, per request."""
 
     @property
-    def chunk_us(self) -> float:
-        """The same, per chunk of its stream."""
-        return self.cpu_us * self.found.all_requests / max(1, self.found.all_chunks)
+    def token_us(self) -> float:
+        """The same, per token that was asked for."""
+        return self.cpu_us / TOKENS_OUT
 
 
 def measure(options: argparse.Namespace) -> Iterable[Figure]:
@@ -65,18 +74,25 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         ensure_tiny_checkpoint(Path(folder), lambda *_: None)
         doors: dict[str, Opened] = {OURS: lambda pace_ms: ours(folder, pace_ms)}
-        doors |= dict(_peers(options.peer_venvs, folder))
+        doors |= dict(_peers(_venvs(options), folder))
         yield from _plain(doors, options)
-        yield from parts(folder, list(_bodies(stream=False, tokenized=False)))
+        bodies = _bodies(stream=False, tokenized=False)
+        yield from parts(folder, [numbered(body, number) for number, body in enumerate(bodies)])
         yield from _alone(doors[OURS], options)
         yield from _streamed(doors, options)
+
+
+def _venvs(options: argparse.Namespace) -> list[Path]:
+    """`--peer-venv` names one of them."""
+    one = [] if options.peer_venv is None else [options.peer_venv]
+    return [*one, *options.peer_venvs]
 
 
 def _peers(venvs: list[Path], folder: str) -> Iterator[tuple[str, Opened]]:
     for venv in venvs:
         found = [peer for mark, peer in PEERS.items() if _has(venv, mark)]
         if not found:
-            sys.exit(f"--peer-venvs {venv}: none of {', '.join(PEERS)} is installed there")
+            sys.exit(f"{venv}: none of {', '.join(PEERS)} is installed there")
         for name, opened in found:
             yield name, lambda pace_ms, opened=opened, venv=venv: opened(venv, folder, pace_ms)  # type: ignore[misc]
 
@@ -108,8 +124,9 @@ def _streamed(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable
     for quick in (False, True):
         runs = _runs(doors, options, PACE_MS, partial(_job, options, clients=STREAMS, stream=True, quick=quick))
         how = ", quick acknowledgements" if quick else ""
-        yield from _beside(f"streamed, CPU per token{how}", "us", runs, lambda run: run.chunk_us)
-        yield from _beside(f"streamed, first token p50{how}", "ms", runs, lambda run: run.found.first_p50_ms)
+        yield from _beside(f"streamed, CPU per token{how}", "us", runs, lambda run: run.token_us)
+        like = {name: measured for name, measured in runs.items() if name not in OTHER_PREFILL}
+        yield from _beside(f"streamed, first token p50{how}", "ms", like, lambda run: run.found.first_p50_ms)
 
 
 def _beside(
@@ -137,14 +154,29 @@ def _runs(
 
 def _run(target: Target, job: Job) -> Measured:
     before_s = target.cpu_s()
+    found = _loaded(target.name, job)
+    return _measured(target.name, found, target.cpu_s() - before_s)
+
+
+def _loaded(name: str, job: Job) -> Found:
     load = subprocess.run(
         [sys.executable, "-m", "bench.frontdoor_load"], input=msgspec.json.encode(job).decode() + "\n",
-        capture_output=True, text=True, check=True, timeout=job.seconds + 60,
+        capture_output=True, text=True, check=False, timeout=job.seconds + 60,
     )  # fmt: skip
-    spent_s = target.cpu_s() - before_s
-    found = msgspec.json.decode(load.stdout, type=Found)
+    if load.returncode:
+        sys.exit(f"{name}: the load ended early:\n{load.stderr[-2000:]}")
+    return msgspec.json.decode(load.stdout, type=Found)
+
+
+def _measured(name: str, found: Found, spent_s: float) -> Measured:
+    """The program ends if what was found is not to be trusted."""
     if found.errors:
-        sys.exit(f"{target.name}: {found.errors} of {found.all_requests} requests were not answered with 200")
+        sys.exit(
+            f"{name}: {found.errors} requests failed (another status than 200, a connection that broke off, or no end "
+            f"of the answer in time); {found.all_requests} were answered"
+        )
+    if not found.requests:
+        sys.exit(f"{name}: nothing was answered after the warm-up")
     return Measured(found, spent_s / found.all_requests * MICRO)
 
 
@@ -160,27 +192,29 @@ def _job(
 
 
 def _bodies(*, stream: bool, tokenized: bool) -> Iterator[str]:
+    """Each with FIRST where the load puts a request's number."""
     made = random.Random(1)
     system = _words(made)
     for _ in range(BODIES):
         body: dict[str, Any] = {"model": MODEL, "max_tokens": TOKENS_OUT}
         if tokenized:
-            body["prompt"] = [made.randrange(300, 4000) for _ in range(PROMPT_TOKENS)]
+            rest = [made.randrange(300, 4000) for _ in range(PROMPT_TOKENS)]
+            body["prompt"] = [*json.loads(f"[{FIRST}]"), *rest][:PROMPT_TOKENS]
         else:
-            turns = ({"role": "system", "content": system}, {"role": "user", "content": _words(made)})
-            body["messages"] = turns
+            turn = f"{FIRST} {_words(made)}"
+            body["messages"] = ({"role": "system", "content": system}, {"role": "user", "content": turn})
         if stream:
             body["stream"] = True
         yield json.dumps(body)
 
 
 def _words(made: random.Random) -> str:
-    return " ".join(made.choice(WORDS) for _ in range(TURN_WORDS))
+    return " ".join(made.choices(WORDS, k=TURN_WORDS))
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--peer-venvs", type=Path, nargs="+", default=[], metavar="DIR",
+        "--peer-venvs", type=Path, nargs="+", action="extend", default=[], metavar="DIR",
         help=f"environments with any of {', '.join(PEERS)}; each is measured in the same run",
     )  # fmt: skip
 

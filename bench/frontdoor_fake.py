@@ -1,7 +1,8 @@
 """A worker that speaks OpenAI's API and computes nothing, for the routers that `bench.frontdoor` measures beside ours.
 
 `python -m bench.frontdoor_fake PACE_MS PORT…` listens on loopback, says "ready", and ends with its standard input.
-Streams get one chunk every PACE_MS, all of a process in the same tick, as an engine's step would give them.
+Streams get one chunk every PACE_MS, all of a process in the same tick, as an engine's step would give them; an answer
+that is not streamed comes when its last token would have.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import cast
 
 import uvloop
@@ -40,13 +43,15 @@ def framed(piece: bytes) -> bytes:
 
 FRAMED = framed(CHUNK)
 LAST = framed(CHUNK) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 class Ticker:
-    """Gives every stream its next chunk, all in one turn."""
+    """Gives every answer its next piece, all in one turn."""
 
     def __init__(self, pace_s: float) -> None:
-        self.left: dict[Connection, int] = {}
+        self.left: dict[Connection, Iterator[bytes]] = {}
+        """Pieces still to come, one a tick."""
         self._pace_s = pace_s
 
     async def run(self) -> None:
@@ -54,11 +59,11 @@ class Ticker:
         while True:
             await asyncio.sleep(self._pace_s)
             for connection, left in list(self.left.items()):
-                connection.write(FRAMED if left > 1 else LAST)
-                if left > 1:
-                    self.left[connection] = left - 1
-                else:
+                piece = next(left, None)
+                if piece is None:
                     del self.left[connection]
+                elif piece:
+                    connection.write(piece)
 
 
 class Connection(asyncio.Protocol):
@@ -97,24 +102,25 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, path: str, body: bytes) -> None:
         if path in TELLS:
-            self._json(TELLS[path])
+            self.write(_json(TELLS[path]))
         elif path not in {"/v1/chat/completions", "/v1/completions"}:
             self.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}")
         elif b'"stream": true' not in body and b'"stream":true' not in body:
-            self._json(WHOLE)
+            self._tokens(b"", b"", _json(WHOLE))
         else:
-            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-            if self._pace_s:
-                self.write(head)
-                self._ticker.left[self] = TOKENS
-            else:
-                self.write(head + FRAMED * (TOKENS - 1) + LAST)
+            self._tokens(EVENTS, FRAMED, LAST)
 
-    def _json(self, value: object) -> None:
-        body = json.dumps(value).encode()
-        self.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-        )
+    def _tokens(self, head: bytes, each: bytes, last: bytes) -> None:
+        if self._pace_s:
+            self.write(head)
+            self._ticker.left[self] = chain(repeat(each, TOKENS - 1), (last,))
+        else:
+            self.write(head + each * (TOKENS - 1) + last)
+
+
+def _json(value: object) -> bytes:
+    body = json.dumps(value).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
 
 def _length(head: bytes) -> int:

@@ -10,6 +10,7 @@ import resource
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
@@ -19,6 +20,9 @@ WARM_PART = 0.2
 """Of the time; what begins in it does not count."""
 LATE_S = 30.0
 """How long the last answers may take."""
+FIRST = "1000, 1000"
+"""The number of the first request. A body has it once before anything like it, as two ids of tokens or as a beginning
+of its text, and every request has its own number there."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,15 +41,14 @@ class Found(msgspec.Struct):
     """What came of it; times in milliseconds."""
 
     requests: int = 0
-    chunks: int = 0
     errors: int = 0
+    """Other statuses than 200, connections that broke off before the answer's end, answers that did not come."""
     seconds: float = 0
     p50_ms: float = 0
     p99_ms: float = 0
     first_p50_ms: float = 0
     all_requests: int = 0
     """With those of the warm-up: what processor time is divided by."""
-    all_chunks: int = 0
     cpu_s: float = 0
 
 
@@ -60,19 +63,19 @@ class Client(asyncio.Protocol):
         self._chunked = False
         self._tail = b""
         self._began = self._first = 0.0
-        self._chunks = 0
+        self._waits = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._next()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
-        self._load.left(self)
+        self._load.left(answered=not self._waits)
 
     def _next(self) -> None:
         assert self._transport is not None
         self._head, self._left, self._chunked, self._tail = b"", -1, False, b""
-        self._first, self._chunks = 0.0, 0
+        self._first, self._waits = 0.0, True
         self._began = time.perf_counter()
         self._transport.write(self._load.request())
 
@@ -105,17 +108,15 @@ class Client(asyncio.Protocol):
         return rest
 
     def _chunk(self, data: bytes) -> None:
-        count = data.count(b"data: ")
-        if count and not self._first:
+        if not self._first and b"data: " in data:
             self._first = time.perf_counter()
-        self._chunks += count
         self._tail = (self._tail + data)[-7:]
         if self._tail == b"\r\n0\r\n\r\n":
             self._done()
 
     def _done(self) -> None:
-        now = time.perf_counter()
-        if self._load.done(self._began, self._first or now, now, self._chunks):
+        now, self._waits = time.perf_counter(), False
+        if self._load.done(self._began, self._first or now, now):
             self._next()
         elif self._transport is not None:
             self._transport.close()
@@ -127,32 +128,33 @@ class Load:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.found = Found()
-        self._requests = [_request(job, body.encode()) for body in job.bodies]
+        self._requests = [_request(job, body.encode()).partition(FIRST.encode()) for body in job.bodies]
         self._turn = 0
         self._times: list[float] = []
         self._firsts: list[float] = []
-        self._open: set[Client] = set()
+        self._open = job.clients
         self._ended = asyncio.Event()
 
     def request(self) -> bytes:
-        """The next one's bytes."""
+        """The next one's bytes, like no other's."""
+        before, _, after = self._requests[self._turn % len(self._requests)]
+        number = _number(self._turn)
         self._turn += 1
-        return self._requests[self._turn % len(self._requests)]
+        return b"%b%d, %d%b" % (before, *number, after)
 
-    def done(self, began: float, first: float, now: float, chunks: int) -> bool:
+    def done(self, began: float, first: float, now: float) -> bool:
         """An answer was read; whether there is to be another."""
         self.found.all_requests += 1
-        self.found.all_chunks += chunks
         if began >= self._warm:
             self.found.requests += 1
-            self.found.chunks += chunks
             self._times.append(now - began)
             self._firsts.append(first - began)
         return now < self._end
 
-    def left(self, client: Client) -> None:
+    def left(self, *, answered: bool) -> None:
         """A connection is gone."""
-        self._open.discard(client)
+        self.found.errors += not answered
+        self._open -= 1
         if not self._open:
             self._ended.set()
 
@@ -161,11 +163,12 @@ class Load:
         loop, job = asyncio.get_running_loop(), self.job
         start = time.perf_counter()
         self._warm, self._end = start + job.seconds * WARM_PART, start + job.seconds
-        for _ in range(job.clients):
-            _, client = await loop.create_connection(lambda: Client(self), "127.0.0.1", job.port)
-            self._open.add(client)
-        async with asyncio.timeout(job.seconds + LATE_S):
-            await self._ended.wait()
+        made = [await loop.create_connection(lambda: Client(self), "127.0.0.1", job.port) for _ in range(job.clients)]
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), job.seconds + LATE_S)
+        for transport, _ in made:
+            transport.abort()  # those that are left wait for an answer
+        await self._ended.wait()
         self.found.seconds = time.perf_counter() - self._warm
         times, firsts = sorted(self._times) or [0.0], sorted(self._firsts) or [0.0]
         self.found.p50_ms = times[len(times) // 2] * 1000
@@ -174,6 +177,17 @@ class Load:
         used = resource.getrusage(resource.RUSAGE_SELF)
         self.found.cpu_s = used.ru_utime + used.ru_stime
         return self.found
+
+
+def numbered(body: str, number: int) -> str:
+    """The body as the request of that number, from 0 on, has it; as long as all others."""
+    before, _, after = body.partition(FIRST)
+    return "{}{}, {}{}".format(before, *_number(number), after)
+
+
+def _number(number: int) -> tuple[int, int]:
+    """Always of four digits each; small enough for ids of tokens up to some three million."""
+    return 1000 + number // 1000, 1000 + number % 1000
 
 
 def _request(job: Job, body: bytes) -> bytes:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +18,7 @@ from contextlib import ExitStack, closing, contextmanager
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from threading import Timer
 from typing import NamedTuple
 
 from bench.frontdoor_worker import MODEL
@@ -24,6 +27,7 @@ from streams.ports import free_port
 
 WORKERS = 4
 READY_S = 60.0
+"""How long a front door may take to its first answer, and a helper to say that it is ready."""
 SETTLE_S = 2.0
 """After the first answer: what a start leaves to be done is not measured."""
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
@@ -137,17 +141,37 @@ def _rust_router(name: str, command: list[str], pace_ms: float) -> Iterator[Targ
 
 @contextmanager
 def _told(command: list[str], log: Path) -> Iterator[None]:
-    """A helper of ours: it said "ready", and ends with its standard input."""
+    """A helper of ours: it said "ready", and ends with its standard input; killed if it does either too late."""
     with log.open("w") as out, started(command, out, None, talks=True) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            if process.stdout.readline() != "ready\n":
-                sys.exit(f"{' '.join(command)} did not start:\n{log.read_text()}")
+            if _said(process) != "ready\n":
+                sys.exit(f"{' '.join(command)} did not start within {READY_S:g} s:\n{log.read_text()}")
             yield
         finally:
             process.stdin.close()
-            process.wait(END_S)
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                _kill(process)
+
+
+def _said(process: subprocess.Popen[str]) -> str:
+    """Its first line; "" if it said nothing in time, and was killed."""
+    assert process.stdout is not None
+    timer = Timer(READY_S, _kill, (process,))
+    timer.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        timer.cancel()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """With its children, which hold its standard output, too."""
+    for pid in family(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _answers(port: int, log: Path, body: dict[str, object]) -> None:

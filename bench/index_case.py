@@ -28,6 +28,7 @@ GROUPS = 8
 """Workers that hold the same long prompt, each to another depth."""
 
 
+Kind = type[BlocksStored | BlocksRemoved]
 Told = tuple[int, bytes]
 """The number of a worker, and a message of it with one event, as the log has it."""
 
@@ -79,12 +80,12 @@ def _lap(work: Callable[[], object]) -> float:
     return time.thread_time() - started
 
 
-def _message(worker: int, kind: type[BlocksStored | BlocksRemoved], blocks: Blocks) -> Told:
+def _message(worker: int, kind: Kind, blocks: Blocks) -> Told:
     event = kind(hashes=blocks.hashes, pieces=blocks.pieces, heads=blocks.heads)
     return worker, encode_message(SourceId(f"{worker:016x}"), 1, CHAIN_START, 1, [encode_event(event)])
 
 
-def _events(some: list[Placed], shared: list[int], kind: type[BlocksStored | BlocksRemoved] = BlocksStored) -> list[Told]:
+def _events(some: list[Placed], shared: list[int], kind: Kind = BlocksStored) -> list[Told]:
     """As a worker's mirror tells of these chains, which begin behind the shared blocks."""
     found = list[Told]()
     for worker, each in some:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ EVENTS_PER_S = 2_000
 BLOCKS = 4
 """Blocks in one event."""
 WARM_UP_S, MEASURED_S, MEASURED_QUICK_S = 1.0, 10.0, 2.0
-READY_S = 30.0
+READY = b"ready\n"
+READY_S, RESULT_S = 30.0, 60.0
 NS_PER_MS = 1e6
 JOINED = WorkerJoined(
     name="w", model="m", role="decode", engine="none", block_size=64, capacity_blocks=1, context_max=1, address="-"
@@ -86,7 +87,7 @@ async def replica() -> None:
     while not runner.caught_up:  # noqa: ASYNC110 - it has no event to wait for
         await asyncio.sleep(0.01)
     cpu_s = time.process_time()
-    print("ready", flush=True)
+    print(READY.decode(), end="", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     cpu_us = (time.process_time() - cpu_s) / max(lags.messages, 1) * MICRO
     found = lags.summary(told["skip"]) | {"cpu_us_per_message": cpu_us, "digest": runner.state.digest}
@@ -105,26 +106,41 @@ class Replica:
         self._tell({"url": server.url, "user": given.user, "password": given.password, "skip": skip})
 
     async def ready(self) -> None:
-        """It has folded what is there."""
-        async with asyncio.timeout(READY_S):
-            await asyncio.to_thread(self._line)
+        """It has folded what is there. The program ends if it does not say so within READY_S."""
+        said = await self._said("ready", READY_S)
+        if said != READY:
+            sys.exit(f"a replica says {said!r}, not that it is ready")
 
     async def result(self) -> dict[str, Any]:
-        """What it measured; it has ended."""
+        """What it measured; the program ends if that takes longer than RESULT_S."""
         self._tell("end")
-        found: dict[str, Any] = json.loads(await asyncio.to_thread(self._line))
-        await asyncio.to_thread(self._process.wait)
+        found: dict[str, Any] = json.loads(await self._said("done", RESULT_S))
         return found
 
     def kill(self) -> None:
         """It is gone, if it was not."""
         self._process.kill()
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # it did not read all
+                    pipe.close()
 
     def _tell(self, what: object) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what).encode() + b"\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # one that is gone says nothing, and that is noticed
+            self._process.stdin.write(json.dumps(what).encode() + b"\n")
+            self._process.stdin.flush()
+
+    async def _said(self, what: str, within_s: float) -> bytes:
+        """Its next line; the program ends if there is none."""
+        try:
+            async with asyncio.timeout(within_s):
+                said = await asyncio.to_thread(self._line)
+        except TimeoutError:
+            self.kill()  # so that nobody waits for its line any longer
+            sys.exit(f"a replica was not {what} within {within_s:g} s")
+        return said or sys.exit(f"a replica ended before it was {what}")
 
     def _line(self) -> bytes:
         assert self._process.stdout is not None

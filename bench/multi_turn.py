@@ -42,6 +42,7 @@ TALKS_QUICK, TURNS_QUICK, REPEATS_QUICK = 2, 3, 1
 WARM_UP = Workload(talks=2, turns=2, pause_s=0.0)
 SIMULATED = {"eos_every": 0, "capacity_blocks": 4096}
 US_PER_S = 1e6
+BY_ENGINES = "prompt tokens computed, by engines"
 
 
 class Phase(NamedTuple):
@@ -110,7 +111,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         found, busy = asyncio.run(_measured(deployment, load, named, repeats))
     beside = found.get(ROUND_ROBIN)
     for policy, it in found.items():
-        yield from _figures(policy, it, None if policy == ROUND_ROBIN else beside)
+        yield from figures(policy, it, None if policy == ROUND_ROBIN else beside)
     yield Figure("CPU, whole machine", 100 * busy, "% busy")
     print("\n" + markdown(found) + "\n", flush=True)
 
@@ -172,11 +173,14 @@ def _count(ops: str) -> int:
     return int(counted["contrail_worker_prompt_tokens_total"] - counted["contrail_worker_cached_tokens_total"])
 
 
-def _figures(policy: str, it: Found, beside: Found | None) -> Iterator[Figure]:
+def figures(policy: str, it: Found, beside: Found | None) -> Iterator[Figure]:
+    """Of one policy. What the workers count does not hold if answers tell otherwise."""
     note = "" if beside is None else f"peer: {ROUND_ROBIN}"
     for what, unit, value in _numbers(it):
         peer = None if beside is None else {name: found for name, _, found in _numbers(beside)}[what]
-        yield Figure(f"{policy}: {what}", value, unit, peer, note=note)
+        differs = what == BY_ENGINES and it.computed_by_engines != it.computed_tokens
+        said = f"DIFFERS: {it.computed_by_engines} counted, {it.computed_tokens} by answers" if differs else note
+        yield Figure(f"{policy}: {what}", value, unit, peer, note=said, holds=not differs)
 
 
 def _numbers(it: Found) -> list[tuple[str, str, float]]:
@@ -186,7 +190,7 @@ def _numbers(it: Found) -> list[tuple[str, str, float]]:
         ("first token, p99", "ms", it.first.p99),
         ("prompt tokens", "", it.prompt_tokens),
         ("prompt tokens computed, by answers", "", it.computed_tokens),
-        ("prompt tokens computed, by engines", "", it.computed_by_engines),
+        (BY_ENGINES, "", it.computed_by_engines),
         ("requests, most over mean", "", it.requests.max_over_mean),
         ("computed tokens, most over mean", "", it.computed.max_over_mean),
     ]

@@ -25,6 +25,8 @@ class Told(NamedTuple):
     status: int
     """Of the answer; 0 if there was none."""
     seconds: float
+    ended_s: float
+    """When, by `time.monotonic`."""
     retry_after: bool
     """It was refused, and told when to try again."""
     failure: str = ""
@@ -35,12 +37,21 @@ class Phase(NamedTuple):
 
     seconds: float
     """In which they were sent."""
+    until_s: float
+    """When that was over, by `time.monotonic`; some were answered later."""
     told: list[Told]
 
     def good(self, slo_s: float, tenant: str | None = None) -> list[Told]:
         """Those that were answered in time."""
         mine = self.told if tenant is None else self.of(tenant)
         return [each for each in mine if each.status == 200 and each.seconds <= slo_s]
+
+    def goodput(self, slo_s: float) -> float:
+        """Answers in time, per second: of those that ended while requests were still sent, and not at the beginning,
+        when the first ones are still under way."""
+        counted_s = self.seconds - min(slo_s, self.seconds / 2)
+        good = self.good(slo_s)
+        return sum(self.until_s - counted_s < each.ended_s <= self.until_s for each in good) / counted_s
 
     def of(self, tenant: str) -> list[Told]:
         """Those of one tenant."""
@@ -87,20 +98,24 @@ async def offered(http: httpx.AsyncClient, rates: dict[str, float], seconds: flo
         await asyncio.sleep(max(started_s + at_s - time.monotonic(), 0))
         (tenant,) = rng.choices(list(rates), list(rates.values()))
         asking.append(asyncio.create_task(_ask(http, rng, tenant)))
-    took_s = time.monotonic() - started_s
-    return Phase(took_s, list(await asyncio.gather(*asking)))
+    until_s = time.monotonic()
+    return Phase(until_s - started_s, until_s, list(await asyncio.gather(*asking)))
 
 
 async def _ask(http: httpx.AsyncClient, rng: random.Random, tenant: str) -> Told:
     tokens = [rng.randrange(*VOCAB) for _ in range(PROMPT_TOKENS)]
     body = {"model": MODEL, "prompt": tokens, "max_tokens": ANSWER_TOKENS, "temperature": 0}
     started_s = time.monotonic()
+
+    def told(status: int, failure: str, *, again: bool = False) -> Told:
+        ended_s = time.monotonic()
+        return Told(tenant, status, ended_s - started_s, ended_s, again, failure)
+
     try:
         answer = await http.post(
             "/v1/completions", json=body, headers={"x-contrail-tenant": tenant}, timeout=httpx.Timeout(GIVE_UP_S)
         )
     except httpx.HTTPError as error:
-        return Told(tenant, 0, time.monotonic() - started_s, False, repr(error))
-    after = "retry-after" in answer.headers
+        return told(0, repr(error))
     failure = "" if answer.status_code == 200 else answer.text
-    return Told(tenant, answer.status_code, time.monotonic() - started_s, after, failure)
+    return told(answer.status_code, failure, again="retry-after" in answer.headers)

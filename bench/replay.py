@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _verified(what: str, path: Path) -> Iterator[Figure]:
-    spent_s = min(lap(partial(_verify, path), time.process_time) for _ in range(REPEAT))
+    spent_s = median_s(partial(_verify, path), REPEAT, time.process_time)
     with Recording.open(path, KEY) as recording:
         found = verify(recording, jobs=os.cpu_count() or 1)
         assert found.holds

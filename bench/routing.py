@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple
 
 from actors.engines.simulated_settings import mocker_settings
 from api.pairs import pairs
-from bench.figures import Figure, main, number, peer_python
+from bench.figures import PEERS, Figure, main, number, peer_python, refuse
 from replay.simulating.options import Options
 from replay.simulating.report import Report
 from replay.simulating.setup import SEED, Setup
@@ -107,8 +106,6 @@ WHATS = (("cached", "%", False), ("first token", "ms", True), ("per token", "ms"
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """The figures of every row, Dynamo's and then ours under every policy; then the table."""
     file = trace_file(options)
-    if file is None:
-        return
     base = Setup(file, Pace(seed=options.seed), Options(engine=mocker_settings(), seed=options.seed))
     rows = [row for row in ROWS if row.short in options.rows]
     seeds = range(options.seed, options.seed + options.draws)
@@ -129,14 +126,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
 
 def extend(parser: argparse.ArgumentParser) -> None:
     """Which trace, and what is tried on it."""
-    parser.add_argument("--trace", type=Path, metavar="FILE", help=f"in Mooncake's format; else {TRACE} in …")
-    parser.add_argument(
-        "--traces",
-        type=Path,
-        metavar="DIR",
-        default=os.environ.get("CONTRAIL_TRACES"),
-        help="… this folder; or CONTRAIL_TRACES",
-    )
+    which_trace(parser)
     parser.add_argument("--policies", nargs="+", default=POLICIES, metavar="NAME[,KEY=VALUE…]", help="what to try")
     names = [row.short for row in ROWS]
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
@@ -157,12 +147,28 @@ def markdown(table: Mapping[Row, Mapping[str, Found]], peers: Mapping[Row, Mappi
     return "\n".join(lines)
 
 
-def trace_file(options: argparse.Namespace) -> TraceFile | None:
-    path = options.trace or Path(options.traces or ".", TRACE)
+def which_trace(parser: argparse.ArgumentParser) -> None:
+    """The options that say where the trace is."""
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=f"in Mooncake's format; else {TRACE} in …")
+    traces = os.environ.get("CONTRAIL_TRACES")
+    parser.add_argument("--traces", type=Path, metavar="DIR", default=traces, help="… this folder; or CONTRAIL_TRACES")
+
+
+def trace_path(options: argparse.Namespace) -> Path:
+    """The trace; the program ends if it is not where it was said to be, or nothing was said."""
+    path: Path = options.trace or Path(options.traces or ".", TRACE)
     if not path.is_file():
-        print(f"left out: give --trace FILE, or --traces DIR, a folder that has {TRACE}", file=sys.stderr)
-        return None
-    return TraceFile(path, MOONCAKE, first=QUICK_REQUESTS if options.quick else 0)
+        if options.trace:
+            refuse(f"--trace {path}: there is no such file")
+        if options.traces:
+            refuse(f"--traces, or CONTRAIL_TRACES: there is no {path}")
+        refuse(f"nothing to measure: give --trace FILE, or --traces DIR, a folder that has {TRACE}")
+    return path
+
+
+def trace_file(options: argparse.Namespace) -> TraceFile:
+    """The same, as simulations take it; only its beginning if it is to be quick."""
+    return TraceFile(trace_path(options), MOONCAKE, first=QUICK_REQUESTS if options.quick else 0)
 
 
 def _given(row: Row, policy: str) -> dict[str, Any]:
@@ -195,7 +201,7 @@ def _beside(policy: str, peers: Mapping[str, Found]) -> Found | None:
 
 def _dynamo(trace: Trace, rows: Sequence[Row], seeds: Sequence[int], venv: Path) -> dict[Row, dict[str, Found]]:
     """By row, and there by what it was told."""
-    python, found = peer_python(venv), {}
+    python, found = peer_python(venv, PEERS["routing"]), {}
     with tempfile.TemporaryDirectory() as folder:
         for row in rows:
             runs = [_replayed(python, _written(trace, Path(folder, "trace.jsonl"), row, seed), row) for seed in seeds]

@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from bench.figures import Figure, main, number
+from bench.figures import Figure, main, number, refuse
 from bench.policies import policies
-from bench.routing import POLICIES, TRACE
+from bench.routing import POLICIES, trace_path, which_trace
 from bench.slice_live import Live, lives
 from bench.slice_part import Part, part_of, simulated
 from core.errors import CallerError
@@ -39,6 +39,7 @@ JITTER_MS = 3000
 RUNS, RUNS_QUICK = 8, 2
 """Simulations of each."""
 FAILURES_SHOWN = 3
+DIFFERS = "DIFFERS"
 
 
 class What(NamedTuple):
@@ -88,15 +89,12 @@ class Compared(NamedTuple):
             return ""
         if abs(self.apart) <= self.what.bound:
             return "agrees"
-        return "as runs differ" if min(self.runs) <= self.live <= max(self.runs) else "DIFFERS"
+        return "as runs differ" if min(self.runs) <= self.live <= max(self.runs) else DIFFERS
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """The figures of each kind of arrivals under each policy; then the table."""
-    file = options.trace or Path(options.traces or ".", TRACE)
-    if not file.is_file():
-        print(f"left out: give --trace FILE, or --traces DIR, a folder that has {TRACE}", file=sys.stderr)
-        return
+    file = trace_path(options)
     seconds = options.seconds or (SECONDS_QUICK if options.quick else SECONDS)
     runs = options.runs or (RUNS_QUICK if options.quick else RUNS)
     table: dict[str, list[Compared]] = {}
@@ -123,9 +121,7 @@ def _lived(asked: Part, options: argparse.Namespace) -> Iterator[tuple[str, dict
 
 def extend(parser: argparse.ArgumentParser) -> None:
     """Which part of which trace, and what is tried on it."""
-    parser.add_argument("--trace", type=Path, metavar="FILE", help=f"in Mooncake's format; else {TRACE} in …")
-    traces = os.environ.get("CONTRAIL_TRACES")
-    parser.add_argument("--traces", type=Path, metavar="DIR", default=traces, help="… this folder; or CONTRAIL_TRACES")
+    which_trace(parser)
     parser.add_argument("--policies", nargs="+", default=POLICIES, metavar="NAME[,KEY=VALUE…]", help="what to try")
     parser.add_argument("--start", type=float, default=START_S, metavar="S", help="where in the trace it begins")
     parser.add_argument("--seconds", type=float, metavar="S", help=f"how much of the trace; {SECONDS:g} if not given")
@@ -167,7 +163,7 @@ def _figures(load: str, rows: list[Compared], found: Live) -> Iterator[Figure]:
         between = f"{len(it.runs)} runs, {_digits(min(it.runs))} to {_digits(max(it.runs))}"
         yield Figure(f"{what}, simulated", it.mean, it.what.unit, lower_is_better=lower, note=between)
         within = "" if it.what.bound is None else f"{it.verdict}; bound {it.what.bound:.0%}"
-        yield Figure(f"{what}, apart", 100 * it.apart, "%", note=within)
+        yield Figure(f"{what}, apart", 100 * it.apart, "%", note=within, holds=it.verdict != DIFFERS)
     failures = "; ".join(found.failures[:FAILURES_SHOWN])
     yield Figure(f"{load}: requests", found.report.requests, "", lower_is_better=False)
     yield Figure(f"{load}: failed", found.report.failed, "requests", note=failures)
@@ -182,7 +178,7 @@ def _part(file: Path, options: argparse.Namespace, seconds: float, jitter_ms: in
     try:
         asked = part_of(file, options.start, seconds, Pace(jitter_ms=jitter_ms, seed=options.seed))
     except CallerError as error:
-        sys.exit(str(error))
+        refuse(str(error))
     _say(f"{len(asked.arrivals)} requests, {asked.prompt_tokens:,} prompt tokens, {asked.output_tokens:,} to answer")
     return asked
 

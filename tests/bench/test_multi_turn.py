@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.multi_turn import Found, Phase, markdown
+from bench.multi_turn import Found, Phase, figures, markdown
 from bench.multi_turn_talks import Turn, Workload, talk_all
 from bench.streamed import Streamed
 from tests.bench.speaking import speaking
@@ -79,3 +79,13 @@ def test_of_all_phases_of_a_policy_together() -> None:
     assert found.requests.per_worker == (2, 1)
     assert found.computed.per_worker == (140, 40)
     assert "| prompt tokens computed, by engines | 180 |" in markdown({"kv": found})
+
+
+def test_workers_that_count_otherwise_than_answers_say_do_not_hold() -> None:
+    answers = [turn("a", 100, 0, 0.1), turn("b", 100, 60, 0.2)]
+    equal, other = (Found([Phase(answers, {"a": 100, "b": count})]) for count in (40, 41))
+
+    assert all(figure.holds for figure in figures("kv", equal, None))
+    (broken,) = (figure for figure in figures("kv", other, equal) if not figure.holds)
+    assert broken.what == "kv: prompt tokens computed, by engines"
+    assert broken.note == "DIFFERS: 141 counted, 140 by answers"
