@@ -21,6 +21,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import httpx
+
+from api.openai.text.segments import BYTES_MAX
 from core.errors import Unavailable
 from tests.chaos.broker import broker_of
 from tests.chaos.load import Load
@@ -35,12 +38,17 @@ STEADY_S = 20.0
 """The next one goes only when all are there and this has passed."""
 WARM_UP_SHARE = 0.25
 """So much of the time is not looked at: caches fill, allocators settle."""
+FILL_SAID_EVERY = 500
 SLOPE_MAX = 4 << 20
 """Bytes per hour that a process's memory may seem to grow by …"""
 SLOPE_SHARE_MAX = 0.05
 """… or this share of it, whichever is more."""
 FILES_MORE_MAX = 8
 """More open files at the end than after the warm-up."""
+TEXT_WORDS = 4000
+TEXTS_PER_FRONTEND = 3 * BYTES_MAX // (TEXT_WORDS * 16)
+"""Front ends keep the tokens of texts seen lately within a bound: with so many that is reached before anything is
+measured, whichever of them answers. Else an hour at this rate would be growth towards it."""
 ENGINE_ARGS = {"capacity_blocks": 256, "eos_every": 0}
 SNAPSHOT_EVERY = "5m"
 """More often than by default, so that an hour sees a dozen of them."""
@@ -82,7 +90,18 @@ async def main(wanted: argparse.Namespace) -> int:
     return 1 if findings["wrong"] else 0
 
 
+async def _fill(url: str, texts: int) -> None:
+    """So many long texts are tokenized, each over a connection of its own."""
+    for number in range(texts):
+        async with httpx.AsyncClient(timeout=30) as http:
+            text = f"{number:08} " + "word and " * (TEXT_WORDS // 2)
+            (await http.post(f"{url}/tokenize", json={"prompt": text})).raise_for_status()
+        if number % FILL_SAID_EVERY == 0:
+            print(f"filling the front ends' memory of texts: {number} of {texts}")
+
+
 async def _soaked(running: Running, wanted: argparse.Namespace) -> dict[str, Any]:
+    await _fill(running.url, wanted.replicas * TEXTS_PER_FRONTEND)
     host, _, port = running.url.removeprefix("http://").rpartition(":")
     load = Load(host, int(port), wanted.seed, clients=8, per_s=wanted.rate)
     turnover = Turnover(running, wanted.seed, wanted.workers)
