@@ -164,7 +164,10 @@ def decode_message(payload: bytes) -> Message:
     form = _json if payload[:1] == JSON_START else _msgpack
     try:
         known = form.known.decode(payload)
-        if all(event.v <= EVENT_VERSION for event in known.events):
+        for event in known.events:
+            if event.v > EVENT_VERSION:
+                break
+        else:
             return Message(
                 source=SourceId(known.source), n=known.n, prev=known.prev, sent_ms=known.sent_ms, events=known.events
             )

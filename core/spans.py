@@ -10,6 +10,7 @@ An event without pieces says only which blocks it means; readers keep each of th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from core.ids import COLUMN_WIDTH
@@ -23,6 +24,8 @@ PIECE_BYTES = bytes((piece % SPAN_BLOCKS + 1) * COLUMN_WIDTH for piece in range(
 
 START_BYTES = bytes(piece // SPAN_BLOCKS * COLUMN_WIDTH for piece in range(256))
 """How many bytes of hashes come before it in its span."""
+LENGTHS_KEPT = 4096
+"""Most events look like one seen before."""
 
 _PLACES = bytes(piece // SPAN_BLOCKS for piece in range(256))
 _AT_HEADS = bytes(range(INSIDE))
@@ -77,14 +80,16 @@ def check_pieces(hashes: bytes, pieces: bytes, heads: bytes) -> None:
     any, name them all and lie within spans."""
     if len(hashes) % COLUMN_WIDTH:
         raise ValueError(f"a column of {len(hashes)} bytes holds no whole numbers of {COLUMN_WIDTH}")
-    if not pieces and not heads:
-        return
+    if (pieces or heads) and _lengths(pieces) != (len(hashes), len(heads)):
+        raise ValueError(f"{len(hashes)} bytes of blocks, {len(heads)} of heads: the pieces need {_lengths(pieces)}")
+
+
+@lru_cache(LENGTHS_KEPT)
+def _lengths(pieces: bytes) -> tuple[int, int]:
+    """Bytes of blocks and of heads that they need; ValueError if one ends outside its span."""
     if pieces.translate(None, _VALID):
         raise ValueError("a piece ends outside its span")
-    if sum(pieces.translate(PIECE_BYTES)) != len(hashes):
-        raise ValueError(f"the pieces do not have {len(hashes) // COLUMN_WIDTH} blocks together")
-    if len(pieces.translate(None, _AT_HEADS)) * COLUMN_WIDTH != len(heads):
-        raise ValueError(f"{len(heads)} bytes are not the heads of the pieces that need one")
+    return sum(pieces.translate(PIECE_BYTES)), len(pieces.translate(None, _AT_HEADS)) * COLUMN_WIDTH
 
 
 def chain_pieces(place: int, blocks: int) -> bytes:

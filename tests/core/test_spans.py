@@ -52,8 +52,8 @@ def test_single_blocks_lie_nowhere() -> None:
     [
         ([Piece(bytes(8), 0, bytes(12))], b"", "no whole numbers"),
         ([Piece(bytes(8), 15, bytes(16))], b"", "outside its span"),
-        ([Piece(bytes(8), 1, bytes(16))], bytes(8), "16 bytes are not the heads"),
-        ([Piece(bytes(8), 0, bytes(16))], bytes(8), "8 bytes are not the heads"),
+        ([Piece(bytes(8), 1, bytes(16))], bytes(8), "the pieces need"),
+        ([Piece(bytes(8), 0, bytes(16))], bytes(8), "the pieces need"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(pieces: list[Piece], heads: bytes, wrong: str) -> None:
@@ -66,5 +66,5 @@ def test_what_does_not_fit_together_is_refused(pieces: list[Piece], heads: bytes
 def test_pieces_name_every_block() -> None:
     """None more, none less, and none without its block."""
     for hashes, pieces, heads in ((bytes(24), bytes([1]), b""), (bytes(8), bytes([1]), b""), (b"", b"", bytes(8))):
-        with pytest.raises(ValueError, match=r"blocks together|heads"):
+        with pytest.raises(ValueError, match="the pieces need"):
             check_pieces(hashes, pieces, heads)
