@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 
 from core.prompt import HASH_BYTES
+from projections.projection import MASK64
 
-MASK64 = (1 << 64) - 1
 FEW_BYTES = 12 * HASH_BYTES
 """Up to here adding one by one is cheaper."""
 MANY_BYTES = 256 * HASH_BYTES

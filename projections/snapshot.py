@@ -44,7 +44,7 @@ LOAD_BLOCKS_MAX = 8192
 
 _MAGIC = b"CTRLSNAP"
 _LENGTH = struct.Struct("<Q")
-_RUN_LENGTHS = bytes(range(1, SPAN_BLOCKS + 1))
+_RUN_LENGTHS = bytes(range(2, SPAN_BLOCKS + 1))
 
 T = TypeVar("T")
 
