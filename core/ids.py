@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from typing import NewType
 
 WorkerId = NewType("WorkerId", str)
@@ -41,7 +42,7 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def to_column(ids: list[str]) -> bytes:
+def to_column(ids: Sequence[str]) -> bytes:
     """The ids, 8 bytes each, in the order given."""
     return bytes.fromhex("".join(ids))
 
