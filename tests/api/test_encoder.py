@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from api.openai.text.encoder import Encoder
 from api.openai.text.segments import Segments
-from api.openai.text.words import WORDS_MAX, words_of
+from api.openai.text.words import WORDS_MAX, Words, words_of
 from core.prompt import tokens_to_bytes
 
 LLAMA3 = (
@@ -95,6 +95,9 @@ WAYS = {
     "strips": "the library alone",
 }
 ENCODERS = {name: Encoder(made, json.loads(made.to_str())) for name, made in TOKENIZERS.items()}
+WORDS: dict[str, Words] = {
+    name: found for name, made in TOKENIZERS.items() if (found := words_of(made, json.loads(made.to_str()))) is not None
+}
 PIECES = st.one_of(
     st.text(max_size=30),
     st.text(st.characters(max_codepoint=127), max_size=30),
@@ -132,6 +135,37 @@ def test_words_that_differ_from_the_library_are_not_trusted() -> None:
     assert "by segments," in repr(Encoder(made, description))
 
 
+ASCII = st.text(st.one_of(st.sampled_from(" '.aZ9s\n\t\r/\x1c"), st.characters(max_codepoint=127)), max_size=12)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen", "o200k"])
+@given(pieces=st.lists(ASCII, max_size=12))
+@example(pieces=["it's", "x.\n\n", "y", "\n"])
+@example(pieces=["", "a", "b"])
+@example(pieces=["a", "b\n"])
+def test_a_text_cut_at_its_spaces_is_the_one_that_is_matched(name: str, pieces: list[str]) -> None:
+    """Wherever the white space stands."""
+    text = " ".join(pieces)
+    assert WORDS[name].tokens(text) == WORDS[name].matched(text)
+
+
+def test_words_without_white_space_beside_their_spaces_are_cut_there() -> None:
+    """Under the usual patterns only: under another one a word may go on behind a space."""
+    text = "The quick, brown fox's 12 jumps.\n\nOver it\n"
+    for name in ("gpt2", "llama3", "qwen", "o200k"):
+        spaced = WORDS[name]._spaced
+        assert spaced is not None
+        assert spaced.tokens(text) == WORDS[name].matched(text)
+        assert spaced.tokens("no  " + text) is None
+    made = byte_level(split(r"\p{L}+ \p{L}+|" + LLAMA3))
+    other = words_of(made, json.loads(made.to_str()))
+    assert other is not None
+    assert other._spaced is None
+    assert other.tokens("good day to you") == tokens_to_bytes(
+        made.encode("good day to you", add_special_tokens=False).ids
+    )
+
+
 def test_words_are_forgotten_before_they_are_too_many() -> None:
     """And found again."""
     made = TOKENIZERS["gpt2"]
@@ -139,8 +173,10 @@ def test_words_are_forgotten_before_they_are_too_many() -> None:
     assert words is not None
     first = words.tokens("word0")
     for number in range(WORDS_MAX + 10):
-        words.tokens(f" {number:x}g")
+        words.tokens(f"a {number:x}g b")
+    assert words._spaced is not None
     assert len(words) <= WORDS_MAX
+    assert len(words._spaced) <= WORDS_MAX
     assert words.tokens("word0") == first
 
 

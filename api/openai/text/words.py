@@ -1,9 +1,13 @@
-"""Words: byte-level BPE of ASCII text, each word's tokens looked up once and then remembered."""
+"""Words: byte-level BPE of ASCII text, each word's tokens looked up once and then remembered.
+
+A pattern says where words end. Under the usual ones a word begins at every single space between two characters that
+are none, whatever stands around: such a text is cut at its spaces, which is four times as fast as to match it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -23,27 +27,85 @@ CLASSES = {
     "Lt": "", "Lm": "", "Lo": "", "M": "", "Nl": "", "No": "",
 }  # fmt: skip
 """Unicode's categories as far as they lie in ASCII."""
+_LETTERS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+)
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+CUT_BY_SPACES = {
+    *GPT2.split("|"), _CONTRACTIONS, *_LETTERS, *(letters + _CONTRACTIONS + "?" for letters in _LETTERS),
+    r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}", r"\p{N}{1,3}",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+",
+}  # fmt: skip
+"""Alternatives that match a space only as their first character or among nothing but white space, and look no further
+than what they match, but for white space: no match goes on from another character into a single space."""
 PRINTABLE = range(33, 127)
 _CATEGORY = re.compile(r"\\p\{(\w+)\}")
+_ALTERNATIVE = re.compile(r"\|(?![^(]*\))")
+"""Between two alternatives, in no parentheses."""
 
 
 class Words(dict[str, bytes]):
     """Word to its tokens, found on the first use."""
 
-    def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str], *, cut_by_spaces: bool) -> None:
         super().__init__()
         self._model = tokenizer.model
         self._find = pattern.findall
+        self._spaced = Spaced(self.matched) if cut_by_spaces else None
 
     def tokens(self, text: str) -> bytes | None:
         """An ASCII text's tokens; None if the pattern leaves something of it out."""
+        found = None if self._spaced is None else self._spaced.tokens(text)
+        return self.matched(text) if found is None else found
+
+    def matched(self, text: str) -> bytes | None:
+        """The same, by the pattern alone."""
         words = self._find(text)
-        if sum(map(len, words)) != len(text):
+        if len("".join(words)) != len(text):
             return None
         return b"".join(map(self.__getitem__, words))
 
     def __missing__(self, word: str) -> bytes:
         found = tokens_to_bytes([token.id for token in self._model.tokenize(word.translate(_BYTE_CHARS))])
+        if len(self) >= WORDS_MAX:
+            self.clear()
+        if len(word) <= WORD_CHARS_MAX:
+            self[word] = found
+        return found
+
+
+class Spaced(dict[str, bytes]):
+    """What stands between two spaces to its tokens, with the space before it."""
+
+    def __init__(self, matched: Callable[[str], bytes | None]) -> None:
+        super().__init__()
+        self._matched = matched
+
+    def tokens(self, text: str) -> bytes | None:
+        """The text's tokens; None if it is to be matched as a whole, since a space has white space beside it."""
+        first, *others = text.split(" ")
+        if not others:
+            return None
+        last = others.pop()
+        if not (first and last) or first[-1].isspace() or last[0].isspace():
+            return None
+        try:
+            end = self._found(" " + last) if last[-1].isspace() else self[last]
+            return b"".join((self._found(first), *map(self.__getitem__, others), end))
+        except KeyError:
+            return None
+
+    def _found(self, text: str) -> bytes:
+        found = self._matched(text)
+        if found is None:
+            raise KeyError(text)
+        return found
+
+    def __missing__(self, word: str) -> bytes:
+        if not word or word[0].isspace() or word[-1].isspace():
+            raise KeyError(word)
+        found = self._found(" " + word)
         if len(self) >= WORDS_MAX:
             self.clear()
         if len(word) <= WORD_CHARS_MAX:
@@ -58,7 +120,7 @@ def words_of(tokenizer: Tokenizer, description: Mapping[str, Any]) -> Words | No
     if pattern is None or model.get("type") != "BPE" or model.get("dropout") or not _is_identity(description):
         return None
     compiled = _compiled(pattern)
-    return None if compiled is None else Words(tokenizer, compiled)
+    return None if compiled is None else Words(tokenizer, compiled, cut_by_spaces=_is_cut_by_spaces(pattern))
 
 
 def _pattern(pre_tokenizer: Mapping[str, Any]) -> str | None:
@@ -82,6 +144,10 @@ def _is_identity(description: Mapping[str, Any]) -> bool:
     normalizer = description.get("normalizer") or {"type": "Sequence", "normalizers": []}
     parts = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
     return all(part.get("type") in IDENTITIES for part in parts)
+
+
+def _is_cut_by_spaces(pattern: str) -> bool:
+    return set(_ALTERNATIVE.split(pattern)) <= CUT_BY_SPACES
 
 
 def _compiled(pattern: str) -> re.Pattern[str] | None:
