@@ -99,6 +99,13 @@ class Prompt:
             found = self._cache[depth] = BlockHash(self._digest(depth))
         return found
 
+    def block(self, depth: int) -> bytes:
+        """The same as `hashes` has it: 8 bytes."""
+        if self._all:
+            end = depth * HASH_BYTES
+            return self._all[end - HASH_BYTES : end]
+        return self.key(depth).to_bytes(HASH_BYTES, "little")
+
     def hashes(self) -> bytes:
         """All block hashes as little-endian uint64, streamed once: about 0.1 us per block."""
         if not self._all:

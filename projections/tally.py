@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import TypeVar
 
 import msgspec
 
 from core.ids import RequestId, WorkerId
 from core.prompt import Prompt
+from projections.backlog import Outstanding
 
 HASH_BYTES = 8
 
 Key = tuple[RequestId, int]
 """A request and its attempt."""
 Place = TypeVar("Place", WorkerId, bytes)
+Row = TypeVar("Row")
 Beyond = tuple[slice, bytes]
 """A place in a prompt's hashes, and what stands there."""
 ANYBODY: Beyond = slice(0, 0), b""
@@ -62,19 +64,22 @@ class Tally:
 
     def __init__(self) -> None:
         self.busy: dict[WorkerId, Busy] = {}
-        self.prefills: dict[WorkerId, Entries] = {}
-        """Requests of which no first token has come; a worker without any is not in it."""
+        self.prefills: dict[WorkerId, dict[int, Outstanding]] = {}
+        """Requests of which no first token has come, by the identity of their entries; a worker without any is not in
+        it."""
         self._pending: dict[bytes, Entries] = {}
-        """The same by the first block of their prompts, where that is known."""
+        """Their entries, by the first block of their prompts where that is known."""
 
     def add(self, key: Key, entry: InFlight) -> None:
         """The entry counts."""
         self.weigh(entry, 1)
         if not entry.prefill_tokens:
             return
-        self.prefills.setdefault(entry.worker, {})[id(entry)] = key, entry
+        place, (request, attempt) = id(entry), key
+        row = tuple.__new__(Outstanding, (entry.begins_us, request, attempt, entry.prefill_tokens))  # half its price
+        self.prefills.setdefault(entry.worker, {})[place] = row
         if entry.hashes:
-            self._pending.setdefault(entry.hashes[:HASH_BYTES], {})[id(entry)] = key, entry
+            self._pending.setdefault(entry.hashes[:HASH_BYTES], {})[place] = key, entry
 
     def subtract(self, entry: InFlight) -> None:
         """The entry counts no more; sums may be negative where it was added elsewhere."""
@@ -94,15 +99,15 @@ class Tally:
         if not (busy.requests or busy.blocks or busy.prefill_tokens):  # as __bool__, without the call
             del self.busy[entry.worker]
 
-    def pending(self, prompt: Prompt) -> Iterable[tuple[Key, InFlight]]:
+    def pending(self, prompt: Prompt) -> Collection[tuple[Key, InFlight]]:
         """Requests being prefilled whose first block is the prompt's."""
         if not self._pending or not prompt.blocks_reusable:
             return ()
-        same_start = self._pending.get(prompt.key(1).to_bytes(HASH_BYTES, "little"))
+        same_start = self._pending.get(prompt.block(1))
         return () if same_start is None else same_start.values()
 
 
-def _drop(table: dict[Place, Entries], place: Place, entry: InFlight) -> None:
+def _drop(table: dict[Place, dict[int, Row]], place: Place, entry: InFlight) -> None:
     """The very entry is there no more, if it was."""
     entries = table.get(place)
     if entries is not None and entries.pop(id(entry), None) is not None and not entries:
@@ -113,26 +118,23 @@ def shared_depth(hashes: bytes, prompt: Prompt, guess: int = 0) -> int:
     """How many first blocks the two have in common, at most those reusable; O(log blocks) probes, two where it is
     what was guessed."""
     low, high = 0, min(len(hashes) // HASH_BYTES, prompt.blocks_reusable)
+    block = prompt.block
     if 0 < guess <= high:
-        if not _same(hashes, prompt, guess):
+        end = guess * HASH_BYTES
+        if hashes[end - HASH_BYTES : end] != block(guess):
             high = guess - 1
-        elif guess == high or not _same(hashes, prompt, guess + 1):
+        elif guess == high or hashes[end : end + HASH_BYTES] != block(guess + 1):
             return guess
         else:
             low = guess + 1
     while low < high:
         middle = (low + high + 1) // 2
-        start = (middle - 1) * HASH_BYTES  # as _same, without the call
-        if int.from_bytes(hashes[start : start + HASH_BYTES], "little") == prompt.key(middle):
+        end = middle * HASH_BYTES
+        if hashes[end - HASH_BYTES : end] == block(middle):
             low = middle
         else:
             high = middle - 1
     return low
-
-
-def _same(hashes: bytes, prompt: Prompt, depth: int) -> bool:
-    start = (depth - 1) * HASH_BYTES
-    return int.from_bytes(hashes[start : start + HASH_BYTES], "little") == prompt.key(depth)
 
 
 def beyond(prompt: Prompt, depth: int) -> Beyond:
@@ -141,4 +143,4 @@ def beyond(prompt: Prompt, depth: int) -> Beyond:
     if depth >= prompt.blocks_reusable:
         return NOBODY
     start = depth * HASH_BYTES
-    return slice(start, start + HASH_BYTES), prompt.key(depth + 1).to_bytes(HASH_BYTES, "little")
+    return slice(start, start + HASH_BYTES), prompt.block(depth + 1)

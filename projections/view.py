@@ -21,6 +21,8 @@ NOTHING = (0,) * len(TIERS)
 IDLE = Busy()
 QUIET = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=0)
 """Said for a worker that has not reported yet."""
+HASHED_AT_ONCE_MAX = 256
+"""Blocks of a prompt of which all hashes are made, some 40 us, before it is compared with those being computed."""
 
 
 class RouteRequest(NamedTuple):
@@ -143,17 +145,15 @@ class View(NamedTuple):
         O(all of them): most workers have none to two.
         """
         found: dict[WorkerId, list[Outstanding]] = {}
-        new, computed = tuple.__new__, self.ahead.computed
-        for tally in (self.state.routing.tally, self.ahead.tally):
-            known = () if tally is self.ahead.tally else computed
-            for worker, entries in tally.prefills.items():
-                rows = [
-                    new(Outstanding, (entry.begins_us, *key, entry.prefill_tokens))
-                    for key, entry in entries.values()
-                    if key not in known
-                ]
-                if rows:
-                    found.setdefault(worker, []).extend(rows)
+        computed = self.ahead.computed
+        for worker, known in self.state.routing.tally.prefills.items():
+            rows = [*known.values()]
+            if computed:
+                rows = [row for row in rows if row[1:3] not in computed]
+            if rows:
+                found[worker] = rows
+        for worker, own in self.ahead.tally.prefills.items():
+            found.setdefault(worker, []).extend(own.values())
         return found
 
     def _pending(self, prompt: Prompt) -> dict[WorkerId, int]:
@@ -167,7 +167,10 @@ class View(NamedTuple):
         deeper, depth = {0: ANYBODY}, 0
         for tally in (self.state.routing.tally, self.ahead.tally):
             known = () if tally is self.ahead.tally else self.ahead.computed
-            for key, entry in tally.pending(prompt):
+            same_start = tally.pending(prompt)
+            if same_start and prompt.blocks <= HASHED_AT_ONCE_MAX:
+                prompt.hashes()  # they are to be recorded anyway, and probes cost a fifth then
+            for key, entry in same_start:
                 worker, hashes = entry.worker, entry.hashes
                 least = found.get(worker, 0)
                 place, block = deeper.get(least) or deeper.setdefault(least, beyond(prompt, least))

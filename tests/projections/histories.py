@@ -199,10 +199,14 @@ class Log:
 
 def prefills(tally: Tally) -> dict[WorkerId, list[tuple[Any, ...]]]:
     """What is being prefilled where, in one order."""
-    return {
-        worker: sorted((*key, entry.begins_us, entry.prefill_tokens, entry.hashes) for key, entry in entries.values())
-        for worker, entries in tally.prefills.items()
-    }
+    return {worker: sorted(rows.values()) for worker, rows in tally.prefills.items()}
+
+
+def pending(tally: Tally) -> list[tuple[Any, ...]]:
+    """Whose prompts are being computed where, in one order."""
+    return sorted(
+        (*key, entry.worker, entry.hashes) for rows in tally._pending.values() for key, entry in rows.values()
+    )
 
 
 def believed(routing: RoutingProjection) -> dict[ReplicaId, list[Kept]]:

@@ -99,10 +99,7 @@ def test_waits_of_several_replicas_requests_agree(data: st.DataObject) -> None:
     def waits(said: list[Said]) -> Backlog:
         folded = RoutingProjection()
         fold(folded, *said)
-        rows = {
-            worker: [Outstanding(each.begins_us, *key, each.prefill_tokens) for key, each in entries.values()]
-            for worker, entries in folded.tally.prefills.items()
-        }
+        rows = {worker: list(entries.values()) for worker, entries in folded.tally.prefills.items()}
         return Backlog.of(TIME, rows, now_ms=5)
 
     history = [source.said for source in data.draw(sources("routing"))]

@@ -20,6 +20,7 @@ from tests.projections.histories import (
     blocks,
     feed,
     opened,
+    pending,
     prefills,
     shuffled,
     sources,
@@ -74,7 +75,7 @@ def test_routing_folds_agree(data: st.DataObject) -> None:
     assert one.tally.busy == other.tally.busy
     asked = prompt(*range(3))
     assert dict(one.tally.pending(asked)) == dict(other.tally.pending(asked))
-    assert prefills(one.tally) == prefills(other.tally)
+    assert (prefills(one.tally), pending(one.tally)) == (prefills(other.tally), pending(other.tally))
     assert believed(one) == believed(other)
 
 
@@ -152,7 +153,7 @@ def _contents(state: State) -> object:
     }
     jobs = {worker: (part.asked, part.taken) for worker, part in state.jobs.parts.items()}
     tally = state.routing.tally
-    of_requests = parts, tally.busy, prefills(tally), believed(state.routing)
+    of_requests = parts, tally.busy, prefills(tally), pending(tally), believed(state.routing)
     return held, sorted(members, key=str), state.loads.reports, of_requests, jobs
 
 

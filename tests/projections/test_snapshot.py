@@ -32,7 +32,18 @@ from tests.projections.facts import (
     stored_chain,
     worker_id,
 )
-from tests.projections.histories import SOURCES_MAX, STREAMS, Log, believed, feed, opened, prefills, shuffled, worlds
+from tests.projections.histories import (
+    SOURCES_MAX,
+    STREAMS,
+    Log,
+    believed,
+    feed,
+    opened,
+    pending,
+    prefills,
+    shuffled,
+    worlds,
+)
 from tests.projections.job_facts import answerer, asked, completed, failed, requester, started
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
 
@@ -117,6 +128,7 @@ def test_a_snapshot_with_its_tail_is_the_whole(data: st.DataObject) -> None:
     assert again.routing.tally.busy == whole.routing.tally.busy
     assert [member.worker for member in again.alive()] == [member.worker for member in whole.alive()]
     assert prefills(again.routing.tally) == prefills(whole.routing.tally)
+    assert pending(again.routing.tally) == pending(whole.routing.tally)
     assert believed(again.routing) == believed(whole.routing)
     asked = prompt(*range(3))
     assert dict(again.routing.tally.pending(asked)) == dict(whole.routing.tally.pending(asked))
