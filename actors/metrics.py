@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from actors.counter import Count, Counter
 from actors.histogram import Histogram
 from actors.replica_metrics import ReplicaMetrics
 
@@ -80,7 +81,7 @@ class ModelMetrics:
     def __init__(self, metrics: FrontendMetrics, model: str) -> None:
         self._requests = metrics.requests
         self._model = model
-        self._ended: dict[str, Counter] = {outcome: self._requests.labels(model, outcome) for outcome in OUTCOMES}
+        self._ended: dict[str, Count] = {outcome: self._requests.labels(model, outcome) for outcome in OUTCOMES}
         """By outcome."""
         self.first_token_seconds = metrics.first_token_seconds.labels(model)
         self.inter_token_seconds = metrics.inter_token_seconds.labels(model)
@@ -105,9 +106,7 @@ class FrontendMetrics:
         self.registry = CollectorRegistry()
         ProcessCollector(namespace="contrail", registry=self.registry)
         self.log = LogMetrics(self.registry)
-        self.requests = Counter(
-            "contrail_requests", "Requests ended, by outcome", ["model", "outcome"], registry=self.registry
-        )
+        self.requests = Counter("contrail_requests", "Requests ended, by outcome", ["model", "outcome"], self.registry)
         for outcome in REJECTIONS:
             self.requests.labels("", outcome)
         self.first_token_seconds = self._histogram(
@@ -134,7 +133,7 @@ class FrontendMetrics:
         return Histogram(name, text, "model", buckets, self.registry)
 
     def _tokens(self, name: str, text: str) -> Counter:
-        return Counter(name, text, ["model"], registry=self.registry)
+        return Counter(name, text, ["model"], self.registry)
 
     def of_model(self, model: str) -> ModelMetrics:
         """The model's own; only names of models that are served may be asked for."""

@@ -119,9 +119,12 @@ class BoundedHttp(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # a trailer: nobody reads it, and what was checked must not change
-        if len(self.headers) == HEADERS_MAX:
+        headers, name = self.headers, name.lower()
+        if len(headers) == HEADERS_MAX:
             self._fail(ApiError(431, f"there are more than {HEADERS_MAX} headers"))
-        super().on_header(name, value)
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         upgrade = self.parser.should_upgrade()

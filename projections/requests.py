@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, assert_never
 
 import msgspec
@@ -28,7 +29,7 @@ from core.queue_events import RequestQueued, RequestTurnedAway
 from projections.believed import Believed, Keeps
 from projections.chain import Chain, Link, Missing, missing
 from projections.ended import Ended
-from projections.projection import MASK64, mix, stamp
+from projections.projection import MASK64, mix, mixed, stamp
 from projections.tally import InFlight, Key, Tally
 
 MILLI = 1000
@@ -137,6 +138,8 @@ class RoutingProjection:
         for event in message.events:
             if part.ended:
                 return True  # nothing follows an end, in its own message neither
+            if self._request(part, event):
+                continue
             if isinstance(event, RoutingEvent):
                 self._event(part, event)
             else:
@@ -169,7 +172,7 @@ class RoutingProjection:
     def _event(self, part: Replica, event: RoutingEvent) -> None:
         match event:
             case RequestRouted() | RequestPrefilled() | RequestFinished():
-                self._request(part, event)
+                pass  # `_request`
             case ReplicaJoined():
                 part.joined, part.identity = event, _identity(event)
             case ReplicaRestated():
@@ -189,22 +192,21 @@ class RoutingProjection:
             case _:
                 assert_never(event)
 
-    def _request(self, part: Replica, event: RequestRouted | RequestPrefilled | RequestFinished) -> None:
-        match event:
-            case RequestRouted():
-                self._routed(part, event)
-            case RequestPrefilled():
-                self._prefilled(part, event)
-            case RequestFinished():
-                key = (RequestId(event.request), event.attempt)
-                part.predicted.pop(key, None)
-                self._take(part, key)
-            case _:
-                assert_never(event)
+    def _request(self, part: Replica, event: object) -> bool:
+        """Whether it was of a request: nearly all are, and to look at the type costs less than to try all there are."""
+        if type(event) is RequestRouted:
+            self._routed(part, event)
+        elif type(event) is RequestPrefilled:
+            self._prefilled(part, event)
+        elif type(event) is RequestFinished:
+            self._finished(part, event)
+        else:
+            return False
+        return True
 
     def _routed(self, part: Replica, event: RequestRouted) -> None:
         part.routed[event.model] = part.routed.get(event.model, 0) + 1
-        part.contents += mix(event.model)
+        part.contents += _of_model(event.model)
         if part.known:
             key = (RequestId(event.request), event.attempt)
             part.predicted[key] = (event.predicted_cached_tokens, event.prompt_tokens)
@@ -223,6 +225,11 @@ class RoutingProjection:
             self._put(part, key, entry.prefilled())
             if entry.believed is not None:
                 self._believe(part.replica, entry, Keeps(*entry.believed))
+
+    def _finished(self, part: Replica, event: RequestFinished) -> None:
+        key = (RequestId(event.request), event.attempt)
+        part.predicted.pop(key, None)
+        self._take(part, key)
 
     def _believe(self, replica: ReplicaId, entry: InFlight, keeps: Keeps) -> None:
         """The prompt was computed: its worker holds it from now on."""
@@ -304,14 +311,19 @@ def restated(event: ReplicaRestated) -> list[tuple[Key, InFlight]]:
 def weight(key: Key, entry: InFlight) -> int:
     """64 bits of a request in flight as restatements always named it: the hashes of its prompt and the time when its
     prefill begins have no part in it."""
-    return mix(*key, entry.worker, entry.blocks, entry.prefill_tokens)
+    request, attempt = key
+    return mixed(f"({request!r}, {attempt}, {entry.worker!r}, {entry.blocks}, {entry.prefill_tokens})")
 
 
 def contents(part: Replica) -> int:
     """The sum that `Replica.contents` is kept at, made anew."""
     flying = sum(weight(key, entry) for key, entry in part.in_flight.items())
-    routed = sum(count * mix(model) for model, count in part.routed.items())
+    routed = sum(count * _of_model(model) for model, count in part.routed.items())
     return flying + routed + sum(mix(worker, reasons) for worker, reasons in part.local.items())
+
+
+_of_model = lru_cache(maxsize=1024)(mix)
+"""Every decision adds it."""
 
 
 def _identity(joined: ReplicaJoined) -> int:
