@@ -159,6 +159,8 @@ class Line(asyncio.Protocol):
         self.silence = 0
         """How often it was asked since."""
         self._numbers = itertools.count()
+        self._unsent: list[bytes] | None = None
+        """Frames that leave at the end of this turn of the loop; None until one left in it."""
         self._splitter = Splitter(ANSWER_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._asked: list[tuple[type[ToReplica], asyncio.Future[ToReplica]]] = []
@@ -205,9 +207,21 @@ class Line(asyncio.Protocol):
         return number
 
     def send(self, frame: bytes) -> None:
-        """The frame is on its way, unless the connection is gone."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
+        """The frame is on its way, unless the connection is gone: the first one in a turn of the loop at once, the rest
+        together at its end. Each write wakes the worker, and costs as much as to choose it."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._unsent is not None:
+            self._unsent.append(frame)
+            return
+        self._unsent = []
+        self._transport.write(frame)
+        self.loop.call_soon(self._send_rest)
+
+    def _send_rest(self) -> None:
+        rest, self._unsent = self._unsent, None
+        if rest:
+            self.send(b"".join(rest))
 
     async def ask(self, frame: ToWorker, kind: type[ToReplica]) -> ToReplica:
         """The next frame of that kind; questions of one kind are answered in order."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from api.openai.text.encoder import Encoder
-from api.openai.text.segments import Segments
+from api.openai.text.segments import SHORT_MAX, Segments
 from api.openai.text.words import WORDS_MAX, Words, words_of
 from core.prompt import tokens_to_bytes
 
@@ -193,8 +193,12 @@ def test_segments_stay_within_their_bound_and_keep_what_is_used() -> None:
     assert segments.get("x" * 20_000) is None
 
 
-def test_short_segments_are_not_kept() -> None:
-    """They cost more to keep than to do again."""
-    segments = Segments()
-    segments.put("user", b"1234")
-    assert segments.get("user") is None
+def test_short_segments_are_kept_apart_and_forgotten_together() -> None:
+    """They push out no long one, and are never more than a few."""
+    segments, long = Segments(bytes_max=200), "l" * 100
+    segments.put(long, b"long")
+    for number in range(SHORT_MAX):
+        segments.put(f"user {number}", b"1234")
+    assert segments.get("user 0") == b"1234"
+    segments.put("one more", b"5678")
+    assert (segments.get("user 0"), segments.get("one more"), segments.get(long)) == (None, b"5678", b"long")

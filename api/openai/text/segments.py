@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 CHARS_MIN = 64
-"""A shorter text is tokenized sooner than it is worth keeping."""
+"""A shorter text, mostly what a template writes between messages, is kept beside the others, …"""
+SHORT_MAX = 1024
+"""… up to so many; then all of them are forgotten."""
 BYTES_MAX = 32 * 1024 * 1024
 """Of texts and tokens together; those used longest ago go first."""
 
@@ -16,21 +18,29 @@ class Segments:
         self._bytes = 0
         self._kept: dict[str, bytes] = {}
         """In the order of their last use."""
+        self._short: dict[str, bytes] = {}
 
     def __repr__(self) -> str:
         return f"<Segments {len(self._kept)} kept, {self._bytes} bytes>"
 
     def get(self, text: str) -> bytes | None:
         """Its tokens, if they are kept."""
-        tokens = self._kept.pop(text, None) if len(text) >= CHARS_MIN else None
+        if len(text) < CHARS_MIN:
+            return self._short.get(text)
+        tokens = self._kept.pop(text, None)
         if tokens is not None:
             self._kept[text] = tokens
         return tokens
 
     def put(self, text: str, tokens: bytes) -> None:
-        """They are kept, unless that is not worth it."""
+        """They are kept, unless they are more than all that may be."""
+        if len(text) < CHARS_MIN:
+            if len(self._short) >= SHORT_MAX:
+                self._short.clear()
+            self._short[text] = tokens
+            return
         size = _size(text, tokens)
-        if len(text) < CHARS_MIN or size > self._bytes_max or text in self._kept:
+        if size > self._bytes_max or text in self._kept:
             return
         self._kept[text] = tokens
         self._bytes += size
