@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,14 +23,13 @@ from core.events import (
     RequestPrefilled,
     RequestRouted,
 )
-from core.ids import RequestId
 from projections.requests import Replica, in_flight, restated
 from projections.tally import InFlight, Key, Tally
 
 BELIEVED_AHEAD_MAX = 64
 """Prompts that count as held by their workers before the log gives their first tokens back; more, and the oldest do not
 until it does."""
-Name = tuple[type, object]
+Name = tuple[type, Any]
 """What tells an event of this replica from its others that change anything here."""
 T = TypeVar("T")
 _UNCHANGED: Mapping[str, int] = MappingProxyType({})
@@ -134,26 +133,17 @@ class Ahead:
         if isinstance(event, ReplicaRestated):
             taken = tuple(self._all(folded).items())
             return _Effect(name, taken, tuple(dict(restated(event)).items()), self._uncounted(folded))
-        assert isinstance(event, RequestRouted | RequestPrefilled | RequestFinished)
-        key = (RequestId(event.request), event.attempt)
-        entry = self._entry(key, folded)
-        gone = ((key, entry),) if entry is not None else ()
-        match event:
-            case RequestRouted():
-                return _Effect(name, gone, ((key, in_flight(event)),), {event.model: 1})
-            case RequestPrefilled():
-                if entry is None:
-                    return _Effect(name, (), (), _UNCHANGED)
-                computed = entry if entry.believed is not None else None
-                return _Effect(name, gone, ((key, entry.prefilled()),), _UNCHANGED, computed)
-            case RequestFinished():
-                return _Effect(name, gone, (), _UNCHANGED)
-
-    def _entry(self, key: Key, folded: Replica | None) -> InFlight | None:
-        found = self._entries.get(key)
-        if found is None and folded is not None and key not in self.computed:
-            found = folded.in_flight.get(key)
-        return found
+        key: Key = name[1]
+        entry = self._entries.get(key)
+        if entry is None and folded is not None and key not in self.computed:
+            entry = folded.in_flight.get(key)
+        gone = () if entry is None else ((key, entry),)
+        if type(event) is RequestRouted:
+            return _Effect(name, gone, ((key, in_flight(event)),), {event.model: 1})
+        if type(event) is RequestFinished or entry is None:
+            return _Effect(name, gone, (), _UNCHANGED)
+        computed = entry if entry.believed is not None else None
+        return _Effect(name, gone, ((key, entry.prefilled()),), _UNCHANGED, computed)
 
     def _all(self, folded: Replica | None) -> dict[Key, InFlight]:
         """Everything in flight on this replica now."""
@@ -178,7 +168,7 @@ def _less(counts: dict[T, int], what: T) -> None:
 def _name(event: Event) -> Name | None:
     kind = type(event)
     if kind in _OF_REQUESTS:
-        return kind, (event.request, event.attempt)  # type: ignore[union-attr]  # these have both
+        return kind, (event.request, event.attempt)  # type: ignore[union-attr]  # these have both: their key
     if isinstance(event, ReplicaRestated):
         return kind, msgspec.structs.astuple(event)
     return None
