@@ -27,6 +27,7 @@ from api.debug.passage import Passage
 from api.debug.site import create_site
 from api.files import raise_file_limit
 from api.garbage import collect_rarely
+from api.heap import one_heap
 from api.http_limits import HttpLimits, connections_for
 from api.inherited import handed_over, inherited
 from api.logs import configure_logging, log_as
@@ -141,6 +142,7 @@ def frontend(
     other, clients wait for a moment, and none is refused.
     """
     configure_logging()
+    one_heap()
     if tls_key and not tls_cert:
         raise CallerError("--tls-key: give --tls-cert with it, the certificate whose key it is")
     told["tls"] = FrontendTls(cert=tls_cert, key=tls_key) if tls_cert else None

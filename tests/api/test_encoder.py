@@ -195,7 +195,7 @@ def test_segments_stay_within_their_bound_and_keep_what_is_used() -> None:
 
 def test_short_segments_are_kept_apart_and_forgotten_together() -> None:
     """They push out no long one, and are never more than a few."""
-    segments, long = Segments(bytes_max=200), "l" * 100
+    segments, long = Segments(bytes_max=1000), "l" * 100
     segments.put(long, b"long")
     for number in range(SHORT_MAX):
         segments.put(f"user {number}", b"1234")

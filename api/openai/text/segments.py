@@ -7,7 +7,9 @@ CHARS_MIN = 64
 SHORT_MAX = 1024
 """… up to so many; then all of them are forgotten."""
 BYTES_MAX = 32 * 1024 * 1024
-"""Of texts and tokens together; those used longest ago go first."""
+"""Of texts and tokens together, with what Python adds to them; those used longest ago go first."""
+ENTRY_BYTES = 256
+"""What a text and its tokens take beside their own bytes: two objects, rounded up, and a place in a table."""
 
 
 class Segments:
@@ -51,4 +53,4 @@ class Segments:
 
 def _size(text: str, tokens: bytes) -> int:
     """About; text beyond ASCII takes up to four bytes a character."""
-    return (len(text) if text.isascii() else 4 * len(text)) + len(tokens)
+    return (len(text) if text.isascii() else 4 * len(text)) + len(tokens) + ENTRY_BYTES
