@@ -115,7 +115,8 @@ def _sorted_out(view: View, request: RouteRequest, settings: RoutingSettings, no
     """Who can serve, who only if nobody else can, and who cannot at all: all by id."""
     local: dict[WorkerId, str] = {}
     for reason in reversed(LEFT_OUT):  # the first one counts
-        local.update(dict.fromkeys(view.local.get(reason, ()), reason))
+        if workers := view.local.get(reason):
+            local.update(dict.fromkeys(workers, reason))
     out = _SortedOut([], [], {})
     model, block_size, waiting_max = request.model, request.prompt.block_size, settings.waiting_max
     left = out.left.append

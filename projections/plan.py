@@ -177,8 +177,9 @@ def _came(held: Held) -> tuple[int, int, str, int]:
 
 def _nobody_is_free(view: View, computes: Mapping[WorkerId, int], busy_us: Mapping[WorkerId, int]) -> bool:
     serving = view.state.serving()
-    full = (each.worker in busy_us or not fits(1, each.worker, computes) for each in serving)
-    return len(computes) + len(busy_us) >= len(serving) > 0 and all(full)
+    if not len(computes) + len(busy_us) >= len(serving) > 0:
+        return False
+    return all(each.worker in busy_us or not fits(1, each.worker, computes) for each in serving)
 
 
 def _alone(

@@ -90,7 +90,7 @@ class View(NamedTuple):
     @property
     def cursor(self) -> dict[str, tuple[int, int]]:
         """Per stream: epoch and last sequence applied, in one order."""
-        return {stream: (at.epoch, at.seq) for stream, at in sorted(self.state.cursor.items())}
+        return dict(sorted(self.state.cursor.items()))
 
     def routed(self, model: str) -> int:
         """How many decisions this replica made for the model."""

@@ -84,10 +84,12 @@ class ChatTemplate:
 
         `variables` are its own, such as `enable_thinking`; what it does not know it ignores.
         """
-        context = self._special_tokens | dict(variables or {})
-        context |= {"messages": list(messages), "tools": tools, "documents": documents}
+        named = self._special_tokens | dict(variables or {})
+        named |= {"messages": list(messages), "tools": tools, "documents": documents}
+        named["add_generation_prompt"] = add_generation_prompt
         try:
-            return _bounded(self._template.generate(context, add_generation_prompt=add_generation_prompt))
+            # as `generate` does, which beside that only makes tracebacks of templates readable
+            return _bounded(self._template.root_render_func(self._template.new_context(named)))
         # a template's expressions raise whatever Python raises for what a request holds
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise bad_parameter("messages", f"the model's chat template refuses them: {error}") from error
