@@ -25,7 +25,8 @@ SAMPLE = "".join(chr(code) for code in range(9, 127)) + (
     " The quick brown fox's 3 jumps, they'LL over 12345 lazy dogs...\n\n\tdef f(x):\r\n    return  x+1  # ok?  \n "
     "don't  I'VE we'd [a]{b}<c> $9.99 100% e-mail@x.org http://a.b/c?d=e&f=g __init__ CamelCaseWords   end   "
 )
-"""Text on which words and library must agree before words are trusted."""
+SPACED_SAMPLE = " ".join([piece for piece in SAMPLE.split(" ") if piece and piece.strip() == piece])
+"""Texts on which words and library must agree before words are trusted; the second is cut at its spaces."""
 
 
 class Encoder:
@@ -84,9 +85,12 @@ class Encoder:
         return ids
 
     def _trusted(self, words: Words | None) -> Words | None:
-        """The words, if they agree with the library on the sample."""
-        if words is None or words.tokens(SAMPLE) != tokens_to_bytes(self._library(SAMPLE, add_special_tokens=False)):
+        """The words, if they agree with the library on both samples."""
+        if words is None:
             return None
+        for sample in (SAMPLE, SPACED_SAMPLE):
+            if words.tokens(sample) != tokens_to_bytes(self._library(sample, add_special_tokens=False)):
+                return None
         return words
 
     def _framed(self) -> tuple[bytes, bytes] | None:
