@@ -30,10 +30,13 @@ class RecordedPrompt(Prompt):
 
     def __init__(self, event: RequestRouted) -> None:
         super().__init__(bytes(4 * event.prompt_tokens), event.block_size, seed=0)
-        self._recorded = hashes_from_bytes(event.hashes)
+        self._recorded = event.hashes
 
     def key(self, depth: int) -> BlockHash:
-        return BlockHash(self._recorded[depth - 1])
+        return BlockHash(hashes_from_bytes(self._recorded)[depth - 1])
+
+    def hashes(self) -> bytes:
+        return self._recorded
 
 
 class Said(NamedTuple):
