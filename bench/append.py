@@ -24,6 +24,7 @@ from statistics import median
 import uvloop
 
 from actors.voice import LIMITS as ROUTER_LIMITS
+from api.garbage import collect_rarely
 from bench.figures import MICRO, Figure, main
 from core.clock import SystemClock
 from core.codec import encode_event
@@ -320,6 +321,7 @@ def spread(costs: list[float]) -> str:
 
 async def collect(options: argparse.Namespace) -> list[Figure]:
     found: list[Figure] = []
+    collect_rarely()  # as front ends and workers do
     paces = options.pace_ms or [ROUTER_LIMITS.pace_s * 1000]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
