@@ -122,6 +122,7 @@ class BoundedHttp(HttpToolsProtocol):
         headers, name = self.headers, name.lower()
         if len(headers) == HEADERS_MAX:
             self._fail(ApiError(431, f"there are more than {HEADERS_MAX} headers"))
+        # as uvicorn's own, without the call: clients send up to twenty of them
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         headers.append((name, value))

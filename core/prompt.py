@@ -52,7 +52,8 @@ class Prompt:
 
     `key(depth)` costs one digest the first time, a lookup after it. A short prefix is hashed from its start (about
     50 GB/s); a long one from the nearest shorter one that was asked for before, so that all the probes of a lookup
-    together hash little more than the prompt twice.
+    together hash little more than the prompt twice. `key`, `block` and `hashes` say the same: a subclass that answers
+    for one of them, out of a record for instance, answers for `key` and `hashes` alike.
     """
 
     __slots__ = ("_all", "_cache", "_canonical", "_ends", "_offset", "_states", "_step", "block_size", "seed", "tokens")

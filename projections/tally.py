@@ -71,7 +71,7 @@ class Tally:
         """Their entries, by the first block of their prompts where that is known."""
 
     def add(self, key: Key, entry: InFlight) -> None:
-        """The entry counts."""
+        """The entry counts. Whoever adds it keeps the object until it is subtracted: it is known by its identity."""
         self.weigh(entry, 1)
         if not entry.prefill_tokens:
             return

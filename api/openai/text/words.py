@@ -45,7 +45,19 @@ _ALTERNATIVE = re.compile(r"\|(?![^(]*\))")
 """Between two alternatives, in no parentheses."""
 
 
-class Words(dict[str, bytes]):
+class Remembered(dict[str, bytes]):
+    """Words to tokens, within a bound."""
+
+    def kept(self, word: str, tokens: bytes) -> bytes:
+        """The tokens, which are found here from now on, unless the word is a long one."""
+        if len(self) >= WORDS_MAX:
+            self.clear()
+        if len(word) <= WORD_CHARS_MAX:
+            self[word] = tokens
+        return tokens
+
+
+class Words(Remembered):
     """Word to its tokens, found on the first use."""
 
     def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str], *, cut_by_spaces: bool) -> None:
@@ -68,14 +80,10 @@ class Words(dict[str, bytes]):
 
     def __missing__(self, word: str) -> bytes:
         found = tokens_to_bytes([token.id for token in self._model.tokenize(word.translate(_BYTE_CHARS))])
-        if len(self) >= WORDS_MAX:
-            self.clear()
-        if len(word) <= WORD_CHARS_MAX:
-            self[word] = found
-        return found
+        return self.kept(word, found)
 
 
-class Spaced(dict[str, bytes]):
+class Spaced(Remembered):
     """What stands between two spaces to its tokens, with the space before it."""
 
     def __init__(self, matched: Callable[[str], bytes | None]) -> None:
@@ -106,11 +114,7 @@ class Spaced(dict[str, bytes]):
         if not word or word[0].isspace() or word[-1].isspace():
             raise KeyError(word)
         found = self._found(" " + word)
-        if len(self) >= WORDS_MAX:
-            self.clear()
-        if len(word) <= WORD_CHARS_MAX:
-            self[word] = found
-        return found
+        return self.kept(word, found)
 
 
 def words_of(tokenizer: Tokenizer, description: Mapping[str, Any]) -> Words | None:
