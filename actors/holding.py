@@ -5,7 +5,8 @@
 2. Whoever is bound leaves for its worker, and its decision for the log, before the next one is planned.
 3. Replicas that learn of each other through the log a little late think alike and may bind to one worker at once. It
    takes the first and declines the others, which are held again, and what it computes counts there.
-4. Nobody is held for longer than the setting `hold_max_ms`, and no more than `held_max` are: those go at once.
+4. Nobody is held for longer than the setting `hold_max_ms`, and no more than `held_max` are; nor is anybody while the
+   plans of those that wait take more than a share of this replica's time (`PLANS_PARTS`): those go at once.
 5. Whose client waits no longer is not sent any more. Whose workers get nothing more now, since too much waits in their
    engines, waits on here.
 """
@@ -16,6 +17,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from actors.budget import Budget
 from actors.flight import Flight
 from actors.live_settings import LiveSettings
 from core.clock import Clock
@@ -27,11 +29,18 @@ from core.queue_events import HELD, TURNED_AWAY, RequestQueued, RequestTurnedAwa
 from projections.backlog import MILLI
 from projections.decide import Decision
 from projections.declines import Declines
-from projections.plan import LIGHT_TOKENS, Held, Planned, computing, held_max, plan
+from projections.placement import Held
+from projections.plan import LIGHT_TOKENS, Planned, computing, held_max, plan
 from projections.view import RouteRequest, View
 
 OVERLOADED = "overloaded"
 """Why workers are left out for a while (`projections.decide`)."""
+
+PLANS_PARTS = 4
+"""One part in so many of a replica's time may go into placing those that wait: at thousands of requests a second, with
+dozens waiting, holding would cost more than it saves …"""
+PLANS_BURST_US = 200_000
+"""… and so much at a time may be more."""
 
 Send = Callable[[RouteRequest, Decision], Flight]
 """The request is on its way to the worker that was decided on, and the decision to the log."""
@@ -67,6 +76,7 @@ class Holding:
         self._clock = clock
         self._informed = informed
         self._decided = decided
+        self._plans = Budget(clock, PLANS_PARTS, PLANS_BURST_US)
         self._waiting: dict[RequestId, _Waiting] = {}
         """In the order in which they came."""
         self._told: set[RequestId] = set()
@@ -81,7 +91,7 @@ class Holding:
 
     def takes(self, workers: int) -> bool:
         """Whether one more request is to be held, with so many workers."""
-        return self._live.current.holds and len(self._waiting) < held_max(workers)
+        return self._live.current.holds and len(self._waiting) < held_max(workers) and self._plans.is_left
 
     def at_once(self, asked: RouteRequest, send: Send) -> Flight | None:
         """The request has left for the worker that is best for it, if nobody waits here, its prompt is light, and the
@@ -162,8 +172,10 @@ class Holding:
             known = computing(view.outstanding(), self._live.current, now_ms)
             busy_us = self.declines.busy_us(known, now_ms * MILLI)
         planned = plan(view, queue, self._live.current, now_ms, busy_us)
+        took_us = self._clock.monotonic_us() - started_us
+        self._plans.spend(took_us - took_us // len(queue))  # one alone is decided on, as without holding
         if planned is not None:
-            self._decided(self._live.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)
+            self._decided(self._live.current.policy, took_us / 1e6)
         return planned
 
     @staticmethod

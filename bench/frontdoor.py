@@ -45,6 +45,8 @@ WORDS = sorted({"".join(random.Random(seed).choices(SYLLABLES, k=1 + seed % 3)) 
 TOKENS_OUT = 64
 PACE_MS = 10.0
 STREAMS = 64
+CROWD = 128
+"""Clients whose prompts are more than the workers' engines compute at a time: then requests wait in the router."""
 REPEATS, REPEATS_QUICK = 3, 1
 SECONDS, SECONDS_QUICK = 5.0, 2.0
 PROMPT_TOKENS = 256
@@ -106,6 +108,10 @@ def _plain(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Fi
     runs = _runs(doors, options, 0.0, partial(_job, options, clients=16))
     yield from _beside("plain chat, CPU per request", "us", runs, lambda run: run.cpu_us)
     rate = "plain chat, 16 clients"
+    yield from _beside(rate, "requests/s", runs, lambda run: run.found.requests / run.found.seconds, lower=False)
+    runs = _runs(doors, options, 0.0, partial(_job, options, clients=CROWD))
+    yield from _beside(f"plain chat, {CROWD} clients, CPU per request", "us", runs, lambda run: run.cpu_us)
+    rate = f"plain chat, {CROWD} clients"
     yield from _beside(rate, "requests/s", runs, lambda run: run.found.requests / run.found.seconds, lower=False)
     runs = _runs(doors, options, PACE_MS, partial(_job, options, clients=STREAMS))
     yield from _beside("plain chat, tokens one by one, CPU per request", "us", runs, lambda run: run.cpu_us)

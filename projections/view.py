@@ -15,7 +15,7 @@ from projections.ahead import Ahead
 from projections.backlog import Outstanding, PrefillTime
 from projections.believed import NEVER
 from projections.state import State
-from projections.tally import ANYBODY, HASH_BYTES, Busy, beyond, shared_depth
+from projections.tally import ANYBODY, HASH_BYTES, Busy, InFlight, beyond, shared_depth
 
 NOTHING = (0,) * len(TIERS)
 IDLE = Busy()
@@ -121,7 +121,7 @@ class View(NamedTuple):
         O(workers + holder groups * log blocks).
         """
         overlap = (self.state.index.overlaps(prompt) if cached is None else cached).get
-        pending = self._pending(prompt).get
+        pending = self.pending(prompt).get
         folded, ahead = self.state.routing.tally.busy.get, self.ahead.tally.busy.get
         report = self.state.loads.reports.get
         found = []
@@ -156,7 +156,13 @@ class View(NamedTuple):
             found.setdefault(worker, []).extend(own.values())
         return found
 
-    def _pending(self, prompt: Prompt) -> dict[WorkerId, int]:
+    def computing(self, prompt: Prompt) -> list[InFlight]:
+        """Requests whose prompts are being computed and share the prompt's first block; its starts can be reused."""
+        known = self.ahead.computed
+        folded = [entry for key, entry in self.state.routing.tally.pending(prompt) if key not in known]
+        return folded + [entry for _, entry in self.ahead.tally.pending(prompt)]
+
+    def pending(self, prompt: Prompt) -> dict[WorkerId, int]:
         """Per worker: the longest start of the prompt that is being computed there.
 
         One comparison for each request that shares its first block; O(log blocks) more, mostly two, for each different

@@ -32,7 +32,8 @@ from projections.backlog import PrefillTime
 from projections.decide import Decision, decide, record, rejection
 from projections.declines import Declines
 from projections.learned import Learned
-from projections.plan import Held, computing, plan
+from projections.placement import Held
+from projections.plan import computing, plan
 from projections.policies import ESTIMATING
 from projections.state import State
 from projections.view import Local, RouteRequest, View, by_worker

@@ -265,3 +265,18 @@ async def test_hanging_up_in_the_turn_in_which_it_leaves(it: World, fails: bool)
     assert leaving.cancelled()
     assert closed == ([] if fails else ["closed"])
     assert not len(holding)
+
+
+async def test_nobody_is_held_while_plans_take_too_much_time(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go at once, as without holding; those that wait already are planned on."""
+    monkeypatch.setattr(holding_module, "PLANS_BURST_US", 1)
+    monkeypatch.setattr(holding_module, "PLANS_PARTS", 1 << 40)
+    router = await replica(it)
+    answers = [asyncio.create_task(collect(router, asked(number))) for number in range(3)]
+    await eventually(lambda: len(router.dispatch.holding) == 2, "two wait")
+    late = asyncio.create_task(collect(router, asked(3)))
+    await asyncio.gather(*answers, late)
+    told = await in_order(it, router)
+    assert told.index(("r3", "RequestRouted")) < told.index(("r0", "RequestPrefilled"))
+    assert ("r3", "RequestQueued") not in told
+    assert not router.dispatch.holding.takes(1)

@@ -50,7 +50,7 @@ def seen(state: State, ahead: Ahead) -> Sums:
             for both in sums
         ],
         [view.routed(model) for model in MODELS],
-        [{worker: depth for worker, depth in view._pending(asked).items() if depth} for asked in PROMPTS],
+        [{worker: depth for worker, depth in view.pending(asked).items() if depth} for asked in PROMPTS],
         {worker: sorted(prefills) for worker, prefills in view.outstanding().items()},
     )
 
@@ -213,7 +213,7 @@ def test_folded_and_ahead_add_up(given_: list[tuple[str, int]]) -> None:
 
 
 def pending(router: Router, worker: WorkerId) -> int:
-    return View(router.log.state, R, router.ahead, {})._pending(PROMPTS[1]).get(worker, 0)
+    return View(router.log.state, R, router.ahead, {}).pending(PROMPTS[1]).get(worker, 0)
 
 
 def test_a_request_is_pending_until_its_first_token_wherever_the_log_stands() -> None:

@@ -14,7 +14,8 @@ from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections import plan as plan_module
 from projections.decide import Decision, decide, record
-from projections.plan import AGE_M, PASS_TOKENS, Held, Planned, held_max, plan
+from projections.placement import Held
+from projections.plan import AGE_M, PASS_TOKENS, Planned, held_max, plan
 from projections.view import RouteRequest
 from tests.projections.facts import load, prefilled, prompt, routed, worker_id
 from tests.projections.site import Site

@@ -84,7 +84,7 @@ def test_the_longest_start_of_each_worker_counts(data: st.DataObject) -> None:
         depth = shared(asked, other)
         if depth and (own or not computed):
             expected[worker] = max(expected.get(worker, 0), depth)
-    assert seen._pending(asked) == expected
+    assert seen.pending(asked) == expected
 
 
 @given(starts, starts, st.integers(0, 1), st.integers(0, 12))
@@ -104,7 +104,7 @@ def test_requests_that_share_a_system_prompt_are_compared_once_each(own: bool) -
         compute(tally, f"r{number}", WORKERS[number % len(WORKERS)], Column(other.hashes()))
     asked = counted(*SYSTEM, *[999] * 24)
     Column.reads = 0
-    assert seen._pending(asked) == dict.fromkeys(WORKERS, len(SYSTEM))
+    assert seen.pending(asked) == dict.fromkeys(WORKERS, len(SYSTEM))
     assert Column.reads <= MANY + 3 * len(WORKERS) + 10
     assert asked.asked <= 2 * len(WORKERS) + 10
 
@@ -117,5 +117,5 @@ def test_equal_prompts_are_compared_once() -> None:
         worker = WORKERS[number // 4 % len(WORKERS)]
         compute(seen.state.routing.tally, f"r{number}", worker, other.hashes())
     asked = counted(*SYSTEM)
-    assert seen._pending(asked) == dict.fromkeys(WORKERS, 13)
+    assert seen.pending(asked) == dict.fromkeys(WORKERS, 13)
     assert asked.asked <= 4 * 8 + 5
