@@ -54,6 +54,9 @@ PROMPT_TOKENS = 256
 OTHER_PREFILL = ["dynamo"]
 """Whose workers take time for a prompt where no others do."""
 
+INTERVAL = 4
+"""Tokens of a stream that an engine tells at a time, where it is asked to: vLLM's `stream_interval`."""
+
 Opened = Callable[[float], AbstractContextManager[Target]]
 """From the pace of tokens in milliseconds to a front door that serves."""
 
@@ -82,6 +85,11 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
         yield from parts(folder, [numbered(body, number) for number, body in enumerate(bodies)])
         yield from _alone(doors[OURS], options)
         yield from _streamed(doors, options)
+        fours: dict[str, Opened] = {OURS: lambda pace_ms: ours(folder, pace_ms, INTERVAL)}
+        runs = _runs(fours, options, PACE_MS, partial(_job, options, clients=STREAMS, stream=True))
+        yield from _beside(
+            f"streamed, engines tell {INTERVAL} at a time, CPU per token", "us", runs, lambda run: run.token_us
+        )
 
 
 def _venvs(options: argparse.Namespace) -> list[Path]:

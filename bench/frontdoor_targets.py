@@ -50,8 +50,9 @@ class Target(NamedTuple):
 
 
 @contextmanager
-def ours(folder: str, pace_ms: float) -> Iterator[Target]:
-    """One front end of ours, with a real log and registry, over workers without a cost."""
+def ours(folder: str, pace_ms: float, interval: int = 1) -> Iterator[Target]:
+    """One front end of ours, with a real log and registry, over workers without a cost; they tell so many tokens of a
+    stream at a time."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         data, port = home / "data", free_port()
@@ -61,7 +62,8 @@ def ours(folder: str, pace_ms: float) -> Iterator[Target]:
         command = ["-P", "-m", "api.cli", "up", "-f", str(home / "up.yaml"), "--data", str(data), "--port", str(port)]
         stack.enter_context(running([sys.executable, *command], home / "up.log", end=signal.SIGINT))
         _answers(port, home / "up.log", {**ASKED, "model": "idle"})
-        worker = [sys.executable, "-m", "bench.frontdoor_worker", str(data), folder, str(WORKERS), str(pace_ms)]
+        how = map(str, (data, folder, WORKERS, pace_ms, interval))
+        worker = [sys.executable, "-m", "bench.frontdoor_worker", *how]
         stack.enter_context(_told(worker, home / "worker.log"))
         _answers(port, home / "worker.log", ASKED)
         parts = json.loads((data / "run.json").read_text())["parts"]

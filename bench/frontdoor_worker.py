@@ -1,8 +1,9 @@
 """Workers that cost nothing, for `bench.frontdoor`: real ones but for their engines, which make tokens out of thin air.
 
-`python -m bench.frontdoor_worker DATA MODEL_FOLDER WORKERS PACE_MS` joins the deployment with that data folder, says
-"ready", and ends when its standard input does. PACE_MS 0 gives an answer at once and whole; above, one token of every
-stream that often.
+`python -m bench.frontdoor_worker DATA MODEL_FOLDER WORKERS PACE_MS INTERVAL` joins the deployment with that data
+folder, says "ready", and ends when its standard input does. PACE_MS 0 gives an answer at once and whole; above, one
+token of every stream that often. They are told at once, or the first one, and so many together from there on, as vLLM
+does under its `stream_interval`.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ class FreeEngine:
 
     transfer: BlockTransfer | None = None
 
-    def __init__(self, folder: str, pace_s: float) -> None:
+    def __init__(self, folder: str, pace_s: float, interval: int) -> None:
         self.info = EngineInfo(
             engine="free", model=MODEL, model_path=folder, block_size=16, capacity_blocks=65_536, context_max=65_536,
             slots=4096,
         )  # fmt: skip
         self._pace_s = pace_s
+        self._interval = interval
         self._running = 0
         self._tick: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -63,10 +65,14 @@ class FreeEngine:
             if not self._pace_s:
                 yield Output(tokens=(TOKEN,) * count, finish="length", cached_tokens=0)
                 return
-            for number in range(count):
+            told = 0
+            for made in range(1, count + 1):
                 await self._tick
-                last = number + 1 == count
-                yield Output(tokens=(TOKEN,), finish="length" if last else None, cached_tokens=None if number else 0)
+                finish = "length" if made == count else None
+                if finish or not told or made - told == self._interval:
+                    new = (TOKEN,) * (made - told)
+                    yield Output(tokens=new, finish=finish, cached_tokens=None if told else 0)
+                    told = made
         finally:
             self._running -= 1
 
@@ -86,14 +92,14 @@ class FreeEngine:
             self._task.cancel()
 
 
-async def serve(data: Path, folder: str, workers: int, pace_s: float) -> None:
+async def serve(data: Path, folder: str, workers: int, pace_s: float, interval: int) -> None:
     """Until standard input ends."""
     connection = connect_by_data(data)
     async with AsyncExitStack() as stack:
         for number in range(workers):
             both = await stack.enter_async_context(planes(connection))
             options = WorkerOptions(namespace=connection.namespace, name=f"free-{number}")
-            engine = FreeEngine(folder, pace_s)
+            engine = FreeEngine(folder, pace_s, interval)
             worker = Worker(options, engine, both.log, both.registry, SystemClock(), connection.key)
             await worker.start({})
             stack.push_async_callback(worker.stop, "measured", drain=False)
@@ -102,5 +108,5 @@ async def serve(data: Path, folder: str, workers: int, pace_s: float) -> None:
 
 
 if __name__ == "__main__":
-    data, folder, workers, pace_ms = sys.argv[1:]
-    uvloop.run(serve(Path(data), folder, int(workers), float(pace_ms) / 1000))
+    data, folder, workers, pace_ms, interval = sys.argv[1:]
+    uvloop.run(serve(Path(data), folder, int(workers), float(pace_ms) / 1000, int(interval)))
