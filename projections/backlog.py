@@ -12,7 +12,7 @@ itself. Integers throughout, in microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -70,13 +70,17 @@ class Backlog(NamedTuple):
     @staticmethod
     def of(
         time: PrefillTime,
-        outstanding: Mapping[WorkerId, Iterable[Outstanding]],
+        outstanding: Mapping[WorkerId, Collection[Outstanding]],
         now_ms: int,
         held_us: Mapping[WorkerId, int] = MappingProxyType({}),
     ) -> Backlog:
         """Of all workers that prefill; O(outstanding prefills * log of them)."""
-        waits = {worker: wait_us(prefills, time, now_ms) for worker, prefills in sorted(outstanding.items())}
-        return Backlog(time, {worker: wait for worker, wait in waits.items() if wait}).behind(held_us)
+        waits = {}
+        for worker in sorted(outstanding):
+            wait = wait_us(outstanding[worker], time, now_ms)
+            if wait:
+                waits[worker] = wait
+        return Backlog(time, waits).behind(held_us)
 
     def behind(self, held_us: Mapping[WorkerId, int]) -> Backlog:
         """The same with this much more, by worker, for what is held in the router."""
@@ -96,14 +100,14 @@ NO_BACKLOG = Backlog(PrefillTime(0, 0), MappingProxyType({}))
 """Of policies that estimate nothing."""
 
 
-def wait_us(outstanding: Iterable[Outstanding], time: PrefillTime, now_ms: int) -> int:
+def wait_us(outstanding: Collection[Outstanding], time: PrefillTime, now_ms: int) -> int:
     """How long after `now_ms` the last of them is expected to be done; 0 if that should be over. Nothing is expected to
     begin later than now once those before it are done: neither another clock nor an old guess makes a worker idle."""
     now_us, (base_us, per_token_m) = now_ms * MILLI, time
     free_us = 0
-    for begins_us, _, _, tokens in sorted(outstanding):
-        begins_us = min(begins_us, now_us)  # noqa: PLW2901 - as it is then expected
-        if begins_us > free_us:  # noqa: PLR1730 - a call of max() costs as much as all of this
-            free_us = begins_us
+    # no calls of min() and max(): each costs as much as the rest, and this runs for every worker
+    for begins_us, _, _, tokens in sorted(outstanding) if len(outstanding) > 1 else outstanding:
+        if begins_us > free_us:
+            free_us = begins_us if begins_us < now_us else max(free_us, now_us)
         free_us += SLACK_M * (base_us + per_token_m * tokens // MILLI) // MILLI
-    return max(0, free_us - now_us)
+    return free_us - now_us if free_us > now_us else 0

@@ -15,7 +15,7 @@ from projections.ahead import Ahead
 from projections.backlog import Outstanding, PrefillTime
 from projections.believed import NEVER
 from projections.state import State
-from projections.tally import ANYBODY, HASH_BYTES, Busy, InFlight, beyond, shared_depth
+from projections.tally import ANYBODY, NOBODY, Busy, InFlight, beyond, shared_depth
 
 NOTHING = (0,) * len(TIERS)
 IDLE = Busy()
@@ -169,8 +169,8 @@ class View(NamedTuple):
         one that shares more of it than those before it on its worker.
         """
         found: dict[WorkerId, int] = {}
-        depths: dict[bytes, int] = {}  # by the last block, which stands for all before it
-        deeper, depth = {0: ANYBODY}, 0
+        deeper = {0: ANYBODY}
+        depth, (at, here), (beyond_it, there) = 0, NOBODY, ANYBODY  # how deep the one before went, and what tells that
         for tally in (self.state.routing.tally, self.ahead.tally):
             known = () if tally is self.ahead.tally else self.ahead.computed
             same_start = tally.pending(prompt)
@@ -182,10 +182,10 @@ class View(NamedTuple):
                 place, block = deeper.get(least) or deeper.setdefault(least, beyond(prompt, least))
                 if hashes[place] != block or key in known:
                     continue
-                last_block = hashes[-HASH_BYTES:]
-                if last_block not in depths:  # most share a system prompt and no more: as deep as the one before
-                    depths[last_block] = depth = shared_depth(hashes, prompt, depth)
-                found[worker] = depths[last_block]
+                if hashes[at] != here or hashes[beyond_it] == there:  # most share a system prompt and no more
+                    depth = shared_depth(hashes, prompt, depth)
+                    (at, here), (beyond_it, there) = beyond(prompt, depth - 1), beyond(prompt, depth)
+                found[worker] = depth
         return found
 
 
