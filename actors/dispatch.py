@@ -215,7 +215,10 @@ class Dispatch:
             return self._sent(asked, request, decision, trip, if_free=True)
 
         flight = self.holding.at_once(asked, send)
-        return flight or await self.holding.flight(asked, send, trip.held_ms, request.deadline_ms)
+        if flight is not None:
+            return flight
+        workers = len(self._state.serving())
+        return await self.holding.flight(asked, send, trip.held_ms, workers, request.deadline_ms)
 
     def _holds(self, model: str) -> bool:
         """Whether one more request is to be held. Not where prompts of the model are computed elsewhere: there a worker
@@ -223,8 +226,7 @@ class Dispatch:
         keep workers busy."""
         elsewhere = any(each.joined is not None and each.joined.model == model for each in self._state.prefilling())
         alone = len(self._state.routing.replicas) <= 1
-        takes = self.holding.takes(len(self._state.serving()))
-        return takes and not elsewhere and (alone or self._voice().outbox.away_s < LOG_AWAY_S)
+        return self.holding.takes and not elsewhere and (alone or self._voice().outbox.away_s < LOG_AWAY_S)
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""

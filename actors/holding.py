@@ -5,8 +5,9 @@
 2. Whoever is bound leaves for its worker, and its decision for the log, before the next one is planned.
 3. Replicas that learn of each other through the log a little late think alike and may bind to one worker at once. It
    takes the first and declines the others, which are held again, and what it computes counts there.
-4. Nobody is held for longer than the setting `hold_max_ms`, and no more than `held_max` are; nor is anybody while the
-   plans of those that wait take more than a share of this replica's time (`PLANS_PARTS`): those go at once.
+4. Nobody is held for longer than the setting `hold_max_ms`, and no more than `held_max` are: beyond that, the first
+   that came goes at once. Nobody is held while the plans of those that wait take more than a share of this replica's
+   time (`PLANS_PARTS`). So nobody who waits is overtaken by those who need not.
 5. Whose client waits no longer is not sent any more. Whose workers get nothing more now, since too much waits in their
    engines, waits on here.
 """
@@ -89,9 +90,10 @@ class Holding:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def takes(self, workers: int) -> bool:
-        """Whether one more request is to be held, with so many workers."""
-        return self._live.current.holds and len(self._waiting) < held_max(workers) and self._plans.is_left
+    @property
+    def takes(self) -> bool:
+        """Whether requests are to be held now."""
+        return self._live.current.holds and self._plans.is_left
 
     def at_once(self, asked: RouteRequest, send: Send) -> Flight | None:
         """The request has left for the worker that is best for it, if nobody waits here, its prompt is light, and the
@@ -106,15 +108,16 @@ class Holding:
         return send(planned.request, planned.decision)
 
     async def flight(
-        self, asked: RouteRequest, send: Send, since_ms: int, deadline_ms: int | None = None
+        self, asked: RouteRequest, send: Send, since_ms: int, workers: int, deadline_ms: int | None = None
     ) -> Flight | None:
         """The request has left for the worker that was best for it when that was free; None if it did not, because it
-        was held for as long as may be, or nobody can serve it: then it is to be decided on alone. It is held since
-        `since_ms`, by the clock of decisions. DeadlineExceeded if it did not leave within `deadline_ms`; and what
-        `send` raises. Cancelled, nothing of it goes on."""
+        was held for as long as may be, too many came after it for so many workers, or nobody can serve it: then it is
+        to be decided on alone. It is held since `since_ms`, by the clock of decisions. DeadlineExceeded if it did not
+        leave within `deadline_ms`; and what `send` raises. Cancelled, nothing of it goes on."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(Held(asked, since_ms, random_bits64()), send, loop.create_future())
         self._waiting[asked.id] = waiting
+        self._make_room(workers)
         self.look_soon()
         left_ms = since_ms + self._live.current.hold_max_ms - self._wall_ms()
         if deadline_ms is not None and deadline_ms <= left_ms:
@@ -142,6 +145,13 @@ class Holding:
             self._will_look = True
             asyncio.get_running_loop().call_soon(self._look)
 
+    def _make_room(self, workers: int) -> None:
+        """No more wait than may: the first ones go."""
+        if len(self._waiting) > held_max(workers):
+            waiting = [each for each in self._waiting.values() if not each.sent.done()]
+            for each in waiting[: max(0, len(waiting) - held_max(workers))]:
+                _let_go(each)
+
     def let_all_go(self) -> None:
         """Nobody is held any more: each is to be decided on alone."""
         for waiting in self._waiting.values():
@@ -149,12 +159,13 @@ class Holding:
 
     def _look(self) -> None:
         self._will_look = False
-        if not self._live.current.holds:
-            self.let_all_go()
         stay: set[RequestId] = set()
         while queue := [
             each.held for each in self._waiting.values() if not (each.sent.done() or each.held.request.id in stay)
         ]:
+            if not (self._live.current.holds and self._plans.is_left):
+                self.let_all_go()  # else those that come now would overtake them
+                break
             planned = self._planned([held._replace(request=self._informed(held.request)) for held in queue])
             if planned is None:
                 break

@@ -164,6 +164,11 @@ class VirtualReplica:
         """How many requests wait here."""
         return len(self._held)
 
+    @property
+    def first_held(self) -> RequestId:
+        """The one of them that came first."""
+        return next(iter(self._held))
+
     def let_go(self, request: RequestId) -> RouteRequest | None:
         """The request waits no more; None if it did not."""
         held = self._held.pop(request, None)

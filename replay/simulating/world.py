@@ -173,8 +173,8 @@ class World:
 
     def _begin(self, journey: Journey) -> None:
         """It has a place in the fleet, and is held or on its way."""
-        replica, now_us = journey.replica, self._agenda.now_us
-        if self._holds and self._replicas[replica].holds < held_max(self._options.workers):
+        now_us = self._agenda.now_us
+        if self._holds:
             self._agenda.put(now_us + self._options.routing.hold_max_ms * 1000, partial(self._hold_no_longer, journey))
             self._hold(journey, self.log.now_ms)
         else:
@@ -182,8 +182,10 @@ class World:
 
     def _hold(self, journey: Journey, since_ms: int) -> None:
         """The next attempt waits in its replica until a worker is free for it."""
-        asked = journey.asked()
-        self._replicas[journey.replica].hold(asked, since_ms, self._seed(asked))
+        asked, replica = journey.asked(), self._replicas[journey.replica]
+        replica.hold(asked, since_ms, self._seed(asked))
+        if replica.holds > held_max(self._options.workers):
+            self._hold_no_longer(self._journeys[replica.first_held])
         self._plan_soon(journey.replica)
 
     def _route(self, journey: Journey) -> None:

@@ -110,8 +110,8 @@ async def test_whoever_was_declined_and_then_waits_in_vain_has_an_end(it: World)
         raise AssertionError("no worker is free")
 
     with pytest.raises(DeadlineExceeded):
-        await holding.flight(declined, send, since_ms, deadline_ms=20)
-    waiting = asyncio.create_task(holding.flight(declined, send, since_ms))
+        await holding.flight(declined, send, since_ms, 1, deadline_ms=20)
+    waiting = asyncio.create_task(holding.flight(declined, send, since_ms, 1))
     await asyncio.sleep(0)
     await end(waiting)
     await eventually(lambda: router.voice.outbox.idle, "all is said")

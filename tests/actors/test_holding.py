@@ -108,7 +108,7 @@ async def test_a_light_one_leaves_at_once(it: World) -> None:
     assert holding.at_once(large, send) is None
     assert holding.at_once(light, send) is not None
     assert sent == ["light"]
-    waiting = asyncio.create_task(holding.flight(large, send, since_ms=router.dispatch._wall_ms()))
+    waiting = asyncio.create_task(holding.flight(large, send, since_ms=router.dispatch._wall_ms(), workers=2))
     await asyncio.sleep(0)
     assert len(holding) == 1
     assert holding.at_once(light, send) is None
@@ -141,12 +141,14 @@ async def test_not_for_longer_than_allowed(it: World) -> None:
 
 
 async def test_no_more_than_so_many(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others go at once."""
+    """Where one more comes, the first one goes at once: it is not overtaken by whoever came later."""
     monkeypatch.setattr(holding_module, "held_max", lambda _workers: 2)
     router = await replica(it)
-    await asyncio.gather(*(collect(router, asked(number)) for number in range(4)))
-    assert {each.request for each in await it.told(ROUTING, RequestQueued)} == {"r0", "r1"}
-    assert [each.request for each in await it.told(ROUTING, RequestRouted)][:2] == ["r2", "r3"]
+    first = asyncio.create_task(collect(router, asked(9)))
+    await eventually(lambda: len(router.flights.open) == 1, "the first is under way")
+    await asyncio.gather(first, *(collect(router, asked(number)) for number in range(4)))
+    assert {each.request for each in await it.told(ROUTING, RequestQueued)} == {"r2", "r3"}
+    assert [each.request for each in await it.told(ROUTING, RequestRouted)][1:3] == ["r0", "r1"]
 
 
 async def test_whoever_hangs_up_waits_no_more(it: World) -> None:
@@ -260,7 +262,7 @@ async def test_hanging_up_in_the_turn_in_which_it_leaves(it: World, fails: bool)
         return cast(Flight, Left())
 
     since_ms = it.clock.wall_ms()
-    leaving = asyncio.create_task(holding.flight(route_request("r", TOKENS), send, since_ms))
+    leaving = asyncio.create_task(holding.flight(route_request("r", TOKENS), send, since_ms, 1))
     await asyncio.wait([leaving])
     assert leaving.cancelled()
     assert closed == ([] if fails else ["closed"])
@@ -268,15 +270,15 @@ async def test_hanging_up_in_the_turn_in_which_it_leaves(it: World, fails: bool)
 
 
 async def test_nobody_is_held_while_plans_take_too_much_time(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They go at once, as without holding; those that wait already are planned on."""
+    """Those that wait go at once then, and so do those that come: nobody overtakes them."""
     monkeypatch.setattr(holding_module, "PLANS_BURST_US", 1)
     monkeypatch.setattr(holding_module, "PLANS_PARTS", 1 << 40)
     router = await replica(it)
-    answers = [asyncio.create_task(collect(router, asked(number))) for number in range(3)]
-    await eventually(lambda: len(router.dispatch.holding) == 2, "two wait")
-    late = asyncio.create_task(collect(router, asked(3)))
-    await asyncio.gather(*answers, late)
+    await collect(router, asked(9))
+    assert router.dispatch.holding.takes, "one alone takes nothing of the time for plans"
+    await asyncio.gather(*(collect(router, asked(number)) for number in range(3)))
+    assert not router.dispatch.holding.takes
+    await collect(router, asked(3))
     told = await in_order(it, router)
-    assert told.index(("r3", "RequestRouted")) < told.index(("r0", "RequestPrefilled"))
-    assert ("r3", "RequestQueued") not in told
-    assert not router.dispatch.holding.takes(1)
+    assert [kind for _, kind in told[2:5]] == ["RequestRouted"] * 3
+    assert not await it.told(ROUTING, RequestQueued)
