@@ -10,6 +10,8 @@ from core.prompt import Prompt
 from projections.tally import HASH_BYTES, InFlight
 from projections.view import HASHED_AT_ONCE_MAX, View
 
+ALONE = 8
+"""The first so many of those that begin alike are looked up one by one: the tables for all pay off from there on."""
 NOWHERE: Mapping[WorkerId, int] = MappingProxyType({})
 _Workers = dict[WorkerId, None]
 """Without doubles, in an order that is nobody's accident."""
@@ -19,17 +21,19 @@ _NOBODY: _Workers = {}
 class Starts:
     """As `View.pending` has them; the view must not change meanwhile.
 
-    For one prompt that costs a third of this, for a hundred a tenth of that: prompts in flight are looked through once
-    for each depth at which somebody looks, and not once for each prompt.
+    Prompts in flight are looked through once for each depth at which somebody looks, and not once for each prompt: for
+    64 prompts beside 50 to 130 in flight that takes less than half of the time.
     """
 
     def __init__(self, view: View) -> None:
         self._view = view
+        self._asked: dict[bytes, int] = {}
+        """How many prompts began with that block."""
         self._alike: dict[bytes, _Alike] = {}
-        """By their first block."""
+        """Those in flight, by their first block."""
 
     def __repr__(self) -> str:
-        return f"<Starts {len(self._alike)} first blocks>"
+        return f"<Starts {len(self._asked)} first blocks>"
 
     def pending(self, prompt: Prompt) -> Mapping[WorkerId, int]:
         """Per worker: the longest start of the prompt that is being computed there, in blocks."""
@@ -38,6 +42,9 @@ class Starts:
         if prompt.blocks <= HASHED_AT_ONCE_MAX:
             prompt.hashes()
         first = prompt.block(1)
+        asked = self._asked[first] = self._asked.get(first, 0) + 1
+        if asked <= ALONE:
+            return self._view.pending(prompt)
         alike = self._alike.get(first)
         if alike is None:
             alike = self._alike[first] = _Alike(self._view.computing(prompt))

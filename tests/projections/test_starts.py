@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.ids import ReplicaId, RequestId, WorkerId
+from projections import starts as starts_module
 from projections.ahead import Ahead
 from projections.starts import Starts
 from projections.state import State
@@ -19,10 +21,15 @@ blocks = st.lists(st.integers(1, 2), max_size=9)
 rows = st.tuples(blocks, st.sampled_from(WORKERS), st.booleans(), st.booleans())
 
 
-@settings(deadline=None, max_examples=300)
+@pytest.fixture
+def none_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts_module, "ALONE", 0)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(rows, max_size=12), st.lists(st.tuples(blocks, st.integers(0, 1)), min_size=1, max_size=8))
 def test_as_for_each_alone(
-    computing: list[tuple[list[int], WorkerId, bool, bool]], asked: list[tuple[list[int], int]]
+    none_alone: None, computing: list[tuple[list[int], WorkerId, bool, bool]], asked: list[tuple[list[int], int]]
 ) -> None:
     """Whoever computes them, one after the other, in whatever order: what one found is no hindrance to the next."""
     view = View(State(CHAIN_KEY), ReplicaId("ee" * 8), Ahead(), {})
