@@ -16,7 +16,7 @@ class Clock(Protocol):
         """Milliseconds since some start; never goes back."""
 
     def monotonic_us(self) -> int:
-        """The same in microseconds, for durations that are shown and never decided by."""
+        """The same in microseconds, for durations that are shown, or that bound what a process does for itself."""
 
 
 class SystemClock:
