@@ -100,10 +100,15 @@ class Admission:
         if len(line.queue):
             self._advance(line)
 
-    def look(self) -> None:
-        """Something changed that places depend on: whoever waits and need not has been let in. O(models * workers)."""
+    def doubt(self) -> None:
+        """There may be fewer places than were counted last: they are counted again before the next one is given."""
         for line in self._lines.values():
             line.share_until_ms = 0
+
+    def look(self) -> None:
+        """Something changed that places depend on: whoever waits and need not has been let in. O(models * workers)."""
+        self.doubt()
+        for line in self._lines.values():
             if len(line.queue):
                 self._advance(line)
 

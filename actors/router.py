@@ -27,7 +27,7 @@ from actors.upkeep import TakeSnapshot, Upkeep
 from actors.voice import Voice
 from actors.wire import PROTOCOL, Hello
 from core.clock import Clock
-from core.events import Event, ReplicaJoined, RequestFinished, RequestPrefilled
+from core.events import Event, LoadReported, ReplicaJoined, RequestFinished, RequestPrefilled
 from core.generation import GenerateRequest, Output, Take
 from core.ids import ReplicaId, WorkerId
 from core.keys import DeploymentKey
@@ -319,12 +319,18 @@ class Router:
         """Reacts to what the fold just took in."""
         if applied.stream == LOAD:
             self.fleet.heard(WorkerId(applied.owner))
+            if self._is_too_much(self.state.loads.reports.get(WorkerId(applied.owner))):
+                self.admission.doubt()
         elif applied.stream == ROUTING and applied.changed and applied.owner == self.voice.id:
             self.voice.read_back(applied.message.events)
             self._look_for_our_end()
         if applied.changed and applied.owner != self.voice.id and (self.admission.waiting or self.dispatch.holding):
             self._look_soon()
         self.upkeep.applied(applied)
+
+    def _is_too_much(self, report: LoadReported | None) -> bool:
+        """Whether the worker is to get nothing more for now."""
+        return report is not None and (report.draining or report.waiting >= self.live.current.waiting_max)
 
     def _on_became(self) -> None:
         self._look_for_our_end()
