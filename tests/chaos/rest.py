@@ -161,13 +161,24 @@ class Rest:
         return wrong + [f"durable consumer {one} of {name}" for name, one in sorted(durable - queues)]
 
     def _too_many(self, stream: str, consumers: list[dict[str, Any]]) -> str:
-        readers = sum(not _is_durable(one) for one in consumers)
+        readers = [one for one in consumers if not _is_durable(one)]
         most = self._wanted["frontend"] + (self._askers if stream == JOBS else 0)
-        return f"{readers} consumers of {stream}, not {most}" if readers > most else ""
+        if len(readers) <= most:
+            return ""
+        return f"{len(readers)} consumers of {stream}, not {most}: " + "; ".join(map(_told, readers))
 
 
 def _is_durable(consumer: dict[str, Any]) -> bool:
     return bool(consumer["config"].get("durable_name"))
+
+
+def _told(consumer: dict[str, Any]) -> str:
+    """What tells one that a living reader asks from one that is left over."""
+    cluster, delivered = consumer.get("cluster") or {}, consumer["delivered"]
+    return (
+        f"{consumer['name']} of {consumer['created']} led by {cluster.get('leader', 'nobody')}, "
+        f"{consumer['num_waiting']} waiting, {delivered['consumer_seq']} delivered, last {delivered.get('last_active')}"
+    )
 
 
 async def cache_at(running: Running, worker: WorkerId, address: str) -> set[int]:
