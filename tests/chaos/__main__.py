@@ -172,6 +172,7 @@ async def _verified(running: Running, wanted: argparse.Namespace, load: Load, fa
         "told_by_journals": len(record.told),
         "points_reported": reports.points,
         "points_compared": reports.compared,
+        "consumers_s": rest.consumers_s,
         "seed": wanted.seed,
     }
 
@@ -209,6 +210,7 @@ def _show(findings: dict[str, Any]) -> None:
     print(f"  log       {findings['messages']} messages, {findings['decisions']} decisions, ", end="")
     print(f"{findings['points_reported']} points reported, {findings['points_compared']} compared, ", end="")
     print(f"{findings['migrated']} answers migrated, {findings['told_by_journals']} journals told")
+    print(f"  readers   of those who are gone: forgotten {findings['consumers_s']:.0f} s after all was at rest")
     print("  memory    " + ", ".join(f"{name} {size >> 20} MiB" for name, size in sorted(findings["memory"].items())))
     for text, count in sorted(findings["complaints"].items(), key=lambda item: -item[1])[:SHOWN_MAX]:
         print(f"  said {count:5d} times  {text}")

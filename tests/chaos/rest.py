@@ -24,8 +24,10 @@ UP_S = 180.0
 REST_S = 60.0
 ENDS_S = 120.0
 """How long it may take until all who are gone have their end in the log."""
-CONSUMERS_S = 90.0
-"""How long the broker may remember a reader that is gone; it forgets after 30 s."""
+CONSUMERS_S = 300.0
+"""How long the broker may remember a reader that is gone. One server forgets it 30 s after its last request. In a
+cluster its removal is proposed to the leader, and lost if that is killed just then; NATS looks 30 to 60 s later
+whether it is gone, proposes it again, and looks after twice that."""
 LOOK_S = 0.5
 BUSY = ("requests", "waiting", "lag_events", "ahead", "in_flight", "incomplete")
 
@@ -44,6 +46,8 @@ class Rest:
         """Where all replicas were found equal …"""
         self.digest = ""
         """… and what their digest was there."""
+        self.consumers_s = 0.0
+        """After how long the broker had forgotten all readers that are gone."""
         self._seen: object = ""
         self._divided: list[str] = []
 
@@ -148,12 +152,13 @@ class Rest:
     async def consumers_left(self) -> list[str]:
         """The broker knows one reader per front end and stream, at most, and of jobs one per asker; in time. None of
         them is durable but the one queue of jobs."""
-        deadline_s = time.monotonic() + CONSUMERS_S
+        began_s = time.monotonic()
         while True:
             async with broker_of(self._running) as broker:
                 found = await broker.consumers()
             wrong = [sentence for name, consumers in found.items() if (sentence := self._too_many(name, consumers))]
-            if not wrong or time.monotonic() > deadline_s:
+            self.consumers_s = time.monotonic() - began_s
+            if not wrong or self.consumers_s > CONSUMERS_S:
                 break
             await asyncio.sleep(2)
         durable = {(name, one["name"]) for name in found for one in found[name] if _is_durable(one)}
