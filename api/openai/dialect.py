@@ -24,7 +24,7 @@ from api.openai.refusal import outcome_of, shown
 from api.openai.requests.accepted import Accepted
 from api.openai.requests.intake import Intake
 from api.openai.requests.types import ChatRequest
-from api.openai.requests.validation import check, decode
+from api.openai.requests.validation import decode
 from api.openai.settings import ApiSettings
 from api.openai.vigil import ClientGone
 from core.clock import Clock
@@ -92,7 +92,6 @@ class DialectRoute(Generic[Body]):
             raw = await exchange.body(self._settings.body_bytes_max)
             asked = decode(self._decoder, raw)
             chat = self._dialect.chat_of(asked)
-            check(chat)
             accepted = await self._intake.accept(chat, exchange.headers, exchange.request_id, len(raw))
         except ClientGone:
             self._metrics.rejected("abort")

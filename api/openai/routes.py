@@ -24,8 +24,9 @@ from api.openai.exchange import Exchange
 from api.openai.refusal import outcome_of, shown
 from api.openai.requests.accepted import Accepted
 from api.openai.requests.intake import Intake
+from api.openai.requests.terms import beside_prompt
 from api.openai.requests.types import ChatRequest, CompletionRequest
-from api.openai.requests.validation import check, decode
+from api.openai.requests.validation import decode
 from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
 from api.openai.vigil import ClientGone
@@ -55,6 +56,7 @@ class GenerationRoute:
         self._metrics = metrics
         self._settings = settings
         self._clock = clock
+        self._body_type = body_type
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body_type)
         self._writer_type = writer_type
 
@@ -64,9 +66,10 @@ class GenerationRoute:
         try:
             raw = await exchange.body(self._settings.body_bytes_max)
             parameters = decode(self._decoder, raw)
-            check(parameters)
-            _named(exchange, scope, parameters)
-            accepted = await self._intake.accept(parameters, exchange.headers, exchange.request_id, len(raw))
+            if parameters.request_id is not None:
+                _named(exchange, scope, parameters.request_id)
+            beside = beside_prompt(self._body_type, raw) if len(raw) <= self._settings.inline_bytes_max else b""
+            accepted = await self._intake.accept(parameters, exchange.headers, exchange.request_id, len(raw), beside)
         except ClientGone:
             self._metrics.rejected("abort")
         except ContrailError as error:
@@ -112,8 +115,8 @@ class GenerationRoute:
 
     async def _whole_plain(self, exchange: Exchange, choice: Choice, writer: Writer, watch: Watch) -> None:
         """The same as `_whole`, for one choice that is nothing but text."""
-        transcript, collected = choice.transcript, Collected(choice)
-        said = collected.text.append
+        transcript, texts = choice.transcript, list[str]()
+        said = texts.append
 
         def take(output: Output) -> bool:
             watch.tokens()
@@ -123,7 +126,8 @@ class GenerationRoute:
         await self._backend.run(writer.accepted.model, choice.request, take, choice.ended)
         if transcript.finish is None:
             raise broken_off()
-        await exchange.answer(writer.whole([collected], writer.accepted.usage()))
+        text, usage = "".join(texts), writer.accepted.usage()
+        await exchange.answer(writer.plain(text, transcript.finish, transcript.stop_reason, usage))
 
 
 async def _stream(exchange: Exchange, answering: Answering, writer: Writer) -> None:
@@ -159,11 +163,10 @@ async def _whole(exchange: Exchange, answering: Answering, writer: Writer) -> No
     await exchange.answer(answer)
 
 
-def _named(exchange: Exchange, scope: Scope, parameters: ChatRequest | CompletionRequest) -> None:
+def _named(exchange: Exchange, scope: Scope, request_id: str) -> None:
     """The request has the id that its body gives it, unless a header gave it one that can be used."""
-    header = exchange.headers.get(b"x-request-id", b"")
-    if parameters.request_id is not None and header != exchange.request_id.encode():
-        exchange.request_id = scope["state"]["request_id"] = parameters.request_id
+    if exchange.headers.get(b"x-request-id", b"") != exchange.request_id.encode():
+        exchange.request_id = scope["state"]["request_id"] = request_id
 
 
 def generation_routes(

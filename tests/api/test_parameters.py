@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from api.openai.answers.said import NOTHING, Interpreter, Said, ToolDelta
-from api.openai.requests import intake
+from api.openai.requests import terms
 from core.generation import Output, Sampling
 from core.prompt import tokens_from_bytes
 from tests.api.conftest import Api
@@ -289,7 +289,7 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[Reader]:
         made.append(Reader())
         return made[-1]
 
-    monkeypatch.setattr(intake, "interpreter_of", interpreter_of)
+    monkeypatch.setattr(terms, "interpreter_of", interpreter_of)
     return made
 
 

@@ -22,6 +22,8 @@ class ChatWriter(Writer):
     text_before = b'{"index":0,"delta":{"content":'
     text_after = b'},"logprobs":null,"finish_reason":null}'
     last_choice = b'{"index":0,"delta":{},"logprobs":null,"finish_reason":'
+    whole_before = b'{"index":0,"message":{"role":"assistant","content":'
+    whole_after = b',"refusal":null,"reasoning":null},"logprobs":null,"finish_reason":'
 
     def openings(self) -> bytes:
         """Each choice's role."""

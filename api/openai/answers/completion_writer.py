@@ -24,6 +24,8 @@ class CompletionWriter(Writer):
     text_before = b'{"index":0,"text":'
     text_after = b',"logprobs":null,"finish_reason":null}'
     last_choice = b'{"index":0,"text":"","logprobs":null,"finish_reason":'
+    whole_before = text_before
+    whole_after = b',"logprobs":null,"finish_reason":'
 
     def __init__(self, request_id: str, created_s: int, accepted: Accepted) -> None:
         super().__init__(request_id, created_s, accepted)

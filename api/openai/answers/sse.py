@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 import orjson
@@ -33,20 +34,31 @@ class Writer:
     """A choice's JSON around the JSON of its text."""
     last_choice: ClassVar[bytes]
     """The JSON of a stream's last choice, up to the value of finish_reason."""
+    whole_before: ClassVar[bytes]
+    whole_after: ClassVar[bytes]
+    """The JSON of an answer's only choice around the JSON of its text, up to the value of finish_reason."""
 
     def __init__(self, request_id: str, created_s: int, accepted: Accepted) -> None:
         self.accepted = accepted
         self.shown = accepted.shown
-        self.names = TokenNames(self.shown.texts, as_ids=self.shown.as_ids)
-        self._identity = {"id": self.id_prefix + request_id, "created": created_s, "model": accepted.model}
-        chunk = orjson.dumps({**self._identity, "object": self.chunk_object})
-        self._head = b"data: " + chunk[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if accepted.include_usage else b"]}\n\n"
-        self._before = self._head + self.text_before
-        self._after = self.text_after + self._tail
+        kind = self.chunk_object if accepted.stream else self.whole_object
+        identity = {
+            "id": self.id_prefix + request_id, "created": created_s, "model": accepted.model, "object": kind
+        }  # fmt: skip
+        self._head = orjson.dumps(identity)[:-1] + b',"choices":['
+        if accepted.stream:
+            self._head = b"data: " + self._head
+            self._tail = b'],"usage":null}\n\n' if accepted.include_usage else b"]}\n\n"
+            self._before = self._head + self.text_before
+            self._after = self.text_after + self._tail
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._identity['id']}>"
+        return f"<{type(self).__name__} {self._head!r}>"
+
+    @cached_property
+    def names(self) -> TokenNames:
+        """How the answer names tokens."""
+        return TokenNames(self.shown.texts, as_ids=self.shown.as_ids)
 
     def opening(self) -> bytes:
         """What comes before the first text of the only choice."""
@@ -65,7 +77,7 @@ class Writer:
         """Everything after the choices' ends."""
         if not self.accepted.include_usage:
             return DONE
-        return self._head + b'],"usage":' + orjson.dumps(usage.as_json()) + b"}\n\n" + DONE
+        return self._head + b'],"usage":' + usage.as_json() + b"}\n\n" + DONE
 
     def openings(self) -> bytes:
         """What comes before the first step, of all choices."""
@@ -77,11 +89,19 @@ class Writer:
 
     def whole(self, collected: list[Collected], usage: Usage) -> bytes:
         """The answer that is not streamed."""
-        choices = [self.whole_choice(index, one) for index, one in enumerate(collected)]
-        answer = {**self._identity, "object": self.whole_object, "choices": choices, "usage": usage.as_json()}
-        return orjson.dumps(
-            answer | {"service_tier": self.shown.service_tier, "system_fingerprint": None} | self.extras()
-        )
+        choices = orjson.dumps([self.whole_choice(index, one) for index, one in enumerate(collected)])
+        extras = orjson.dumps(self.extras())[1:-1]
+        return b"".join((self._head, choices[1:-1], self._whole_tail(usage), extras and b"," + extras, b"}"))
+
+    def plain(self, text: str, finish: str, stop_reason: str | int | None, usage: Usage) -> bytes:
+        """The same of one choice that is nothing but text."""
+        end = orjson.dumps(finish), b',"stop_reason":', orjson.dumps(stop_reason), b"}"
+        before, after = self.whole_before, self.whole_after
+        return b"".join((self._head, before, orjson.dumps(text), after, *end, self._whole_tail(usage), b"}"))
+
+    def _whole_tail(self, usage: Usage) -> bytes:
+        tier = orjson.dumps(self.shown.service_tier)
+        return b'],"usage":%b,"service_tier":%b,"system_fingerprint":null' % (usage.as_json(), tier)
 
     def whole_choice(self, index: int, collected: Collected) -> dict[str, Any]:
         """One choice of such an answer."""

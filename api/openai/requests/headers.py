@@ -28,8 +28,16 @@ class Hints(NamedTuple):
     """What the client calls the session that the request belongs to."""
 
 
+NO_HINTS = Hints(None, None, None, None, None)
+_NAMES = frozenset(
+    {b"traceparent", b"x-contrail-tenant", b"x-contrail-priority", b"x-contrail-deadline-ms", b"x-session-id"}
+)
+
+
 def hints_of(headers: Mapping[bytes, bytes]) -> Hints:
     """The request's hints. A bad one of ours is the caller's fault; a bad traceparent is ignored, as W3C says."""
+    if _NAMES.isdisjoint(headers):
+        return NO_HINTS
     traceparent = headers.get(b"traceparent", b"")
     return Hints(
         tenant=_tenant(headers.get(b"x-contrail-tenant")),

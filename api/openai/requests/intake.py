@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from api.openai.answers.choice import Choice, Echo
-from api.openai.answers.interpreting import interpreter_of
-from api.openai.answers.said import Interpreter
+from api.openai.answers.choice import Choice
 from api.openai.backend import Backend
-from api.openai.requests.accepted import Accepted, Shown
+from api.openai.requests.accepted import Accepted
 from api.openai.requests.headers import Hints, hints_of
 from api.openai.requests.prompts import PromptTokens, prompts_of
-from api.openai.requests.sampling import room_of, sampling_of, shown_logprobs, with_seed
+from api.openai.requests.sampling import room_of, with_seed
+from api.openai.requests.terms import KeptTerms, Terms
 from api.openai.requests.types import ChatRequest, CompletionRequest
-from api.openai.requests.validation import stop_strings
+from api.openai.requests.validation import check
 from api.openai.settings import ApiSettings
-from api.openai.text.ledger import Ledger
-from api.openai.text.stops import Stops
-from api.openai.text.tokenizer import ModelTokenizer, Tokenizers
-from api.openai.text.transcript import Transcript
+from api.openai.text.tokenizer import Tokenizers
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.models import ModelCard
@@ -27,20 +24,31 @@ from core.prompt import TOKEN_BYTES
 
 
 class Intake:
-    """Turns requests into generations; holds nothing of any request."""
+    """Turns requests into generations; of their prompts it holds nothing."""
 
     def __init__(self, backend: Backend, settings: ApiSettings, tokenizers: Tokenizers) -> None:
         self._backend = backend
         self._settings = settings
         self._tokenizers = tokenizers
+        self._terms = KeptTerms()
 
     async def accept(
-        self, parameters: ChatRequest | CompletionRequest, headers: Mapping[bytes, bytes], request_id: str, size: int
+        self,
+        parameters: ChatRequest | CompletionRequest,
+        headers: Mapping[bytes, bytes],
+        request_id: str,
+        size: int,
+        beside: bytes = b"",
     ) -> Accepted:
-        """The generations that a decoded and checked request asks for; `size` are the bytes of its body.
+        """The generations that a decoded request asks for; `size` are the bytes of its body, `beside` those of them
+        that tell what it asks for beside its prompt (`requests.terms`).
 
         Raises ApiError, or what `Backend.card` raises.
         """
+        kind = type(parameters)
+        terms = self._terms.get(kind, beside)
+        if terms is None:
+            check(parameters)
         hints = hints_of(headers)
         card = self._backend.card(parameters.model)
         tokenizer = await self._tokenizers.of(card)
@@ -48,88 +56,46 @@ class Intake:
             prompts = prompts_of(parameters, tokenizer, card.context_max)
         else:
             prompts = await asyncio.to_thread(prompts_of, parameters, tokenizer, card.context_max)
-        making = Making(parameters, card, tokenizer, hints, request_id)
-        return making.accepted(prompts)
+        if terms is None or terms.tokenizer is not tokenizer:
+            terms = Terms(parameters, tokenizer)
+            self._terms.put(kind, beside, terms)
+        return _Making(parameters, card, terms, hints, request_id).accepted(prompts)
 
 
-class Making:
+class _Making(NamedTuple):
     """One request while its choices are made."""
 
-    def __init__(
-        self,
-        parameters: ChatRequest | CompletionRequest,
-        card: ModelCard,
-        tokenizer: ModelTokenizer,
-        hints: Hints,
-        request_id: str,
-    ) -> None:
-        self._parameters = parameters
-        self._card = card
-        self._tokenizer = tokenizer
-        self._hints = hints
-        self._request_id = request_id
-        self._best_of = getattr(parameters, "best_of", None) or parameters.n or 1
-        self._shown = _shown(parameters, tokenizer, self._best_of)
-        self._by_token = self._shown.logprobs >= 0 or self._shown.token_ids or self._best_of > self._shown.n
-        """Whether the answer needs to know which tokens its text is made of."""
-
-    def __repr__(self) -> str:
-        return f"<Making {self._request_id}>"
+    parameters: ChatRequest | CompletionRequest
+    card: ModelCard
+    terms: Terms
+    hints: Hints
+    request_id: str
 
     def accepted(self, prompts: list[PromptTokens]) -> Accepted:
         """Every choice of every prompt; ApiError if one of them cannot be."""
+        parameters, card, terms, _, _ = self
         choices: list[Choice] = []
         count = 0
         for prompt, sent in enumerate(prompts):
             tokens = len(sent.tokens) // TOKEN_BYTES
             count += tokens
-            sampling = sampling_of(self._parameters, self._tokenizer, room_of(self._parameters, self._card, tokens))
-            for place in range(self._best_of):
-                choices.append(self._choice(len(choices), prompt, sent, with_seed(sampling, place)))
+            sampling = terms.sampling(parameters, room_of(parameters, card, tokens))
+            for place in range(terms.best_of):
+                request = self._request(len(choices), sent.tokens, with_seed(sampling, place) if place else sampling)
+                choices.append(terms.choice(len(choices), prompt, parameters, request, sent.text or ""))
         return Accepted(
-            model=self._card.name,
+            model=card.name,
             choices=tuple(choices),
             prompt_tokens=count,
-            stream=bool(self._parameters.stream),
-            shown=self._shown,
-            plain=len(choices) == 1 and self._is_plain(choices[0]),
-        )
-
-    def _is_plain(self, choice: Choice) -> bool:
-        special = self._shown.continuous_usage or self._shown.prompt_logprobs or choice.echo is not None
-        return not (special or self._by_token or choice.interpreter is not None)
-
-    def _choice(self, index: int, prompt: int, sent: PromptTokens, sampling: Sampling) -> Choice:
-        parameters = self._parameters
-        interpreter: Interpreter | None = None
-        echo: Echo | None = None
-        if isinstance(parameters, ChatRequest):
-            interpreter = interpreter_of(parameters, self._tokenizer, sent.tokens)
-        elif parameters.echo:
-            echo = Echo(sent.text or "", only=parameters.max_tokens == 0)
-        request = self._request(index, sent.tokens, sampling)
-        return Choice(index, prompt, request, self._transcript(sampling, interpreter), interpreter, echo)
-
-    def _transcript(self, sampling: Sampling, interpreter: Interpreter | None) -> Transcript:
-        parameters, tokenizer = self._parameters, self._tokenizer
-        kept = interpreter is not None and interpreter.keeps_special_tokens
-        skip = parameters.skip_special_tokens is not False and not kept
-        stops = Stops(stop_strings(parameters), included=bool(parameters.include_stop_str_in_output))
-        return Transcript(
-            tokenizer.detokenizer(skip_special_tokens=skip),
-            stops,
-            # with ignore_eos an engine may still stop at its own end token after others: its text never leaves
-            {*sampling.stop_token_ids, *tokenizer.eos_ids},
-            sampling.min_tokens,
-            # the reason is told of every end but the model's first one, as vLLM does
-            told_ends=set(sampling.stop_token_ids) - ({tokenizer.eos_id} if not sampling.ignore_eos else set()),
-            ledger=Ledger() if self._by_token or interpreter is not None else None,
+            stream=bool(parameters.stream),
+            shown=terms.shown,
+            plain=terms.plain and len(choices) == 1 and choices[0].interpreter is None,
         )
 
     def _request(self, index: int, tokens: bytes, sampling: Sampling) -> GenerateRequest:
-        parameters, hints = self._parameters, self._hints
+        parameters, _, _, hints, request_id = self
         return GenerateRequest(
-            id=RequestId(f"{self._request_id}.{index}" if index else self._request_id),
+            id=RequestId(f"{request_id}.{index}" if index else request_id),
             tokens=tokens,
             sampling=sampling,
             cache_salt=parameters.cache_salt or None,
@@ -141,20 +107,3 @@ class Making:
             gather=not parameters.stream and not parameters.stop,
             session=hints.session or parameters.user or "",
         )
-
-
-def _shown(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, best_of: int) -> Shown:
-    options = parameters.stream_options
-    return Shown(
-        texts=tokenizer.texts,
-        logprobs=shown_logprobs(parameters),
-        as_ids=bool(parameters.return_tokens_as_token_ids),
-        prompt_logprobs=parameters.prompt_logprobs is not None,
-        token_ids=bool(parameters.return_token_ids),
-        special_tokens=parameters.skip_special_tokens is False,
-        service_tier="default" if getattr(parameters, "service_tier", None) else None,
-        include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
-        best_of=best_of,
-        n=parameters.n or 1,
-    )

@@ -33,6 +33,8 @@ def prompts_of(
     keep = _Keep.of(parameters, tokens_max)
     if isinstance(parameters, ChatRequest):
         return [PromptTokens(keep.of_text(_chat_text(parameters, tokenizer), tokenizer))]
+    if not parameters.prompt:
+        raise bad_parameter("prompt", "must not be empty")
     prompts = _several(parameters.prompt)
     each = max(parameters.n or 1, parameters.best_of or 1)
     if len(prompts) * each > CHOICES_MAX:

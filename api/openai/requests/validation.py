@@ -138,7 +138,7 @@ def _flattened(kind: Any) -> list[Any]:
 def check(request: Parameters) -> None:
     """Raises ApiError for what types and ranges alone do not say, and for what is known and cannot be done.
 
-    Messages are checked where they become a prompt, tools and formats where these are read.
+    Messages and prompts are checked where they become tokens, tools and formats where these are read.
     """
     _check_supported(request)
     _check_stops(stop_strings(request))
@@ -183,8 +183,6 @@ def _check_chat(request: ChatRequest) -> None:
 
 
 def _check_completion(request: CompletionRequest) -> None:
-    if not request.prompt:
-        raise bad_parameter("prompt", "must not be empty")
     if request.max_tokens == 0 and not request.echo:
         raise bad_parameter("max_tokens", "must be at least 1, unless echo is true")
     if request.best_of is None:

@@ -6,12 +6,10 @@ A look into a table and Python's own decoder take an eighth of `Detokenizer`'s t
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Sequence
 
 from api.openai.text.token_texts import TokenTexts
-
-_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TokenBytes(dict[int, bytes]):
@@ -31,29 +29,31 @@ class TokenBytes(dict[int, bytes]):
 class ByteText:
     """One generation's text; as `Detokenizer`, but what can be no character is said at once."""
 
-    __slots__ = ("_bytes_of", "_decode", "_decoder", "waits")
+    __slots__ = ("_bytes_of", "_rest", "waits")
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._bytes_of = token_bytes.__getitem__
-        self._decoder = _decoder("replace")
-        self._decode = self._decoder.decode
+        self._rest = b""
+        """The beginning of a character."""
         self.waits = False
         """Whether a character is incomplete."""
 
     def __repr__(self) -> str:
-        return f"<ByteText {len(self._decoder.getstate()[0])} bytes waiting>"
+        return f"<ByteText {len(self._rest)} bytes waiting>"
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete; empty while a character is incomplete."""
         raw = self._bytes_of(tokens[0]) if len(tokens) == 1 else b"".join(map(self._bytes_of, tokens))
         if not self.waits and raw.isascii():
             return raw.decode("ascii")
-        text = self._decode(raw)
-        self.waits = bool(self._decoder.getstate()[0])
+        raw = self._rest + raw
+        text, taken = utf_8_decode(raw, "replace", False)
+        self._rest = raw[taken:]
+        self.waits = bool(self._rest)
         return text
 
     def flush(self) -> str:
         """What waited for more; an incomplete character comes as U+FFFD."""
-        text = self._decode(b"", final=True)
-        self.waits = False
+        text = self._rest.decode(errors="replace")
+        self._rest, self.waits = b"", False
         return text

@@ -105,11 +105,14 @@ class Transcript:
     def _end(self, finish: str, output: Output) -> str:
         if self.finish is not None:
             return ""
-        text = self._stopped(self._detokenizer.flush())
-        if self.finish is None:
-            self.finish = finish
-            self.stop_reason = self._told_end(output)
+        text = self._detokenizer.flush() if self._detokenizer.waits else ""
+        if self._stops.any:
+            text = self._stopped(text)
+            if self.finish is not None:
+                return text
             text += self._stops.flush()
+        self.finish = finish
+        self.stop_reason = self._told_end(output)
         return text
 
     def _told_end(self, output: Output) -> int | None:
