@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import httptools
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, HTTPScope
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.http_answers import close_delimited, head_and_body
@@ -36,6 +38,7 @@ LINGER_S = 5.0
 
 HEAD_END = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_PLAIN_TARGET = re.compile(rb"/[A-Za-z0-9/_.-]*")
 NO_HTTP = "this is not a valid HTTP/1.1 request"
 
 
@@ -111,10 +114,12 @@ class BoundedHttp(HttpToolsProtocol):
             if self._framing_bytes > FRAMING_BYTES_MAX + FRAMING_PER_BYTE_MAX * self._body_bytes:
                 self._refuse(ApiError(400, "the body's chunks are more frame than body"))
 
+    # what follows does all that uvicorn's own would, in one call each: every request passes it
+
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes, self._discarded_bytes = True, 0, 0
         self._since_s = self.loop.time()
-        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = b"", [], False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
@@ -122,27 +127,53 @@ class BoundedHttp(HttpToolsProtocol):
         headers, name = self.headers, name.lower()
         if len(headers) == HEADERS_MAX:
             self._fail(ApiError(431, f"there are more than {HEADERS_MAX} headers"))
-        # as uvicorn's own, without the call: clients send up to twenty of them
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        upgrade = self.parser.should_upgrade()
-        if fault := fault_of(self.parser.get_http_version(), self.headers, asks_upgrade=upgrade):
+        parser, before, server_state = self.parser, self.cycle, self.server_state
+        version = parser.get_http_version()
+        if fault := fault_of(version, self.headers, asks_upgrade=parser.should_upgrade()):
             self._fail(ApiError(400, fault))
         if len(self.pipeline) == PIPELINE_MAX:
             self._fail(ApiError(400, "too many requests wait on this connection"))
         self._in_head, self._in_body, self._body_bytes, self._framing_bytes = False, True, 0, 0
         self._since_s = self.loop.time()
-        super().on_headers_complete()
-        cycle = self.cycle
+        self.scope = self._scope(version)
+        # who waits for leave to send a body, and is refused, may or may not send it then
+        ends = server_state.stopping or self.expect_100_continue or version == "1.0"
+        cycle = self.cycle = RequestResponseCycle(
+            self.scope, self.transport, self.flow, self.logger, self.access_logger, self.access_log,
+            server_state.default_headers, asyncio.Event(), self.expect_100_continue,
+            not ends and parser.should_keep_alive(), self.on_response_complete,
+        )  # fmt: skip
         self.scope["state"][STATE_KEY] = ClientWire(cycle, self.loop)
-        if self.server_state.stopping or self.expect_100_continue:
-            # who waits for leave to send a body, and is refused, may or may not send it then
-            cycle.keep_alive = False
-        if cycle.scope["http_version"] == "1.0":
+        if version == "1.0":
             close_delimited(cycle)
+        if before is None or before.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+
+    def _scope(self, version: str) -> HTTPScope:
+        path, raw_path, query = _target(self.url)
+        return {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme or "http",
+            "method": self.parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self.headers,
+            "state": self.app_state.copy(),
+        }
 
     def _fail(self, error: ApiError) -> None:
         """The parser stops here."""
@@ -151,20 +182,30 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._active = cycle
-        super()._start_asgi_task(cycle, app)
+        task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     def on_message_complete(self) -> None:
         self._in_body = False
-        if self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle.response_complete:
             self._since_s = self.loop.time()
-        super().on_message_complete()
+        else:
+            cycle.more_body = False
+            cycle.message_event.set()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         self._body_bytes_ever += len(body)
-        super().on_body(body)
-        if self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle.response_complete:
             self._discard(len(body))
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         """The next request that waits is served; idle time begins if there is none."""
@@ -265,3 +306,17 @@ def _without_upgrade(data: bytes, before: bytes) -> bytes:
     end = (before + data).find(HEAD_END) - len(before)
     found = _UPGRADE.search(data, 0, len(data) if end < -len(before) else max(0, end))
     return data if found is None else data[: found.start()] + b"\r\nx-upgrade:" + data[found.end() :]
+
+
+class _Target(NamedTuple):
+    path: str
+    raw_path: bytes
+    query: bytes
+
+
+def _target(url: bytes) -> _Target:
+    """What a request line asks for. HttpParserInvalidURLError if it is nothing that can be asked for."""
+    if _PLAIN_TARGET.fullmatch(url):
+        return _Target(url.decode("ascii"), url, b"")
+    parsed = httptools.parse_url(url)
+    return _Target(unquote(parsed.path.decode("ascii")), parsed.path, parsed.query or b"")

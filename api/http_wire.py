@@ -61,6 +61,17 @@ class ClientWire:
         if self._listener is not None:
             self._listener()
 
+    def body(self) -> bytes | None:
+        """The request's body, if all of it is here; None if it must come ASGI's way. To be asked for once."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.waiting_for_100_continue or cycle.disconnected or cycle.response_complete:
+            return None
+        if cycle.flow.read_paused:
+            cycle.flow.resume_reading()
+        cycle.message_event.clear()
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
     def whole(self, body: bytes) -> bool:
         """The body is on its way as the whole answer: 200, JSON. False if it must go ASGI's way."""
         cycle = self._cycle

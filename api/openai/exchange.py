@@ -53,6 +53,11 @@ class Exchange:
         """The whole body. ApiError 413 as soon as it is known to be longer, ClientGone if its end never comes."""
         if int(self.headers.get(b"content-length", b"0")) > bytes_max:
             raise too_large(bytes_max)
+        whole = None if self._wire is None else self._wire.body()
+        if whole is not None:
+            if len(whole) > bytes_max:
+                raise too_large(bytes_max)
+            return whole
         pieces: list[bytes] = []
         size, more = 0, True
         while more:

@@ -61,9 +61,8 @@ class ChatTemplate:
             tree = environment.parse(source)
         except TemplateError as error:
             raise Corrupt(f"the model's chat template does not compile: {error}") from error
-        # jinja joins them with the context of every rendering, and its own chain of two makes that take twice as long
-        self._template.globals = dict(self._template.globals)
-        self._special_tokens = dict(special_tokens)
+        self._names = {**self._template.globals, **special_tokens}
+        """What every rendering knows, beside what it is given."""
         self.wants_parts = reads_parts(tree)
         """Whether it goes through a message's content part by part, rather than take it as text."""
         self.knows_developer = '"developer"' in source or "'developer'" in source
@@ -84,12 +83,17 @@ class ChatTemplate:
 
         `variables` are its own, such as `enable_thinking`; what it does not know it ignores.
         """
-        named = self._special_tokens | dict(variables or {})
-        named |= {"messages": list(messages), "tools": tools, "documents": documents}
-        named["add_generation_prompt"] = add_generation_prompt
+        named = {
+            **self._names,
+            **(variables or {}),
+            "messages": list(messages),
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
             # as `generate` does, which beside that only makes tracebacks of templates readable
-            return _bounded(self._template.root_render_func(self._template.new_context(named)))
+            return _bounded(self._template.root_render_func(self._template.new_context(named, shared=True)))
         # a template's expressions raise whatever Python raises for what a request holds
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise bad_parameter("messages", f"the model's chat template refuses them: {error}") from error

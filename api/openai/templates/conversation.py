@@ -15,6 +15,8 @@ from api.openai.templates.messages import CalledFunction, ChatMessage, Part, Too
 from api.openai.text.surrogates import without_lone
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+SPEAKERS = ("system", "user")
+"""Those whose messages are mostly nothing but text."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 VARIABLES_MAX = 64
 """Entries of chat_template_kwargs."""
@@ -24,14 +26,6 @@ RESERVED = ("messages", "tools", "documents", "chat_template", "tokenize", "add_
 """What a request may not set through chat_template_kwargs: it has fields of its own, or none."""
 
 Message = dict[str, Any]
-
-
-def check_messages(messages: Sequence[ChatMessage]) -> None:
-    """Raises ApiError, with the place of what no template is given."""
-    if not messages:
-        raise bad_parameter("messages", "must hold at least one message")
-    for index, message in enumerate(messages):
-        _check_message(f"messages[{index}]", message)
 
 
 def _check_message(place: str, message: ChatMessage) -> None:
@@ -63,7 +57,6 @@ def _text_of(part: Part) -> str | None:
 
 def render(request: ChatRequest, template: ChatTemplate) -> str:
     """The prompt's text; ApiError if messages or variables are not what a template is given, or it refuses them."""
-    check_messages(request.messages)
     if request.tools and template.with_tools is not None:
         template = template.with_tools
     continued = bool(request.continue_final_message)
@@ -77,17 +70,31 @@ def render(request: ChatRequest, template: ChatTemplate) -> str:
         tools=None if request.tools is None else [_tool(tool) for tool in request.tools],
         documents=request.documents,
         add_generation_prompt=request.add_generation_prompt is not False and not continued,
-        variables=_variables(request),
+        variables=_variables(request) if request.chat_template_kwargs or request.reasoning_effort is not None else {},
     )
     return _up_to_mark(text) if continued else text
 
 
 def messages_of(messages: Sequence[ChatMessage], template: ChatTemplate) -> list[Message]:
-    """Checked messages as a template's: content as text or as parts, arguments of calls as objects."""
-    shown = [_message(message, parts=template.wants_parts) for message in messages]
-    if template.knows_developer or all(message["role"] != "developer" for message in shown):
-        return shown
-    return _with_one_system(shown)
+    """A template's messages: content as text or as parts, arguments of calls as objects. ApiError, with the place of
+    what no template is given."""
+    if not messages:
+        raise bad_parameter("messages", "must hold at least one message")
+    shown: list[Message] = []
+    parts, developers = template.wants_parts, False
+    for index, message in enumerate(messages):
+        role, content = message.role, message.content
+        if role in SPEAKERS and type(content) is str and message.tool_calls is message.function_call is None:
+            # nearly all: as `_message`, which would take them apart first
+            plain: Message = {"role": role, "content": [{"type": "text", "text": content}] if parts else content}
+            if message.name is not None:
+                plain["name"] = message.name
+            shown.append(plain)
+            continue
+        _check_message(f"messages[{index}]", message)
+        developers = developers or role == "developer"
+        shown.append(_message(message, parts=parts))
+    return _with_one_system(shown) if developers and not template.knows_developer else shown
 
 
 def _message(message: ChatMessage, *, parts: bool) -> Message:
