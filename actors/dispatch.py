@@ -15,6 +15,7 @@ from actors.live_settings import LiveSettings
 from actors.routed import HEARS_ROUTED
 from actors.suspicion import Suspicion
 from actors.told import Told
+from actors.tries import Tries
 from actors.trip import Trip
 from actors.voice import Voice
 from core.clock import Clock
@@ -158,6 +159,7 @@ class Dispatch:
         _logger.warning("trying another worker: %s", error, extra={"request_id": flight.routed.request})
         told, leaving = trip.told, isinstance(error, WorkerLeaves)
         if not told.complete:
+            trip.tries = trip.tries or Tries()
             trip.tries.failed(len(told.tokens), str(error), leaving=leaving, repeating=told.repeating)
         trip.before, trip.why = flight.worker, str(error)
         trip.hasty = leaving and not flight.output_tokens
@@ -168,11 +170,12 @@ class Dispatch:
         told, now_ms = trip.told, self._clock.monotonic_ms()
         left_ms = None if request.deadline_ms is None else max(1, request.deadline_ms - (now_ms - trip.arrived_ms))
         rest = told.rest(left_ms)
-        scope = scope_bytes(request.adapter, request.cache_salt)
+        scope = scope_bytes(request.adapter, request.cache_salt) if request.adapter or request.cache_salt else b""
         prompt = Prompt(rest.tokens, self._fleet.catalog.block_size(trip.model), self._hash_seed, scope)
         asked = RouteRequest(
-            rest.id, trip.attempt, trip.model, prompt, request.tenant or "", request.priority, self._session_of(request)
-        )
+            rest.id, trip.attempt, trip.model, prompt, request.tenant or "", request.priority,
+            self._session_of(request) if request.session else "",
+        )  # fmt: skip
         until_ms = now_ms + (RESUME_WAIT_S * 1000 if told.tokens else 0)
         if trip.hasty and told.tokens:  # who refused it may be all there is until the log tells of others
             await asyncio.sleep(RESUME_LOOK_S)
@@ -195,7 +198,7 @@ class Dispatch:
 
     def _session_of(self, request: GenerateRequest) -> str:
         """Sessions of different tenants are different ones."""
-        return session_key(f"{request.tenant or ''}/{request.session}", self._hash_seed) if request.session else ""
+        return session_key(f"{request.tenant or ''}/{request.session}", self._hash_seed)
 
     def _informed(self, asked: RouteRequest) -> RouteRequest:
         """With what this replica has learned by now, if that counts."""
@@ -224,9 +227,11 @@ class Dispatch:
         """Whether one more request is to be held. Not where prompts of the model are computed elsewhere: there a worker
         is idle though no token came. Not while the log is away, either, and cannot tell what other replicas' requests
         keep workers busy."""
-        elsewhere = any(each.joined is not None and each.joined.model == model for each in self._state.prefilling())
+        prefilling = self._state.prefilling()
+        if prefilling and any(each.joined is not None and each.joined.model == model for each in prefilling):
+            return False
         alone = len(self._state.routing.replicas) <= 1
-        return self.holding.takes and not elsewhere and (alone or self._voice().outbox.away_s < LOG_AWAY_S)
+        return self.holding.takes and (alone or self._voice().outbox.away_s < LOG_AWAY_S)
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""

@@ -62,7 +62,8 @@ class TokenStream:
     having to wake up for it. What comes before `run` waits, merged."""
 
     def __init__(self, line: Line | None, model: str, request: GenerateRequest, hint: Hint) -> None:
-        self._gathered = Gathered()
+        self._gathered: Gathered | None = None
+        """There once something came before `run`."""
         self._error: Exception | None = None
         self._take: Take | None = None
         self._over: asyncio.Future[None] | None = None
@@ -99,6 +100,7 @@ class TokenStream:
     def put(self, output: Output) -> None:
         """More of the answer came."""
         if self._take is None:
+            self._gathered = self._gathered or Gathered()
             self._gathered.add(output)
         else:
             self._give(output)

@@ -18,7 +18,8 @@ class Trip:
     def __init__(self, model: str, told: Told, arrived_ms: int) -> None:
         self.model = model
         self.told = told
-        self.tries = Tries()
+        self.tries: Tries | None = None
+        """There once an attempt broke off."""
         self.arrived_ms = arrived_ms
         self.attempt = 0
         """The present one, or the next."""

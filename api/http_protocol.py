@@ -100,7 +100,10 @@ class BoundedHttp(HttpToolsProtocol):
         body_before = self._body_bytes_ever
         head = self._head_end if self._in_head else b""
         try:
-            self.parser.feed_data(data if self._in_body else _without_upgrade(data, head))
+            if not self._in_body and _UPGRADE.search(data):
+                self.parser.feed_data(_without_upgrade(data, head))
+            else:
+                self.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._refuse(self._fault or ApiError(400, NO_HTTP))
             return

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 STATE_KEY = "contrail.wire"
 """Where a scope's state has it; whoever must see all that is sent takes it out."""
 HEAD = b"HTTP/1.1 200 OK\r\n"
+HEADER = b"%b: %b\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
 JSON = b"content-type: application/json\r\ncontent-length: %d\r\n"
 CLOSE = b"connection: close\r\n"
@@ -100,7 +101,7 @@ class ClientWire:
         cycle = self._cycle
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
-        lines = [b"%b: %b\r\n" % pair for pair in (*cycle.default_headers, *headers, *self.named())]
+        lines = map(HEADER.__mod__, (*cycle.default_headers, *headers, *self.named()))
         return b"".join((HEAD, *lines, b"" if cycle.keep_alive else CLOSE))
 
     def chunk(self, piece: bytes) -> bool:

@@ -80,7 +80,7 @@ class Backlog(NamedTuple):
             wait = wait_us(outstanding[worker], time, now_ms)
             if wait:
                 waits[worker] = wait
-        return Backlog(time, waits).behind(held_us)
+        return Backlog(time, waits).behind(held_us) if held_us else Backlog(time, waits)
 
     def behind(self, held_us: Mapping[WorkerId, int]) -> Backlog:
         """The same with this much more, by worker, for what is held in the router."""

@@ -274,7 +274,7 @@ def _columns(best: list[Scored]) -> tuple[bytes, dict[str, tuple[int, ...]]]:
         "active_blocks": blocks,
         "active_requests": requests,
         "waiting": waiting,
-        "known": tuple([1 if each else 0 for each in known]),
+        "known": tuple(map(int, known)),
     }
 
 

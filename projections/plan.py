@@ -64,7 +64,7 @@ def is_one_pass(tokens: int) -> bool:
 
 def fits(tokens: int, worker: WorkerId, computes: Mapping[WorkerId, int]) -> bool:
     """Whether the worker may get a prefill of so many tokens now."""
-    return worker not in computes or is_one_pass(computes[worker] + tokens)
+    return worker not in computes or computes[worker] + tokens <= PASS_TOKENS
 
 
 SMALL_TOKENS = PASS_TOKENS // 8
@@ -104,10 +104,11 @@ def plan(
     computes = computing(outstanding, settings, now_ms)
     if _nobody_is_free(view, computes, busy_us):
         return None
-    small = [held for held in queue if held.request.prompt.tokens <= SMALL_TOKENS or len(queue) == 1]
-    if small and not busy_us:
-        planned = _alone(view, min(small, key=_came), settings, now_ms, outstanding, computes)
-        if planned is not None or len(queue) == 1:
+    if not busy_us:
+        if len(queue) == 1:
+            return _alone(view, queue[0], settings, now_ms, outstanding, computes)
+        small = [held for held in queue if held.request.prompt.tokens <= SMALL_TOKENS]
+        if small and (planned := _alone(view, min(small, key=_came), settings, now_ms, outstanding, computes)):
             return planned
     sight = Sight(view, settings, now_ms, outstanding)
     asked = [sight.asked(held) for held in queue]

@@ -27,6 +27,7 @@ two that are drawn.
 from __future__ import annotations
 
 from collections.abc import Container
+from operator import attrgetter
 from typing import NamedTuple
 
 import xxhash
@@ -194,7 +195,7 @@ def rank(scored: list[Scored], request: RouteRequest, settings: RoutingSettings,
     `scored` is sorted by id and not empty; `turn` counts this replica's choices.
     """
     assert scored
-    asked, costs = _asked(request, settings), [each.cost for each in scored]
+    asked, costs = _asked(request, settings), [*map(_cost, scored)]
 
     def tie(at: int) -> int:
         """Spread out, repeatable, and independent of what a replica happens to know."""
@@ -220,6 +221,9 @@ def rank(scored: list[Scored], request: RouteRequest, settings: RoutingSettings,
             chosen = order[0]
     order.remove(chosen)
     return [scored[at] for at in (chosen, *order)]
+
+
+_cost = attrgetter("cost")
 
 
 def _asked(request: RouteRequest, settings: RoutingSettings) -> bytes:

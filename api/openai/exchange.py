@@ -39,7 +39,7 @@ class Exchange:
         """Whether the status has left; after that an error can only end the stream."""
         self._receive = receive
         self._send = send
-        self._deadline_s = _deadline_s(self.headers)
+        self._deadline_s = _deadline_s(self.headers[DEADLINE_HEADER]) if DEADLINE_HEADER in self.headers else math.inf
         """By the loop's clock; infinite if the client named none."""
         self._writes = 0
         """Begun and ended, together."""
@@ -163,9 +163,8 @@ class Exchange:
         vigil.gone()
 
 
-def _deadline_s(headers: Mapping[bytes, bytes]) -> float:
+def _deadline_s(raw: bytes) -> float:
     """When the client waits no longer, counted from now."""
-    raw = headers.get(DEADLINE_HEADER, b"")
     if not raw.isdigit() or len(raw) > DEADLINE_DIGITS:
         return math.inf
     return asyncio.get_running_loop().time() + int(raw) / 1000

@@ -132,7 +132,7 @@ def test_tokens_nobody_reads_are_merged(run: Run) -> None:
             for token in range(1, 50):
                 await asyncio.sleep(0)
                 host.engine.script("a").put_nowait(Output(tokens=(token,)))
-            await eventually(lambda: stream._gathered.count == 50, "all came")
+            await eventually(lambda: stream._gathered is not None and stream._gathered.count == 50, "all came")
             link.cut()
             taken: list[Output] = []
 

@@ -50,6 +50,8 @@ class Accepted(msgspec.Struct, frozen=True):
     @property
     def finish(self) -> str | None:
         """How the first choice ended; None if one of them has not."""
+        if len(self.choices) == 1:
+            return self.choices[0].finish
         ends = [choice.finish for choice in self.choices]
         return None if None in ends else ends[0]
 

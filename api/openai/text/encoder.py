@@ -51,12 +51,9 @@ class Encoder:
         if self._cuts is None or self._frame is None:
             return tokens_to_bytes(self._library(text, add_special_tokens))
         pieces = [text] if not self._special else self._cuts.split(text)
-        # a split by one group alternates: text, special token, text, …
-        found = [self._segment(piece) for piece in pieces[::2]]
-        if len(pieces) > 1:
-            both = [b""] * len(pieces)
-            both[::2], both[1::2] = found, [self._special[piece] for piece in pieces[1::2]]
-            found = both
+        found, special, segment = [], self._special, self._segment
+        for at, piece in enumerate(pieces):  # a split by one group alternates: text, special token, text, …
+            found.append(special[piece] if at % 2 else segment(piece))
         if add_special_tokens:
             before, after = self._frame
             return b"".join((before, *found, after))
