@@ -272,26 +272,24 @@ class Router:
         self.dispatch.check_known(model)
         name = self.flights.begin(request.id)
         try:
-            named = request if name == request.id else msgspec.structs.replace(request, id=name)
-            await self._run(model, named, take, ended)
+            if name != request.id:
+                request = msgspec.structs.replace(request, id=name)
+            arrived_ms, tokens = self._clock.monotonic_ms(), 0
+            place = await self.admission.enter(model, request)
+
+            def hear(output: Output) -> bool:
+                nonlocal tokens
+                tokens += len(output.tokens)
+                if output.finish is not None:
+                    place.close(tokens)  # whoever reads it slowly holds nobody up
+                return take(output)
+
+            try:
+                await self.dispatch.run(model, request, hear, ended, arrived_ms)
+            finally:
+                place.close(tokens if ended() else None)
         finally:
             self.flights.end(name)
-
-    async def _run(self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None]) -> None:
-        arrived_ms, tokens = self._clock.monotonic_ms(), 0
-        place = await self.admission.enter(model, request)
-
-        def hear(output: Output) -> bool:
-            nonlocal tokens
-            tokens += len(output.tokens)
-            if output.finish is not None:
-                place.close(tokens)  # whoever reads it slowly holds nobody up
-            return take(output)
-
-        try:
-            await self.dispatch.run(model, request, hear, ended, arrived_ms)
-        finally:
-            place.close(tokens if ended() else None)
 
     def generate(
         self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -15,6 +15,6 @@ class Junction:
         self._hot = hot
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         route = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        await (route or self._app)(scope, receive, send)
+        return (route or self._app)(scope, receive, send)

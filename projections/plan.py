@@ -134,6 +134,8 @@ def _came(held: Held) -> tuple[int, int, str, int]:
 
 
 def _nobody_is_free(view: View, computes: Mapping[WorkerId, int], busy_us: Mapping[WorkerId, int]) -> bool:
+    if not computes and not busy_us:
+        return False
     serving = view.state.serving()
     if not len(computes) + len(busy_us) >= len(serving) > 0:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -100,18 +101,16 @@ class GenerationRoute:
             return outcome_of(failure)
         return accepted.finish or "error"
 
-    async def _answer(self, exchange: Exchange, accepted: Accepted, writer: Writer, watch: Watch) -> None:
+    def _answer(
+        self, exchange: Exchange, accepted: Accepted, writer: Writer, watch: Watch
+    ) -> Coroutine[Any, Any, None]:
+        """What answers it; to be awaited."""
         if accepted.plain and accepted.stream:
-            await PlainStream(exchange, accepted.choices[0], writer, watch).run(self._backend)
-            return
+            return PlainStream(exchange, accepted.choices[0], writer, watch).run(self._backend)
         if accepted.plain:
-            await self._whole_plain(exchange, accepted.choices[0], writer, watch)
-            return
+            return self._whole_plain(exchange, accepted.choices[0], writer, watch)
         answering = Answering(self._backend, accepted, watch)
-        if accepted.stream:
-            await _stream(exchange, answering, writer)
-        else:
-            await _whole(exchange, answering, writer)
+        return (_stream if accepted.stream else _whole)(exchange, answering, writer)
 
     async def _whole_plain(self, exchange: Exchange, choice: Choice, writer: Writer, watch: Watch) -> None:
         """The same as `_whole`, for one choice that is nothing but text."""

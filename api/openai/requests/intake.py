@@ -51,7 +51,7 @@ class Intake:
             check(parameters)
         hints = hints_of(headers)
         card = self._backend.card(parameters.model)
-        tokenizer = await self._tokenizers.of(card)
+        tokenizer = self._tokenizers.loaded(card) or await self._tokenizers.of(card)
         if size <= self._settings.inline_bytes_max:
             prompts = prompts_of(parameters, tokenizer, card.context_max)
         else:

@@ -96,9 +96,10 @@ class Tokenizers:
 
     async def of(self, card: ModelCard) -> ModelTokenizer:
         """The model's tokenizer, for the files that the card has now. Corrupt if they cannot be used."""
-        return self._found(card) or await self._load(card)
+        return self.loaded(card) or await self._load(card)
 
-    def _found(self, card: ModelCard) -> ModelTokenizer | None:
+    def loaded(self, card: ModelCard) -> ModelTokenizer | None:
+        """The same, if it is there already."""
         files, tokenizer = self._loaded.get(card.name, (None, None))
         # the same object almost always: comparing megabytes per request would cost more than the rest
         if files is not card.files and files == card.files and tokenizer is not None:
@@ -108,7 +109,7 @@ class Tokenizers:
 
     async def _load(self, card: ModelCard) -> ModelTokenizer:
         async with self._lock:
-            if (tokenizer := self._found(card)) is None:
+            if (tokenizer := self.loaded(card)) is None:
                 tokenizer = await asyncio.to_thread(ModelTokenizer, card.name, card.files)
                 self._loaded[card.name] = (card.files, tokenizer)
             return tokenizer
