@@ -167,8 +167,12 @@ class Dispatch:
 
     async def _started(self, trip: Trip, request: GenerateRequest) -> Flight:
         """The next attempt is on its way. An answer that was begun waits for a worker, up to RESUME_WAIT_S."""
-        told, now_ms = trip.told, self._clock.monotonic_ms()
-        left_ms = None if request.deadline_ms is None else max(1, request.deadline_ms - (now_ms - trip.arrived_ms))
+        told, left_ms, until_ms = trip.told, None, 0
+        if told.tokens or request.deadline_ms is not None:
+            now_ms = self._clock.monotonic_ms()
+            until_ms = now_ms + int(RESUME_WAIT_S * 1000) if told.tokens else 0
+            if request.deadline_ms is not None:
+                left_ms = max(1, request.deadline_ms - (now_ms - trip.arrived_ms))
         rest = told.rest(left_ms)
         scope = scope_bytes(request.adapter, request.cache_salt) if request.adapter or request.cache_salt else b""
         prompt = Prompt(rest.tokens, self._fleet.catalog.block_size(trip.model), self._hash_seed, scope)
@@ -176,7 +180,6 @@ class Dispatch:
             rest.id, trip.attempt, trip.model, prompt, request.tenant or "", request.priority,
             self._session_of(request) if request.session else "",
         )  # fmt: skip
-        until_ms = now_ms + (RESUME_WAIT_S * 1000 if told.tokens else 0)
         if trip.hasty and told.tokens:  # who refused it may be all there is until the log tells of others
             await asyncio.sleep(RESUME_LOOK_S)
         try:
@@ -217,7 +220,7 @@ class Dispatch:
         def send(asked: RouteRequest, decision: Decision) -> Flight:
             return self._sent(asked, request, decision, trip, if_free=True)
 
-        flight = self.holding.at_once(asked, send)
+        flight = self.holding.at_once(asked, send, trip.held_ms)
         if flight is not None:
             return flight
         workers = len(self._state.serving())

@@ -95,14 +95,14 @@ class Holding:
         """Whether requests are to be held now."""
         return self._live.current.holds and self._plans.is_left
 
-    def at_once(self, asked: RouteRequest, send: Send) -> Flight | None:
+    def at_once(self, asked: RouteRequest, send: Send, since_ms: int) -> Flight | None:
         """The request has left for the worker that is best for it, if nobody waits here, its prompt is light, and the
         worker is free for it: that need not wait for the loop's next turn. None if it is to be held. What `send`
         raises."""
         if self._waiting or asked.prompt.tokens > LIGHT_TOKENS:
             return None
         asked = self._informed(asked)
-        planned = self._planned([Held(asked, self._wall_ms(), random_bits64())])
+        planned = self._planned([Held(asked, since_ms, random_bits64())])
         if planned is None or planned.decision.worker is None:
             return None
         return send(planned.request, planned.decision)

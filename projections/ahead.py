@@ -43,8 +43,8 @@ class _Effect(NamedTuple):
     taken: tuple[Entry, ...]
     added: tuple[Entry, ...]
     routed: Mapping[str, int]
-    computed: InFlight | None = None
-    """Whose first token it is, where its worker is believed to hold its prompt from then on."""
+    computed: tuple[Key, InFlight, InFlight] | None = None
+    """Whose first token it is: as it was before, and as it is after that."""
 
 
 class Ahead:
@@ -87,7 +87,12 @@ class Ahead:
             self.tally.add(key, entry)
             self._entries[key] = entry
         if computed is not None:
-            self.believed.append(computed)
+            key, before, after = computed
+            self.tally.computed(before)
+            self.computed[key] = self.computed.get(key, 0) + 1
+            self._entries[key] = after
+            if before.believed is not None:
+                self.believed.append(before)
         if routed:
             self._count(routed, 1)
 
@@ -117,8 +122,14 @@ class Ahead:
         for key, entry in taken:
             self.tally.weigh(entry, 1)  # the sums alone: what is being prefilled is the fold's to say
             _less(self.computed, key)
-        if self.believed and self.believed[0] is computed:
-            self.believed.popleft()
+        if computed is not None:
+            key, before, after = computed
+            self.tally.weigh_prefill(before, 1)
+            _less(self.computed, key)
+            if self._entries.get(key) is after:
+                del self._entries[key]
+            if self.believed and self.believed[0] is before:
+                self.believed.popleft()
         if routed:
             self._count(routed, -1)
 
@@ -142,8 +153,7 @@ class Ahead:
             return _Effect(name, gone, ((key, in_flight(event)),), {event.model: 1})
         if type(event) is RequestFinished or entry is None:
             return _Effect(name, gone, (), _UNCHANGED)
-        computed = entry if entry.believed is not None else None
-        return _Effect(name, gone, ((key, entry.prefilled()),), _UNCHANGED, computed)
+        return _Effect(name, (), (), _UNCHANGED, (key, entry, entry.prefilled()))
 
     def _all(self, folded: Replica | None) -> dict[Key, InFlight]:
         """Everything in flight on this replica now."""

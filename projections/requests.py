@@ -220,9 +220,11 @@ class RoutingProjection:
             part.reuse.predicted_tokens += predicted[0]
             part.reuse.prompt_tokens += predicted[1]
             part.reuse.cached_tokens += event.cached_tokens
-        entry = self._take(part, key)
+        entry = part.in_flight.pop(key, None)
         if entry is not None:
-            self._put(part, key, entry.prefilled())
+            after = part.in_flight[key] = entry.prefilled()
+            part.contents += weight(key, after) - weight(key, entry)
+            self.tally.computed(entry)
             if entry.believed is not None:
                 self._believe(part.replica, entry, Keeps(*entry.believed))
 

@@ -88,6 +88,13 @@ class Tally:
             _drop(self.prefills, entry.worker, entry)
             _drop(self._pending, entry.hashes[:HASH_BYTES], entry)
 
+    def computed(self, entry: InFlight) -> None:
+        """The entry's prompt was computed: it counts as its `prefilled` does from now on."""
+        if entry.prefill_tokens:
+            self.weigh_prefill(entry, -1)
+            _drop(self.prefills, entry.worker, entry)
+            _drop(self._pending, entry.hashes[:HASH_BYTES], entry)
+
     def weigh(self, entry: InFlight, sign: int) -> None:
         """The sums have the entry's weight once more, or once less for -1; what is prefilled and pending stays."""
         busy = self.busy.get(entry.worker)
@@ -97,6 +104,15 @@ class Tally:
         busy.requests += sign
         busy.prefill_tokens += sign * entry.prefill_tokens
         if not (busy.requests or busy.blocks or busy.prefill_tokens):  # as __bool__, without the call
+            del self.busy[entry.worker]
+
+    def weigh_prefill(self, entry: InFlight, sign: int) -> None:
+        """The same of its prefill alone."""
+        busy = self.busy.get(entry.worker)
+        if busy is None:
+            busy = self.busy[entry.worker] = Busy()
+        busy.prefill_tokens += sign * entry.prefill_tokens
+        if not (busy.prefill_tokens or busy.requests or busy.blocks):
             del self.busy[entry.worker]
 
     def pending(self, prompt: Prompt) -> Collection[tuple[Key, InFlight]]:

@@ -105,13 +105,13 @@ async def test_a_light_one_leaves_at_once(it: World) -> None:
         sent.append(asked.id)
         return cast("Flight", decision)
 
-    assert holding.at_once(large, send) is None
-    assert holding.at_once(light, send) is not None
+    assert holding.at_once(large, send, since_ms=0) is None
+    assert holding.at_once(light, send, since_ms=0) is not None
     assert sent == ["light"]
     waiting = asyncio.create_task(holding.flight(large, send, since_ms=router.dispatch._wall_ms(), workers=2))
     await asyncio.sleep(0)
     assert len(holding) == 1
-    assert holding.at_once(light, send) is None
+    assert holding.at_once(light, send, since_ms=0) is None
     assert await waiting is not None
     assert sent == ["light", "large"]
 
