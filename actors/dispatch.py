@@ -110,10 +110,9 @@ class Dispatch:
 
         When it ends early, `ended` says how the answer ended for the client (`stop`, for a stop string), or None
         if the client went away; the log has it then. `arrived_ms`: when the request came, if it had to wait since.
-        UnknownModel, NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first token. After
-        it GenerationFailed, if no other worker can go on with the answer.
+        `model` is one that is known. NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first
+        token. After it GenerationFailed, if no other worker can go on with the answer.
         """
-        self.check_known(model)
         trip = Trip(
             model,
             Told(request, self._fleet.catalog.context_max(model)),

@@ -91,7 +91,7 @@ class Voice:
 
     def say(self, event: Event) -> None:
         """The event counts now and goes to the log, in order."""
-        if (self.outbox.discarding or self.outbox.ended) and len(self.ahead) >= AHEAD_EVENTS_MAX:
+        if self.outbox.drops and len(self.ahead) >= AHEAD_EVENTS_MAX:
             self._forget_dropped()
         self.ahead.emit(event, self._state.routing.replicas.get(self.id))
         self.outbox.put(event)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
 import xxhash
 
-from core.decision import DECIDE_VERSION, EXCLUDED_SHOWN_MAX, TIMED_COLUMNS
+from core.decision import DECIDE_VERSION, EXCLUDED_SHOWN_MAX
 from core.events import RequestRejected, RequestRouted
 from core.ids import WorkerId, to_column
 from core.settings import APPROXIMATE, RoutingSettings
@@ -199,12 +200,10 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
     prefer, prefer_tokens, backlog, wait_us, believed = decision[10:]
     request_id, attempt, model, prompt, tenant, priority, session, time, held = request
     assert worker is not None
-    workers, columns = _columns(ranked[: settings.candidates_recorded_max])
+    workers, columns = _columns(ranked[: settings.candidates_recorded_max], backlog)
     learned: tuple[int, ...] = ()
-    if backlog is not NO_BACKLOG:
-        if time is not None and not settings.prefill_us_per_token_m:
-            learned = time
-        columns |= _timed_columns(ranked[: settings.candidates_recorded_max], backlog)
+    if backlog is not NO_BACKLOG and time is not None and not settings.prefill_us_per_token_m:
+        learned = time
     return RequestRouted(
         request=request_id,
         attempt=attempt,
@@ -260,12 +259,13 @@ def shown(excluded: dict[str, list[WorkerId]]) -> dict[str, tuple[int, bytes]]:
     return {reason: (len(ids), to_column(list(ids[:EXCLUDED_SHOWN_MAX]))) for reason, ids in sorted(excluded.items())}
 
 
-def _columns(best: list[Scored]) -> tuple[bytes, dict[str, tuple[int, ...]]]:
-    """The ids of these candidates, and their columns by core.decision.COLUMNS: turned over by zip, not row by row."""
+def _columns(best: list[Scored], backlog: Backlog) -> tuple[bytes, dict[str, tuple[int, ...]]]:
+    """The ids of these candidates, and their columns by core.decision.COLUMNS, and those of TIMED_COLUMNS where times
+    are estimated: turned over by zip, not row by row."""
     candidates, costs, prefills = zip(*best, strict=True)
     workers, _, _, _, known, overlaps, pending, blocks, requests, _, waiting, _ = zip(*candidates, strict=True)
     levels = [*zip(*overlaps, strict=True)]
-    return to_column(workers), {  # spelt out: half the price of zipping the names to them
+    columns: dict[str, tuple[int, ...]] = {  # spelt out: half the price of zipping the names to them
         "cost": costs,
         "overlap": levels[0],
         "overlap_all": levels[-1],
@@ -276,8 +276,6 @@ def _columns(best: list[Scored]) -> tuple[bytes, dict[str, tuple[int, ...]]]:
         "waiting": waiting,
         "known": tuple(map(int, known)),
     }
-
-
-def _timed_columns(best: list[Scored], backlog: Backlog) -> dict[str, tuple[int, ...]]:
-    waits = tuple(backlog.waits_us.get(scored.candidate.worker, 0) for scored in best)
-    return dict(zip(TIMED_COLUMNS, (waits,), strict=True))
+    if backlog is not NO_BACKLOG:
+        columns["wait_us"] = tuple(map(backlog.waits_us.get, workers, repeat(0)))
+    return to_column(workers), columns

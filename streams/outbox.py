@@ -129,9 +129,10 @@ class Outbox:
         return not self.depth and not self._restatement_due
 
     @property
-    def discarding(self) -> bool:
-        """Whether it overflowed and the log is still away: what is put is dropped, a restatement will follow."""
-        return self._discarding
+    def drops(self) -> bool:
+        """Whether what is put now is dropped: nothing will be appended any more, or it overflowed and the log is still
+        away; then a restatement will follow."""
+        return self._discarding or self._closed or self.error is not None or self.superseded is not None
 
     @property
     def ended(self) -> bool:
@@ -157,10 +158,15 @@ class Outbox:
 
     def put(self, item: Item) -> None:
         """The event (or what makes it when its message is sealed) waits to be appended, or is counted as dropped."""
-        if self.ended or self._discarding:
+        if self.drops:
             self.counts.dropped_events += 1
             return
-        if not self._waits(self._backlog.offer, item):
+        try:
+            waits = self._backlog.offer(item)
+        except EventTooLarge as error:
+            self._not_said(error)
+            return
+        if not waits:
             self._overflow()
         if self._idling:
             self._wake.set()
@@ -231,7 +237,11 @@ class Outbox:
         self.counts.restated += 1
         alone = not self._backlog
         for item in self._on_overflow() if self._last_word is None else [self._last_word]:
-            if self._waits(self._backlog.restate, item):
+            try:
+                if self._backlog.restate(item):
+                    continue
+            except EventTooLarge as error:
+                self._not_said(error)
                 continue
             if not alone:  # with the backlog empty there will be room
                 self._overflow()
@@ -240,14 +250,10 @@ class Outbox:
             logger.error("a restatement finds no room in an empty backlog: %r", self)
         self._changed.set()
 
-    def _waits(self, offer: Callable[[Item], bool], item: Item) -> bool:
-        """False if there is no room for it. One that no message can hold is dropped: it would end the chain."""
-        try:
-            return offer(item)
-        except EventTooLarge as error:
-            self.counts.dropped_events += 1
-            logger.error("an event is not said: %s: %r", error, self)  # noqa: TRY400  # says it all
-            return True
+    def _not_said(self, error: EventTooLarge) -> None:
+        """An event that no message can hold is dropped: it would end the chain."""
+        self.counts.dropped_events += 1
+        logger.error("an event is not said: %s: %r", error, self)
 
     def _seal(self) -> None:
         assert self._sealed is None

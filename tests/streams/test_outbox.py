@@ -123,7 +123,7 @@ async def test_the_last_word_is_not_dropped(log: MemoryLog, owner: Owner) -> Non
     outbox = outbox_on(log, owner, OutboxLimits(pending_events_max=10))
     for i in range(20):
         outbox.put(said(i))
-    assert outbox.discarding
+    assert outbox.drops
     outbox.finish(said("left"))
     async with running(outbox):
         assert await outbox.drain(5)
