@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from actors.admission import Place
 from actors.connected import Connected
 from actors.fleet import Fleet
 from actors.flight import Flight, Flights
@@ -103,47 +104,54 @@ class Dispatch:
         model: str,
         request: GenerateRequest,
         take: Take,
-        ended: Callable[[], str | None] = lambda: None,
-        arrived_ms: int | None = None,
+        ended: Callable[[], str | None],
+        arrived_ms: int,
+        place: Place,
     ) -> None:
         """The answer has been taken, from the workers that the decisions chose; a cancellation cancels there.
 
         When it ends early, `ended` says how the answer ended for the client (`stop`, for a stop string), or None
-        if the client went away; the log has it then. `arrived_ms`: when the request came, if it had to wait since.
+        if the client went away; the log has it then. `arrived_ms` is when the request came. Its `place` is closed with
+        its last tokens, whoever takes them when, and at the latest when this ends.
         `model` is one that is known. NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first
         token. After it GenerationFailed, if no other worker can go on with the answer.
         """
         trip = Trip(
             model,
             Told(request, self._fleet.catalog.context_max(model)),
-            self._clock.monotonic_ms() if arrived_ms is None else arrived_ms,
+            arrived_ms,
         )
-        tell = trip.told.tell
+        tell, told_tokens = trip.told.tell, trip.told.tokens
 
         def hear(output: Output) -> bool:
             new = tell(output)
-            return new is None or take(new)
+            if new is None:
+                return True
+            if new.finish is not None:
+                place.close(len(told_tokens))
+            return take(new)
 
-        while True:
-            flight = await self._started(trip, request)
-            try:
-                await flight.run(hear)
-                return  # noqa: TRY300  # the loop is over when an attempt ends well
-            except WorkerBusy as error:
-                self._declined(trip, flight, error)
-            except WorkerGone as error:
-                self._broke_off(trip, flight, error)
-            except GenerationFailed as error:
-                flight.close("error", str(error))
-                raise
-            except CallerError as error:
-                trip.spoil(error)
-                raise
-            finally:
-                flight.close(ended() or "abort")
-            if trip.told.complete:
-                take(Output(finish="length"))
-                return
+        try:
+            while not trip.told.complete:
+                flight = await self._started(trip, request)
+                try:
+                    await flight.run(hear)
+                    return  # noqa: TRY300  # the loop is over when an attempt ends well
+                except WorkerBusy as error:
+                    self._declined(trip, flight, error)
+                except WorkerGone as error:
+                    self._broke_off(trip, flight, error)
+                except GenerationFailed as error:
+                    flight.close("error", str(error))
+                    raise
+                except CallerError as error:
+                    trip.spoil(error)
+                    raise
+                finally:
+                    flight.close(ended() or "abort")
+            take(Output(finish="length"))
+        finally:
+            place.close(len(told_tokens) if ended() else None)
 
     def _declined(self, trip: Trip, flight: Flight, error: WorkerBusy) -> None:
         """The request is to be held again, and what the worker computes for others counts there."""

@@ -274,20 +274,9 @@ class Router:
         try:
             if name != request.id:
                 request = msgspec.structs.replace(request, id=name)
-            arrived_ms, tokens = self._clock.monotonic_ms(), 0
+            arrived_ms = self._clock.monotonic_ms()
             place = await self.admission.enter(model, request)
-
-            def hear(output: Output) -> bool:
-                nonlocal tokens
-                tokens += len(output.tokens)
-                if output.finish is not None:
-                    place.close(tokens)  # whoever reads it slowly holds nobody up
-                return take(output)
-
-            try:
-                await self.dispatch.run(model, request, hear, ended, arrived_ms)
-            finally:
-                place.close(tokens if ended() else None)
+            await self.dispatch.run(model, request, take, ended, arrived_ms, place)
         finally:
             self.flights.end(name)
 
