@@ -87,7 +87,7 @@ class TokenStream:
         self._over = loop.create_future()
         self._take = take
         if self._gathered:
-            self._give(self._gathered.take())
+            self.put(self._gathered.take())
         if self._error is not None:
             self._settle()
         try:
@@ -102,8 +102,16 @@ class TokenStream:
         if self._take is None:
             self._gathered = self._gathered or Gathered()
             self._gathered.add(output)
-        else:
-            self._give(output)
+            return
+        try:
+            wants_more = self._take(output)
+        except Exception as error:  # noqa: BLE001  # the reader's own: others on this connection have no part in it
+            self._error, wants_more = error, False
+        if output.finish is not None:
+            self._end()
+            self._settle()
+        elif not wants_more:
+            self._settle()
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come. Whoever wanted no more does not hear of it."""
@@ -111,17 +119,6 @@ class TokenStream:
             self._error = error
         self._end()
         self._settle()
-
-    def _give(self, output: Output) -> None:
-        assert self._take is not None
-        try:
-            wants_more = self._take(output)
-        except Exception as error:  # noqa: BLE001  # the reader's own: others on this connection have no part in it
-            self._error, wants_more = error, False
-        if output.finish is not None:
-            self._end()
-        if output.finish is not None or not wants_more:
-            self._settle()
 
     def _settle(self) -> None:
         """Whoever waits goes on; nothing is taken any more."""

@@ -51,9 +51,9 @@ def computing(
     since_us = (now_ms - settings.hold_max_ms) * MILLI
     found: dict[WorkerId, int] = {}
     for worker, all_ in outstanding.items():
-        recent = [each.tokens for each in all_ if each.begins_us > since_us]
-        if recent:
-            found[worker] = sum(recent)
+        for begins_us, _, _, tokens in all_:
+            if begins_us > since_us:
+                found[worker] = found.get(worker, 0) + tokens
     return found
 
 

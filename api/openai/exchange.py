@@ -136,7 +136,11 @@ class Exchange:
         raised; DeadlineExceeded if the client waits no longer."""
         loop = asyncio.get_running_loop() if self._wire is None else self._wire.loop
         vigil = self._vigil = Vigil(lambda: self._writes, self._deadline_s, loop)
-        watching = self._watch(vigil)
+        watching = None
+        if self._wire is not None:
+            self._wire.listen(vigil.gone)
+        else:
+            watching = asyncio.create_task(self._hangup(vigil))
         try:
             await work
         except asyncio.CancelledError as error:
@@ -150,14 +154,8 @@ class Exchange:
             if watching is not None:
                 watching.cancel()
 
-    def _watch(self, vigil: Vigil) -> asyncio.Task[None] | None:
-        """The vigil hears of the client's end: from our own server, else from a task that waits for it."""
-        if self._wire is not None:
-            self._wire.listen(vigil.gone)
-            return None
-        return asyncio.create_task(self._hangup(vigil))
-
     async def _hangup(self, vigil: Vigil) -> None:
+        """The vigil hears of the client's end where our own server does not tell it."""
         while (await self._receive())["type"] != "http.disconnect":
             pass  # nothing else comes after the body
         vigil.gone()

@@ -32,7 +32,9 @@ def prompts_of(
     """
     keep = _Keep.of(parameters, tokens_max)
     if isinstance(parameters, ChatRequest):
-        return [PromptTokens(keep.of_text(_chat_text(parameters, tokenizer), tokenizer))]
+        if tokenizer.chat_template is None:
+            raise ApiError(400, f"model {parameters.model!r} has no chat template: use /v1/completions", param="model")
+        return [PromptTokens(keep.of_text(render(parameters, tokenizer.chat_template), tokenizer))]
     if not parameters.prompt:
         raise bad_parameter("prompt", "must not be empty")
     prompts = _several(parameters.prompt)
@@ -70,11 +72,12 @@ class _Keep(NamedTuple):
 
     def of_text(self, text: str, tokenizer: ModelTokenizer) -> bytes:
         """The tokens of a text that are kept; ApiError if there are none."""
-        tokens_max = self.tokens_max
-        if self.truncate is not None and self.left:
-            text = text[-TRUNCATED_CHARS_PER_TOKEN * self.truncate :]
+        tokens_max, truncate, left, special = self
+        if truncate is not None and left:
+            text = text[-TRUNCATED_CHARS_PER_TOKEN * truncate :]
             tokens_max = len(text)
-        return self.of_tokens(tokenizer.encode(text, tokens_max, add_special_tokens=self.special))
+        tokens = tokenizer.encode(text, tokens_max, add_special_tokens=special)
+        return tokens if tokens and truncate is None else self.of_tokens(tokens)
 
     def of_tokens(self, tokens: bytes) -> bytes:
         """Those of them that are kept; ApiError if there are none."""
@@ -114,12 +117,6 @@ def _several(prompt: str | list[int | str | list[int]]) -> list[str] | list[list
         if all(isinstance(it, kind) for it in prompt):
             return cast(list[list[int]], [prompt] if wrapped else prompt)
     raise bad_parameter("prompt", "must be a string, a list of token ids, or a list of strings or of such lists")
-
-
-def _chat_text(parameters: ChatRequest, tokenizer: ModelTokenizer) -> str:
-    if tokenizer.chat_template is None:
-        raise ApiError(400, f"model {parameters.model!r} has no chat template: use /v1/completions", param="model")
-    return render(parameters, tokenizer.chat_template)
 
 
 def _checked_ids(ids: list[int], vocabulary: int) -> bytes:
