@@ -161,7 +161,7 @@ class BoundedHttp(HttpToolsProtocol):
             self.pipeline.appendleft((cycle, self.app))
 
     def _scope(self, version: str) -> HTTPScope:
-        path, raw_path, query = _target(self.url)
+        path, raw_path, query = target_of(self.url)
         return {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -311,15 +311,17 @@ def _without_upgrade(data: bytes, before: bytes) -> bytes:
     return data if found is None else data[: found.start()] + b"\r\nx-upgrade:" + data[found.end() :]
 
 
-class _Target(NamedTuple):
+class Target(NamedTuple):
+    """Of a request line: as ASGI has them."""
+
     path: str
     raw_path: bytes
     query: bytes
 
 
-def _target(url: bytes) -> _Target:
+def target_of(url: bytes) -> Target:
     """What a request line asks for. HttpParserInvalidURLError if it is nothing that can be asked for."""
     if _PLAIN_TARGET.fullmatch(url):
-        return _Target(url.decode("ascii"), url, b"")
+        return Target(url.decode("ascii"), url, b"")
     parsed = httptools.parse_url(url)
-    return _Target(unquote(parsed.path.decode("ascii")), parsed.path, parsed.query or b"")
+    return Target(unquote(parsed.path.decode("ascii")), parsed.path, parsed.query or b"")

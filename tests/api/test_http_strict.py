@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from urllib.parse import unquote
 
 import pytest
 
 from api.http_limits import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX
+from api.http_protocol import target_of
 from tests.api.front import GET, served
 from tests.fixtures.eventually import eventually
 
@@ -62,6 +64,23 @@ async def test_what_is_ambiguous_is_refused(what: str) -> None:
         assert json.loads(answer.body)["error"]["type"] == "invalid_request_error"
         assert await client.closed()
         assert site.app.answered == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "path", "query"),
+    [
+        (b"/v1/models", "/v1/models", b""),
+        (b"/v1/models/a%2Fb%20c?x=%20", "/v1/models/a/b c", b"x=%20"),
+        (b"/a?b?c#d", "/a", b"b?c"),
+        (b"http://host:1/a;b", "/a;b", b""),
+        (b"/~a:b@c", "/~a:b@c", b""),
+    ],
+)
+def test_what_a_request_line_asks_for(url: bytes, path: str, query: bytes) -> None:
+    """As uvicorn reads it, whichever way it is read here."""
+    found = target_of(url)
+    assert (found.path, found.query) == (path, query)
+    assert unquote(found.raw_path.decode()) == path
 
 
 async def test_too_many_headers_are_refused() -> None:
