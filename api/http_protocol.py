@@ -147,10 +147,18 @@ class BoundedHttp(HttpToolsProtocol):
         # who waits for leave to send a body, and is refused, may or may not send it then
         ends = server_state.stopping or self.expect_100_continue or version == "1.0"
         cycle = self.cycle = RequestResponseCycle(
-            self.scope, self.transport, self.flow, self.logger, self.access_logger, self.access_log,
-            server_state.default_headers, asyncio.Event(), self.expect_100_continue,
-            not ends and parser.should_keep_alive(), self.on_response_complete,
-        )  # fmt: skip
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=not ends and parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
         self.scope["state"][STATE_KEY] = ClientWire(cycle, self.loop)
         if version == "1.0":
             close_delimited(cycle)
