@@ -43,6 +43,8 @@ TURN_WORDS = 100
 SYLLABLES = [first + second for first in "bcdfghklmnprstvz" for second in "aeiou"]
 WORDS = sorted({"".join(random.Random(seed).choices(SYLLABLES, k=1 + seed % 3)) for seed in range(1000)})
 TOKENS_OUT = 64
+LONG_TOKENS_OUT = 256
+"""Of answers by which the price of a further token is told from that of its request."""
 PACE_MS = 10.0
 STREAMS = 64
 CROWD = 128
@@ -90,6 +92,7 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
         yield from _beside(
             f"streamed, engines tell {INTERVAL} at a time, CPU per token", "us", runs, lambda run: run.token_us
         )
+        yield from _further(doors, options)
 
 
 def _venvs(options: argparse.Namespace) -> list[Path]:
@@ -141,6 +144,23 @@ def _streamed(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable
         yield from _beside(f"streamed, CPU per token{how}", "us", runs, lambda run: run.token_us)
         like = {name: measured for name, measured in runs.items() if name not in OTHER_PREFILL}
         yield from _beside(f"streamed, first token p50{how}", "ms", like, lambda run: run.found.first_p50_ms)
+
+
+def _further(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
+    """What a token costs where its request was paid for: the difference between long and short streams. Not of a peer
+    that takes time for prompts: its streams are no longer by as much as their tokens."""
+    alike = {name: opened for name, opened in doors.items() if name not in OTHER_PREFILL}
+    job = partial(_job, options, clients=STREAMS, stream=True)
+    short = _runs(alike, options, PACE_MS, partial(job, tokens_out=TOKENS_OUT))
+    long = _runs(alike, options, PACE_MS, partial(job, tokens_out=LONG_TOKENS_OUT, times=2))
+    further = {
+        name: [
+            Measured(there.found, (there.cpu_us - here.cpu_us) / (LONG_TOKENS_OUT - TOKENS_OUT))
+            for here, there in zip(short[name], measured, strict=True)
+        ]
+        for name, measured in long.items()
+    }
+    yield from _beside("streamed, CPU per further token", "us", further, lambda run: run.cpu_us)
 
 
 def _beside(
@@ -196,21 +216,21 @@ def _measured(name: str, found: Found, spent_s: float) -> Measured:
 
 def _job(
     options: argparse.Namespace, port: int, *, clients: int, stream: bool = False, quick: bool = False,
-    tokenized: bool = False,
+    tokenized: bool = False, tokens_out: int = TOKENS_OUT, times: int = 1,
 ) -> Job:  # fmt: skip
     return Job(
-        port=port, bodies=list(_bodies(stream=stream, tokenized=tokenized)), clients=clients,
-        seconds=SECONDS_QUICK if options.quick else SECONDS, quick_ack=quick,
+        port=port, bodies=list(_bodies(stream=stream, tokenized=tokenized, tokens_out=tokens_out)), clients=clients,
+        seconds=times * (SECONDS_QUICK if options.quick else SECONDS), quick_ack=quick,
         path="/v1/completions" if tokenized else "/v1/chat/completions",
     )  # fmt: skip
 
 
-def _bodies(*, stream: bool, tokenized: bool) -> Iterator[str]:
+def _bodies(*, stream: bool, tokenized: bool, tokens_out: int = TOKENS_OUT) -> Iterator[str]:
     """Each with FIRST where the load puts a request's number."""
     made = random.Random(1)
     system = _words(made)
     for _ in range(BODIES):
-        body: dict[str, Any] = {"model": MODEL, "max_tokens": TOKENS_OUT}
+        body: dict[str, Any] = {"model": MODEL, "max_tokens": tokens_out}
         if tokenized:
             rest = [made.randrange(300, 4000) for _ in range(PROMPT_TOKENS)]
             body["prompt"] = [*json.loads(f"[{FIRST}]"), *rest][:PROMPT_TOKENS]

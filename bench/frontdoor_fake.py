@@ -1,20 +1,25 @@
 """A worker that speaks OpenAI's API and computes nothing, for the routers that `bench.frontdoor` measures beside ours.
 
 `python -m bench.frontdoor_fake PACE_MS PORT…` listens on loopback, says "ready", and ends with its standard input.
-Streams get one chunk every PACE_MS, all of a process in the same tick, as an engine's step would give them; an answer
-that is not streamed comes when its last token would have.
+Streams get one chunk every PACE_MS, all of a port in the same tick, as an engine's step would give them; an answer that
+is not streamed comes when its last token would have. The ports, which are workers of their own, tick one after the
+other, as ours do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, repeat
 from typing import cast
 
 import uvloop
+
+from bench.frontdoor_worker import ticks
 
 CHUNK = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"bench","choices":[{"index":0,"delta":{"content":" tok"},"logprobs":null,"finish_reason":null}]}\n\n'  # noqa: E501  # as it goes over the wire
 WHOLE = {
@@ -34,6 +39,8 @@ TELLS = {
     "/health": {},
 }
 TOKENS = 64
+"""Of an answer that does not say how many it wants."""
+_MAX_TOKENS = re.compile(rb'"max_tokens": ?([0-9]+)')
 
 
 def framed(piece: bytes) -> bytes:
@@ -49,15 +56,16 @@ EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encodi
 class Ticker:
     """Gives every answer its next piece, all in one turn."""
 
-    def __init__(self, pace_s: float) -> None:
+    def __init__(self, pace_s: float, place: float = 0.0) -> None:
+        """`place`: how far behind the pace's start it ticks, in parts of the pace."""
         self.left: dict[Connection, Iterator[bytes]] = {}
         """Pieces still to come, one a tick."""
         self._pace_s = pace_s
+        self._place = place
 
     async def run(self) -> None:
         """For ever."""
-        while True:
-            await asyncio.sleep(self._pace_s)
+        async for _ in ticks(self._pace_s, self._place):
             for connection, left in list(self.left.items()):
                 piece = next(left, None)
                 if piece is None:
@@ -105,17 +113,20 @@ class Connection(asyncio.Protocol):
             self.write(_json(TELLS[path]))
         elif path not in {"/v1/chat/completions", "/v1/completions"}:
             self.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}")
-        elif b'"stream": true' not in body and b'"stream":true' not in body:
-            self._tokens(b"", b"", _json(WHOLE))
         else:
-            self._tokens(EVENTS, FRAMED, LAST)
+            asked = _MAX_TOKENS.search(body)
+            count = int(asked[1]) if asked else TOKENS
+            if b'"stream": true' not in body and b'"stream":true' not in body:
+                self._tokens(count, b"", b"", _json(WHOLE))
+            else:
+                self._tokens(count, EVENTS, FRAMED, LAST)
 
-    def _tokens(self, head: bytes, each: bytes, last: bytes) -> None:
+    def _tokens(self, count: int, head: bytes, each: bytes, last: bytes) -> None:
         if self._pace_s:
             self.write(head)
-            self._ticker.left[self] = chain(repeat(each, TOKENS - 1), (last,))
+            self._ticker.left[self] = chain(repeat(each, count - 1), (last,))
         else:
-            self.write(head + each * (TOKENS - 1) + last)
+            self.write(head + each * (count - 1) + last)
 
 
 def _json(value: object) -> bytes:
@@ -131,14 +142,15 @@ def _length(head: bytes) -> int:
 
 async def serve(pace_s: float, ports: list[int]) -> None:
     """Until standard input ends."""
-    ticker, loop = Ticker(pace_s), asyncio.get_running_loop()
-    for port in ports:
-        await loop.create_server(lambda: Connection(ticker, pace_s), "127.0.0.1", port)
-    ticking = asyncio.create_task(ticker.run()) if pace_s else None
+    loop = asyncio.get_running_loop()
+    tickers = [Ticker(pace_s, number / len(ports)) for number in range(len(ports))]
+    for ticker, port in zip(tickers, ports, strict=True):
+        await loop.create_server(partial(Connection, ticker, pace_s), "127.0.0.1", port)
+    ticking = [asyncio.create_task(ticker.run()) for ticker in tickers if pace_s]
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    if ticking is not None:
-        ticking.cancel()
+    for task in ticking:
+        task.cancel()
 
 
 if __name__ == "__main__":

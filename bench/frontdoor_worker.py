@@ -29,18 +29,37 @@ TOKEN = 300
 """Any that is text."""
 
 
+async def ticks(pace_s: float, place: float) -> AsyncIterator[None]:
+    """One every `pace_s`, for ever, by the loop's clock and not by the last one, so that whoever ticks at another place
+    between two of them goes on doing so; those that are late by more than one are left out."""
+    loop = asyncio.get_running_loop()
+    at_s = (loop.time() // pace_s + 1 + place) * pace_s
+    while True:
+        await asyncio.sleep(max(0.0, at_s - loop.time()))
+        yield
+        at_s = following(at_s, loop.time(), pace_s)
+
+
+def following(at_s: float, now_s: float, pace_s: float) -> float:
+    """When the tick after that of `at_s` is due: at the same place between others, and not before the last that should
+    have been."""
+    return at_s + pace_s * max(1, (now_s - at_s) // pace_s)
+
+
 class FreeEngine:
     """Tokens at no cost, and no cache."""
 
     transfer: BlockTransfer | None = None
 
-    def __init__(self, folder: str, pace_s: float, interval: int) -> None:
+    def __init__(self, folder: str, pace_s: float, interval: int, place: float) -> None:
+        """`place`: how far behind the pace's start it ticks, in parts of the pace."""
         self.info = EngineInfo(
             engine="free", model=MODEL, model_path=folder, block_size=16, capacity_blocks=65_536, context_max=65_536,
             slots=4096,
         )  # fmt: skip
         self._pace_s = pace_s
         self._interval = interval
+        self._place = place
         self._running = 0
         self._tick: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -51,8 +70,7 @@ class FreeEngine:
             self._task = asyncio.create_task(self._ticks())
 
     async def _ticks(self) -> None:
-        while True:
-            await asyncio.sleep(self._pace_s)
+        async for _ in ticks(self._pace_s, self._place):
             tick, self._tick = self._tick, asyncio.get_running_loop().create_future()
             tick.set_result(None)
 
@@ -99,7 +117,7 @@ async def serve(data: Path, folder: str, workers: int, pace_s: float, interval: 
         for number in range(workers):
             both = await stack.enter_async_context(planes(connection))
             options = WorkerOptions(namespace=connection.namespace, name=f"free-{number}")
-            engine = FreeEngine(folder, pace_s, interval)
+            engine = FreeEngine(folder, pace_s, interval, number / workers)
             worker = Worker(options, engine, both.log, both.registry, SystemClock(), connection.key)
             await worker.start({})
             stack.push_async_callback(worker.stop, "measured", drain=False)

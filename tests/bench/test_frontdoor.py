@@ -32,6 +32,7 @@ from bench.frontdoor import (
 )
 from bench.frontdoor_fake import TOKENS, Connection, Ticker
 from bench.frontdoor_load import Found, Job, Load, numbered
+from bench.frontdoor_worker import following
 
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 HALF = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}"
@@ -232,3 +233,11 @@ def test_a_helper_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytes
         pass
 
     assert time.monotonic() - started_s < 20
+
+
+def test_workers_tick_where_they_began_to() -> None:
+    """However early or late they wake: engines do not step together, and each step wakes the front door."""
+    assert following(7.0, 7.5, 10.0) == 17.0
+    assert following(7.0, 6.5, 10.0) == 17.0, "woken too early"
+    assert following(7.0, 17.5, 10.0) == 17.0, "a little late: at once"
+    assert following(7.0, 38.0, 10.0) == 37.0, "very late: once, and not three times"
