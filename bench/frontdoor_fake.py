@@ -40,7 +40,8 @@ TELLS = {
 }
 TOKENS = 64
 """Of an answer that does not say how many it wants."""
-_MAX_TOKENS = re.compile(rb'"max_tokens": ?([0-9]+)')
+_MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?([0-9]+)')
+"""Some routers ask under the newer name."""
 
 
 def framed(piece: bytes) -> bytes:
