@@ -97,8 +97,8 @@ class Holding:
 
     def at_once(self, asked: RouteRequest, send: Send, since_ms: int) -> Flight | None:
         """The request has left for the worker that is best for it, if nobody waits here, its prompt is light, and the
-        worker is free for it: that need not wait for the loop's next turn. None if it is to be held. What `send`
-        raises."""
+        worker is free for it: that need not wait for the loop's next turn. None if it is to be held, since `since_ms`.
+        What `send` raises."""
         if self._waiting or asked.prompt.tokens > LIGHT_TOKENS:
             return None
         asked = self._informed(asked)

@@ -64,8 +64,8 @@ class Terms:
     def choice(
         self, index: int, prompt: int, parameters: ChatRequest | CompletionRequest, request: GenerateRequest, text: str
     ) -> Choice:
-        """A choice that has yet to be made: of the prompt at this place, which was sent as this text if it was text.
-        ApiError if the answer cannot be read as is asked."""
+        """A choice that has yet to be made: of the prompt at this place, which was sent as this text if it was text;
+        its request has what `sampling` gave. ApiError if the answer cannot be read as is asked."""
         interpreter, echo, skips = None, None, self._skips_special
         if isinstance(parameters, ChatRequest):
             interpreter = interpreter_of(parameters, self.tokenizer, request.tokens)
