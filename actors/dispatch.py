@@ -116,11 +116,7 @@ class Dispatch:
         `model` is one that is known. NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first
         token. After it GenerationFailed, if no other worker can go on with the answer.
         """
-        trip = Trip(
-            model,
-            Told(request, self._fleet.catalog.context_max(model)),
-            arrived_ms,
-        )
+        trip = Trip(model, Told(request, self._fleet.catalog.context_max(model)), arrived_ms)
         tell, told_tokens = trip.told.tell, trip.told.tokens
 
         def hear(output: Output) -> bool:

@@ -92,7 +92,6 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
         yield from _beside(
             f"streamed, engines tell {INTERVAL} at a time, CPU per token", "us", runs, lambda run: run.token_us
         )
-        yield from _further(doors, options)
 
 
 def _venvs(options: argparse.Namespace) -> list[Path]:
@@ -137,28 +136,32 @@ def _alone(opened: Opened, options: argparse.Namespace) -> Iterable[Figure]:
 
 
 def _streamed(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
-    """Streams at the pace of an engine's steps; with and without delayed acknowledgements on the client's side."""
+    """Streams at the pace of an engine's steps; with and without delayed acknowledgements on the client's side. Then
+    what a further token costs."""
+    short: dict[str, list[Measured]] = {}
     for quick in (False, True):
         runs = _runs(doors, options, PACE_MS, partial(_job, options, clients=STREAMS, stream=True, quick=quick))
         how = ", quick acknowledgements" if quick else ""
         yield from _beside(f"streamed, CPU per token{how}", "us", runs, lambda run: run.token_us)
         like = {name: measured for name, measured in runs.items() if name not in OTHER_PREFILL}
         yield from _beside(f"streamed, first token p50{how}", "ms", like, lambda run: run.found.first_p50_ms)
+        short = short or like
+    yield from _further({name: opened for name, opened in doors.items() if name in short}, short, options)
 
 
-def _further(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
-    """What a token costs where its request was paid for: the difference between long and short streams. Not of a peer
-    that takes time for prompts: its streams are no longer by as much as their tokens."""
-    alike = {name: opened for name, opened in doors.items() if name not in OTHER_PREFILL}
-    job = partial(_job, options, clients=STREAMS, stream=True)
-    short = _runs(alike, options, PACE_MS, partial(job, tokens_out=TOKENS_OUT))
-    long = _runs(alike, options, PACE_MS, partial(job, tokens_out=LONG_TOKENS_OUT, times=2))
+def _further(
+    doors: dict[str, Opened], short: dict[str, list[Measured]], options: argparse.Namespace
+) -> Iterable[Figure]:
+    """What a token costs where its request was paid for: the difference between long and these short streams. Not of a
+    peer that takes time for prompts: its streams are not longer by as much as their tokens."""
+    job = partial(_job, options, clients=STREAMS, stream=True, tokens_out=LONG_TOKENS_OUT, times=2)
+    long = _runs(doors, options, PACE_MS, job)
     further = {
         name: [
             Measured(there.found, (there.cpu_us - here.cpu_us) / (LONG_TOKENS_OUT - TOKENS_OUT))
-            for here, there in zip(short[name], measured, strict=True)
+            for here, there in zip(measured, long[name], strict=True)
         ]
-        for name, measured in long.items()
+        for name, measured in short.items()
     }
     yield from _beside("streamed, CPU per further token", "us", further, lambda run: run.cpu_us)
 
