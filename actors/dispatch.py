@@ -117,21 +117,12 @@ class Dispatch:
         token. After it GenerationFailed, if no other worker can go on with the answer.
         """
         trip = Trip(model, Told(request, self._fleet.catalog.context_max(model)), arrived_ms)
-        tell, told_tokens = trip.told.tell, trip.told.tokens
-
-        def hear(output: Output) -> bool:
-            new = tell(output)
-            if new is None:
-                return True
-            if new.finish is not None:
-                place.close(len(told_tokens))
-            return take(new)
-
+        told = trip.told.tokens
         try:
             while not trip.told.complete:
                 flight = await self._started(trip, request)
                 try:
-                    await flight.run(hear)
+                    await flight.run(trip.told, take, lambda: place.close(len(told)))
                     return  # noqa: TRY300  # the loop is over when an attempt ends well
                 except WorkerBusy as error:
                     self._declined(trip, flight, error)
@@ -147,7 +138,7 @@ class Dispatch:
                     flight.close(ended() or "abort")
             take(Output(finish="length"))
         finally:
-            place.close(len(told_tokens) if ended() else None)
+            place.close(len(told) if ended() else None)
 
     def _declined(self, trip: Trip, flight: Flight, error: WorkerBusy) -> None:
         """The request is to be held again, and what the worker computes for others counts there."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from actors.line import TokenStream, WorkerBusy, WorkerGone
 from actors.prefill_counts import PrefillCounts
+from actors.told import Told
 from core.clock import Clock
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestFinished, RequestPrefilled, RequestRouted
@@ -77,17 +78,25 @@ class Flight:
     def __repr__(self) -> str:
         return f"<Flight {self.routed.request}/{self.routed.attempt} on {self.worker}, {self.output_tokens} tokens>"
 
-    async def run(self, take: Take) -> None:
-        """Tokens have been taken as the worker made them. WorkerGone, WorkerBusy and CallerError as the stream has
-        them."""
+    async def run(self, told: Told, take: Take, last: Callable[[], None]) -> None:
+        """Tokens have been told, and what is new of them was taken as the worker made them; `last` was called before
+        the answer's end was. WorkerGone, WorkerBusy and CallerError as the stream has them, GenerationFailed as `told`
+        has it."""
+        keep = told.tokens.extend
 
         def hear(output: Output) -> bool:
+            self.output_tokens += len(output.tokens)
+            if self.ttft_ms >= 0 and output.finish is None and told.plain:  # every token passes here
+                keep(output.tokens)
+                return take(output)
             if self.ttft_ms < 0 and (output.tokens or output.finish):
                 self._first(output)
-            self.output_tokens += len(output.tokens)
             if output.finish is not None:
                 self._finish(output.finish)  # said before the client hears the end
-            return take(output)
+            new = told.tell(output)
+            if output.finish is not None:
+                last()
+            return new is None or take(new)
 
         try:
             await self._stream.run(hear)

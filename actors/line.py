@@ -21,6 +21,7 @@ from actors.wire import (
     Pong,
     Refusal,
     Splitter,
+    StepTokens,
     Tokens,
     ToReplica,
     ToWorker,
@@ -249,6 +250,8 @@ class Line(asyncio.Protocol):
 
     def _frame(self, frame: ToReplica) -> None:
         match frame:
+            case StepTokens(tokens=tokens):
+                self._step(tokens)
             case Tokens(stream=number, output=output):
                 if number in self.streams:
                     self.streams[number].put(output)
@@ -266,6 +269,13 @@ class Line(asyncio.Protocol):
                 self._on_frame(frame)
             case _:
                 assert_never(frame)
+
+    def _step(self, tokens: dict[int, int]) -> None:
+        streams = self.streams
+        for number, token in tokens.items():
+            stream = streams.get(number)
+            if stream is not None:
+                stream.put(Output(tokens=(token,)))
 
     def _answer(self, frame: ToReplica) -> None:
         for i, (kind, answer) in enumerate(self._asked):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Protocol, assert_never, cast
 
@@ -28,6 +28,7 @@ from actors.wire import (
     Refusal,
     Restate,
     Splitter,
+    StepTokens,
     Tokens,
     ToReplica,
     ToWorker,
@@ -36,7 +37,7 @@ from actors.wire import (
     read_by_worker,
 )
 from core.errors import CallerError, ContrailError, PeerError
-from core.generation import Output
+from core.generation import Output, is_plain_token
 from core.prompt import TOKEN_BYTES
 from projections.plan import is_one_pass
 
@@ -170,6 +171,8 @@ class Connection(asyncio.Protocol):
         self._splitter = Splitter(HELLO_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._greeted = False
+        self._reads_steps = False
+        """Whether the replica does."""
         self._writable = True
         self._flush_due = False
         self._unsent: dict[int, Gathered] = {}
@@ -264,6 +267,7 @@ class Connection(asyncio.Protocol):
             self._refuse("greeted twice")
         else:
             self._greeted = True
+            self._reads_steps = hello.steps
             self._splitter.bytes_max = FRAME_BYTES_MAX
             if self._timer is not None:
                 self._timer.cancel()
@@ -376,13 +380,24 @@ class Connection(asyncio.Protocol):
         self._flush_due = False
         if not self._writable or not self._open or self._transport is None:
             return
-        frames = [encode(Tokens(stream=stream, output=waiting.take())) for stream, waiting in self._unsent.items()]
-        frames += map(encode, self._failed.values())
+        frames = [*self._token_frames(), *map(encode, self._failed.values())]
         self._unsent.clear()
         self._failed.clear()
         if frames:
             self._transport.write(b"".join(frames))
             self._port.changed()
+
+    def _token_frames(self) -> Iterator[bytes]:
+        """All tokens that wait."""
+        step: dict[int, int] = {}
+        for stream, waiting in self._unsent.items():
+            output = waiting.take()
+            if self._reads_steps and is_plain_token(output):
+                step[stream] = output.tokens[0]
+            else:
+                yield encode(Tokens(stream=stream, output=output))
+        if step:
+            yield encode(StepTokens(tokens=step))
 
     def _refuse(self, reason: str) -> None:
         self.send(Refusal(reason=reason))

@@ -300,7 +300,8 @@ class Router:
         self._look()
 
     def _hello(self) -> Hello:
-        return Hello(protocol=PROTOCOL, key=self._key.door_key, namespace=self.options.namespace, replica=self.voice.id)
+        key, namespace = self._key.door_key, self.options.namespace
+        return Hello(protocol=PROTOCOL, key=key, namespace=namespace, replica=self.voice.id, steps=True)
 
     def _on_applied(self, applied: Applied) -> None:
         """Reacts to what the fold just took in."""

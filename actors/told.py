@@ -34,8 +34,9 @@ class Told:
         """Whether who goes on makes the answer again from its start."""
         self._request = _repeatable(request) if self.compares else request
         self._tokens_max = min(request.sampling.max_tokens, context_max - len(request.tokens) // TOKEN_BYTES)
-        self._again = False
-        """An attempt before this one was heard of."""
+        self.plain = True
+        """Whether the present attempt is the first to be heard of: what it makes is new and told as it comes; `tell`
+        does nothing but keep the tokens."""
         self._compared = 0
         self._to_compare = 0
         """Tokens that the present attempt has to make as they were told."""
@@ -62,7 +63,7 @@ class Told:
         self._compared, self._to_compare = 0, told if self.compares else 0
         request = self._request
         if told:
-            self._again = True
+            self.plain = False
             request = self._again_whole() if self.compares else self._behind()
         return request if deadline_ms is None else msgspec.structs.replace(request, deadline_ms=deadline_ms)
 
@@ -76,7 +77,9 @@ class Told:
             if not output.tokens and output.finish is None:
                 return None
         self.tokens += output.tokens
-        if self._again and (output.cached_tokens is not None or output.prefill is not None or output.prompt_logprobs):
+        if not self.plain and (
+            output.cached_tokens is not None or output.prefill is not None or output.prompt_logprobs
+        ):
             return msgspec.structs.replace(output, cached_tokens=None, prefill=None, prompt_logprobs=())
         return output
 

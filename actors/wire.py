@@ -6,6 +6,8 @@
 3. `Generate` opens a stream under a number that the replica never used before on this connection (a client may send
    one request id again while tokens of the first are still on their way). `Tokens` follow until one has `finish`, or
    `Failed` ends it. `Cancel` ends it from the other side; what still comes for that number is for nobody.
+   Where an engine's step gave several streams a token each and nothing else, one `StepTokens` has them all, if the
+   replica said in `Hello` that it reads those: an older one gets `Tokens`.
 4. Tokens that wait for a slow connection are merged, so a stream never holds more than its own answer. While what is
    written to a connection waits, nothing is read from it.
 """
@@ -40,6 +42,8 @@ class Hello(Frame, frozen=True):
     """The deployment's door key."""
     namespace: str
     replica: str
+    steps: bool = False
+    """Whether it reads `StepTokens`."""
 
 
 class Generate(Frame, frozen=True):
@@ -96,6 +100,13 @@ class Tokens(Frame, frozen=True):
     output: Output
 
 
+class StepTokens(Frame, frozen=True):
+    """One new token of each of several streams, with nothing else to say of it: what most steps of an engine are."""
+
+    tokens: dict[int, int]
+    """By stream."""
+
+
 class Failed(Frame, frozen=True):
     """One stream ended badly; `fault` is `caller` or `worker`, whose it is, or nobody's: `leaving` if the worker ends
     in good order, `busy` if it declined what was to be sent only if it is free (`text` is how many tokens of other
@@ -128,7 +139,7 @@ class Cache(Frame, frozen=True):
 ToWorker = (
     Hello | Generate | Cancel | Ping | Restate | AskFiles | AskCache | Introduce | Claim | Answered | Broke | StillHeld
 )
-ToReplica = Welcome | Refusal | Tokens | Failed | Pong | Files | Cache | Prompt | Offer | Confirm | Release
+ToReplica = Welcome | Refusal | Tokens | StepTokens | Failed | Pong | Files | Cache | Prompt | Offer | Confirm | Release
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

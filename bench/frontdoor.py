@@ -34,7 +34,7 @@ from bench.figures import MICRO, Figure, main
 from bench.frontdoor_load import FIRST, Found, Job, numbered
 from bench.frontdoor_parts import parts
 from bench.frontdoor_targets import PEERS, Target, ours
-from bench.frontdoor_worker import MODEL
+from bench.frontdoor_worker import MODEL, TOGETHER, Pace
 
 OURS = "contrail"
 BODIES = 2048
@@ -45,7 +45,7 @@ WORDS = sorted({"".join(random.Random(seed).choices(SYLLABLES, k=1 + seed % 3)) 
 TOKENS_OUT = 64
 LONG_TOKENS_OUT = 256
 """Of answers by which the price of a further token is told from that of its request."""
-PACE_MS = 10.0
+AT_ONCE, PACED, IN_STEP = Pace(0.0), Pace(10.0), Pace(10.0, TOGETHER)
 STREAMS = 64
 CROWD = 128
 """Clients whose prompts are more than the workers' engines compute at a time: then requests wait in the router."""
@@ -59,8 +59,8 @@ OTHER_PREFILL = ["dynamo"]
 INTERVAL = 4
 """Tokens of a stream that an engine tells at a time, where it is asked to: vLLM's `stream_interval`."""
 
-Opened = Callable[[float], AbstractContextManager[Target]]
-"""From the pace of tokens in milliseconds to a front door that serves."""
+Opened = Callable[[Pace], AbstractContextManager[Target]]
+"""From the pace of tokens to a front door that serves."""
 
 
 class Measured(NamedTuple):
@@ -80,15 +80,15 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
     """All front doors one after the other, as often as asked, so that what disturbs the machine disturbs all."""
     with tempfile.TemporaryDirectory() as folder:
         ensure_tiny_checkpoint(Path(folder), lambda *_: None)
-        doors: dict[str, Opened] = {OURS: lambda pace_ms: ours(folder, pace_ms)}
+        doors: dict[str, Opened] = {OURS: lambda pace: ours(folder, pace)}
         doors |= dict(_peers(_venvs(options), folder))
         yield from _plain(doors, options)
         bodies = _bodies(stream=False, tokenized=False)
         yield from parts(folder, [numbered(body, number) for number, body in enumerate(bodies)])
         yield from _alone(doors[OURS], options)
         yield from _streamed(doors, options)
-        fours: dict[str, Opened] = {OURS: lambda pace_ms: ours(folder, pace_ms, INTERVAL)}
-        runs = _runs(fours, options, PACE_MS, partial(_job, options, clients=STREAMS, stream=True))
+        fours: dict[str, Opened] = {OURS: lambda pace: ours(folder, pace, INTERVAL)}
+        runs = _runs(fours, options, PACED, partial(_job, options, clients=STREAMS, stream=True))
         yield from _beside(
             f"streamed, engines tell {INTERVAL} at a time, CPU per token", "us", runs, lambda run: run.token_us
         )
@@ -106,7 +106,7 @@ def _peers(venvs: list[Path], folder: str) -> Iterator[tuple[str, Opened]]:
         if not found:
             sys.exit(f"{venv}: none of {', '.join(PEERS)} is installed there")
         for name, opened in found:
-            yield name, lambda pace_ms, opened=opened, venv=venv: opened(venv, folder, pace_ms)  # type: ignore[misc]
+            yield name, lambda pace, opened=opened, venv=venv: opened(venv, folder, pace)  # type: ignore[misc]
 
 
 def _has(venv: Path, mark: str) -> bool:
@@ -115,38 +115,42 @@ def _has(venv: Path, mark: str) -> bool:
 
 def _plain(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
     """Whole answers, sixteen clients."""
-    runs = _runs(doors, options, 0.0, partial(_job, options, clients=16))
+    runs = _runs(doors, options, AT_ONCE, partial(_job, options, clients=16))
     yield from _beside("plain chat, CPU per request", "us", runs, lambda run: run.cpu_us)
     rate = "plain chat, 16 clients"
     yield from _beside(rate, "requests/s", runs, lambda run: run.found.requests / run.found.seconds, lower=False)
-    runs = _runs(doors, options, 0.0, partial(_job, options, clients=CROWD))
+    runs = _runs(doors, options, AT_ONCE, partial(_job, options, clients=CROWD))
     yield from _beside(f"plain chat, {CROWD} clients, CPU per request", "us", runs, lambda run: run.cpu_us)
     rate = f"plain chat, {CROWD} clients"
     yield from _beside(rate, "requests/s", runs, lambda run: run.found.requests / run.found.seconds, lower=False)
-    runs = _runs(doors, options, PACE_MS, partial(_job, options, clients=STREAMS))
+    runs = _runs(doors, options, PACED, partial(_job, options, clients=STREAMS))
     yield from _beside("plain chat, tokens one by one, CPU per request", "us", runs, lambda run: run.cpu_us)
 
 
 def _alone(opened: Opened, options: argparse.Namespace) -> Iterable[Figure]:
     """What is added to a worker that answers at once, for a client that is alone."""
-    with opened(0.0) as target:
+    with opened(AT_ONCE) as target:
         tokenized = _run(target, _job(options, target.port, clients=1, tokenized=True))
         yield Figure("prompt of token ids, one client, p50", tokenized.found.p50_ms, "ms")
         yield Figure("chat, one client, p50", _run(target, _job(options, target.port, clients=1)).found.p50_ms, "ms")
 
 
 def _streamed(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
-    """Streams at the pace of an engine's steps; with and without delayed acknowledgements on the client's side. Then
-    what a further token costs."""
+    """Streams at the pace of an engine's steps, and beside the routers with all workers in step, too; with and without
+    delayed acknowledgements on the client's side. Then what a further token costs."""
     short: dict[str, list[Measured]] = {}
+    routers = {name: opened for name, opened in doors.items() if name not in OTHER_PREFILL}
     for quick in (False, True):
-        runs = _runs(doors, options, PACE_MS, partial(_job, options, clients=STREAMS, stream=True, quick=quick))
+        job = partial(_job, options, clients=STREAMS, stream=True, quick=quick)
         how = ", quick acknowledgements" if quick else ""
+        runs = _runs(doors, options, PACED, job)
         yield from _beside(f"streamed, CPU per token{how}", "us", runs, lambda run: run.token_us)
         like = {name: measured for name, measured in runs.items() if name not in OTHER_PREFILL}
         yield from _beside(f"streamed, first token p50{how}", "ms", like, lambda run: run.found.first_p50_ms)
         short = short or like
-    yield from _further({name: opened for name, opened in doors.items() if name in short}, short, options)
+        in_step = _runs(routers, options, IN_STEP, job)
+        yield from _beside(f"streamed, workers in step, CPU per token{how}", "us", in_step, lambda run: run.token_us)
+    yield from _further(routers, short, options)
 
 
 def _further(
@@ -155,7 +159,7 @@ def _further(
     """What a token costs where its request was paid for: the difference between long and these short streams. Not of a
     peer that takes time for prompts: its streams are not longer by as much as their tokens."""
     job = partial(_job, options, clients=STREAMS, stream=True, tokens_out=LONG_TOKENS_OUT, times=2)
-    long = _runs(doors, options, PACE_MS, job)
+    long = _runs(doors, options, PACED, job)
     further = {
         name: [
             Measured(there.found, (there.cpu_us - here.cpu_us) / (LONG_TOKENS_OUT - TOKENS_OUT))
@@ -179,12 +183,12 @@ def _beside(
 
 
 def _runs(
-    doors: dict[str, Opened], options: argparse.Namespace, pace_ms: float, job: Callable[[int], Job]
+    doors: dict[str, Opened], options: argparse.Namespace, pace: Pace, job: Callable[[int], Job]
 ) -> dict[str, list[Measured]]:
     found: dict[str, list[Measured]] = {name: [] for name in doors}
     for _ in range(REPEATS_QUICK if options.quick else REPEATS):
         for name, opened in doors.items():
-            with opened(pace_ms) as target:
+            with opened(pace) as target:
                 found[name].append(_run(target, job(target.port)))
     return found
 

@@ -1,9 +1,9 @@
 """A worker that speaks OpenAI's API and computes nothing, for the routers that `bench.frontdoor` measures beside ours.
 
-`python -m bench.frontdoor_fake PACE_MS PORT…` listens on loopback, says "ready", and ends with its standard input.
-Streams get one chunk every PACE_MS, all of a port in the same tick, as an engine's step would give them; an answer that
-is not streamed comes when its last token would have. The ports, which are workers of their own, tick one after the
-other, as ours do.
+`python -m bench.frontdoor_fake PACE_MS STEPS PORT…` listens on loopback, says "ready", and ends with its standard
+input. Streams get one chunk every PACE_MS, all of a port in the same tick, as an engine's step would give them; an
+answer that is not streamed comes when its last token would have. The ports, which are workers of their own, tick all in
+one moment, or one after the other, as ours do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import cast
 
 import uvloop
 
-from bench.frontdoor_worker import ticks
+from bench.frontdoor_worker import Pace, ticks
 
 CHUNK = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"bench","choices":[{"index":0,"delta":{"content":" tok"},"logprobs":null,"finish_reason":null}]}\n\n'  # noqa: E501  # as it goes over the wire
 WHOLE = {
@@ -141,10 +141,10 @@ def _length(head: bytes) -> int:
     return int(lower[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
 
 
-async def serve(pace_s: float, ports: list[int]) -> None:
+async def serve(pace: Pace, ports: list[int]) -> None:
     """Until standard input ends."""
-    loop = asyncio.get_running_loop()
-    tickers = [Ticker(pace_s, number / len(ports)) for number in range(len(ports))]
+    loop, pace_s = asyncio.get_running_loop(), pace.ms / 1000
+    tickers = [Ticker(pace_s, place) for place in pace.places(len(ports))]
     for ticker, port in zip(tickers, ports, strict=True):
         await loop.create_server(partial(Connection, ticker, pace_s), "127.0.0.1", port)
     ticking = [asyncio.create_task(ticker.run()) for ticker in tickers if pace_s]
@@ -155,4 +155,4 @@ async def serve(pace_s: float, ports: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(float(sys.argv[1]) / 1000, [int(port) for port in sys.argv[2:]]))
+    uvloop.run(serve(Pace(float(sys.argv[1]), sys.argv[2]), [int(port) for port in sys.argv[3:]]))

@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Timer
 from typing import NamedTuple
 
-from bench.frontdoor_worker import MODEL
+from bench.frontdoor_worker import MODEL, Pace
 from bench.processes import END_S, cpu_s, family, running, started
 from streams.ports import free_port
 
@@ -50,7 +50,7 @@ class Target(NamedTuple):
 
 
 @contextmanager
-def ours(folder: str, pace_ms: float, interval: int = 1) -> Iterator[Target]:
+def ours(folder: str, pace: Pace, interval: int = 1) -> Iterator[Target]:
     """One front end of ours, with a real log and registry, over workers without a cost; they tell so many tokens of a
     stream at a time."""
     with ExitStack() as stack:
@@ -62,7 +62,7 @@ def ours(folder: str, pace_ms: float, interval: int = 1) -> Iterator[Target]:
         command = ["-P", "-m", "api.cli", "up", "-f", str(home / "up.yaml"), "--data", str(data), "--port", str(port)]
         stack.enter_context(running([sys.executable, *command], home / "up.log", end=signal.SIGINT))
         _answers(port, home / "up.log", {**ASKED, "model": "idle"})
-        how = map(str, (data, folder, WORKERS, pace_ms, interval))
+        how = map(str, (data, folder, WORKERS, *pace, interval))
         worker = [sys.executable, "-m", "bench.frontdoor_worker", *how]
         stack.enter_context(_told(worker, home / "worker.log"))
         _answers(port, home / "worker.log", ASKED)
@@ -72,7 +72,7 @@ def ours(folder: str, pace_ms: float, interval: int = 1) -> Iterator[Target]:
 
 
 @contextmanager
-def dynamo(venv: Path, folder: str, pace_ms: float) -> Iterator[Target]:
+def dynamo(venv: Path, folder: str, pace: Pace) -> Iterator[Target]:
     """Dynamo's front end with its KV router over its mocker; the pace is the mocker's own where there is one."""
     with ExitStack() as stack:
         home, port = Path(stack.enter_context(tempfile.TemporaryDirectory())), free_port()
@@ -81,7 +81,7 @@ def dynamo(venv: Path, folder: str, pace_ms: float) -> Iterator[Target]:
             "DYN_LOG": "error", "DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(home / "kv"),
             "DYN_REQUEST_PLANE": "tcp",
         }  # fmt: skip
-        python, speed = str(venv / "bin" / "python"), "1" if pace_ms else "1000"
+        python, speed = str(venv / "bin" / "python"), "1" if pace.ms else "1000"
         mocker = [
             python, "-m", "dynamo.mocker", "--model-path", folder, "--model-name", MODEL, "--num-workers", str(WORKERS),
             "--speedup-ratio", speed, "--block-size", "16", "--num-gpu-blocks-override", "65536",
@@ -98,7 +98,7 @@ def dynamo(venv: Path, folder: str, pace_ms: float) -> Iterator[Target]:
 
 
 @contextmanager
-def sglang(venv: Path, _folder: str, pace_ms: float) -> Iterator[Target]:
+def sglang(venv: Path, _folder: str, pace: Pace) -> Iterator[Target]:
     """sglang-router, cache-aware, over workers that speak OpenAI's API."""
     command = [
         str(venv / "bin" / "sglang-router"),
@@ -108,14 +108,14 @@ def sglang(venv: Path, _folder: str, pace_ms: float) -> Iterator[Target]:
         "--max-concurrent-requests",
         "-1",
     ]
-    with _rust_router("sglang", command, pace_ms) as target:
+    with _rust_router("sglang", command, pace) as target:
         yield target
 
 
 @contextmanager
-def vllm(venv: Path, _folder: str, pace_ms: float) -> Iterator[Target]:
+def vllm(venv: Path, _folder: str, pace: Pace) -> Iterator[Target]:
     """vllm-router, round-robin (its cache-aware policy asks the workers to tokenize each request)."""
-    with _rust_router("vllm", [str(venv / "bin" / "vllm-router"), "--policy", "round_robin"], pace_ms) as target:
+    with _rust_router("vllm", [str(venv / "bin" / "vllm-router"), "--policy", "round_robin"], pace) as target:
         yield target
 
 
@@ -124,11 +124,11 @@ PEERS = {"dynamo": ("dynamo", dynamo), "sglang-router": ("sglang", sglang), "vll
 
 
 @contextmanager
-def _rust_router(name: str, command: list[str], pace_ms: float) -> Iterator[Target]:
+def _rust_router(name: str, command: list[str], pace: Pace) -> Iterator[Target]:
     with ExitStack() as stack:
         home, port = Path(stack.enter_context(tempfile.TemporaryDirectory())), free_port()
         ports = [free_port() for _ in range(WORKERS)]
-        fake = [sys.executable, "-m", "bench.frontdoor_fake", str(pace_ms), *map(str, ports)]
+        fake = [sys.executable, "-m", "bench.frontdoor_fake", *map(str, (*pace, *ports))]
         stack.enter_context(_told(fake, home / "fake.log"))
         where = [
             "--host", "127.0.0.1", "--port", str(port), "--prometheus-host", "127.0.0.1",

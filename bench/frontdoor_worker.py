@@ -1,9 +1,9 @@
 """Workers that cost nothing, for `bench.frontdoor`: real ones but for their engines, which make tokens out of thin air.
 
-`python -m bench.frontdoor_worker DATA MODEL_FOLDER WORKERS PACE_MS INTERVAL` joins the deployment with that data
+`python -m bench.frontdoor_worker DATA MODEL_FOLDER WORKERS PACE_MS STEPS INTERVAL` joins the deployment with that data
 folder, says "ready", and ends when its standard input does. PACE_MS 0 gives an answer at once and whole; above, one
-token of every stream that often. They are told at once, or the first one, and so many together from there on, as vLLM
-does under its `stream_interval`.
+token of every stream that often, of all workers in one moment if STEPS is `together`, else one after the other. Tokens
+are told at once, or the first one, and so many together from there on, as vLLM does under its `stream_interval`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 
@@ -27,6 +28,22 @@ from core.transfer import KvPull
 MODEL = "bench"
 TOKEN = 300
 """Any that is text."""
+
+
+TOGETHER, APART = "together", "apart"
+
+
+class Pace(NamedTuple):
+    """Of workers that make tokens."""
+
+    ms: float
+    """From one step to the next; 0 for none, and answers that come at once and whole."""
+    steps: str = APART
+    """TOGETHER, or APART: each as far behind the one before it as behind the next."""
+
+    def places(self, workers: int) -> list[float]:
+        """How far behind the pace's start each one ticks, in parts of the pace."""
+        return [0.0 if self.steps == TOGETHER else number / workers for number in range(workers)]
 
 
 async def ticks(pace_s: float, place: float) -> AsyncIterator[None]:
@@ -110,14 +127,14 @@ class FreeEngine:
             self._task.cancel()
 
 
-async def serve(data: Path, folder: str, workers: int, pace_s: float, interval: int) -> None:
+async def serve(data: Path, folder: str, workers: int, pace: Pace, interval: int) -> None:
     """Until standard input ends."""
     connection = connect_by_data(data)
     async with AsyncExitStack() as stack:
-        for number in range(workers):
+        for number, place in enumerate(pace.places(workers)):
             both = await stack.enter_async_context(planes(connection))
             options = WorkerOptions(namespace=connection.namespace, name=f"free-{number}")
-            engine = FreeEngine(folder, pace_s, interval, number / workers)
+            engine = FreeEngine(folder, pace.ms / 1000, interval, place)
             worker = Worker(options, engine, both.log, both.registry, SystemClock(), connection.key)
             await worker.start({})
             stack.push_async_callback(worker.stop, "measured", drain=False)
@@ -126,5 +143,5 @@ async def serve(data: Path, folder: str, workers: int, pace_s: float, interval: 
 
 
 if __name__ == "__main__":
-    data, folder, workers, pace_ms, interval = sys.argv[1:]
-    uvloop.run(serve(Path(data), folder, int(workers), float(pace_ms) / 1000, int(interval)))
+    data, folder, workers, pace_ms, steps, interval = sys.argv[1:]
+    uvloop.run(serve(Path(data), folder, int(workers), Pace(float(pace_ms), steps), int(interval)))

@@ -159,5 +159,11 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Little-endian float32, in the only output of a request for it, with `finish` `stop`."""
 
 
+def is_plain_token(output: Output) -> bool:
+    """Whether it is one token in the middle of an answer, and nothing more."""
+    tokens = output.tokens
+    return len(tokens) == 1 and output == Output(tokens=tokens)
+
+
 Take = Callable[[Output], bool]
 """Takes the next output of a generation as it comes; False if it wants no more. What it raises ends the generation."""

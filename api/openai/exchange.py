@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -111,6 +111,10 @@ class Exchange:
             return self._wire.chunk(piece)
         self.started = self._wire.first_chunk(STREAM_HEADERS, piece)
         return self.started
+
+    def writing(self) -> Callable[[bytes], bool]:
+        """What does the same as `write_now`, once that has begun the stream."""
+        return self.write_now if self._wire is None else self._wire.chunk
 
     def close_now(self, piece: bytes) -> bool:
         """The stream has ended with this piece; False, and nothing is done, if only `close_stream` can."""

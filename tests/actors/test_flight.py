@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from actors.flight import Flight, Flights
+from actors.told import Told
 from core.clock import ManualClock
 from core.events import Event
 from core.generation import Output, Take
 from core.ids import RequestId
 from projections.requests import in_flight, restated
+from tests.actors.world import request
 from tests.projections.facts import prompt, routed, worker_id
 
 
@@ -27,7 +29,8 @@ async def test_a_restatement_names_what_the_fold_would_have() -> None:
     flights = Flights(said.append, ManualClock(1_700_000_000_000))
     waiting, done = (routed(name, worker_id(1), prompt(1, 2), now_ms=1000, wait_us=250) for name in ("waiting", "done"))
     Flight(waiting, OneToken(), flights, 0)  # type: ignore[arg-type]
-    await Flight(done, OneToken(), flights, 0).run(lambda _: True)  # type: ignore[arg-type]
+    answer = Told(request([1]), 4096)
+    await Flight(done, OneToken(), flights, 0).run(answer, lambda _: True, lambda: None)  # type: ignore[arg-type]
     told = dict(restated(flights.restated("test")))
     assert told[RequestId("waiting"), 0].begins_us == in_flight(waiting).begins_us == 1_000_250
     assert told[RequestId("done"), 0] == in_flight(done).prefilled()

@@ -11,6 +11,7 @@ from actors.wire import (
     FRAME_BYTES_MAX,
     Failed,
     Generate,
+    StepTokens,
     Tokens,
     ToWorker,
     encode,
@@ -82,6 +83,21 @@ class Nowhere(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return False
+
+
+async def test_one_frame_has_tokens_of_many() -> None:
+    """Each stream takes its own, with what came for it alone before and after; one that is over is nobody's."""
+    line = Line()
+    line.connection_made(Nowhere())
+    streams = [TokenStream(line, "sim", request(range(4), id=name), NO_HINT) for name in ("a", "b", "c")]
+    streams[1].close()
+    line.data_received(
+        encode(Tokens(stream=0, output=Output(tokens=(1,), cached_tokens=0)))
+        + encode(StepTokens(tokens={2: 5, 1: 6, 0: 2, 9: 7}))
+        + b"".join(encode(Tokens(stream=number, output=Output(tokens=(3,), finish="stop"))) for number in (0, 2))
+    )
+    assert [await rest(stream) for stream in (streams[0], streams[2])] == [[1, 2, 3], [5, 3]]
+    assert not line.streams
 
 
 class TooMuch(Exception):

@@ -8,6 +8,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from actors import port as port_module
@@ -28,6 +29,7 @@ from actors.wire import (
     Pong,
     Refusal,
     Restate,
+    StepTokens,
     Tokens,
     ToReplica,
     ToWorker,
@@ -87,7 +89,7 @@ class Site:
         self.address = ("", 0)
         self._clients: list[Client] = []
 
-    async def connect(self, *, greet: bool = True, receive_bytes: int = 0) -> Client:
+    async def connect(self, *, greet: bool = True, receive_bytes: int = 0, steps: bool = False) -> Client:
         """A client; one with few `receive_bytes` leaves what it does not read to the worker."""
         loop, raw = asyncio.get_running_loop(), socket.socket()
         if receive_bytes:
@@ -98,7 +100,7 @@ class Site:
         client = Client(*await asyncio.open_connection(sock=raw, limit=limit))
         self._clients.append(client)
         if greet:
-            client.say(HELLO)
+            client.say(msgspec.structs.replace(HELLO, steps=steps))
             assert await client.hear() == Welcome(worker=WORKER, name="w", model="sim")
         return client
 
@@ -222,6 +224,31 @@ def test_streams_are_kept_apart(run: Run) -> None:
             assert {frame.stream for frame in heard if isinstance(frame, Tokens)} == {1, 3}
             await it.port.quiet()
             assert it.host.reused == [(8, 4)]
+
+    run(scenario)
+
+
+def test_tokens_of_one_step_leave_in_one_frame(run: Run) -> None:
+    """Of streams with a token and nothing else to say; what a stream says beside it has a frame of its own. A replica
+    that does not know such frames gets one for each stream."""
+
+    async def scenario() -> None:
+        async with site() as it:
+            for steps in (True, False):
+                client = await it.connect(steps=steps)
+                client.say(*(generate(number, f"{number}{steps}") for number in range(4)))
+                await eventually(lambda: it.port.streams == 4, "four streams")
+                outputs = [Output(tokens=(7,)), Output(tokens=(8,)), Output(tokens=(9, 9)), Output(finish="stop")]
+                for number, output in enumerate(outputs):
+                    it.host.engine.script(f"{number}{steps}").put_nowait(output)
+                heard = [await client.hear() for _ in range(3 if steps else 4)]
+                alone = {frame.stream: frame.output for frame in heard if isinstance(frame, Tokens)}
+                assert [frame for frame in heard if isinstance(frame, StepTokens)] == [
+                    StepTokens(tokens={0: 7, 1: 8})
+                ] * steps
+                assert alone == dict(list(enumerate(outputs))[2 * steps :])
+                client.writer.close()
+                await eventually(lambda: not it.port.streams, "all ended")
 
     run(scenario)
 

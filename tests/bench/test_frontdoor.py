@@ -32,7 +32,7 @@ from bench.frontdoor import (
 )
 from bench.frontdoor_fake import TOKENS, Connection, Ticker
 from bench.frontdoor_load import Found, Job, Load, numbered
-from bench.frontdoor_worker import following
+from bench.frontdoor_worker import APART, TOGETHER, Pace, following
 
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 HALF = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}"
@@ -241,3 +241,8 @@ def test_workers_tick_where_they_began_to() -> None:
     assert following(7.0, 6.5, 10.0) == 17.0, "woken too early"
     assert following(7.0, 17.5, 10.0) == 17.0, "a little late: at once"
     assert following(7.0, 38.0, 10.0) == 37.0, "very late: once, and not three times"
+
+
+def test_workers_step_together_or_one_after_the_other() -> None:
+    assert Pace(10.0, APART).places(4) == [0.0, 0.25, 0.5, 0.75]
+    assert Pace(10.0, TOGETHER).places(4) == [0.0] * 4

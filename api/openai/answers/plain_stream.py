@@ -7,6 +7,7 @@ While the client is slower than its worker, outputs are gathered, and a task wri
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from actors.gathered import Gathered
@@ -25,6 +26,9 @@ class Client(Protocol):
 
     def write_now(self, piece: bytes) -> bool:
         """False, and nothing is done, if the client must be waited for."""
+
+    def writing(self) -> Callable[[bytes], bool]:
+        """`write_now` in shorter, for a stream that this has begun."""
 
     def close_now(self, piece: bytes) -> bool:
         """The same, with the stream's last piece."""
@@ -49,6 +53,7 @@ class PlainStream:
         self._writer = writer
         self._watch = watch
         self._opening = writer.opening()
+        self._write: Callable[[bytes], bool] = client.write_now
         self._held = Gathered()
         """What came while the client was waited for."""
         self._waits: asyncio.Task[None] | None = None
@@ -77,19 +82,28 @@ class PlainStream:
         if self._waits is not None:
             self._held.add(output)
             return self._transcript.finish is None and not self._waits.done()
-        piece, client = self._piece(output), self._client
-        if self._transcript.finish is None:
-            if piece and not client.write_now(piece):
+        text = self._transcript.push(output)
+        if self._opening or self._transcript.finish is not None:
+            return self._take_outer(text)
+        if text:  # every token passes here
+            piece = self._writer.text(text)
+            if not self._write(piece):
                 self._waits = asyncio.create_task(self._wait(piece))
-            return True
-        if not client.close_now(piece):
-            self._waits = asyncio.create_task(self._wait(piece))
-        return False
+        return True
 
-    def _piece(self, output: Output) -> bytes:
-        """The events for this output, the stream's first and last ones included."""
+    def _take_outer(self, text: str) -> bool:
+        """The same of the stream's first events, and its last ones."""
+        client, piece = self._client, self._piece(text)
+        over = self._transcript.finish is not None
+        if not (client.close_now(piece) if over else client.write_now(piece)):
+            self._waits = asyncio.create_task(self._wait(piece))
+        elif not over:
+            self._write = client.writing()
+        return not over
+
+    def _piece(self, text: str) -> bytes:
+        """The events for this text, the stream's first and last ones included."""
         transcript, writer = self._transcript, self._writer
-        text = transcript.push(output)
         piece = writer.text(text) if text else b""
         if self._opening:
             piece, self._opening = self._opening + piece, b""
@@ -107,7 +121,7 @@ class PlainStream:
             if not self._held:
                 self._waits = None
                 return
-            piece = self._piece(self._held.take())
+            piece = self._piece(self._transcript.push(self._held.take()))
         await self._client.close_stream(piece)
 
     async def _all_written(self) -> None:
