@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Protocol, assert_never, cast
 
 from actors.gathered import Gathered
 from actors.prefilling.frames import Answered, Broke, Claim, FromPrefill, Introduce, StillHeld
+from actors.unsent import Unsent
 from actors.wire import (
     FRAME_BYTES_MAX,
     HELLO_BYTES_MAX,
@@ -28,8 +29,6 @@ from actors.wire import (
     Refusal,
     Restate,
     Splitter,
-    StepTokens,
-    Tokens,
     ToReplica,
     ToWorker,
     Welcome,
@@ -37,7 +36,7 @@ from actors.wire import (
     read_by_worker,
 )
 from core.errors import CallerError, ContrailError, PeerError
-from core.generation import Output, is_plain_token
+from core.generation import Output
 from core.prompt import TOKEN_BYTES
 from projections.plan import is_one_pass
 
@@ -171,13 +170,9 @@ class Connection(asyncio.Protocol):
         self._splitter = Splitter(HELLO_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._greeted = False
-        self._reads_steps = False
-        """Whether the replica does."""
         self._writable = True
         self._flush_due = False
-        self._unsent: dict[int, Gathered] = {}
-        self._failed: dict[int, Failed] = {}
-        """Ends that wait with the tokens before them."""
+        self._unsent = Unsent()
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -186,7 +181,7 @@ class Connection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """Whether anything is being served, or waits to be written."""
-        return bool(self.streams or self._unsent or self._failed)
+        return bool(self.streams or self._unsent)
 
     @property
     def _open(self) -> bool:
@@ -267,7 +262,7 @@ class Connection(asyncio.Protocol):
             self._refuse("greeted twice")
         else:
             self._greeted = True
-            self._reads_steps = hello.steps
+            self._unsent.steps = hello.steps
             self._splitter.bytes_max = FRAME_BYTES_MAX
             if self._timer is not None:
                 self._timer.cancel()
@@ -318,8 +313,7 @@ class Connection(asyncio.Protocol):
         return others if others and not is_one_pass(others + tokens) else 0
 
     def _cancel(self, stream: int) -> None:
-        self._unsent.pop(stream, None)
-        self._failed.pop(stream, None)
+        self._unsent.drop(stream)
         task = self.streams.get(stream)
         if task is not None:
             task.cancel()
@@ -360,14 +354,11 @@ class Connection(asyncio.Protocol):
         self._port.changed()
 
     def _gather(self, stream: int, output: Output) -> None:
-        waiting = self._unsent.get(stream)
-        if waiting is None:
-            waiting = self._unsent[stream] = Gathered()
-        waiting.add(output)
+        self._unsent.add(stream, output)
         self._flush_soon()
 
     def _fail(self, stream: int, fault: str, text: str) -> None:
-        self._failed[stream] = Failed(stream=stream, fault=fault, text=text)
+        self._unsent.fail(Failed(stream=stream, fault=fault, text=text))
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -380,24 +371,9 @@ class Connection(asyncio.Protocol):
         self._flush_due = False
         if not self._writable or not self._open or self._transport is None:
             return
-        frames = [*self._token_frames(), *map(encode, self._failed.values())]
-        self._unsent.clear()
-        self._failed.clear()
-        if frames:
-            self._transport.write(b"".join(frames))
+        if self._unsent:
+            self._transport.write(self._unsent.take())
             self._port.changed()
-
-    def _token_frames(self) -> Iterator[bytes]:
-        """All tokens that wait."""
-        step: dict[int, int] = {}
-        for stream, waiting in self._unsent.items():
-            output = waiting.take()
-            if self._reads_steps and is_plain_token(output):
-                step[stream] = output.tokens[0]
-            else:
-                yield encode(Tokens(stream=stream, output=output))
-        if step:
-            yield encode(StepTokens(tokens=step))
 
     def _refuse(self, reason: str) -> None:
         self.send(Refusal(reason=reason))

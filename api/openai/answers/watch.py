@@ -15,18 +15,19 @@ class Watch:
         self._metrics = metrics
         self._arrived_ms = arrived_ms
         self._last_ms: int | None = None
+        self._gap = metrics.inter_token_seconds.observe
 
     def __repr__(self) -> str:
         return f"<Watch of {'no tokens yet' if self._last_ms is None else 'a request that has tokens'}>"
 
     def tokens(self) -> None:
         """Tokens of the first choice came now; the others' times would say nothing of any one stream."""
-        now_ms = self._clock.monotonic_ms()
-        if self._last_ms is None:
+        now_ms, last_ms = self._clock.monotonic_ms(), self._last_ms
+        self._last_ms = now_ms
+        if last_ms is None:
             self._metrics.first_token_seconds.observe((now_ms - self._arrived_ms) / 1000)
         else:
-            self._metrics.inter_token_seconds.observe((now_ms - self._last_ms) / 1000)
-        self._last_ms = now_ms
+            self._gap((now_ms - last_ms) / 1000)
 
     def ended(self, outcome: str, usage: Usage) -> None:
         """The request is over."""
