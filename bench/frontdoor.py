@@ -20,7 +20,9 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -43,8 +45,14 @@ TURN_WORDS = 100
 SYLLABLES = [first + second for first in "bcdfghklmnprstvz" for second in "aeiou"]
 WORDS = sorted({"".join(random.Random(seed).choices(SYLLABLES, k=1 + seed % 3)) for seed in range(1000)})
 TOKENS_OUT = 64
-LONG_TOKENS_OUT = 256
-"""Of answers by which the price of a further token is told from that of its request."""
+FLOW_TOKENS = 1200
+"""Of streams that begin together, to tell what a further token costs."""
+FLOW_BEGIN_S = 0.1
+"""A stream that ends later is not followed by another."""
+FLOW_S = 3.0, 9.0
+"""When it is measured, counted from the load's start: all flow by then, and none has ended."""
+FLOW_LATE = 1.1
+"""They take so much longer than their pace at most."""
 AT_ONCE, PACED, IN_STEP = Pace(0.0), Pace(10.0), Pace(10.0, TOGETHER)
 STREAMS = 64
 CROWD = 128
@@ -138,7 +146,6 @@ def _alone(opened: Opened, options: argparse.Namespace) -> Iterable[Figure]:
 def _streamed(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
     """Streams at the pace of an engine's steps, and beside the routers with all workers in step, too; with and without
     delayed acknowledgements on the client's side. Then what a further token costs."""
-    short: dict[str, list[Measured]] = {}
     routers = {name: opened for name, opened in doors.items() if name not in OTHER_PREFILL}
     for quick in (False, True):
         job = partial(_job, options, clients=STREAMS, stream=True, quick=quick)
@@ -147,27 +154,35 @@ def _streamed(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable
         yield from _beside(f"streamed, CPU per token{how}", "us", runs, lambda run: run.token_us)
         like = {name: measured for name, measured in runs.items() if name not in OTHER_PREFILL}
         yield from _beside(f"streamed, first token p50{how}", "ms", like, lambda run: run.found.first_p50_ms)
-        short = short or like
         in_step = _runs(routers, options, IN_STEP, job)
         yield from _beside(f"streamed, workers in step, CPU per token{how}", "us", in_step, lambda run: run.token_us)
-    yield from _further(routers, short, options)
+    yield from _flowing(routers, options)
 
 
-def _further(
-    doors: dict[str, Opened], short: dict[str, list[Measured]], options: argparse.Namespace
-) -> Iterable[Figure]:
-    """What a token costs where its request was paid for: the difference between long and these short streams. Not of a
-    peer that takes time for prompts: its streams are not longer by as much as their tokens."""
-    job = partial(_job, options, clients=STREAMS, stream=True, tokens_out=LONG_TOKENS_OUT, times=2)
-    long = _runs(doors, options, PACED, job)
-    further = {
-        name: [
-            Measured(there.found, (there.cpu_us - here.cpu_us) / (LONG_TOKENS_OUT - TOKENS_OUT))
-            for here, there in zip(measured, long[name], strict=True)
-        ]
-        for name, measured in short.items()
-    }
-    yield from _beside("streamed, CPU per further token", "us", further, lambda run: run.cpu_us)
+def _flowing(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
+    """What a token costs where its request was paid for: streams of which none begins or ends. Not beside a peer that
+    has a pace of its own."""
+    runs = _repeated(doors, options, PACED, _flow)
+    yield from _beside("streamed, CPU per further token", "us", runs, lambda run: run.cpu_us)
+
+
+def _flow(target: Target) -> Measured:
+    """Each client has one stream; their tokens are counted by their pace, and the program ends if they did not keep
+    it."""
+    bodies = list(_bodies(stream=True, tokenized=False, tokens_out=FLOW_TOKENS))
+    job = Job(port=target.port, bodies=bodies, clients=STREAMS, seconds=FLOW_BEGIN_S)
+    from_s, to_s = FLOW_S
+    with ThreadPoolExecutor(1) as beside:
+        load = beside.submit(_loaded, target.name, job)
+        time.sleep(from_s)
+        before_s, began_s = target.cpu_s(), time.monotonic()
+        time.sleep(to_s - from_s)
+        spent_s, took_s = target.cpu_s() - before_s, time.monotonic() - began_s
+        found = load.result()
+    if (found.errors, found.all_requests) != (0, STREAMS) or found.seconds > FLOW_TOKENS * PACED.ms / 1000 * FLOW_LATE:
+        sys.exit(f"{target.name}: of {STREAMS} streams {found.all_requests} came whole, in {found.seconds:.1f} s")
+    tokens = STREAMS * took_s * 1000 / PACED.ms
+    return Measured(found, spent_s / tokens * MICRO)
 
 
 def _beside(
@@ -185,11 +200,17 @@ def _beside(
 def _runs(
     doors: dict[str, Opened], options: argparse.Namespace, pace: Pace, job: Callable[[int], Job]
 ) -> dict[str, list[Measured]]:
+    return _repeated(doors, options, pace, lambda target: _run(target, job(target.port)))
+
+
+def _repeated(
+    doors: dict[str, Opened], options: argparse.Namespace, pace: Pace, run: Callable[[Target], Measured]
+) -> dict[str, list[Measured]]:
     found: dict[str, list[Measured]] = {name: [] for name in doors}
     for _ in range(REPEATS_QUICK if options.quick else REPEATS):
         for name, opened in doors.items():
             with opened(pace) as target:
-                found[name].append(_run(target, job(target.port)))
+                found[name].append(run(target))
     return found
 
 
@@ -223,11 +244,11 @@ def _measured(name: str, found: Found, spent_s: float) -> Measured:
 
 def _job(
     options: argparse.Namespace, port: int, *, clients: int, stream: bool = False, quick: bool = False,
-    tokenized: bool = False, tokens_out: int = TOKENS_OUT, times: int = 1,
+    tokenized: bool = False,
 ) -> Job:  # fmt: skip
     return Job(
-        port=port, bodies=list(_bodies(stream=stream, tokenized=tokenized, tokens_out=tokens_out)), clients=clients,
-        seconds=times * (SECONDS_QUICK if options.quick else SECONDS), quick_ack=quick,
+        port=port, bodies=list(_bodies(stream=stream, tokenized=tokenized)), clients=clients,
+        seconds=SECONDS_QUICK if options.quick else SECONDS, quick_ack=quick,
         path="/v1/completions" if tokenized else "/v1/chat/completions",
     )  # fmt: skip
 

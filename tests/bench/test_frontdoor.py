@@ -24,6 +24,7 @@ from bench.frontdoor import (
     Measured,
     _bodies,
     _extend,
+    _flow,
     _loaded,
     _measured,
     _peers,
@@ -32,6 +33,7 @@ from bench.frontdoor import (
 )
 from bench.frontdoor_fake import TOKENS, Connection, Ticker
 from bench.frontdoor_load import Found, Job, Load, numbered
+from bench.frontdoor_targets import Target
 from bench.frontdoor_worker import APART, TOGETHER, Pace, following
 
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
@@ -167,12 +169,31 @@ def test_cpu_per_token_is_by_the_tokens_that_were_asked_for() -> None:
 
 def test_the_first_token_is_not_shown_beside_a_peer_that_simulates_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {name: [Measured(found(), 5.0)] for name in (OURS, "dynamo", "vllm")}
-    monkeypatch.setattr(frontdoor, "_runs", lambda *_: runs)
+    monkeypatch.setattr(frontdoor, "_repeated", lambda *_: runs)
 
     figures = list(_streamed({}, argparse.Namespace()))
 
     assert {"dynamo", "vllm"} == {figure.note[6:] for figure in figures if "per token" in figure.what}
     assert {"vllm"} == {figure.note[6:] for figure in figures if "first token" in figure.what}
+
+
+def test_streams_that_do_not_keep_their_pace_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tokens are counted by it; so they are if one of them broke off."""
+    monkeypatch.setattr(frontdoor, "FLOW_S", (0.0, 0.0))
+    target = Target(OURS, 1, ())
+    for told, wrong in (
+        ({"seconds": 12.1}, ""),
+        ({"seconds": 13.3}, "of 64 streams 64 came whole, in 13.3 s"),
+        ({"errors": 1}, "of 64 streams 64"),
+        ({"all_requests": 63}, "of 64 streams 63"),
+    ):
+        result = found(**{"all_requests": 64, **told})
+        monkeypatch.setattr(frontdoor, "_loaded", lambda *_, result=result: result)
+        if wrong:
+            with pytest.raises(SystemExit, match=wrong):
+                _flow(target)
+        else:
+            assert _flow(target).found is result
 
 
 def test_environments_of_peers_are_given_together_or_one_by_one(
