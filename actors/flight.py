@@ -62,6 +62,28 @@ class Flights:
 class Flight:
     """Says RequestPrefilled with the first token and RequestFinished exactly once, whatever happens."""
 
+    __slots__ = (
+        "_arrived_ms",
+        "_cached_tokens",
+        "_flights",
+        "_flows",
+        "_last",
+        "_outcome",
+        "_sent_us",
+        "_stream",
+        "_take",
+        "_tokens",
+        "_told",
+        "output_tokens",
+        "routed",
+        "ttft_ms",
+        "worker",
+    )  # fmt: skip
+    _told: Told
+    _tokens: list[int]
+    _take: Take
+    _last: Callable[[], None]
+
     def __init__(self, routed: RequestRouted, stream: TokenStream, flights: Flights, arrived_ms: int) -> None:
         self.routed = routed
         self.worker = WorkerId(routed.worker)
@@ -73,6 +95,8 @@ class Flight:
         self._arrived_ms = arrived_ms
         self._sent_us = flights.clock.monotonic_us()
         self._outcome = ""
+        self._flows = False
+        """Whether tokens came already, and are new and told as they come."""
         flights.open[routed.request, routed.attempt] = self
 
     def __repr__(self) -> str:
@@ -82,24 +106,9 @@ class Flight:
         """Tokens have been told, and what is new of them was taken as the worker made them; `last` was called before
         the answer's end was. WorkerGone, WorkerBusy and CallerError as the stream has them, GenerationFailed as `told`
         has it."""
-        keep = told.tokens.extend
-
-        def hear(output: Output) -> bool:
-            self.output_tokens += len(output.tokens)
-            if self.ttft_ms >= 0 and output.finish is None and told.plain:  # every token passes here
-                keep(output.tokens)
-                return take(output)
-            if self.ttft_ms < 0 and (output.tokens or output.finish):
-                self._first(output)
-            if output.finish is not None:
-                self._finish(output.finish)  # said before the client hears the end
-            new = told.tell(output)
-            if output.finish is not None:
-                last()
-            return new is None or take(new)
-
+        self._told, self._tokens, self._take, self._last = told, told.tokens, take, last
         try:
-            await self._stream.run(hear)
+            await self._stream.run(self._hear)
         except WorkerGone as error:
             self._finish("worker_lost", str(error))
             raise
@@ -109,6 +118,26 @@ class Flight:
         except CallerError:
             self._finish("error", "the engine refused the request")
             raise
+
+    def _hear(self, output: Output) -> bool:
+        tokens = output.tokens
+        self.output_tokens += len(tokens)
+        if self._flows and output.finish is None:  # every token passes here
+            self._tokens.extend(tokens)
+            return self._take(output)
+        return self._hear_outer(output)
+
+    def _hear_outer(self, output: Output) -> bool:
+        """The same of the first and the last output, and of all where an attempt before this one was heard of."""
+        if self.ttft_ms < 0 and (output.tokens or output.finish):
+            self._first(output)
+            self._flows = self._told.plain
+        if output.finish is not None:
+            self._finish(output.finish)  # said before the client hears the end
+        new = self._told.tell(output)
+        if output.finish is not None:
+            self._last()
+        return new is None or self._take(new)
 
     def close(self, outcome: str = "abort", detail: str = "") -> None:
         """The worker stops if it had not finished; the end is said if it was not. May be called again."""

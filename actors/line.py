@@ -62,6 +62,8 @@ class TokenStream:
     """The answer to one request: every output is taken in the turn of the loop in which it comes, without a task's
     having to wake up for it. What comes before `run` waits, merged."""
 
+    __slots__ = ("_ended", "_error", "_gathered", "_line", "_number", "_over", "_take")
+
     def __init__(self, line: Line | None, model: str, request: GenerateRequest, hint: Hint) -> None:
         self._gathered: Gathered | None = None
         """There once something came before `run`."""

@@ -30,12 +30,16 @@ def nothing() -> Headers:
 class ClientWire:
     """One request's. `gone` is told to one listener, once."""
 
-    __slots__ = ("_cycle", "_listener", "gone", "loop", "named")
+    __slots__ = ("_cycle", "_flow", "_listener", "_push", "gone", "loop", "named")
 
     def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         """The connection's; kept, because who asks for the running one makes a system call."""
         self._cycle = cycle
+        self._flow = cycle.flow
+        self._push: Callable[[bytes], object] | None = None
+        """Writes to the client; there once a chunked answer has begun. What every chunk asks for is kept here: the
+        cycle has it scattered, and to fetch it is what that costs."""
         self._listener: Callable[[], None] | None = None
         self.gone = False
         """Whether the client hung up."""
@@ -94,6 +98,7 @@ class ClientWire:
         cycle.chunked_encoding = True
         if not cycle.disconnected:
             cycle.transport.write(b"".join((head, CHUNKED, b"\r\n%x\r\n" % len(piece), piece, b"\r\n")))
+        self._push = cycle.transport.write
         return True
 
     def _begin(self, headers: Headers) -> bytes:
@@ -107,12 +112,18 @@ class ClientWire:
     def chunk(self, piece: bytes) -> bool:
         """The piece is on its way as a chunk of the answer that has begun, which one of no bytes would end. False if it
         must go ASGI's way."""
-        cycle = self._cycle
-        if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.response_complete:
+        push = self._push or self._chunked()
+        if push is None or self._flow.write_paused or self._cycle.response_complete:
             return False
-        if piece and not cycle.disconnected:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        if piece and not self.gone:
+            push(b"%x\r\n%b\r\n" % (len(piece), piece))
         return True
+
+    def _chunked(self) -> Callable[[bytes], object] | None:
+        """What writes to the client if a chunked answer is under way, whoever began it."""
+        if self._cycle.chunked_encoding:
+            self._push = self._cycle.transport.write
+        return self._push
 
     def last_chunk(self, piece: bytes) -> bool:
         """The same, and the answer is over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -50,12 +51,13 @@ class Writer:
     """Events without a form of their own."""
 
     accepted = SimpleNamespace(model="m", usage=lambda: None)
+    around_text = b"", b""
 
     def opening(self) -> bytes:
         return b"<"
 
     def text(self, text: str) -> bytes:
-        return text.encode()
+        return json.dumps(text).encode()
 
     def ending(self, *_: object) -> bytes:
         return b">"
@@ -101,7 +103,7 @@ async def test_half_a_character_does_not_end_a_slow_stream() -> None:
         take(Output(tokens=(67,)))
         take(Output(finish="stop"))
 
-    assert await written(say) == b"2\r\n<A\r\n1\r\nB\r\n1\r\nC\r\n7\r\n>[DONE]\r\n0\r\n\r\n"
+    assert await written(say) == b'4\r\n<"A"\r\n3\r\n"B"\r\n3\r\n"C"\r\n7\r\n>[DONE]\r\n0\r\n\r\n'
 
 
 async def test_a_chunk_without_bytes_is_none() -> None:

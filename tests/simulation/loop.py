@@ -225,3 +225,6 @@ class VirtualClock:
 
     def monotonic_us(self) -> int:
         return int(self._loop.now_s * 1_000_000)
+
+    def monotonic_ns(self) -> int:
+        return int(self._loop.now_s * 1_000_000_000)

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from orjson import dumps
+
 from actors.gathered import Gathered
 from api.openai.answers.answering import TokenWatch, broken_off
 from api.openai.answers.choice import Choice
@@ -46,6 +48,11 @@ class Client(Protocol):
 class PlainStream:
     """One request's. It begins with the first output: errors before it have a status of their own."""
 
+    __slots__ = (
+        "_around_text", "_choice", "_client", "_held", "_opening", "_transcript", "_waits", "_watch", "_write",
+        "_writer",
+    )  # fmt: skip
+
     def __init__(self, client: Client, choice: Choice, writer: Writer, watch: TokenWatch) -> None:
         self._client = client
         self._choice = choice
@@ -53,7 +60,9 @@ class PlainStream:
         self._writer = writer
         self._watch = watch
         self._opening = writer.opening()
-        self._write: Callable[[bytes], bool] = client.write_now
+        self._around_text = writer.around_text
+        self._write: Callable[[bytes], bool] | None = None
+        """There once the stream has begun."""
         self._held = Gathered()
         """What came while the client was waited for."""
         self._waits: asyncio.Task[None] | None = None
@@ -82,12 +91,14 @@ class PlainStream:
         if self._waits is not None:
             self._held.add(output)
             return self._transcript.finish is None and not self._waits.done()
-        text = self._transcript.push(output)
-        if self._opening or self._transcript.finish is not None:
+        transcript, write = self._transcript, self._write
+        text = transcript.push(output)
+        if write is None or transcript.finish is not None:
             return self._take_outer(text)
         if text:  # every token passes here
-            piece = self._writer.text(text)
-            if not self._write(piece):
+            before, after = self._around_text
+            piece = before + dumps(text) + after
+            if not write(piece):
                 self._waits = asyncio.create_task(self._wait(piece))
         return True
 
@@ -95,6 +106,8 @@ class PlainStream:
         """The same of the stream's first events, and its last ones."""
         client, piece = self._client, self._piece(text)
         over = self._transcript.finish is not None
+        if not piece:  # what came is no text yet
+            return True
         if not (client.close_now(piece) if over else client.write_now(piece)):
             self._waits = asyncio.create_task(self._wait(piece))
         elif not over:

@@ -49,8 +49,8 @@ class Writer:
         if accepted.stream:
             self._head = b"data: " + self._head
             self._tail = b'],"usage":null}\n\n' if accepted.include_usage else b"]}\n\n"
-            self._before = self._head + self.text_before
-            self._after = self.text_after + self._tail
+            self.around_text = self._head + self.text_before, self.text_after + self._tail
+            """What stands before and behind the JSON of a text, in an event of the only choice."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._head!r}>"
@@ -66,7 +66,8 @@ class Writer:
 
     def text(self, piece: str) -> bytes:
         """One event with text of the only choice."""
-        return self._before + orjson.dumps(piece) + self._after
+        before, after = self.around_text
+        return before + orjson.dumps(piece) + after
 
     def ending(self, finish: str, stop_reason: str | int | None) -> bytes:
         """How the only choice ended."""

@@ -29,10 +29,10 @@ class TokenBytes(dict[int, bytes]):
 class ByteText:
     """One generation's text; as `Detokenizer`, but what can be no character is said at once."""
 
-    __slots__ = ("_bytes_of", "_rest", "waits")
+    __slots__ = ("_rest", "_token_bytes", "waits")
 
     def __init__(self, token_bytes: TokenBytes) -> None:
-        self._bytes_of = token_bytes.__getitem__
+        self._token_bytes = token_bytes
         self._rest = b""
         """The beginning of a character."""
         self.waits = False
@@ -43,7 +43,8 @@ class ByteText:
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete; empty while a character is incomplete."""
-        raw = self._bytes_of(tokens[0]) if len(tokens) == 1 else b"".join(map(self._bytes_of, tokens))
+        known = self._token_bytes
+        raw = known[tokens[0]] if len(tokens) == 1 else b"".join(map(known.__getitem__, tokens))
         if not self.waits and raw.isascii():
             return raw.decode("ascii")
         raw = self._rest + raw

@@ -19,6 +19,11 @@ class Transcript:
     else the tokens of an output are one piece, which is cheaper.
     """
 
+    __slots__ = (
+        "_by_token", "_detokenizer", "_end_tokens", "_ledger", "_min_tokens", "_stops", "_told_ends", "cached_tokens",
+        "completion_tokens", "finish", "stop_reason",
+    )  # fmt: skip
+
     def __init__(
         self,
         detokenizer: Detokenizer | ByteText,
