@@ -49,7 +49,7 @@ class PlainStream:
     """One request's. It begins with the first output: errors before it have a status of their own."""
 
     __slots__ = (
-        "_around_text", "_choice", "_client", "_held", "_opening", "_transcript", "_waits", "_watch", "_write",
+        "_after", "_before", "_choice", "_client", "_held", "_opening", "_transcript", "_waits", "_watch", "_write",
         "_writer",
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ class PlainStream:
         self._writer = writer
         self._watch = watch
         self._opening = writer.opening()
-        self._around_text = writer.around_text
+        self._before, self._after = writer.around_text
         self._write: Callable[[bytes], bool] | None = None
         """There once the stream has begun."""
         self._held = Gathered()
@@ -96,8 +96,7 @@ class PlainStream:
         if write is None or transcript.finish is not None:
             return self._take_outer(text)
         if text:  # every token passes here
-            before, after = self._around_text
-            piece = before + dumps(text) + after
+            piece = self._before + dumps(text) + self._after
             if not write(piece):
                 self._waits = asyncio.create_task(self._wait(piece))
         return True
