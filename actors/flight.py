@@ -63,21 +63,8 @@ class Flight:
     """Says RequestPrefilled with the first token and RequestFinished exactly once, whatever happens."""
 
     __slots__ = (
-        "_arrived_ms",
-        "_cached_tokens",
-        "_flights",
-        "_flows",
-        "_last",
-        "_outcome",
-        "_sent_us",
-        "_stream",
-        "_take",
-        "_tokens",
-        "_told",
-        "output_tokens",
-        "routed",
-        "ttft_ms",
-        "worker",
+        "_arrived_ms", "_cached_tokens", "_flights", "_flows", "_last", "_outcome", "_sent_us", "_stream", "_take",
+        "_tokens", "_told", "output_tokens", "routed", "ttft_ms", "worker",
     )  # fmt: skip
     _told: Told
     _tokens: list[int]
