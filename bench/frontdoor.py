@@ -162,8 +162,9 @@ def _streamed(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable
 def _flowing(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
     """What a token costs where its request was paid for: streams of which none begins or ends. Not beside a peer that
     has a pace of its own."""
-    runs = _repeated(doors, options, PACED, _flow)
-    yield from _beside("streamed, CPU per further token", "us", runs, lambda run: run.cpu_us)
+    for pace, how in ((PACED, ""), (IN_STEP, ", workers in step")):
+        runs = _repeated(doors, options, pace, _flow)
+        yield from _beside(f"streamed, CPU per further token{how}", "us", runs, lambda run: run.cpu_us)
 
 
 def _flow(target: Target) -> Measured:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -55,9 +54,6 @@ class Writer:
 
     def opening(self) -> bytes:
         return b"<"
-
-    def text(self, text: str) -> bytes:
-        return json.dumps(text).encode()
 
     def ending(self, *_: object) -> bytes:
         return b">"

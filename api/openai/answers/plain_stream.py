@@ -116,7 +116,7 @@ class PlainStream:
     def _piece(self, text: str) -> bytes:
         """The events for this text, the stream's first and last ones included."""
         transcript, writer = self._transcript, self._writer
-        piece = writer.text(text) if text else b""
+        piece = self._before + dumps(text) + self._after if text else b""
         if self._opening:
             piece, self._opening = self._opening + piece, b""
         if transcript.finish is None:

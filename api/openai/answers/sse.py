@@ -20,7 +20,7 @@ DONE = b"data: [DONE]\n\n"
 class Writer:
     """The answer to one request, as bytes. Subclasses say how one route shows it.
 
-    `opening`, `text` and `ending` write a stream of one plain choice, at about 0.2 us per event; `openings` and
+    `opening`, `around_text` and `ending` write a stream of one plain choice, at about 0.2 us per event; `openings` and
     `step` write any, at some 5 us.
     """
 
@@ -63,11 +63,6 @@ class Writer:
     def opening(self) -> bytes:
         """What comes before the first text of the only choice."""
         return self._head + self.opening_choice + self._tail if self.opening_choice else b""
-
-    def text(self, piece: str) -> bytes:
-        """One event with text of the only choice."""
-        before, after = self.around_text
-        return before + orjson.dumps(piece) + after
 
     def ending(self, finish: str, stop_reason: str | int | None) -> bytes:
         """How the only choice ended."""
