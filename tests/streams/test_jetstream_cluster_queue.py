@@ -18,6 +18,7 @@ from tests.streams.test_jetstream_cluster import PATIENCE_S, connect
 
 LIMITS = QueueLimits(ack_wait_s=2.0, deliveries_max=100, pending_max=64)
 MESSAGES = 60
+WORKERS = 2
 
 
 async def patiently(what: Callable[[], Awaitable[object]]) -> None:
@@ -40,22 +41,47 @@ async def log(nats_cluster: NatsCluster) -> AsyncIterator[JetStreamLog]:
     await log.close()
 
 
+async def all_done(log: JetStreamLog) -> bool:
+    """As the broker has it. A leader that is killed may have stored a word and not told us: that message is done,
+    never comes again, and whoever said so cannot know."""
+    info = f"$JS.API.CONSUMER.INFO.{broker_stream(log.namespace, JOBS)}.{NAME}"
+    try:
+        found = await log._connection.request(info)
+    except Unavailable:
+        return False
+    return "error" not in found and not found["num_pending"] and not found["num_ack_pending"]
+
+
+@pytest.fixture
+async def queues(log: JetStreamLog) -> list[JetStreamQueue]:
+    made: list[JetStreamQueue] = []
+
+    async def make() -> None:
+        made.append(await log.queue(JOBS, NAME, asked_wildcard(log.namespace), LIMITS))
+
+    for _ in range(WORKERS):
+        await patiently(make)
+    return made
+
+
 @pytest.mark.parametrize("how", ["killed", "steps down"])
-async def test_the_leader_goes(nats_cluster: NatsCluster, log: JetStreamLog, how: str) -> None:
-    """Under two that take and one that writes: every message is done in the end, and no call hangs."""
-    contract, done = QueueContract(), set[str]()
+async def test_the_leader_goes(
+    nats_cluster: NatsCluster, log: JetStreamLog, queues: list[JetStreamQueue], how: str
+) -> None:
+    """Under two that take and one that writes: every message is taken, is done in the end, and no call hangs."""
+    contract, taken, written = QueueContract(), set[str](), asyncio.Event()
     stream = broker_stream(log.namespace, JOBS)
 
     async def work(queue: JetStreamQueue) -> None:
-        while len(done) < MESSAGES:
+        while not (written.is_set() and await all_done(log)):
             begun_s = now_s()
             try:
-                taken = await queue.next(0.5)
+                delivery = await queue.next(0.5)
                 assert now_s() - begun_s < 1.6
-                if taken is not None:
+                if delivery is not None:
+                    taken.add(delivery.record.payload.decode())
                     await asyncio.sleep(0.005)
-                    await taken.done()
-                    done.add(taken.record.payload.decode())
+                    await delivery.done()
             except Unavailable:
                 await asyncio.sleep(0.05)
 
@@ -63,6 +89,7 @@ async def test_the_leader_goes(nats_cluster: NatsCluster, log: JetStreamLog, how
         for number in range(MESSAGES):
             await patiently(lambda payload=str(number): stored(payload))  # type: ignore[misc]
             await asyncio.sleep(0.01)
+        written.set()
 
     async def stored(payload: str) -> None:
         try:
@@ -72,18 +99,14 @@ async def test_the_leader_goes(nats_cluster: NatsCluster, log: JetStreamLog, how
             if last is None or last.payload != payload.encode():
                 raise Unavailable("not stored") from error
 
-    queues = [await log.queue(JOBS, NAME, asked_wildcard(log.namespace), LIMITS) for _ in range(2)]
     workers = [asyncio.create_task(work(queue)) for queue in queues]
     writer = asyncio.create_task(write())
     await asyncio.sleep(0.2)
-    leader = await nats_cluster.leader(stream)
     if how == "killed":
-        leader.kill()
+        (await nats_cluster.leader(stream)).kill()
     else:
         await nats_cluster.step_down(stream)
         await log._connection.request(f"$JS.API.CONSUMER.LEADER.STEPDOWN.{stream}.{NAME}")
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(writer, *workers)
-    assert done == set(map(str, range(MESSAGES)))
-    if how == "killed":
-        await nats_cluster.start()
+    assert taken == set(map(str, range(MESSAGES)))
