@@ -95,6 +95,8 @@ async def test_the_leader_goes(nats_cluster: NatsCluster, log: JetStreamLog, how
             await nats_cluster.step_down(stream)
         count = await put_for(outbox, 300, count)
         assert await outbox.drain(PATIENCE_S)
+        if how == "killed":
+            await nats_cluster.start()
     found = await messages(log)
     await eventually(lambda: len(seen) >= len(found), timeout_s=PATIENCE_S)
     assert reasons(found) == [str(number) for number in range(count)]
