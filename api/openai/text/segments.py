@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 CHARS_MIN = 64
 """A shorter text, mostly what a template writes between messages, is kept beside the others, …"""
 SHORT_MAX = 1024
@@ -13,7 +15,7 @@ ENTRY_BYTES = 256
 
 
 class Segments:
-    """Text to its tokens; least recently used leave."""
+    """Text to its tokens; least recently used leave. Threads may share it: each call is atomic."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -21,6 +23,7 @@ class Segments:
         self._kept: dict[str, bytes] = {}
         """In the order of their last use."""
         self._short: dict[str, bytes] = {}
+        self._lock = Lock()
 
     def __repr__(self) -> str:
         return f"<Segments {len(self._kept)} kept, {self._bytes} bytes>"
@@ -29,26 +32,31 @@ class Segments:
         """Its tokens, if they are kept."""
         if len(text) < CHARS_MIN:
             return self._short.get(text)
-        tokens = self._kept.pop(text, None)
-        if tokens is not None:
-            self._kept[text] = tokens
+        with self._lock:
+            tokens = self._kept.pop(text, None)
+            if tokens is not None:
+                self._kept[text] = tokens
         return tokens
 
     def put(self, text: str, tokens: bytes) -> None:
         """They are kept, unless they are more than all that may be."""
         if len(text) < CHARS_MIN:
-            if len(self._short) >= SHORT_MAX:
-                self._short.clear()
-            self._short[text] = tokens
+            with self._lock:
+                if len(self._short) >= SHORT_MAX:
+                    self._short.clear()
+                self._short[text] = tokens
             return
         size = _size(text, tokens)
-        if size > self._bytes_max or text in self._kept:
+        if size > self._bytes_max:
             return
-        self._kept[text] = tokens
-        self._bytes += size
-        while self._bytes > self._bytes_max:
-            oldest = next(iter(self._kept))
-            self._bytes -= _size(oldest, self._kept.pop(oldest))
+        with self._lock:
+            if text in self._kept:
+                return
+            self._kept[text] = tokens
+            self._bytes += size
+            while self._bytes > self._bytes_max:
+                oldest = next(iter(self._kept))
+                self._bytes -= _size(oldest, self._kept.pop(oldest))
 
 
 def _size(text: str, tokens: bytes) -> int:
