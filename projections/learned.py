@@ -4,6 +4,10 @@ Samples are kept in classes by the tokens computed, each twice as wide as the on
 line goes through the classes' medians with the median of all slopes between two of them (Theil and Sen), so that some
 slow requests among many change nothing. Integers throughout: the same samples in the same order give the same line
 anywhere. What was learned is an input of the decision that uses it, and stands in its record.
+
+A line whose tokens cost next to nothing is not learned: under it cached tokens would count nothing, and something else
+would decide. Prefills that seem equally long give such lines, because something other than computing made them last.
+The line that was learned before stays, or the default.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections import deque
 from itertools import combinations
 from typing import NamedTuple
 
-from projections.backlog import MILLI, PrefillTime
+from projections.backlog import DEFAULT_TIME, MILLI, PrefillTime
 
 KEPT = 31
 """Samples of one class: older ones go."""
@@ -22,6 +26,14 @@ SAMPLES_MIN = 16
 """With fewer samples in all nothing is learned yet."""
 REFIT_EVERY = 8
 """Samples of a model between two looks at the line."""
+WHOLE_CONTEXT = 131_072
+"""Tokens of the prompt by which lines are compared. A bound and not the model's own context: a line is judged without
+the model's card, alike in every replica and simulation. In a short context the base would hide what a token costs."""
+SOUND_SHARE = 20
+"""The tokens of a whole context cost at least this part of what the line that is known says: a twentieth."""
+REFUSED_MAX = 8
+"""Looks in a row whose lines are refused by the line that was learned before. The next one is compared with the default
+alone: prompts of some ten tokens can teach a price of a token that is hundreds of times too high."""
 
 
 class Sample(NamedTuple):
@@ -38,6 +50,8 @@ class _Model:
     def __init__(self) -> None:
         self.noted = 0
         self.time: PrefillTime | None = None
+        self._refused = 0
+        """Looks in a row."""
         self._classes: dict[int, deque[Sample]] = {}
         self._middles: dict[int, Sample] = {}
         self._changed: set[int] = set()
@@ -51,14 +65,25 @@ class _Model:
         self.noted += 1
 
     def refit(self) -> None:
-        """The time is that of all samples. O(samples of the classes that changed + classes^2)."""
+        """The time is that of all samples, if that is sound. O(samples of the classes that changed + classes^2)."""
         for of in sorted(self._changed):
             if len(self._classes[of]) >= CLASS_MIN:
                 self._middles[of] = _middle(list(self._classes[of]))
         self._changed.clear()
-        found = line(sorted(self._middles.values()))
-        if found is not None:
+        middles = sorted(self._middles.values())
+        found = line(middles)
+        if found is None or not self._sound(found):
+            self._refused += 1
+        else:
             self.time = found
+            # one class tells no slope: the next line is not held to it
+            self._refused = 0 if len(middles) > 1 else REFUSED_MAX
+
+    def _sound(self, found: PrefillTime) -> bool:
+        """Whether a token costs enough beside the default, and beside the line that was learned before."""
+        known = [DEFAULT_TIME] if self.time is None or self._refused >= REFUSED_MAX else [DEFAULT_TIME, self.time]
+        tokens_us = found.per_token_m * WHOLE_CONTEXT // MILLI
+        return all(tokens_us * SOUND_SHARE >= each.us(WHOLE_CONTEXT) for each in known)
 
 
 class Learned:
@@ -84,14 +109,15 @@ class Learned:
             known.refit()
 
     def time(self, model: str) -> PrefillTime | None:
-        """What was learned of the model; None until there is enough."""
+        """The newest sound line of the model; None until there is one. Its tokens cost at least a twentieth of what the
+        default says."""
         known = self._models.get(model)
         return None if known is None else known.time
 
 
 def line(middles: list[Sample]) -> PrefillTime | None:
-    """The one through these classes' medians; None if there are none. Neither number is below 0; from one class alone
-    the price of a token is all of it."""
+    """The one through these classes' medians; None if there are none, or if longer prompts took no longer. From one
+    class alone the price of a token is all of it."""
     if not middles:
         return None
     slopes = [
@@ -101,8 +127,10 @@ def line(middles: list[Sample]) -> PrefillTime | None:
     ]
     if not slopes:
         (tokens, us), *_ = middles
-        return PrefillTime(0, us * MILLI // tokens)
-    per_token_m = max(0, _median(slopes))
+        return PrefillTime(0, us * MILLI // tokens) if us * MILLI >= tokens else None
+    per_token_m = _median(slopes)
+    if per_token_m < 1:
+        return None
     base_us = _median([us - per_token_m * tokens // MILLI for tokens, us in middles])
     return PrefillTime(max(0, base_us), per_token_m)
 

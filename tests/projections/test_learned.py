@@ -7,8 +7,19 @@ from statistics import median_low
 
 import pytest
 
-from projections.backlog import PrefillTime
-from projections.learned import CLASS_MIN, KEPT, REFIT_EVERY, SAMPLES_MIN, Learned, Sample, line
+from projections.backlog import DEFAULT_TIME, PrefillTime
+from projections.learned import (
+    CLASS_MIN,
+    KEPT,
+    REFIT_EVERY,
+    REFUSED_MAX,
+    SAMPLES_MIN,
+    SOUND_SHARE,
+    WHOLE_CONTEXT,
+    Learned,
+    Sample,
+    line,
+)
 
 LINE = PrefillTime(9000, 18_250)
 
@@ -70,18 +81,87 @@ def test_nothing_is_learned_of_too_little() -> None:
     assert REFIT_EVERY <= SAMPLES_MIN
 
 
-def test_neither_number_is_below_0() -> None:
-    """Longer prompts that were faster, and short ones that took no time."""
-    assert line([Sample(100, 50_000), Sample(8000, 10_000)]) == PrefillTime(10_000, 0)
+def test_a_line_has_a_slope() -> None:
+    """There is none where longer prompts were no slower, nor of prompts that took no time; no base is below 0."""
+    assert line([Sample(100, 50_000), Sample(8000, 10_000)]) is None
+    assert line([Sample(100, 50_000), Sample(8000, 50_000)]) is None
     assert line([Sample(4000, 0), Sample(8000, 80_000)]) == PrefillTime(0, 20_000)
+    assert line([Sample(4000, 0)]) is None
+    assert line([Sample(4000, 3)]) is None
     assert line([]) is None
 
 
+LENGTHS = (600, 1200, 5000, 9000)
+"""One of each of four classes."""
+
+
+def several(*lines: PrefillTime, each: int = KEPT) -> list[Sample]:
+    """So many prefills of each length by one line, then by the next."""
+    return [Sample(tokens, time.us(tokens)) for time in lines for _ in range(each) for tokens in LENGTHS]
+
+
+def test_prefills_that_seem_equally_long_teach_nothing() -> None:
+    """They taught a price of 0, under which cached tokens counted nothing."""
+    equal = PrefillTime(30_000, 0)
+    assert learned(several(equal)).time("tiny") is None
+    found = learned(several(LINE, equal))
+    assert found.time("tiny") == learned(several(LINE)).time("tiny")
+    for tokens in range(64, 8000, 7):
+        found.note("tiny", tokens, 40_000 - tokens)
+    assert near(found.time("tiny"), 0.01)
+
+
+def test_a_price_below_a_twentieth_is_not_learned() -> None:
+    """Of the default, for ever; of the line that was learned before, until REFUSED_MAX looks in a row say so."""
+    floor_m = DEFAULT_TIME.us(WHOLE_CONTEXT) * 1000 // (SOUND_SHARE * WHOLE_CONTEXT) + 1
+    assert learned(several(PrefillTime(500_000, floor_m - 10), each=300)).time("tiny") is None
+    assert learned(several(PrefillTime(0, floor_m + 10))).time("tiny") is not None
+    slow = PrefillTime(0, 500_000)
+    found, stayed = learned(several(slow)), 0
+    for sample in several(LINE, each=100):
+        found.note("tiny", *sample)
+        stayed += found.time("tiny") == slow
+    turned = (KEPT // 2 + 1) * len(LENGTHS)  # from here on the medians are of the new line
+    assert REFUSED_MAX <= (stayed - turned) / REFIT_EVERY <= REFUSED_MAX + 1
+    assert near(found.time("tiny"), 0.01)
+
+
+def test_a_few_short_prompts_do_not_keep_the_price_high() -> None:
+    """One class tells no slope, so that the base counts as the price of its tokens: far too much, and given up with the
+    first line of two."""
+    short = [Sample(10, LINE.us(10))] * SAMPLES_MIN
+    assert learned(short).time("tiny") == PrefillTime(0, LINE.us(10) * 100)
+    assert near(learned(short + [Sample(n, LINE.us(n)) for n in (600, 5000) * REFIT_EVERY]).time("tiny"), 0.01)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_learned_is_sound_whatever_the_samples(seed: int) -> None:
+    """No sequence teaches a price of 0 or less, nor one below the floor; once a line is known one stays known."""
+    dice, found, before = random.Random(seed), Learned(), None
+    for _ in range(dice.randint(1, 6)):
+        base, slope, noise = (
+            dice.choice([0, 10**4, 10**6]),
+            dice.choice([-50, 0, 1, 20, 10**4]),
+            dice.choice([0, 10**5]),
+        )
+        widest = dice.randint(1, 17)
+        for _ in range(dice.randint(1, 400)):
+            tokens = dice.randint(1, 1 << dice.randint(1, widest))
+            found.note("tiny", tokens, max(0, base + slope * tokens + dice.randint(-noise, noise)))
+            time = found.time("tiny")
+            assert time is not None or before is None
+            before = time
+            if time is not None:
+                assert time.base_us >= 0 < time.per_token_m
+                assert time.per_token_m * WHOLE_CONTEXT // 1000 * SOUND_SHARE >= DEFAULT_TIME.us(WHOLE_CONTEXT)
+
+
 def test_what_is_kept_is_all_that_counts() -> None:
-    """After each look: the line through the medians of the newest of each class."""
+    """After each look: the line through the medians of the newest of each class, if that is sound."""
     dice, found, classes = random.Random(4), Learned(), dict[int, list[Sample]]()
     for number in range(1, 600):
-        sample = Sample(dice.randint(1, 1 << dice.randint(1, 14)), dice.randint(0, 400_000))
+        tokens = dice.randint(1, 1 << dice.randint(1, 14))
+        sample = Sample(tokens, 20 * tokens + dice.randint(0, 15))
         found.note("tiny", *sample)
         classes.setdefault(sample.tokens.bit_length(), []).append(sample)
         if number >= SAMPLES_MIN and not number % REFIT_EVERY:
