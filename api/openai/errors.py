@@ -41,6 +41,37 @@ class ApiError(ContrailError):
         return orjson.dumps({"error": shown})
 
 
+class ContextExceeded(ApiError):
+    """400 for a prompt that leaves too little of the context for the answer, or is longer than all of it."""
+
+    def __init__(self, param: str, model: str, tokens: int, tokens_max: int, context_max: int, fault: str = "") -> None:
+        """`fault` says something else than that the model's context is too short."""
+        fault = fault or _beyond_context(tokens, tokens_max, context_max)
+        super().__init__(400, f"{param}: {fault}", param=param, code="context_length_exceeded")
+        self.model = model
+        self.tokens = tokens
+        """Of the prompt; at least so many if they are more than `context_max`."""
+        self.tokens_max = tokens_max
+        """The longest prompt that would be taken."""
+        self.context_max = context_max
+        self._fault = fault
+
+    def under(self, param: str) -> ContextExceeded:
+        """The same of a parameter with another name."""
+        return ContextExceeded(param, self.model, self.tokens, self.tokens_max, self.context_max, self._fault)
+
+
+def _beyond_context(tokens: int, tokens_max: int, context_max: int) -> str:
+    """In words by which programs of OpenAI's and of vLLM's API know that they must shorten the conversation."""
+    length = f"This model's maximum context length is {context_max} tokens"
+    if tokens >= context_max:
+        about = "at least " if tokens > context_max else ""
+        return f"{length}. However, the prompt has {about}{tokens}: shorten it to at most {tokens_max}"
+    left = context_max - tokens
+    remedy = f"shorten the prompt to at most {tokens_max}, or ask for at most {left}"
+    return f"{length}. However, the prompt has {tokens}, which leaves {left} for the answer: {remedy}"
+
+
 def bad_parameter(param: str, fault: str, code: str | None = None) -> ApiError:
     """400 that names the parameter; `fault` says what it must be."""
     return ApiError(400, f"{param}: {fault}", param=param, code=code)
@@ -63,6 +94,8 @@ def renamed(error: ApiError, names: Mapping[str, str], within: Mapping[str, str]
     for theirs, ours in within.items():
         inner = inner.replace(theirs, ours, 1)
     name = names[outer] + inner
+    if isinstance(error, ContextExceeded):
+        return error.under(name)
     message = error.message.replace(f"{param}: ", f"{name}: ", 1)
     return ApiError(error.status, message, type=error.type, param=name, code=error.code, headers=error.headers)
 

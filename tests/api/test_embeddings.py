@@ -89,7 +89,7 @@ async def test_every_form_of_input_is_a_request_each(api: Api, given: Any, promp
         ({"input": [5, "a"]}, "input", "a list of token ids, or a list of these"),
         ({"input": [10**6]}, "input", "from 0 to"),
         ({"input": ["a"] * (EMBEDDING_INPUTS_MAX + 1)}, "input", f"at most {EMBEDDING_INPUTS_MAX}"),
-        ({"input": [[5] * (CONTEXT_MAX + 1)]}, "input", f"context of {CONTEXT_MAX} tokens"),
+        ({"input": [[5] * (CONTEXT_MAX + 1)]}, "input", f"context length is {CONTEXT_MAX} tokens"),
         ({"input": "hi", "encoding_format": "hex"}, "encoding_format", "one of float, base64"),
         ({"input": "hi", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
         ({"input": "hi", "dimensions": 0}, "dimensions", "at least 1"),

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from api.openai.errors import ApiError, bad_parameter, not_supported
+from api.openai.errors import ContextExceeded, bad_parameter, not_supported
 from api.openai.requests.types import AtLeastOne, Int32, Salt, TokenId
 from api.openai.text.tokenizer import ModelTokenizer
 from core.models import ModelCard
@@ -71,7 +71,5 @@ def _checked(tokens: bytes, card: ModelCard) -> bytes:
     if not count:
         raise bad_parameter("input", "each input must have at least one token")
     if count > card.context_max:
-        length = f"model {card.name!r} has a context of {card.context_max} tokens"
-        fault = f"{length}, and one input has at least {count}: shorten it"
-        raise ApiError(400, f"input: {fault}", param="input", code="context_length_exceeded")
+        raise ContextExceeded("input", card.name, count, card.context_max, card.context_max)
     return tokens

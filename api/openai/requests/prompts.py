@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 from api.openai.errors import ApiError, bad_parameter
+from api.openai.requests.sampling import asked_of, least_of
 from api.openai.requests.types import CHOICES_MAX, COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from api.openai.templates.conversation import render
 from api.openai.text.tokenizer import ModelTokenizer
@@ -62,7 +63,7 @@ class _Keep(NamedTuple):
         """What the request says of it."""
         truncate = parameters.truncate_prompt_tokens
         if truncate == -1:
-            truncate = max(1, tokens_max - _answer_tokens(parameters))
+            truncate = max(1, tokens_max - _answer_tokens(parameters, tokens_max))
         if truncate is not None and not 0 < truncate <= tokens_max:
             raise bad_parameter("truncate_prompt_tokens", f"must be -1 or from 1 to {tokens_max}")
         chat = isinstance(parameters, ChatRequest)
@@ -89,10 +90,12 @@ class _Keep(NamedTuple):
         return tokens[-size:] if self.left else tokens[:size]
 
 
-def _answer_tokens(parameters: ChatRequest | CompletionRequest) -> int:
-    if isinstance(parameters, ChatRequest):
-        return parameters.max_completion_tokens or parameters.max_tokens or 1
-    return COMPLETION_TOKENS if parameters.max_tokens is None else max(1, parameters.max_tokens)
+def _answer_tokens(parameters: ChatRequest | CompletionRequest, context_max: int) -> int:
+    """What a truncated prompt leaves: all that is asked for, or the least if the whole context has no more."""
+    asked = asked_of(parameters)
+    if asked is None:
+        return 1 if isinstance(parameters, ChatRequest) else COMPLETION_TOKENS
+    return asked if asked < context_max else least_of(asked, context_max)
 
 
 def _prompt(prompt: str | list[int], tokenizer: ModelTokenizer, keep: _Keep) -> PromptTokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from api.openai.errors import ApiError, bad_parameter
+from api.openai.errors import ContextExceeded, bad_parameter
 from api.openai.requests.guiding import guided_of
 from api.openai.requests.types import COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from api.openai.text.tokenizer import ModelTokenizer
@@ -12,27 +12,43 @@ from core.generation import Sampling
 from core.models import ModelCard
 
 SEED_MAX = 2**63 - 1
+LEAST_ROOM = 1024
+"""So many tokens are room enough for any answer, whatever was asked for …"""
+LEAST_SHARE = 16
+"""… and so is the context divided by this."""
 
 
 def room_of(parameters: ChatRequest | CompletionRequest, card: ModelCard, prompt: int) -> int:
-    """How many tokens to generate at most; ApiError if prompt and answer do not fit."""
+    """How many tokens to generate at most: what is asked for, cut to what the context leaves.
+
+    ContextExceeded if that is none, or too few to answer with (`least_of`).
+    """
     room = card.context_max - prompt
+    asked = asked_of(parameters)
+    least = 1 if asked is None else least_of(asked, card.context_max)
+    if room < least:
+        part = "messages" if isinstance(parameters, ChatRequest) else "prompt"
+        raise ContextExceeded(part, card.name, prompt, card.context_max - least, card.context_max)
+    if asked is None:
+        asked = room if isinstance(parameters, ChatRequest) else COMPLETION_TOKENS
+    return min(asked, room)
+
+
+def asked_of(parameters: ChatRequest | CompletionRequest) -> int | None:
+    """How many tokens the request wants at most; None if it does not say."""
     if isinstance(parameters, ChatRequest):
-        name = "max_tokens" if parameters.max_completion_tokens is None else "max_completion_tokens"
-        asked = parameters.max_completion_tokens or parameters.max_tokens
-    else:
-        # none at all are asked for with an echo: an engine makes one, which is dropped
-        name, asked = "max_tokens", parameters.max_tokens
-        asked = min(COMPLETION_TOKENS, max(room, 1)) if asked is None else max(asked, 1)
-    part = "messages" if isinstance(parameters, ChatRequest) else "prompt"
-    length = f"model {card.name!r} has a context of {card.context_max} tokens"
-    if room < 1:
-        fault = f"{length}, and the prompt alone has at least {prompt}: shorten it"
-        raise ApiError(400, f"{part}: {fault}", param=part, code="context_length_exceeded")
-    if asked is not None and asked > room:
-        fault = f"{length}; the prompt's {prompt} leave {room}, not {asked}"
-        raise ApiError(400, f"{name}: {fault}", param=name, code="context_length_exceeded")
-    return asked or room
+        return parameters.max_completion_tokens or parameters.max_tokens
+    # none at all are asked for with an echo: an engine makes one, which is dropped
+    return None if parameters.max_tokens is None else max(parameters.max_tokens, 1)
+
+
+def least_of(asked: int, context_max: int) -> int:
+    """The fewest tokens that an answer of at most `asked` tokens must have room for.
+
+    A program with a nearly full context is refused, so that it shortens its conversation: with a handful of tokens, its
+    answer would break off in the middle of a call.
+    """
+    return max(1, min(asked, LEAST_ROOM, context_max // LEAST_SHARE))
 
 
 def sampling_of(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, max_tokens: int) -> Sampling:
@@ -41,7 +57,9 @@ def sampling_of(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTok
     stops = set(_known_ids("stop_token_ids", parameters.stop_token_ids, tokenizer))
     min_tokens = parameters.min_tokens or 0
     if min_tokens > max_tokens:
-        raise bad_parameter("min_tokens", f"must be at most max_tokens ({max_tokens})")
+        raise bad_parameter(
+            "min_tokens", f"must be at most max_tokens, or what the context leaves of it ({max_tokens})"
+        )
     return Sampling(
         max_tokens=max_tokens,
         temperature=_given(parameters.temperature, 1.0),
