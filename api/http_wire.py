@@ -57,6 +57,8 @@ class ClientWire:
     def listen(self, listener: Callable[[], None] | None) -> None:
         """The listener is called when the client hangs up, at once if it has; None listens no more."""
         self._listener = listener
+        if listener is not None and self._flow.read_paused:
+            self._flow.resume_reading()  # as the end of a long body left it: an end of what is not read is not seen
         if self.gone and listener is not None:
             listener()
 

@@ -29,5 +29,5 @@ class TokenCount:
 
     async def answer(self, asked: CountRequest, errand: Errand) -> bytes:
         """Anthropic's JSON of the count."""
-        tokens = await self._tokenizing.prompt(chat_of(asked), errand.size)
+        tokens = await self._tokenizing.prompt(chat_of(asked), errand)
         return orjson.dumps({"input_tokens": len(tokens) // TOKEN_BYTES})

@@ -92,7 +92,8 @@ class DialectRoute(Generic[Body]):
             raw = await exchange.body(self._settings.body_bytes_max)
             asked = decode(self._decoder, raw)
             chat = self._dialect.chat_of(asked)
-            accepted = await self._intake.accept(chat, exchange.headers, exchange.request_id, len(raw))
+            accepting = self._intake.accept(chat, exchange.headers, exchange.request_id, len(raw))
+            accepted = await exchange.while_there(accepting)
         except ClientGone:
             self._metrics.rejected("abort")
         except ContrailError as error:

@@ -10,13 +10,15 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from api.http_wire import STATE_KEY, ClientWire
 from api.openai.errors import ApiError, stopping, too_large
 from api.openai.vigil import SLOW_READER_S, ClientGone, Vigil
+
+Result = TypeVar("Result")
 
 DEADLINE_HEADER = b"x-contrail-deadline-ms"
 DEADLINE_DIGITS = 10
@@ -135,9 +137,9 @@ class Exchange:
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
-        """The work is done. If the client hangs up first, or does not read, it has been cancelled and ClientGone is
-        raised; DeadlineExceeded if the client waits no longer."""
+    async def while_there(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """What the work returns. If the client hangs up first, or does not read, the work has been cancelled and
+        ClientGone is raised; DeadlineExceeded if the client waits no longer."""
         loop = asyncio.get_running_loop() if self._wire is None else self._wire.loop
         vigil = self._vigil = Vigil(lambda: self._writes, self._deadline_s, loop)
         watching = None
@@ -146,7 +148,7 @@ class Exchange:
         else:
             watching = asyncio.create_task(self._hangup(vigil))
         try:
-            await work
+            return await work
         except asyncio.CancelledError as error:
             # nobody but us ended it: or the grace time is over, and there is still time to say so
             raise vigil.verdict() or stopping() from error

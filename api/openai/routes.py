@@ -69,8 +69,7 @@ class GenerationRoute:
             parameters = decode(self._decoder, raw)
             if parameters.request_id is not None:
                 _named(exchange, scope, parameters.request_id)
-            beside = beside_prompt(self._body_type, raw) if len(raw) <= self._settings.inline_bytes_max else b""
-            accepted = await self._intake.accept(parameters, exchange.headers, exchange.request_id, len(raw), beside)
+            accepted = await self._accept(exchange, raw, parameters)
         except ClientGone:
             self._metrics.rejected("abort")
         except ContrailError as error:
@@ -84,6 +83,13 @@ class GenerationRoute:
                 outcome = await self._serve(exchange, accepted, watch)
             finally:
                 watch.ended(outcome, accepted.usage())
+
+    async def _accept(self, exchange: Exchange, raw: bytes, parameters: ChatRequest | CompletionRequest) -> Accepted:
+        accept, headers, request_id = self._intake.accept, exchange.headers, exchange.request_id
+        if len(raw) <= self._settings.inline_bytes_max:
+            return await accept(parameters, headers, request_id, len(raw), beside_prompt(self._body_type, raw))
+        # a long one takes a while: its client may hang up meanwhile
+        return await exchange.while_there(accept(parameters, headers, request_id, len(raw)))
 
     async def _serve(self, exchange: Exchange, accepted: Accepted, watch: Watch) -> str:
         """The request is answered, as far as there is a client; returns the outcome."""

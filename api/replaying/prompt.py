@@ -11,7 +11,8 @@ from actors.wire import PROTOCOL, Hello
 from api.census import WORKERS, registered
 from api.connection import Connection
 from api.contacts import open_registry
-from api.openai.text.tokenizer import ModelTokenizer
+from api.openai.text.tokenizer import ModelTokenizer, TextTooLong
+from api.openai.text.word_boundaries import WordTooLong
 from core.errors import CallerError, PeerError, Unavailable
 from core.ids import WorkerId
 from core.prompt import tokens_to_bytes
@@ -38,7 +39,10 @@ def prompt_bytes(given: Given, model: str, connection: Connection | None) -> byt
         return _ids(given.tokens)
     assert given.text is not None
     files = _files(given.tokenizer, model, connection)
-    found = ModelTokenizer(model, files).encode(_text(given.text), TOKENS_MAX, add_special_tokens=True)
+    try:
+        found = ModelTokenizer(model, files).encode(_text(given.text), TOKENS_MAX, add_special_tokens=True)
+    except (TextTooLong, WordTooLong) as error:
+        raise CallerError(f"{given.text} is no prompt: it has more than {TOKENS_MAX} tokens, or no spaces") from error
     if not found:
         raise CallerError(f"{given.text} holds no text")
     return found

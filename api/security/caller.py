@@ -28,3 +28,11 @@ class Caller(NamedTuple):
 
 CALLER: ContextVar[Caller | None] = ContextVar("contrail_caller", default=None)
 """None where no keys are asked for."""
+
+
+def tenant_of(claimed: str | None) -> str | None:
+    """Whose the present request is: its key's tenant, or the one that its header names where it may name one."""
+    caller = CALLER.get()
+    if caller is None:
+        return claimed
+    return claimed or caller.tenant if caller.gateway else caller.tenant

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from api.openai.backend import Backend
-from api.security.caller import CALLER, Caller
+from api.security.caller import CALLER, Caller, tenant_of
 from core.generation import GenerateRequest, Take
 from core.models import ModelCard, UnknownModel
 from core.readiness import Readiness
@@ -42,7 +42,7 @@ class Tenancy:
         """The backend's, of the request in the name of the key's tenant; UnknownModel at once."""
         caller = CALLER.get()
         _check_allowed(caller, model)
-        tenant = _tenant(caller, request.tenant)
+        tenant = tenant_of(request.tenant)
         salt = salt_of(tenant, request.cache_salt) if self._isolate else request.cache_salt
         if tenant != request.tenant or salt != request.cache_salt:
             request = msgspec.structs.replace(request, tenant=tenant, cache_salt=salt)
@@ -59,12 +59,6 @@ def salt_of(tenant: str | None, given: str | None) -> str:
     Without a tenant it still has the separator, so that nobody without one can name another's.
     """
     return f"{tenant or ''}{SEPARATOR}{given or ''}"
-
-
-def _tenant(caller: Caller | None, claimed: str | None) -> str | None:
-    if caller is None:
-        return claimed
-    return claimed or caller.tenant if caller.gateway else caller.tenant
 
 
 def _check_allowed(caller: Caller | None, model: str) -> None:

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from api.openai.text.encoder import Encoder
 from api.openai.text.segments import SHORT_MAX, Segments
+from api.openai.text.word_boundaries import PIECE_CHARS, WORD_CHARS_MAX, WordTooLong, every_word, pieces
 from api.openai.text.words import WORDS_MAX, Words, words_of
 from core.prompt import tokens_to_bytes
 
@@ -116,15 +117,107 @@ def test_the_way_is_the_one_that_is_exact(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@given(pieces=st.lists(PIECES, max_size=8), add_special_tokens=st.booleans())
-@example(pieces=["<|im_start|>", "user\nhello world", "<|im_end|>", "\n"], add_special_tokens=True)
-@example(pieces=[], add_special_tokens=True)
-def test_tokens_are_the_librarys(name: str, pieces: list[str], add_special_tokens: bool) -> None:
+@given(parts=st.lists(PIECES, max_size=8), add_special_tokens=st.booleans())
+@example(parts=["<|im_start|>", "user\nhello world", "<|im_end|>", "\n"], add_special_tokens=True)
+@example(parts=[], add_special_tokens=True)
+def test_tokens_are_the_librarys(name: str, parts: list[str], add_special_tokens: bool) -> None:
     """Twice: the second time out of what was kept."""
-    text = "".join(pieces)
+    text = "".join(parts)
     expected = library(name, text, add_special_tokens=add_special_tokens)
     for _ in range(2):
-        assert ENCODERS[name].encode(text, add_special_tokens=add_special_tokens) == expected
+        assert ENCODERS[name].encode(text, 10**6, add_special_tokens=add_special_tokens) == expected
+
+
+BOUNDED = ("gpt2", "llama3", "qwen", "o200k")
+"""Patterns whose words are known to end at boundaries."""
+MARKS = st.one_of(
+    st.text(
+        st.sampled_from(" \t\n\r'sSl1290aZé你好한\uff0c。、,.;:!?()[]{}/-_²①\u0301\u00a0\x1c\x85Ж€🤡"), max_size=30
+    ),
+    st.text(max_size=20),
+)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@given(parts=st.lists(MARKS, max_size=6))
+@example(parts=["it's 5 o'clock", "!\n/x\n1", "a\t\tb", "x  \n \n y", "abc123def", "你好\uff0c世界。", "'S", "I'LL,go"])
+def test_a_text_cut_at_every_boundary_has_the_tokens_of_the_whole(name: str, parts: list[str]) -> None:
+    """Whatever stands around it."""
+    text = "".join(parts)
+    words = every_word(text)
+    assert "".join(words) == text
+    cut = [token for word in words for token in TOKENIZERS[name].encode(word, add_special_tokens=False).ids]
+    assert cut == TOKENIZERS[name].encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_long_text_has_the_librarys_tokens(name: str) -> None:
+    """In pieces where that can be, or as a whole; more than it has are never asked for."""
+    text = "".join(f"{CORPUS[at % 3]}\n{at}" for at in range(3000))
+    assert len(text) > 5 * PIECE_CHARS
+    expected = library(name, text, add_special_tokens=True)
+    assert ENCODERS[name].encode(text, len(expected) // 4, add_special_tokens=True) == expected
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("tokens_max", [0, 1, 100, 20_000])
+def test_of_a_text_with_too_many_tokens_a_beginning_is_enough(name: str, tokens_max: int) -> None:
+    """More than was asked for, and never much more; it is not taken for the whole afterwards."""
+    text = f"{CORPUS[0]} {CORPUS[2]} {name} {tokens_max} " * 3000
+    whole = library(name, text, add_special_tokens=False)
+    found = ENCODERS[name].encode(text, tokens_max, add_special_tokens=False)
+    assert tokens_max < len(found) // 4 < tokens_max * 8 + 2000
+    assert ENCODERS[name].encode(text, 10**6, add_special_tokens=False) == whole
+
+
+def test_between_two_pieces_a_request_may_end() -> None:
+    """What is called there may raise; nothing of the text is kept then."""
+    calls = 0
+
+    class Over(Exception):
+        pass
+
+    def proceed() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise Over
+
+    text = "a word that ends " * 20_000
+    with pytest.raises(Over):
+        ENCODERS["qwen"].encode(text, 10**6, add_special_tokens=False, proceed=proceed)
+    assert calls == 3
+    assert ENCODERS["qwen"].encode(text, 10**6, add_special_tokens=False) == library(
+        "qwen", text, add_special_tokens=False
+    )
+
+
+@pytest.mark.parametrize("letter", [" ", "a", "\n", "é", "你", "🤡", "7", "!"])
+def test_a_word_may_have_so_many_characters_and_no_more(letter: str) -> None:
+    """Neither at the beginning, nor behind other words; a text of so many is tokenized, one of more is refused."""
+    longest = letter * WORD_CHARS_MAX
+    assert "".join(pieces("a b " + longest, 1000)) == "a b " + longest
+    for text in (longest * 2, "a b " * PIECE_CHARS + longest * 2, longest * 2 + " a b" * PIECE_CHARS):
+        with pytest.raises(WordTooLong):
+            list(pieces(text))
+
+
+@given(text=st.text(st.sampled_from("ab 1,\n"), max_size=300), piece_chars=st.integers(1, 40))
+def test_pieces_are_the_text(text: str, piece_chars: int) -> None:
+    """None is empty, and none but the last ends before it is as long as was asked for."""
+    found = list(pieces(text, piece_chars))
+    assert "".join(found) == text
+    assert all(len(piece) >= piece_chars for piece in found[:-1])
+    assert all(found) or not text
+
+
+def test_how_many_tokens_a_text_has_at_least() -> None:
+    """Told from its length by the longest token; never more than it has."""
+    encoder, longest = ENCODERS["qwen"], max(map(len, TOKENIZERS["qwen"].get_vocab()))
+    assert encoder.tokens_min("a" * longest * 7) == 7
+    assert ENCODERS["metaspace, first"].tokens_min("a" * 10_000) == 0
+    for text in (*CORPUS, "\u03b1\u0313\u0300\u0345" * 50, "<|im_start|>" * 30):
+        assert encoder.tokens_min(text) <= len(library("qwen", text, add_special_tokens=False)) // 4
 
 
 def test_words_that_differ_from_the_library_are_not_trusted() -> None:
@@ -138,21 +231,21 @@ def test_words_that_differ_from_the_library_are_not_trusted() -> None:
 ASCII = st.text(st.one_of(st.sampled_from(" '.aZ9s\n\t\r/\x1c"), st.characters(max_codepoint=127)), max_size=12)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen", "o200k"])
-@given(pieces=st.lists(ASCII, max_size=12))
-@example(pieces=["it's", "x.\n\n", "y", "\n"])
-@example(pieces=["", "a", "b"])
-@example(pieces=["a", "b\n"])
-def test_a_text_cut_at_its_spaces_is_the_one_that_is_matched(name: str, pieces: list[str]) -> None:
+@pytest.mark.parametrize("name", BOUNDED)
+@given(spaced=st.lists(ASCII, max_size=12))
+@example(spaced=["it's", "x.\n\n", "y", "\n"])
+@example(spaced=["", "a", "b"])
+@example(spaced=["a", "b\n"])
+def test_a_text_cut_at_its_spaces_is_the_one_that_is_matched(name: str, spaced: list[str]) -> None:
     """Wherever the white space stands."""
-    text = " ".join(pieces)
+    text = " ".join(spaced)
     assert WORDS[name].tokens(text) == WORDS[name].matched(text)
 
 
 def test_words_without_white_space_beside_their_spaces_are_cut_there() -> None:
     """Under the usual patterns only: under another one a word may go on behind a space."""
     text = "The quick, brown fox's 12 jumps.\n\nOver it\n"
-    for name in ("gpt2", "llama3", "qwen", "o200k"):
+    for name in BOUNDED:
         spaced = WORDS[name]._spaced
         assert spaced is not None
         assert spaced.tokens(text) == WORDS[name].matched(text)

@@ -41,7 +41,7 @@ def test_segments_keep_their_bound_and_their_count() -> None:
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(fill, range(THREADS)))
-    kept = segments._kept  # noqa: SLF001 - the count is compared with what it counts
+    kept = segments._kept
     assert segments._bytes == sum(_size(text, tokens) for text, tokens in kept.items()) <= 20_000
     assert kept
 
@@ -58,14 +58,14 @@ def test_short_segments_keep_their_bound() -> None:
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(fill, range(THREADS)))
-    assert len(segments._short) <= 1024  # noqa: SLF001
+    assert len(segments._short) <= 1024
 
 
 def test_one_tokenizer_gives_every_thread_its_own_tokens() -> None:
     """Long and short texts, words and segments, kept and forgotten meanwhile: the library's tokens each time."""
     shared = ModelTokenizer("tiny", files())
-    shared._encoder._segments = Segments(bytes_max=60_000)  # noqa: SLF001 - always full
-    texts = [f"<|user|>{'word%d ' % number * 40} e{number} <|end|>" + "é log " * (number * 30) for number in range(40)]
+    shared._encoder._segments = Segments(bytes_max=60_000)
+    texts = [f"<|user|>{f'word{number} ' * 40} e{number} <|end|>" + "é log " * (number * 30) for number in range(40)]
     expected = [tokens_to_bytes(ids(text)) for text in texts]
 
     def encode(seed: int) -> None:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from api.openai.text.byte_text import ByteText
 from api.openai.text.detokenizer import HOLD_TOKENS_MAX, Detokenizer
 from api.openai.text.stops import Stops
-from api.openai.text.tokenizer import ModelTokenizer, Tokenizers
+from api.openai.text.tokenizer import ModelTokenizer, TextTooLong, Tokenizers
 from api.openai.text.transcript import Transcript
 from core.errors import Corrupt
 from core.generation import Output
@@ -81,8 +81,16 @@ def test_a_text_that_fits_is_tokenized_whole(text: str, tokens_max: int) -> None
 
 def test_a_text_that_never_fits_is_not_tokenized_to_its_end() -> None:
     """Megabytes for a small context: the answer is known after some thousand characters."""
-    got = tokens_from_bytes(TINY.encode("a b " * 10**6, 1000, add_special_tokens=False))
-    assert 1000 < len(got) < 10_000
+    got = tokens_from_bytes(TINY.encode("é b " * 3000, 1000, add_special_tokens=False))
+    assert 1000 < len(got) < 6000
+
+
+def test_a_text_that_cannot_fit_is_not_tokenized_at_all() -> None:
+    """Not even if all of it were the longest token: its length tells."""
+    longest = max(map(len, tokenizer().get_vocab()))
+    with pytest.raises(TextTooLong) as failure:
+        TINY.encode("a" * longest * 1001, 1000, add_special_tokens=False)
+    assert failure.value.tokens_min == 1001
 
 
 async def test_a_tokenizer_is_loaded_once_per_set_of_files() -> None:

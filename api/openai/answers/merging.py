@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 WAITING_MAX = 32
 """Items of all streams together that wait for the reader; then the streams wait, too."""
 
+STARTED_AT_ONCE = 8
+"""Streams that begin in one turn of the event loop: each may take a millisecond to find its worker."""
+
 Item = TypeVar("Item")
 
 
@@ -27,9 +30,13 @@ async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
     Costs a task per stream, and a queue's passage per item.
     """
     queue: asyncio.Queue[Item | _Over] = asyncio.Queue(WAITING_MAX)
-    tasks = [asyncio.ensure_future(_pump(stream, queue)) for stream in streams]
+    tasks: list[asyncio.Task[None]] = []
     why: tuple[Any, ...] = ()
     try:
+        for stream in streams:
+            if len(tasks) % STARTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            tasks.append(asyncio.create_task(_pump(stream, queue)))
         left = len(tasks)
         while left:
             item = await queue.get()

@@ -42,7 +42,9 @@ class Embeddings:
         if errand.size <= self._settings.inline_bytes_max:
             prompts = embedding_tokens(asked, tokenizer, card)
         else:
-            prompts = await asyncio.to_thread(embedding_tokens, asked, tokenizer, card)
+            prompts = await self._tokenizers.pool.run(
+                lambda proceed: embedding_tokens(asked, tokenizer, card, proceed), errand.size, hints.tenant
+            )
         errand.model = card.name
         rows = await self._rows(asked, errand, [_request(asked, hints, errand, *it) for it in enumerate(prompts)])
         errand.prompt_tokens = sum(map(len, prompts)) // TOKEN_BYTES

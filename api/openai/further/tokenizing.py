@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
 import orjson
 
 from api.openai.backend import Backend
-from api.openai.errors import ApiError, bad_parameter, not_supported
+from api.openai.errors import ApiError, ContextExceeded, bad_parameter, not_supported
 from api.openai.further.errand import Errand
+from api.openai.requests.headers import hints_of
 from api.openai.requests.prompts import prompts_of
 from api.openai.requests.types import ChatRequest, CompletionRequest, TokenId
 from api.openai.requests.validation import check
 from api.openai.settings import ApiSettings
 from api.openai.templates.messages import ChatMessage, Tool
+from api.openai.text.text_pool import Proceed
 from api.openai.text.tokenizer import ModelTokenizer, Tokenizers
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES, tokens_from_bytes
 
 TOKENIZED_MAX = 131_072
 """So many tokens may a text have whatever the model's context is; more take the tokenizer too much memory."""
+DECODED_AT_ONCE = 8192
+"""Tokens that become text in one step: the library holds up all other threads meanwhile, some 2 ms."""
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,33 +63,43 @@ class Tokenizing:
         if asked.return_token_strs:
             raise not_supported("return_token_strs")
         card = self._card(asked.model)
-        tokens = tokens_from_bytes(await self.prompt(_parameters(asked, card), errand.size))
+        tokens = tokens_from_bytes(await self.prompt(_parameters(asked, card), errand))
         told = {"count": len(tokens), "max_model_len": card.context_max, "tokens": tokens, "token_strs": None}
         return orjson.dumps(told)
 
-    async def prompt(self, parameters: ChatRequest | CompletionRequest, size: int) -> bytes:
-        """The token ids of the only prompt of a request with a body of `size` bytes, as little-endian uint32."""
+    async def prompt(self, parameters: ChatRequest | CompletionRequest, errand: Errand) -> bytes:
+        """The token ids of the only prompt of the request, as little-endian uint32."""
         check(parameters)
         card = self._backend.card(parameters.model)
         tokenizer = await self._tokenizers.of(card)
         tokens_max = max(card.context_max, TOKENIZED_MAX)
-        if size <= self._settings.inline_bytes_max:
-            (prompt,) = prompts_of(parameters, tokenizer, tokens_max)
-        else:
-            (prompt,) = await asyncio.to_thread(prompts_of, parameters, tokenizer, tokens_max)
+        try:
+            if errand.size <= self._settings.inline_bytes_max:
+                (prompt,) = prompts_of(parameters, tokenizer, tokens_max)
+            else:
+                (prompt,) = await self._tokenizers.pool.run(
+                    lambda proceed: prompts_of(parameters, tokenizer, tokens_max, proceed),
+                    errand.size,
+                    hints_of(errand.headers).tenant,
+                )
+        except ContextExceeded as error:
+            raise _too_many(parameters, error.tokens, tokens_max) from error
         count = len(prompt.tokens) // TOKEN_BYTES
         if count > tokens_max:
-            part = "messages" if isinstance(parameters, ChatRequest) else "prompt"
-            fault = f"{part}: has at least {count} tokens, and at most {tokens_max} are told here: shorten it"
-            raise ApiError(400, fault, param=part, code="context_length_exceeded")
+            raise _too_many(parameters, count, tokens_max)
         return prompt.tokens
 
-    async def detokenize(self, asked: DetokenizeRequest, _errand: Errand) -> bytes:
-        """vLLM's JSON of the text; special tokens are in it."""
-        tokenizer = await self._tokenizers.of(self._card(asked.model))
+    async def detokenize(self, asked: DetokenizeRequest, errand: Errand) -> bytes:
+        """vLLM's JSON of the text; special tokens are in it. At most as many tokens as `tokenize` tells."""
+        card = self._card(asked.model)
+        tokenizer = await self._tokenizers.of(card)
+        if len(asked.tokens) > (tokens_max := max(card.context_max, TOKENIZED_MAX)):
+            raise bad_parameter("tokens", f"must hold at most {tokens_max} ids, not {len(asked.tokens)}")
         if asked.tokens and max(asked.tokens) >= tokenizer.vocabulary:
             raise bad_parameter("tokens", f"token ids must be from 0 to {tokenizer.vocabulary - 1}")
-        text = await asyncio.to_thread(_text, tokenizer, asked.tokens)
+        text = await self._tokenizers.pool.run(
+            lambda proceed: _text(tokenizer, asked.tokens, proceed), errand.size, hints_of(errand.headers).tenant
+        )
         return orjson.dumps({"prompt": text})
 
     def _card(self, model: str | None) -> ModelCard:
@@ -117,5 +130,15 @@ def _parameters(asked: TokenizeRequest, card: ModelCard) -> ChatRequest | Comple
     )
 
 
-def _text(tokenizer: ModelTokenizer, tokens: list[int]) -> str:
-    return tokenizer.texts.decode(tokens, skip_special_tokens=False)
+def _too_many(parameters: ChatRequest | CompletionRequest, tokens: int, tokens_max: int) -> ApiError:
+    part = "messages" if isinstance(parameters, ChatRequest) else "prompt"
+    fault = f"{part}: has at least {tokens} tokens, and at most {tokens_max} are told here: shorten it"
+    return ApiError(400, fault, param=part, code="context_length_exceeded")
+
+
+def _text(tokenizer: ModelTokenizer, tokens: list[int], proceed: Proceed) -> str:
+    detokenizer, pieces = tokenizer.detokenizer(skip_special_tokens=False), list[str]()
+    for start in range(0, len(tokens), DECODED_AT_ONCE):
+        proceed()
+        pieces.append(detokenizer.push(tokens[start : start + DECODED_AT_ONCE]))
+    return "".join((*pieces, detokenizer.flush()))

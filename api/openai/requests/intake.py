@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -55,7 +54,9 @@ class Intake:
         if size <= self._settings.inline_bytes_max:
             prompts = prompts_of(parameters, tokenizer, card.context_max)
         else:
-            prompts = await asyncio.to_thread(prompts_of, parameters, tokenizer, card.context_max)
+            prompts = await self._tokenizers.pool.run(
+                lambda proceed: prompts_of(parameters, tokenizer, card.context_max, proceed), size, hints.tenant
+            )
         if terms is None or terms.tokenizer is not tokenizer:
             terms = Terms(parameters, tokenizer)
             self._terms.put(kind, beside, terms)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from api.openai.errors import ApiError, bad_parameter
-from api.openai.requests.sampling import asked_of, least_of
+from api.openai.requests.sampling import asked_of, exceeded, least_of
 from api.openai.requests.types import CHOICES_MAX, COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from api.openai.templates.conversation import render
-from api.openai.text.tokenizer import ModelTokenizer
+from api.openai.text.tokenizer import ModelTokenizer, TextTooLong
+from api.openai.text.word_boundaries import WORD_CHARS_MAX, WordTooLong
 from core.prompt import TOKEN_BYTES, tokens_from_bytes, tokens_to_bytes
 
 TRUNCATED_CHARS_PER_TOKEN = 16
@@ -25,13 +27,37 @@ class PromptTokens(NamedTuple):
 
 
 def prompts_of(
-    parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, tokens_max: int
+    parameters: ChatRequest | CompletionRequest,
+    tokenizer: ModelTokenizer,
+    tokens_max: int,
+    proceed: Callable[[], None] = lambda: None,
 ) -> list[PromptTokens]:
     """The request's prompts; ApiError if there is no token in one of them, or too many prompts.
 
-    Of a prompt with many more than `tokens_max`, only the first of them, more than that too.
+    Of a prompt with more than `tokens_max`, a beginning that has more than that too; ContextExceeded if its length
+    alone tells that it has. `proceed` is called between two steps, and raises to end it.
     """
-    keep = _Keep.of(parameters, tokens_max)
+    try:
+        return _prompts_of(parameters, tokenizer, tokens_max, proceed)
+    except TextTooLong as error:
+        raise exceeded(parameters, error.tokens_min, tokens_max) from error
+    except WordTooLong as error:
+        raise word_too_long("messages" if isinstance(parameters, ChatRequest) else "prompt") from error
+
+
+def word_too_long(part: str) -> ApiError:
+    """400 for a text in this part of a body that cannot be tokenized in pieces."""
+    fault = f"holds more than {WORD_CHARS_MAX} characters in a row that are one word: put spaces between them, or fewer"
+    return bad_parameter(part, fault, "word_too_long")
+
+
+def _prompts_of(
+    parameters: ChatRequest | CompletionRequest,
+    tokenizer: ModelTokenizer,
+    tokens_max: int,
+    proceed: Callable[[], None],
+) -> list[PromptTokens]:
+    keep = _Keep.of(parameters, tokens_max, proceed)
     if isinstance(parameters, ChatRequest):
         if tokenizer.chat_template is None:
             raise ApiError(400, f"model {parameters.model!r} has no chat template: use /v1/completions", param="model")
@@ -57,9 +83,11 @@ class _Keep(NamedTuple):
     """The last ones, as vLLM does unless told otherwise."""
     special: bool
     """Whether the tokenizer adds its special tokens."""
+    proceed: Callable[[], None]
+    """Called before each step; it raises to end them."""
 
     @classmethod
-    def of(cls, parameters: ChatRequest | CompletionRequest, tokens_max: int) -> _Keep:
+    def of(cls, parameters: ChatRequest | CompletionRequest, tokens_max: int, proceed: Callable[[], None]) -> _Keep:
         """What the request says of it."""
         truncate = parameters.truncate_prompt_tokens
         if truncate == -1:
@@ -69,15 +97,15 @@ class _Keep(NamedTuple):
         chat = isinstance(parameters, ChatRequest)
         # a chat's template itself writes the special tokens
         special = bool(parameters.add_special_tokens) if chat else parameters.add_special_tokens is not False
-        return cls(tokens_max, truncate, parameters.truncation_side != "right", special)
+        return cls(tokens_max, truncate, parameters.truncation_side != "right", special, proceed)
 
     def of_text(self, text: str, tokenizer: ModelTokenizer) -> bytes:
         """The tokens of a text that are kept; ApiError if there are none."""
-        tokens_max, truncate, left, special = self
+        tokens_max, truncate, left, special, proceed = self
         if truncate is not None and left:
             text = text[-TRUNCATED_CHARS_PER_TOKEN * truncate :]
             tokens_max = len(text)
-        tokens = tokenizer.encode(text, tokens_max, add_special_tokens=special)
+        tokens = tokenizer.encode(text, tokens_max, add_special_tokens=special, proceed=proceed)
         return tokens if tokens and truncate is None else self.of_tokens(tokens)
 
     def of_tokens(self, tokens: bytes) -> bytes:

@@ -25,13 +25,19 @@ def room_of(parameters: ChatRequest | CompletionRequest, card: ModelCard, prompt
     """
     room = card.context_max - prompt
     asked = asked_of(parameters)
-    least = 1 if asked is None else least_of(asked, card.context_max)
-    if room < least:
-        part = "messages" if isinstance(parameters, ChatRequest) else "prompt"
-        raise ContextExceeded(part, card.name, prompt, card.context_max - least, card.context_max)
+    if room < (1 if asked is None else least_of(asked, card.context_max)):
+        raise exceeded(parameters, prompt, card.context_max)
     if asked is None:
         asked = room if isinstance(parameters, ChatRequest) else COMPLETION_TOKENS
     return min(asked, room)
+
+
+def exceeded(parameters: ChatRequest | CompletionRequest, prompt: int, context_max: int) -> ContextExceeded:
+    """The error for a prompt that has at least so many tokens, which are too many."""
+    asked = asked_of(parameters)
+    least = 1 if asked is None else least_of(asked, context_max)
+    part = "messages" if isinstance(parameters, ChatRequest) else "prompt"
+    return ContextExceeded(part, parameters.model, prompt, context_max - least, context_max)
 
 
 def asked_of(parameters: ChatRequest | CompletionRequest) -> int | None:

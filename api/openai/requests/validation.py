@@ -23,6 +23,13 @@ from api.openai.requests.types import (
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
+VALUES_MAX = 1_000_000
+"""In one body, token ids for instance: so many are decoded in some 40 ms."""
+CONTAINERS_MAX = 100_000
+"""Objects and lists among them …"""
+STRINGS_MAX = 250_000
+"""… and strings, where one of the others may be exceeded: to look at each would take too long."""
+
 UNSUPPORTED_CHAT = (
     "functions",
     "function_call",
@@ -89,8 +96,13 @@ _WORDS = {
 
 
 def decode(decoder: msgspec.json.Decoder[Request], raw: bytes) -> Request:
-    """The body as a request of the decoder's type, types and ranges checked; raises ApiError."""
-    if not raw.strip():
+    """The body as a request of the decoder's type, types and ranges checked; raises ApiError.
+
+    Takes some 5 ms for 16 MiB of text, and 60 for as many values as there may be.
+    """
+    if len(raw) > CONTAINERS_MAX:
+        _check_values(raw)
+    elif not raw.strip():
         raise ApiError(400, "the request body is empty: send a JSON object")
     try:
         return decoder.decode(raw)
@@ -100,6 +112,21 @@ def decode(decoder: msgspec.json.Decoder[Request], raw: bytes) -> Request:
         raise ApiError(400, f"the request body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise ApiError(400, "the request body is not valid JSON: it is nested too deeply") from error
+
+
+def _check_values(raw: bytes) -> None:
+    """ApiError if the JSON holds so many values that to decode them would hold up all other requests."""
+    if _few(raw):
+        return
+    # marks in strings are text: what stands between two quotes is left out, escaped ones do not end a string
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 2 * STRINGS_MAX or not _few(b"".join(bare.split(b'"')[::2])):
+        most = f"{VALUES_MAX} values, {CONTAINERS_MAX} objects and lists, or {STRINGS_MAX} strings"
+        raise ApiError(413, f"the request body holds more than {most}", code="request_too_large")
+
+
+def _few(raw: bytes) -> bool:
+    return raw.count(b",") <= VALUES_MAX and raw.count(b"[") + raw.count(b"{") <= CONTAINERS_MAX
 
 
 def _explained(text: str, kind: Any) -> ApiError:

@@ -5,19 +5,29 @@
 2. Byte-level BPE cuts a segment into words by a pattern, and a word's tokens depend on nothing but the word. In ASCII
    text the pattern means the same to Python's `re`, so a word that was seen before costs a look into a dictionary.
 3. Whether both hold is read from tokenizer.json, and tried on a sample; where they do not, the library does it all.
+4. A long segment is tokenized in pieces that end with a word, if the pattern is a known one: so a text that does not
+   fit is not tokenized to its end, and the work on a request that is over ends between two pieces.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from api.openai.text.segments import Segments
+from api.openai.text.word_boundaries import PIECE_CHARS, every_word, pieces
 from api.openai.text.words import Words, words_of
-from core.prompt import tokens_to_bytes
+from core.prompt import TOKEN_BYTES, tokens_to_bytes
+
+CHARS_PER_TOKEN = 4
+"""About what a prompt in words has; of a text much longer than the context holds, so much is tokenized at first."""
+PIECE_CHARS_MIN = 1024
+"""A shorter piece costs more to begin than to tokenize."""
+CUT_TOKENS_MAX = 256
+"""So many tokens more than all of it may have a text that was cut in the middle of a word."""
 
 WORDS_CHARS_MAX = 16 * 1024
 """A longer segment goes to the library, which lets other threads run meanwhile."""
@@ -39,6 +49,9 @@ class Encoder:
         self._special = {token["content"]: tokens_to_bytes([token["id"]]) for token in added}
         self._cuts = _cuts(added) if _cuts_apart(description, added) else None
         self._words = self._trusted(words_of(tokenizer, description)) if self._cuts is not None else None
+        self._in_pieces = self._words is not None and self._words.cut_by_spaces and self._cut_alike()
+        # byte-level BPE keeps every byte of a text in one of its tokens
+        self._token_chars_max = max(map(len, tokenizer.get_vocab())) if self._words is not None else 0
         self._segments = Segments()
         self._frame = self._framed()
 
@@ -46,34 +59,73 @@ class Encoder:
         way = "the library alone" if self._cuts is None else "segments" if self._words is None else "segments and words"
         return f"<Encoder by {way}, {self._segments!r}>"
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """The text's token ids as little-endian uint32."""
+    def tokens_min(self, text: str) -> int:
+        """How many tokens the text has at least, told from its length; 0 where that tells nothing."""
+        # normalizers compose at most four characters (a Greek letter with three marks) into one, which has two bytes
+        return (
+            (len(text) if text.isascii() else len(text) // 2) // self._token_chars_max if self._token_chars_max else 0
+        )
+
+    def encode(
+        self, text: str, tokens_max: int, *, add_special_tokens: bool, proceed: Callable[[], None] = lambda: None
+    ) -> bytes:
+        """The text's token ids as little-endian uint32; of a text with more than `tokens_max`, a beginning that has
+        more than that too. `proceed` is called before each call to the library, and raises to end it.
+
+        WordTooLong for a text with a word that is longer than WORD_CHARS_MAX.
+        """
         if self._cuts is None or self._frame is None:
-            return tokens_to_bytes(self._library(text, add_special_tokens))
-        pieces = [text] if not self._special else self._cuts.split(text)
-        found, special, segment = [], self._special, self._segment
-        for at, piece in enumerate(pieces):  # a split by one group alternates: text, special token, text, …
-            found.append(special[piece] if at % 2 else segment(piece))
+            return self._beginning(text, tokens_max, proceed, add_special_tokens=add_special_tokens)
+        parts = [text] if not self._special else self._cuts.split(text)
+        found, special, left = [], self._special, tokens_max * TOKEN_BYTES
+        for at, part in enumerate(parts):  # a split by one group alternates: text, special token, text, …
+            tokens = special[part] if at % 2 else self._segment(part, left // TOKEN_BYTES, proceed)
+            found.append(tokens)
+            left -= len(tokens)
+            if left < 0:
+                break
         if add_special_tokens:
             before, after = self._frame
             return b"".join((before, *found, after))
         return b"".join(found)
 
-    def _segment(self, text: str) -> bytes:
+    def _segment(self, text: str, tokens_max: int, proceed: Callable[[], None]) -> bytes:
+        """A segment's tokens, or the first of them if they are more than `tokens_max`."""
         if not text:
             return b""
         tokens = self._segments.get(text)
         if tokens is None:
-            tokens = self._tokens(text)
-            self._segments.put(text, tokens)
+            tokens = self._tokens(text, tokens_max, proceed)
+            if len(tokens) <= tokens_max * TOKEN_BYTES:  # else it may be a beginning
+                self._segments.put(text, tokens)
         return tokens
 
-    def _tokens(self, text: str) -> bytes:
+    def _tokens(self, text: str, tokens_max: int, proceed: Callable[[], None]) -> bytes:
         if self._words is not None and len(text) <= WORDS_CHARS_MAX and text.isascii():
             tokens = self._words.tokens(text)
             if tokens is not None:
                 return tokens
-        return tokens_to_bytes(self._library(text, add_special_tokens=False))
+        if not self._in_pieces:
+            return self._beginning(text, tokens_max, proceed, add_special_tokens=False)
+        found, left = [], tokens_max * TOKEN_BYTES
+        for piece in pieces(text, min(PIECE_CHARS, max(PIECE_CHARS_MIN, CHARS_PER_TOKEN * tokens_max))):
+            proceed()
+            found.append(tokens_to_bytes(self._library(piece, add_special_tokens=False)))
+            left -= len(found[-1])
+            if left < 0:
+                break
+        return b"".join(found)
+
+    def _beginning(self, text: str, tokens_max: int, proceed: Callable[[], None], *, add_special_tokens: bool) -> bytes:
+        """The same of a text that can be cut nowhere: the library takes some 500 bytes per token, so that a body of
+        16 MiB would take gigabytes before it is refused."""
+        end = max(PIECE_CHARS_MIN, CHARS_PER_TOKEN * tokens_max)
+        while True:
+            proceed()
+            tokens = tokens_to_bytes(self._library(text[:end], add_special_tokens=add_special_tokens))
+            if end >= len(text) or len(tokens) > (tokens_max + CUT_TOKENS_MAX) * TOKEN_BYTES:
+                return tokens
+            end *= 2
 
     def _library(self, text: str, add_special_tokens: bool) -> list[int]:
         # encode() holds the interpreter's lock while it works, encode_batch() does not
@@ -89,6 +141,13 @@ class Encoder:
             if words.tokens(sample) != tokens_to_bytes(self._library(sample, add_special_tokens=False)):
                 return None
         return words
+
+    def _cut_alike(self) -> bool:
+        """Whether a sample that is cut at each boundary has the tokens of the whole."""
+        whole = self._library(SAMPLE, add_special_tokens=False)
+        return whole == [
+            token for word in every_word(SAMPLE) for token in self._library(word, add_special_tokens=False)
+        ]
 
     def _framed(self) -> tuple[bytes, bytes] | None:
         """What the tokenizer puts before and behind a prompt of plain text; None if it does more than that."""

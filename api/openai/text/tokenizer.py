@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,17 +14,21 @@ from api.openai.templates.chat import ChatTemplate
 from api.openai.text.byte_text import ByteText, TokenBytes
 from api.openai.text.detokenizer import Detokenizer
 from api.openai.text.encoder import Encoder
+from api.openai.text.text_pool import TextPool
 from api.openai.text.token_texts import TokenTexts
 from core.errors import Corrupt
 from core.models import ModelCard
-from core.prompt import TOKEN_BYTES
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """What templates may name."""
-CHARS_PER_TOKEN = 4
-"""About what a prompt in words has; a text much longer than the context holds is not tokenized to its end."""
-CUT_TOKENS_MAX = 256
-"""So many tokens more than all of it may have a text that was cut in the middle of a word."""
+
+
+class TextTooLong(ValueError):
+    """The text has at least `tokens_min` tokens, which are too many."""
+
+    def __init__(self, tokens_min: int) -> None:
+        super().__init__(f"at least {tokens_min} tokens")
+        self.tokens_min = tokens_min
 
 
 class ModelTokenizer:
@@ -57,18 +61,18 @@ class ModelTokenizer:
     def __repr__(self) -> str:
         return f"<ModelTokenizer of {self._model}: {self.vocabulary} tokens, ends {list(self.eos_ids)}>"
 
-    def encode(self, text: str, tokens_max: int, *, add_special_tokens: bool) -> bytes:
-        """The text's token ids as little-endian uint32; at most some 0.4 us per character (see `Encoder`).
+    def encode(
+        self, text: str, tokens_max: int, *, add_special_tokens: bool, proceed: Callable[[], None] = lambda: None
+    ) -> bytes:
+        """The text's token ids as little-endian uint32; at most some 0.4 us per character (see `Encoder`). Of a text
+        with more than `tokens_max`, a beginning that has more than that too.
 
-        Of a text with many more tokens than `tokens_max`, only a beginning that has more than that too: the library
-        takes some 500 bytes per token, so that a body of 16 MiB would take gigabytes before it is refused.
+        `proceed` is called every 50 ms or sooner, and raises to end it. Raises TextTooLong for a text that cannot have
+        so few tokens, before any of it is tokenized, and WordTooLong.
         """
-        end = CHARS_PER_TOKEN * tokens_max
-        tokens = self._encoder.encode(text[:end], add_special_tokens=add_special_tokens)
-        while end < len(text) and len(tokens) <= (tokens_max + CUT_TOKENS_MAX) * TOKEN_BYTES:
-            end *= 2
-            tokens = self._encoder.encode(text[:end], add_special_tokens=add_special_tokens)
-        return tokens
+        if (tokens_min := self._encoder.tokens_min(text)) > tokens_max:
+            raise TextTooLong(tokens_min)
+        return self._encoder.encode(text, tokens_max, add_special_tokens=add_special_tokens, proceed=proceed)
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer | ByteText:
         """A new one, for one generation."""
@@ -85,11 +89,13 @@ class ModelTokenizer:
 
 
 class Tokenizers:
-    """The tokenizers of all models served, each loaded once, beside the event loop."""
+    """The tokenizers of all models served, each loaded once, beside the event loop, and the threads that use them."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, tuple[Mapping[str, bytes], ModelTokenizer]] = {}
         self._lock = asyncio.Lock()
+        self.pool = TextPool()
+        """Where they work on long texts."""
 
     def __repr__(self) -> str:
         return f"<Tokenizers of {', '.join(sorted(self._loaded)) or 'no model yet'}>"

@@ -65,6 +65,8 @@ class Words(Remembered):
         self._model = tokenizer.model
         self._find = pattern.findall
         self._spaced = Spaced(self.matched) if cut_by_spaces else None
+        self.cut_by_spaces = cut_by_spaces
+        """Whether all of the pattern's alternatives are known."""
 
     def tokens(self, text: str) -> bytes | None:
         """An ASCII text's tokens; None if the pattern leaves something of it out."""
