@@ -13,6 +13,9 @@ from api.openai.further.errand import Errand
 from api.openai.further.tokenizing import Tokenizing
 from core.prompt import TOKEN_BYTES
 
+COUNTED_MAX = 1_048_576
+"""A prompt that is only counted may have so many tokens, also beyond the context: programs ask how far it is."""
+
 MESSAGES = Dialect(
     body_type=MessagesRequest,
     chat_of=chat_of,
@@ -29,5 +32,5 @@ class TokenCount:
 
     async def answer(self, asked: CountRequest, errand: Errand) -> bytes:
         """Anthropic's JSON of the count."""
-        tokens = await self._tokenizing.prompt(chat_of(asked), errand)
+        tokens = await self._tokenizing.prompt(chat_of(asked), errand, COUNTED_MAX)
         return orjson.dumps({"input_tokens": len(tokens) // TOKEN_BYTES})

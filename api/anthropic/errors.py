@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from api.openai.errors import ApiError, renamed
+from api.openai.errors import ApiError, ContextExceeded, renamed
 
 PATH = "/v1/messages"
 """Here and below it errors have this shape."""
@@ -33,9 +33,8 @@ class AnthropicError(ApiError):
 
     def __init__(self, error: ApiError, request_id: str) -> None:
         told = renamed(error, NAMES, WITHIN)
-        super().__init__(
-            told.status, told.message, type=told.type, param=told.param, code=told.code, headers=told.headers
-        )
+        message = _too_long(error) if isinstance(error, ContextExceeded) else told.message
+        super().__init__(told.status, message, type=told.type, param=told.param, code=told.code, headers=told.headers)
         self._request_id = request_id
 
     def body(self) -> bytes:
@@ -43,6 +42,12 @@ class AnthropicError(ApiError):
         kind = TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         error = {"type": kind, "message": self.message}
         return orjson.dumps({"type": "error", "error": error, "request_id": self._request_id})
+
+
+def _too_long(error: ContextExceeded) -> str:
+    """Anthropic's own words: Claude Code reads the two numbers from them, and compacts its history."""
+    allowed = error.context_max if error.tokens > error.context_max else error.tokens_max
+    return f"prompt is too long: {error.tokens} tokens > {allowed} maximum"
 
 
 def told_at(path: str, error: ApiError, request_id: str) -> ApiError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from api.anthropic.dialect import COUNTED_MAX
 from api.openai.errors import ContextExceeded
 from api.openai.requests.sampling import room_of
 from api.openai.requests.types import ChatRequest, CompletionRequest
@@ -23,6 +25,7 @@ LIMITS = {CHAT: "max_completion_tokens", COMPLETIONS: "max_tokens", RESPONSES: "
     MESSAGES: "max_tokens"
 }
 WORD = "request"
+TOO_LONG = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum")
 
 
 def body(path: str, tokens: int, asked: int | None) -> dict[str, Any]:
@@ -81,6 +84,32 @@ async def test_too_little_room_is_refused(api: Api, path: str, param: str, token
     assert f"at most {CONTEXT_MAX - LEAST}" in error["message"]
     assert (f"ask for at most {CONTEXT_MAX - tokens}" in error["message"]) == (tokens < CONTEXT_MAX)
     assert not api.backend.requests
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens", [CONTEXT_MAX - LEAST + 1, CONTEXT_MAX, CONTEXT_MAX + 1, 1000])
+async def test_messages_are_refused_in_anthropics_words(api: Api, tokens: int, stream: bool) -> None:
+    """Programs read both numbers, and compact their history: the first one is always larger."""
+    answer = await api.http.post(MESSAGES, json={**body(MESSAGES, tokens, 32_000), "stream": stream})
+    most = CONTEXT_MAX if tokens > CONTEXT_MAX else CONTEXT_MAX - LEAST
+    said = answer.json()
+    assert answer.status_code == 400
+    assert said["error"]["type"] == "invalid_request_error"
+    counted, told = TOO_LONG.fullmatch(said["error"]["message"]).groups()  # type: ignore[union-attr]
+    assert int(told) == most < int(counted) <= tokens
+    assert tokens > 2 * CONTEXT_MAX or int(counted) == tokens, "far beyond the context it is not counted to its end"
+    assert not api.backend.requests
+
+
+async def test_what_is_too_long_is_counted(api: Api) -> None:
+    """Far beyond the context: a program asks how much too long its history is, and beyond a bound it is told."""
+    long = {"model": "tiny", "messages": [{"role": "user", "content": "! ?" * 150_000}]}
+    answer = await api.http.post(f"{MESSAGES}/count_tokens", json=long)
+    assert answer.json() == {"input_tokens": 450_004}
+    long["messages"] = [{"role": "user", "content": "! ? " * (COUNTED_MAX // 2)}]
+    answer = await api.http.post(f"{MESSAGES}/count_tokens", json=long)
+    (told,) = TOO_LONG.fullmatch(answer.json()["error"]["message"]).groups()[1:]  # type: ignore[union-attr]
+    assert (answer.status_code, int(told)) == (400, COUNTED_MAX)
 
 
 @pytest.mark.parametrize(

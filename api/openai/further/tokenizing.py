@@ -8,7 +8,7 @@ import msgspec
 import orjson
 
 from api.openai.backend import Backend
-from api.openai.errors import ApiError, ContextExceeded, bad_parameter, not_supported
+from api.openai.errors import ContextExceeded, bad_parameter, not_supported
 from api.openai.further.errand import Errand
 from api.openai.requests.headers import hints_of
 from api.openai.requests.prompts import prompts_of
@@ -67,12 +67,17 @@ class Tokenizing:
         told = {"count": len(tokens), "max_model_len": card.context_max, "tokens": tokens, "token_strs": None}
         return orjson.dumps(told)
 
-    async def prompt(self, parameters: ChatRequest | CompletionRequest, errand: Errand) -> bytes:
-        """The token ids of the only prompt of the request, as little-endian uint32."""
+    async def prompt(
+        self, parameters: ChatRequest | CompletionRequest, errand: Errand, tokens_max: int = TOKENIZED_MAX
+    ) -> bytes:
+        """The token ids of the request's only prompt, as little-endian uint32.
+
+        ContextExceeded if they are more than `tokens_max`, and than the model's context.
+        """
         check(parameters)
         card = self._backend.card(parameters.model)
         tokenizer = await self._tokenizers.of(card)
-        tokens_max = max(card.context_max, TOKENIZED_MAX)
+        tokens_max = max(card.context_max, tokens_max)
         try:
             if errand.size <= self._settings.inline_bytes_max:
                 (prompt,) = prompts_of(parameters, tokenizer, tokens_max)
@@ -83,10 +88,10 @@ class Tokenizing:
                     hints_of(errand.headers).tenant,
                 )
         except ContextExceeded as error:
-            raise _too_many(parameters, error.tokens, tokens_max) from error
+            raise _too_many(error.param or "", card, error.tokens, tokens_max) from error
         count = len(prompt.tokens) // TOKEN_BYTES
         if count > tokens_max:
-            raise _too_many(parameters, count, tokens_max)
+            raise _too_many("messages" if isinstance(parameters, ChatRequest) else "prompt", card, count, tokens_max)
         return prompt.tokens
 
     async def detokenize(self, asked: DetokenizeRequest, errand: Errand) -> bytes:
@@ -130,10 +135,9 @@ def _parameters(asked: TokenizeRequest, card: ModelCard) -> ChatRequest | Comple
     )
 
 
-def _too_many(parameters: ChatRequest | CompletionRequest, tokens: int, tokens_max: int) -> ApiError:
-    part = "messages" if isinstance(parameters, ChatRequest) else "prompt"
-    fault = f"{part}: has at least {tokens} tokens, and at most {tokens_max} are told here: shorten it"
-    return ApiError(400, fault, param=part, code="context_length_exceeded")
+def _too_many(part: str, card: ModelCard, tokens: int, tokens_max: int) -> ContextExceeded:
+    fault = f"has at least {tokens} tokens, and at most {tokens_max} are told here: shorten it"
+    return ContextExceeded(part, card.name, tokens, tokens_max, tokens_max, fault)
 
 
 def _text(tokenizer: ModelTokenizer, tokens: list[int], proceed: Proceed) -> str:
