@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from api.openai.requests.types import AtLeastOne, Salt, Share, TopK, TopP
+from api.openai.requests.types import AtLeastOne, Salt, Temperature, TopK, TopP
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -22,6 +22,13 @@ class Block(msgspec.Struct, frozen=True):
     tool_use_id: str | None = None
     """… and of the tool_result that belongs to it."""
     content: str | list[Block] | None = None
+    tool: ToolChange | None = None
+    """Of a tool_addition or a tool_removal."""
+    tool_name: str | None = None
+    """Of a tool_reference."""
+    title: str | None = None
+    source: Any = None
+    """Of a document or a search_result."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -34,6 +41,14 @@ class Tool(msgspec.Struct, frozen=True):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+
+
+class ToolChange(msgspec.Struct, frozen=True):
+    """The tool that a conversation adds or removes: one of `tools` by its name, or a new one by its definition."""
+
+    type: str
+    name: str | None = None
+    definition: Tool | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -74,7 +89,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     max_tokens: AtLeastOne
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: Share | None = None
+    temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
     cache_salt: Salt | None = None

@@ -14,7 +14,7 @@ from api.openai.further.tokenizing import Tokenizing
 from core.prompt import TOKEN_BYTES
 
 COUNTED_MAX = 1_048_576
-"""A prompt that is only counted may have so many tokens, also beyond the context: programs ask how far it is."""
+"""So many tokens may a prompt have that is only counted, also beyond the context: programs ask how far beyond."""
 
 MESSAGES = Dialect(
     body_type=MessagesRequest,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from api.anthropic.body import Block, CountRequest, Message, MessagesRequest, OutputFormat, Tool, ToolChoice
+from api.anthropic.body import CountRequest, Message, MessagesRequest, OutputFormat, Tool, ToolChoice
+from api.anthropic.system_text import system_message
+from api.anthropic.text_blocks import content_of, given, part_of
+from api.anthropic.tool_changes import tools_of
 from api.openai.errors import bad_parameter, not_supported
 from api.openai.requests.types import ChatRequest
 from api.openai.templates.messages import (
@@ -28,11 +31,14 @@ THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 
 def chat_of(asked: CountRequest) -> ChatRequest:
     """The chat; ApiError for what cannot be had here."""
+    tools = [_tool(place, tool) for place, tool in tools_of(asked)]
+    choice = _choice(asked.tool_choice)
     return ChatRequest(
         model=asked.model,
         messages=list(_messages(asked)),
-        tools=[_tool(f"tools[{at}]", tool) for at, tool in enumerate(asked.tools or ())] or None,
-        tool_choice=_choice(asked.tool_choice),
+        tools=tools or None,
+        # how to choose is said of no tools, too, once the conversation has removed all of them
+        tool_choice=choice if tools or choice not in {"auto", "none"} else None,
         parallel_tool_calls=False if asked.tool_choice and asked.tool_choice.disable_parallel_tool_use else None,
         chat_template_kwargs=_thinking(asked),
         response_format=_format(asked.output_config.format if asked.output_config else None),
@@ -42,10 +48,16 @@ def chat_of(asked: CountRequest) -> ChatRequest:
     )
 
 
+def _begun(asked: CountRequest) -> int | None:
+    """Where the beginning of the answer stands: an assistant's message, if only system messages follow it."""
+    spoken = (at for at in reversed(range(len(asked.messages))) if asked.messages[at].role != "system")
+    last = next(spoken, None)
+    return last if last is not None and asked.messages[last].role == "assistant" else None
+
+
 def _ended(asked: CountRequest) -> dict[str, Any]:
-    """An assistant's message at the end is the beginning of the answer."""
-    goes_on = bool(asked.messages) and asked.messages[-1].role == "assistant"
-    return {"add_generation_prompt": False, "continue_final_message": True} if goes_on else {}
+    begun = _begun(asked) is not None
+    return {"add_generation_prompt": False, "continue_final_message": True} if begun else {}
 
 
 def _sampling(asked: CountRequest) -> dict[str, Any]:
@@ -72,17 +84,23 @@ def _format(wanted: OutputFormat | None) -> ResponseFormat | None:
 
 
 def _messages(asked: CountRequest) -> Iterator[ChatMessage]:
-    if asked.system:
-        yield ChatMessage(role="system", content=_content("system", asked.system))
-    for index, message in enumerate(asked.messages):
+    if asked.system and (told := system_message("system", asked.system)):
+        yield told
+    turns = list(enumerate(asked.messages))
+    if (begun := _begun(asked)) is not None:
+        turns.append(turns.pop(begun))  # what is to be continued stands last
+    for index, message in turns:
         place = f"messages[{index}]"
         match message.role:
             case "assistant":
                 yield _turn(f"{place}.content", message)
             case "user":
                 yield from _user(f"{place}.content", message)
+            case "system":
+                if told := system_message(f"{place}.content", message.content):
+                    yield told
             case _:
-                raise bad_parameter(f"{place}.role", "must be user or assistant")
+                raise bad_parameter(f"{place}.role", "must be user, assistant or system")
 
 
 def _user(place: str, message: Message) -> Iterator[ChatMessage]:
@@ -94,12 +112,12 @@ def _user(place: str, message: Message) -> Iterator[ChatMessage]:
     for index, block in enumerate(message.content):
         here = f"{place}[{index}]"
         if block.type != "tool_result":
-            said.append(_part(here, block))
+            said.append(part_of(here, block))
             continue
         if said:
             yield ChatMessage(role="user", content=said)
             said = []
-        result = _content(f"{here}.content", block.content or "")
+        result = content_of(f"{here}.content", block.content or "")
         yield ChatMessage(role="tool", content=result, tool_call_id=block.tool_use_id)
     if said:
         yield ChatMessage(role="user", content=said)
@@ -114,27 +132,13 @@ def _turn(place: str, message: Message) -> ChatMessage:
             case "thinking":
                 thought += block.thinking or ""
             case "redacted_thinking":
-                raise not_supported(f"{place}[{index}]", "redacted_thinking: nothing here can read it")
+                pass  # nothing here can read it, and no model of ours wrote it
             case "tool_use":
-                function = CalledFunction(
-                    name=_given(block.name, f"{place}[{index}].name"), arguments=block.input or {}
-                )
+                function = CalledFunction(name=given(block.name, f"{place}[{index}].name"), arguments=block.input or {})
                 calls.append(ToolCall(function=function, id=block.id))
             case _:
-                said += _part(f"{place}[{index}]", block).text or ""
+                said += part_of(f"{place}[{index}]", block).text or ""
     return ChatMessage(role="assistant", content=said, reasoning=thought or None, tool_calls=calls or None)
-
-
-def _content(place: str, content: str | Sequence[Block]) -> str | list[Part]:
-    if isinstance(content, str):
-        return content
-    return [_part(f"{place}[{index}]", block) for index, block in enumerate(content)]
-
-
-def _part(place: str, block: Block) -> Part:
-    if block.type != "text":
-        raise not_supported(place, f"{place}: content of type {block.type!r}")
-    return Part(type="text", text=_given(block.text, f"{place}.text"))
 
 
 def _tool(place: str, tool: Tool) -> ChatTool:
@@ -147,13 +151,7 @@ def _choice(choice: ToolChoice | None) -> str | NamedChoice | None:
     if choice is None:
         return None
     if choice.type == "tool":
-        return NamedChoice(function=ToolName(name=_given(choice.name, "tool_choice.name")))
+        return NamedChoice(function=ToolName(name=given(choice.name, "tool_choice.name")))
     if choice.type not in CHOICES:
         raise bad_parameter("tool_choice.type", f"must be one of {', '.join(CHOICES)}, tool")
     return CHOICES[choice.type]
-
-
-def _given(value: str | None, param: str) -> str:
-    if value is None:
-        raise bad_parameter(param, "is required")
-    return value

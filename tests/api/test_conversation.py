@@ -19,6 +19,10 @@ from tests.api.scripted import files
 
 SHOWN = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
 PARTED = "{% for m in messages %}{{ m | tojson }}\n{% for c in m.content %}{% endfor %}{% endfor %}"
+FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}"
+    "{{ m | tojson }}\n{% endfor %}"
+)
 USER = {"role": "user", "content": "?"}
 
 
@@ -114,11 +118,14 @@ def test_what_no_template_is_given(message: dict[str, Any], param: str) -> None:
 
 
 def test_developers_are_system_where_the_template_knows_none() -> None:
-    """One of them at the start stays in its place; several become one message."""
+    """Those at the start become one message; a later one stays where it stands, unless the template wants it first."""
     developer = {"role": "developer", "content": "Be brief."}
     system = {"role": "system", "content": "Be kind."}
     assert shown(developer, USER) == [{**system, "content": "Be brief."}, USER]
-    assert shown(system, USER, developer) == [{**system, "content": "Be kind.\n\nBe brief."}, USER]
+    assert shown(system, developer, USER) == [{**system, "content": "Be kind.\n\nBe brief."}, USER]
+    assert shown(system, USER, developer) == [system, USER, {**system, "content": "Be brief."}]
+    assert shown(USER, developer, source=FIRST) == [{**system, "content": "Be brief."}, USER]
+    assert shown(system, USER, developer, source=FIRST) == [{**system, "content": "Be kind.\n\nBe brief."}, USER]
     assert shown(developer, source=SHOWN + "{# 'developer' #}") == [developer]
     several = shown(system, developer, source=PARTED)
     assert [it["content"] for it in several] == ["Be kind.\n\nBe brief."]

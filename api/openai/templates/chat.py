@@ -20,6 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from api.openai.errors import bad_parameter
+from api.openai.templates.system_probe import takes_system_anywhere
 from api.openai.templates.template_tree import reads_parts
 from core.errors import Corrupt
 
@@ -69,6 +70,8 @@ class ChatTemplate:
         """Whether it goes through a message's content part by part, rather than take it as text."""
         self.knows_developer = '"developer"' in source or "'developer'" in source
         """Whether it has that role."""
+        self.takes_system_anywhere = takes_system_anywhere(self.render, parts=self.wants_parts)
+        """Whether a system message may stand between others, and is written there."""
         self.with_tools = None if tool_source is None else ChatTemplate(tool_source, special_tokens)
         """What stands in for it where tools are offered, if the model has two."""
 

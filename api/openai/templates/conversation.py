@@ -81,9 +81,10 @@ def messages_of(messages: Sequence[ChatMessage], template: ChatTemplate) -> list
     if not messages:
         raise bad_parameter("messages", "must hold at least one message")
     shown: list[Message] = []
-    parts, developers = template.wants_parts, False
+    parts, developers, inner = template.wants_parts, False, False
     for index, message in enumerate(messages):
         role, content = message.role, message.content
+        inner = inner or (role == "system" and index > 0)
         if role in SPEAKERS and type(content) is str and message.tool_calls is message.function_call is None:
             # nearly all: as `_message`, which would take them apart first
             plain: Message = {"role": role, "content": [{"type": "text", "text": content}] if parts else content}
@@ -94,7 +95,9 @@ def messages_of(messages: Sequence[ChatMessage], template: ChatTemplate) -> list
         _check_message(f"messages[{index}]", message)
         developers = developers or role == "developer"
         shown.append(_message(message, parts=parts))
-    return _with_one_system(shown) if developers and not template.knows_developer else shown
+    if developers and not template.knows_developer:
+        return _as_system(shown, anywhere=template.takes_system_anywhere)
+    return _system_first(shown) if inner and not template.takes_system_anywhere else shown
 
 
 def _message(message: ChatMessage, *, parts: bool) -> Message:
@@ -158,14 +161,23 @@ def _decoded(text: str) -> Any:
     return json.loads(without_lone(json.dumps(value, ensure_ascii=False))) if "\\u" in text else value
 
 
-def _with_one_system(messages: list[Message]) -> list[Message]:
-    """Developers as system; if one stands behind the start, all of them become one message there."""
+def _as_system(messages: list[Message], *, anywhere: bool) -> list[Message]:
+    """Developers as system: those at the start as one message there, others in their places, if they may be
+    anywhere."""
     renamed = [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
-    systems = [message for message in renamed if message["role"] == "system"]
-    if len(systems) == 1 and renamed[0]["role"] == "system":
-        return renamed
+    if not anywhere:
+        return _system_first(renamed)
+    leading = next((at for at, message in enumerate(renamed) if message["role"] != "system"), len(renamed))
+    return _system_first(renamed[:leading]) + renamed[leading:]
+
+
+def _system_first(messages: list[Message]) -> list[Message]:
+    """All system messages as one at the start; the same if that is the only one."""
+    systems = [message for message in messages if message["role"] == "system"]
+    if not systems or (len(systems) == 1 and messages[0]["role"] == "system"):
+        return messages
     texts = [text for message in systems if (text := _joined(message["content"]))]
-    others = [message for message in renamed if message["role"] != "system"]
+    others = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": "\n\n".join(texts)}, *others]
 
 

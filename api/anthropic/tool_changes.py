@@ -1,0 +1,55 @@
+"""The tools in effect at the end of a conversation: those of the request, and what its system messages change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from api.anthropic.body import Block, CountRequest, Tool
+from api.openai.errors import bad_parameter
+
+ADDITION = "tool_addition"
+REMOVAL = "tool_removal"
+TOOL_CHANGES = (ADDITION, REMOVAL)
+REFERENCE = "tool_reference"
+DEFINITION = "tool_definition"
+
+
+def tools_of(asked: CountRequest) -> list[tuple[str, Tool]]:
+    """Each tool with its place in the body, in the order in which they were first named.
+
+    A tool that is added by name was declared before; one that is added with its definition is declared, or replaced.
+    Tools of MCP servers are none of ours. ApiError for a change that names no tool.
+    """
+    tools = [(f"tools[{at}]", tool) for at, tool in enumerate(asked.tools or ())]
+    changes = list(_changes(asked))
+    if not changes:
+        return tools
+    declared = {tool.name: (place, tool) for place, tool in tools}
+    removed: set[str] = set()
+    for place, block in changes:
+        change = block.tool
+        if change is None:
+            raise bad_parameter(f"{place}.tool", "is required")
+        if change.type == DEFINITION and block.type == ADDITION:
+            if change.definition is None:
+                raise bad_parameter(f"{place}.tool.definition", "is required")
+            name = change.definition.name
+            declared[name] = f"{place}.tool.definition", change.definition
+        elif change.type == REFERENCE and change.name is not None:
+            name = change.name
+            if name not in declared:
+                raise bad_parameter(
+                    f"{place}.tool.name", f"{name!r} is not declared before, in tools or by its definition"
+                )
+        else:
+            continue
+        (removed.add if block.type == REMOVAL else removed.discard)(name)
+    return [found for name, found in declared.items() if name not in removed]
+
+
+def _changes(asked: CountRequest) -> Iterator[tuple[str, Block]]:
+    for index, message in enumerate(asked.messages):
+        if message.role == "system" and not isinstance(message.content, str):
+            for at, block in enumerate(message.content):
+                if block.type in TOOL_CHANGES:
+                    yield f"messages[{index}].content[{at}]", block
