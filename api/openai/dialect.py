@@ -5,7 +5,8 @@ Behind the translation everything is the chat's: templates, tools, reasoning, fo
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -31,6 +32,8 @@ from core.clock import Clock
 from core.errors import ContrailError
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+LEFT_OUT_HEADER = b"x-contrail-left-out-tools"
+log = logging.getLogger(__name__)
 
 
 class Teller(Protocol):
@@ -63,6 +66,8 @@ class Dialect(Generic[Body]):
     """A new one for the answer to this request id."""
     told: Callable[[ApiError, str], ApiError]
     """An error of this request id in that API's words and shape."""
+    left_out: Callable[[Body], Mapping[str, str]] | None = None
+    """What of the body's tools the model is not given: names for the client, each with its type for the log."""
 
 
 class DialectRoute(Generic[Body]):
@@ -92,6 +97,7 @@ class DialectRoute(Generic[Body]):
             raw = await exchange.body(self._settings.body_bytes_max)
             asked = decode(self._decoder, raw)
             chat = self._dialect.chat_of(asked)
+            self._tell_left_out(asked, exchange)
             accepting = self._intake.accept(chat, exchange.headers, exchange.request_id, len(raw))
             accepted = await exchange.while_there(accepting)
         except ClientGone:
@@ -108,6 +114,13 @@ class DialectRoute(Generic[Body]):
                 outcome = await self._serve(exchange, accepted, teller, watch)
             finally:
                 watch.ended(outcome, accepted.usage())
+
+    def _tell_left_out(self, asked: Body, exchange: Exchange) -> None:
+        left_out = self._dialect.left_out(asked) if self._dialect.left_out is not None else {}
+        if left_out:
+            exchange.extra_headers.append((LEFT_OUT_HEADER, ", ".join(left_out).encode()))
+            kinds = ", ".join(sorted(set(left_out.values())))
+            log.info("left out what cannot run here: %s", kinds, extra={"request_id": exchange.request_id})
 
     def _failure(self, error: ContrailError, exchange: Exchange) -> ApiError:
         return self._dialect.told(shown(error, exchange.request_id), exchange.request_id)

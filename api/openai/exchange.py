@@ -39,6 +39,8 @@ class Exchange:
         self.request_id: str = scope["state"]["request_id"]
         self.started = False
         """Whether the status has left; after that an error can only end the stream."""
+        self.extra_headers: list[tuple[bytes, bytes]] = []
+        """Of this answer alone, if its status is 200."""
         self._receive = receive
         self._send = send
         self._deadline_s = _deadline_s(self.headers[DEADLINE_HEADER]) if DEADLINE_HEADER in self.headers else math.inf
@@ -77,9 +79,9 @@ class Exchange:
     async def answer(self, body: bytes) -> None:
         """The whole answer has been handed to the server: 200, JSON."""
         self.started = True
-        if self._wire is not None and self._wire.whole(body):
+        if self._wire is not None and not self.extra_headers and self._wire.whole(body):
             return
-        await self._respond(200, [], body)
+        await self._respond(200, self.extra_headers, body)
 
     async def refuse(self, error: ApiError) -> None:
         """The error has been handed to the server as the whole answer."""
@@ -93,7 +95,7 @@ class Exchange:
 
     async def open_stream(self) -> None:
         """A stream of events has begun: 200."""
-        await self._start(200, STREAM_HEADERS)
+        await self._start(200, [*STREAM_HEADERS, *self.extra_headers])
 
     async def write(self, piece: bytes) -> None:
         """The piece has been handed on; waits while the client is slower than we are."""

@@ -11,9 +11,10 @@ from api.openai.answers.logprobs_form import TokenNames, chat_logprobs
 from api.openai.answers.said import Step
 from api.openai.errors import ApiError
 from api.openai.requests.accepted import Accepted
-from api.openai.responses.body import ResponsesRequest
+from api.openai.responses.body import ChosenTool, ResponsesRequest, ResponsesTool
 from api.openai.responses.output import ResponseOutput
 from api.openai.responses.output_items import Event
+from api.openai.responses.tool_catalog import ToolCatalog
 from core.clock import Clock
 
 
@@ -24,7 +25,7 @@ class ResponseTeller:
         self._accepted = accepted
         self._names = TokenNames(accepted.shown.texts, as_ids=False)
         self._clock = clock
-        self._output = ResponseOutput(request_id)
+        self._output = ResponseOutput(request_id, ToolCatalog(asked))
         self._events = 0
         self._response: dict[str, Any] = {
             "id": f"resp_{request_id}",
@@ -118,8 +119,8 @@ def _echoed(asked: ResponsesRequest) -> dict[str, Any]:
         "top_p": 1.0 if asked.top_p is None else asked.top_p,
         "top_logprobs": asked.top_logprobs or 0,
         "text": {"format": _as_sent(_without_nulls(text_format)), "verbosity": verbosity},
-        "tools": _as_sent(asked.tools or []),
-        "tool_choice": msgspec.to_builtins(asked.tool_choice or "auto"),
+        "tools": _as_sent([_tool_echoed(tool) for tool in asked.tools or ()]),
+        "tool_choice": _choice_echoed(asked.tool_choice),
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "reasoning": {
             "effort": asked.reasoning.effort if asked.reasoning else None,
@@ -135,6 +136,20 @@ def _echoed(asked: ResponsesRequest) -> dict[str, Any]:
         "background": False,
         "previous_response_id": None,
     }
+
+
+def _tool_echoed(tool: ResponsesTool) -> dict[str, Any]:
+    fields = {name: getattr(tool, name) for name in tool.__struct_fields__ if getattr(tool, name) is not None}
+    if tool.type == "function":
+        return {"description": None, "parameters": None, "strict": None} | fields
+    return fields | {"tools": [_tool_echoed(each) for each in tool.tools]} if tool.tools else fields
+
+
+def _choice_echoed(choice: str | ChosenTool | None) -> Any:
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
+    named = _without_nulls(msgspec.to_builtins(choice))
+    return named if choice.tools is None else named | {"tools": [_without_nulls(each) for each in named["tools"]]}
 
 
 def _as_sent(value: Any) -> orjson.Fragment:

@@ -44,10 +44,18 @@ class Item(msgspec.Struct, frozen=True):
     summary: list[ItemPart] | None = None
     """Of reasoning."""
     call_id: str | None = None
-    """Of a function_call, and of the function_call_output that belongs to it."""
+    """Of a call, and of the output that belongs to it."""
     name: str | None = None
+    namespace: str | None = None
+    """Of a call: the namespace whose tool was called."""
     arguments: str | None = None
-    output: str | list[ItemPart] | None = None
+    """Of a function_call."""
+    input: str | None = None
+    """Of a custom_tool_call."""
+    output: str | list[ItemPart] | dict[str, Any] | None = None
+    """Of a call's output; hosted tools alone have objects there."""
+    tools: list[Any] | None = None
+    """Of additional_tools."""
 
 
 class TextFormat(msgspec.Struct, frozen=True):
@@ -71,21 +79,48 @@ class Reasoning(msgspec.Struct, frozen=True):
     generate_summary: str | None = None
 
 
-class FunctionTool(msgspec.Struct, frozen=True):
-    """A tool; of those that OpenAI has, functions alone can be called here."""
+class CustomFormat(msgspec.Struct, frozen=True):
+    """What a custom tool's input must be: `text`, or `grammar` with one."""
+
+    type: str
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class ResponsesTool(msgspec.Struct, frozen=True):
+    """A tool: `function`, `custom`, or `namespace` with tools of these two types. Others are hosted by OpenAI."""
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    """Of a function."""
     strict: bool | None = None
+    """Of a function."""
+    format: CustomFormat | None = None
+    """Of a custom tool."""
+    tools: list[ResponsesTool] | None = None
+    """Of a namespace."""
 
 
-class ChosenTool(msgspec.Struct, frozen=True):
-    """`tool_choice` that names a tool."""
+class AllowedTool(msgspec.Struct, frozen=True):
+    """A tool that `allowed_tools` names."""
 
     type: str
     name: str | None = None
+    namespace: str | None = None
+
+
+class ChosenTool(msgspec.Struct, frozen=True):
+    """`tool_choice` that names a tool, or with type `allowed_tools` several."""
+
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    mode: str | None = None
+    """Of allowed_tools: `auto` or `required`."""
+    tools: list[AllowedTool] | None = None
+    """Of allowed_tools."""
 
 
 class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +133,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     text: Text | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[ResponsesTool] | None = None
     tool_choice: str | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from api.openai.errors import bad_parameter, not_supported
 from api.openai.responses.body import Item, ItemPart
+from api.openai.responses.tool_catalog import CUSTOM_INPUT, HOSTED_ITEMS, ToolCatalog
 from api.openai.templates.messages import CalledFunction, ChatMessage, Part, ToolCall
 
 Content = str | list[ItemPart]
@@ -15,9 +17,10 @@ Content = str | list[ItemPart]
 TEXT_PARTS = {"input_text", "output_text", "text", "reasoning_text", "summary_text"}
 
 
-def messages_of(instructions: str | None, given: str | Sequence[Item]) -> list[ChatMessage]:
-    """The conversation, the instructions before it; ApiError names the item that cannot be part of one here."""
-    conversation = _Conversation()
+def messages_of(instructions: str | None, given: str | Sequence[Item], catalog: ToolCatalog) -> list[ChatMessage]:
+    """The conversation, the instructions before it; ApiError names the item that cannot be part of one here. Calls
+    have the names under which the catalog offers their tools."""
+    conversation = _Conversation(catalog)
     if instructions:
         conversation.messages.append(ChatMessage(role="system", content=instructions))
     if isinstance(given, str):
@@ -31,7 +34,8 @@ def messages_of(instructions: str | None, given: str | Sequence[Item]) -> list[C
 class _Conversation:
     """Messages so far. Reasoning, text and calls that follow each other are one turn of the assistant."""
 
-    def __init__(self) -> None:
+    def __init__(self, catalog: ToolCatalog) -> None:
+        self._catalog = catalog
         self.messages: list[ChatMessage] = []
         self._reasoning = ""
         """What was thought before a message or call that has not come yet."""
@@ -44,11 +48,17 @@ class _Conversation:
                 thought: Content = item.content or item.summary or ""
                 self._reasoning += _text(place, thought)
             case "function_call":
-                self._call(place, item)
-            case "function_call_output":
+                self._call(place, item, item.arguments)
+            case "custom_tool_call":
+                self._call(place, item, {CUSTOM_INPUT: item.input or ""})
+            case "function_call_output" | "custom_tool_call_output":
                 self._result(place, item)
+            case "additional_tools":
+                pass  # the catalog has them
             case "item_reference":
                 raise bad_parameter(place, "nothing is stored here: send the item itself")
+            case other if other in HOSTED_ITEMS:
+                pass  # the answer names them: see `tool_catalog.left_out`
             case other:
                 raise not_supported(place, f"{place}: an item of type {other!r}")
 
@@ -64,12 +74,15 @@ class _Conversation:
         self._replace(turn, content=said + _text(place, content))
 
     def _result(self, place: str, item: Item) -> None:
+        if isinstance(item.output, dict):
+            raise bad_parameter(f"{place}.output", "must be a string or a list of content")
         output = _content(item.output, f"{place}.output")
         call = _given(item.call_id, f"{place}.call_id")
         self._say(ChatMessage(role="tool", content=_text(place, output, "output"), tool_call_id=call))
 
-    def _call(self, place: str, item: Item) -> None:
-        function = CalledFunction(name=_given(item.name, f"{place}.name"), arguments=item.arguments)
+    def _call(self, place: str, item: Item, arguments: str | dict[str, Any] | None) -> None:
+        name = self._catalog.flat_name(_given(item.name, f"{place}.name"), item.namespace)
+        function = CalledFunction(name=name, arguments=arguments)
         call = ToolCall(function=function, id=_given(item.call_id, f"{place}.call_id"))
         turn = self._turn()
         self._replace(turn, tool_calls=[*(turn.tool_calls or ()), call])

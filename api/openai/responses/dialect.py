@@ -5,6 +5,7 @@ from __future__ import annotations
 from api.openai.dialect import Dialect
 from api.openai.responses.answer import ResponseTeller
 from api.openai.responses.body import ResponsesRequest
+from api.openai.responses.tool_catalog import left_out
 from api.openai.responses.translation import chat_of, named_here
 
 RESPONSES = Dialect(
@@ -12,4 +13,5 @@ RESPONSES = Dialect(
     chat_of=chat_of,
     teller=ResponseTeller,
     told=lambda error, _request_id: named_here(error),
+    left_out=left_out,
 )

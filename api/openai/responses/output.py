@@ -6,14 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.openai.answers.said import Said, ToolDelta
-from api.openai.responses.output_items import CallItem, Event, MessageItem, OutputItem, ReasoningItem
+from api.openai.responses.output_items import (
+    CallItem,
+    CustomCallItem,
+    Event,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+)
+from api.openai.responses.tool_catalog import ToolCatalog
 
 
 class ResponseOutput:
     """Items so far, of which the last one may be open; each step costs what is new in it."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, catalog: ToolCatalog) -> None:
         self._request_id = request_id
+        self._catalog = catalog
         self._items: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
         self._call: int | None = None
@@ -59,10 +68,18 @@ class ResponseOutput:
         events: list[Event] = []
         if self._call != delta.call:
             events = self._end("completed")
-            events += self._begin(CallItem(self._request_id, len(self._items), delta.id, delta.name))
+            events += self._begin(self._call_item(delta))
             self._call = delta.call
         assert self._open is not None
         return events + (self._open.more(delta.arguments) if delta.arguments else [])
+
+    def _call_item(self, delta: ToolDelta) -> CallItem:
+        """The call under the client's name for the tool."""
+        tool = self._catalog.get(delta.name)
+        if tool is None:
+            return CallItem(self._request_id, len(self._items), delta.id, delta.name)
+        kind = CustomCallItem if tool.custom else CallItem
+        return kind(self._request_id, len(self._items), delta.id, tool.name, tool.namespace)
 
     def _begin(self, item: OutputItem) -> list[Event]:
         self._open = item

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from api.openai.responses.custom_input import CustomInput
 from api.openai.tools.arguments import object_text
 
 Event = tuple[str, dict[str, Any]]
@@ -141,10 +142,9 @@ class CallItem(_Item):
     id_prefix = "fc"
     event = "response.function_call_arguments"
 
-    def __init__(self, request_id: str, index: int, call_id: str, name: str) -> None:
+    def __init__(self, request_id: str, index: int, call_id: str, name: str, namespace: str | None = None) -> None:
         super().__init__(request_id, index)
-        self._call_id = call_id
-        self._name = name
+        self._call = {"call_id": call_id, "name": name, **({"namespace": namespace} if namespace else {})}
 
     def opened(self) -> list[Event]:
         """The call, still without arguments."""
@@ -157,7 +157,7 @@ class CallItem(_Item):
 
     def closed(self, status: str) -> list[Event]:
         """The arguments and the call, whole."""
-        done = {**self._place, "name": self._name, "arguments": self._text()}
+        done = {**self._place, "name": self._call["name"], "arguments": self._text()}
         return [(f"{self.event}.done", done), self._done(status)]
 
     def shown(self, status: str) -> dict[str, Any]:
@@ -167,8 +167,44 @@ class CallItem(_Item):
         return {
             "id": self._id,
             "type": "function_call",
-            "call_id": self._call_id,
-            "name": self._name,
+            **self._call,
             "arguments": arguments,
             "status": "incomplete" if cut else status,
         }
+
+
+class CustomCallItem(CallItem):
+    """A call of a custom tool: the arguments of the function that stands for it hold its input."""
+
+    id_prefix = "ctc"
+    event = "response.custom_tool_call_input"
+
+    def __init__(self, request_id: str, index: int, call_id: str, name: str, namespace: str | None = None) -> None:
+        super().__init__(request_id, index, call_id, name, namespace)
+        self._input = CustomInput()
+
+    def more(self, piece: str, _logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """More of its input, if the piece holds any."""
+        return self._grown(self._input.push(piece))
+
+    def closed(self, status: str) -> list[Event]:
+        """The rest of the input, the input and the call, whole."""
+        rest = self._grown(self._input.finish())
+        return [*rest, (f"{self.event}.done", {**self._place, "input": self._text()}), self._done(status)]
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """OpenAI's JSON of it; a call whose input broke off is not complete, however the answer ended."""
+        cut = status == "completed" and not self._input.ended
+        return {
+            "id": self._id,
+            "type": "custom_tool_call",
+            **self._call,
+            "input": self._text(),
+            "status": "incomplete" if cut else status,
+        }
+
+    def _grown(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        self._pieces.append(text)
+        return [(f"{self.event}.delta", {**self._place, "delta": text})]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from api.openai.errors import ApiError, bad_parameter, not_supported, renamed
 from api.openai.requests.formats import check_depth
 from api.openai.requests.types import ChatRequest
-from api.openai.responses.body import ChosenTool, FunctionTool, ResponsesRequest, TextFormat
+from api.openai.responses.body import AllowedTool, ChosenTool, ResponsesRequest, TextFormat
 from api.openai.responses.conversation import messages_of
-from api.openai.templates.messages import Function, JsonSchema, NamedChoice, ResponseFormat, Tool, ToolName
+from api.openai.responses.tool_catalog import ToolCatalog
+from api.openai.templates.messages import JsonSchema, NamedChoice, ResponseFormat, ToolName
 
 STORED = ("store", "background", "previous_response_id", "conversation", "prompt")
 """What would have to be kept here between requests."""
@@ -37,12 +40,13 @@ WITHIN = {".json_schema": "", ".function": ""}
 def chat_of(asked: ResponsesRequest) -> ChatRequest:
     """The chat whose answer is the response; ApiError for what cannot be had here."""
     _check(asked)
+    catalog = ToolCatalog(asked)
     return ChatRequest(
-        messages=messages_of(asked.instructions, asked.input),
+        messages=messages_of(asked.instructions, asked.input, catalog),
         max_completion_tokens=asked.max_output_tokens,
         logprobs=bool(asked.top_logprobs) or LOGPROBS in (asked.include or ()),
         top_logprobs=asked.top_logprobs,
-        **_tools(asked),
+        **_tools(asked, catalog),
         response_format=_format(asked.text.format if asked.text else None),
         reasoning_effort=asked.reasoning.effort if asked.reasoning else None,
         verbosity=asked.text.verbosity if asked.text else None,
@@ -71,31 +75,41 @@ def _check(asked: ResponsesRequest) -> None:
         raise bad_parameter("input", "must not be empty")
 
 
-def _tools(asked: ResponsesRequest) -> dict[str, Any]:
+def _tools(asked: ResponsesRequest, catalog: ToolCatalog) -> dict[str, Any]:
     """What a chat is told of tools: nothing if there are none, though clients say how to choose among them."""
-    choice = _choice(asked.tool_choice)
-    if not asked.tools and choice in {None, "auto", "none"}:
+    choice, allowed = _choice(asked.tool_choice, catalog)
+    tools = [offered.tool for flat, offered in catalog if allowed is None or flat in allowed]
+    if not tools and choice in {None, "auto", "none"}:
         return {}
-    tools = [_tool(f"tools[{at}]", tool) for at, tool in enumerate(asked.tools or ())]
     return {"tools": tools or None, "tool_choice": choice, "parallel_tool_calls": asked.parallel_tool_calls}
 
 
-def _tool(place: str, tool: FunctionTool) -> Tool:
-    if tool.type != "function":
-        raise not_supported(place, f"{place}: a tool of type {tool.type!r}; only functions")
-    if not tool.name:
-        raise bad_parameter(f"{place}.name", "is required")
-    check_depth(tool.parameters, f"{place}.parameters")
-    function = Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
-    return Tool(function=function)
-
-
-def _choice(choice: str | ChosenTool | None) -> str | NamedChoice | None:
+def _choice(
+    choice: str | ChosenTool | None, catalog: ToolCatalog
+) -> tuple[str | NamedChoice | None, AbstractSet[str] | None]:
+    """The chat's choice, and the names of the tools that it is restricted to, if it is."""
     if choice is None or isinstance(choice, str):
-        return choice
-    if choice.type != "function" or not choice.name:
-        raise not_supported("tool_choice", f"tool_choice: type {choice.type!r}; a function by its name can be chosen")
-    return NamedChoice(function=ToolName(name=choice.name))
+        return choice, None
+    if choice.type == "allowed_tools":
+        if choice.mode not in {"auto", "required"}:
+            raise bad_parameter("tool_choice.mode", "must be 'auto' or 'required'")
+        return choice.mode, _allowed(choice.tools or (), catalog)
+    if choice.type not in {"function", "custom"} or not choice.name:
+        raise not_supported(
+            "tool_choice", f"tool_choice: type {choice.type!r}; a function or a custom tool by its name can be chosen"
+        )
+    return NamedChoice(function=ToolName(name=catalog.chosen(choice.name, choice.namespace))), None
+
+
+def _allowed(tools: Sequence[AllowedTool], catalog: ToolCatalog) -> set[str]:
+    """The model's names for them; hosted tools are not among those anyway."""
+    names: set[str] = set()
+    for tool in tools:
+        if tool.type == "namespace":
+            names |= catalog.within(tool.name or "")
+        elif tool.type in {"function", "custom"}:
+            names.add(catalog.chosen(tool.name or "", tool.namespace))
+    return names
 
 
 def _format(wanted: TextFormat | None) -> ResponseFormat | None:
