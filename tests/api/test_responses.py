@@ -12,6 +12,7 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel
 
+from api.openai.responses.body import ResponsesRequest
 from core.generation import Output, TokenLogprobs
 from core.models import GenerationFailed
 from core.prompt import tokens_from_bytes
@@ -242,12 +243,12 @@ async def test_a_stream_that_breaks_ends_with_a_failure(api: Api) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "text"),
     [
-        ({"store": True}, "store", "nothing is stored here"),
         ({"background": True}, "background", "nothing is stored here"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole input"),
         ({"conversation": {"id": "c"}}, "conversation", "nothing is stored"),
         ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "send the item itself"),
         ({"input": []}, "input", "must not be empty"),
+        ({"input": [], "instructions": ""}, "input", "must not be empty"),
         ({"input": [{"role": "king", "content": "hi"}]}, "input", "must be one of"),
         ({"input": [{"role": "user"}]}, "input[0].content", "is required"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "'input_image'"),
@@ -259,12 +260,10 @@ async def test_a_stream_that_breaks_ends_with_a_failure(api: Api) -> None:
         ({"tool_choice": {"type": "mcp"}}, "tool_choice", "'mcp'"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.name", "is required"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "must be"),
-        ({"truncation": "auto"}, "truncation", "not supported"),
-        ({"include": ["file_search_call.results"]}, "include", "not supported"),
+        ({"truncation": "some"}, "truncation", "auto, disabled"),
         ({"metadata": {"a": 1}}, "metadata", "a string"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity", "other than medium"),
-        ({"service_tier": "flex"}, "service_tier", "other than auto and default"),
-        ({"max_tool_calls": 1}, "max_tool_calls", "not supported"),
+        ({"text": {"verbosity": "huge"}}, "text.verbosity", "low, medium, high"),
+        ({"service_tier": "best"}, "service_tier", "flex"),
         ({"tools": [{**WEATHER, "parameters": DEEP}]}, "tools[0].parameters", "deeper than 64"),
         ({"text": {"format": {"type": "text", "schema": DEEP}}}, "text.format.schema", "deeper than 64"),
         (
@@ -286,19 +285,78 @@ async def test_a_bad_parameter_is_named(api: Api, fields: dict[str, Any], param:
     await api.counted("", "rejected")
 
 
-@pytest.mark.parametrize("tier", ["auto", "default", None])
+@pytest.mark.parametrize("tier", ["auto", "default", "flex", "priority", "scale", None])
 async def test_what_changes_nothing_is_taken(api: Api, tier: str | None) -> None:
-    """As clients send it without being asked."""
+    """As clients send it without being asked; the answer says what was done."""
     answer = await api.http.post(
         PATH,
         json={
-            "model": "tiny", "input": "hi", "store": None, "background": False, "truncation": "disabled", "tools": [],
-            "include": ["reasoning.encrypted_content"], "service_tier": tier,
-            "text": {"format": {"type": "text"}, "verbosity": "medium"}, "max_tool_calls": None,
+            "model": "tiny", "input": "hi", "store": True, "background": False, "truncation": "auto", "tools": [],
+            "include": ["reasoning.encrypted_content", "file_search_call.results"], "service_tier": tier,
+            "text": {"format": {"type": "text"}, "verbosity": "high"}, "max_tool_calls": 3,
             "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"effort": None, "summary": "auto"},
+            "prompt_cache_key": "k", "safety_identifier": "s", "client_metadata": {"a": "b"},
+            "stream_options": {"include_obfuscation": False}, "prompt_cache_retention": "24h",
         },
     )  # fmt: skip
     assert answer.status_code == 200, answer.text
+    shown = answer.json()
+    assert (shown["store"], shown["truncation"], shown["service_tier"]) == (False, "disabled", "default")
+    assert (shown["max_tool_calls"], shown["text"]["verbosity"], shown["prompt_cache_key"]) == (3, "high", "k")
+
+
+async def test_null_is_as_nothing(api: Api) -> None:
+    """Of every field but the two that a request is made of."""
+    fields = dict.fromkeys(set(ResponsesRequest.__struct_fields__) - {"model", "input"})
+    answer = await api.http.post(PATH, json={"model": "tiny", "input": "hi", **fields})
+    assert answer.status_code == 200, answer.text
+
+
+async def test_instructions_alone_are_a_prompt(api: Api) -> None:
+    """With an empty list as the input, as vLLM's server takes it."""
+    answer = await api.http.post(PATH, json={"model": "tiny", "input": [], "instructions": "count"})
+    assert answer.status_code == 200, answer.text
+    assert sent(api) == "<|start|><|system|>count<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("word", ["auto", "concise", "detailed"])
+async def test_reasoning_is_its_own_summary_where_one_is_asked_for(api: Api, word: str) -> None:
+    """Clients that ask for one show nothing else; whole and streamed."""
+    speak(api.backend)
+    api.backend.script = spoken("think", "ing</think>", "so")
+    asked: Any = {"reasoning": {"summary": word}}
+    whole = await api.client.responses.create(model="tiny", input="hi", **asked)
+    events = await told(api, **asked)
+    last = events[-1]
+    assert last.type == "response.completed"
+    for response in (whole, last.response):
+        item: Any = response.output[0]
+        assert item.type == "reasoning"
+        assert [(part.type, part.text) for part in item.summary] == [("summary_text", "thinking")]
+        assert item.content is None
+    assert [event.type for event in events[2:8]] == [
+        "response.output_item.added", "response.reasoning_summary_part.added",
+        "response.reasoning_summary_text.delta", "response.reasoning_summary_text.delta",
+        "response.reasoning_summary_text.done", "response.reasoning_summary_part.done",
+    ]  # fmt: skip
+    told_of = [event for event in events if event.type.startswith("response.reasoning_")]
+    for event in told_of:
+        type(event).model_validate(event.to_dict(), strict=True)
+    assert {getattr(event, "summary_index") for event in told_of} == {0}  # noqa: B009 - all of these types have it
+    assert [event.delta for event in events if event.type == "response.reasoning_summary_text.delta"] == [
+        "think",
+        "ing",
+    ]
+
+
+@pytest.mark.parametrize("asked", [{}, {"reasoning": {"effort": "low"}}, {"reasoning": {"summary": "none"}}])
+async def test_reasoning_is_content_where_no_summary_is_asked_for(api: Api, asked: Any) -> None:
+    """As vLLM's server sends it."""
+    speak(api.backend)
+    api.backend.script = spoken("hm</think>", "so")
+    events = await told(api, **asked)
+    assert not any("summary" in event.type for event in events)
+    assert any(event.type == "response.reasoning_text.delta" for event in events)
 
 
 async def test_hanging_up_cancels(api: Api) -> None:

@@ -11,11 +11,14 @@ from api.openai.answers.logprobs_form import TokenNames, chat_logprobs
 from api.openai.answers.said import Step
 from api.openai.errors import ApiError
 from api.openai.requests.accepted import Accepted
-from api.openai.responses.body import ChosenTool, ResponsesRequest, ResponsesTool
+from api.openai.responses.body import ChosenTool, Reasoning, ResponsesRequest, ResponsesTool
 from api.openai.responses.output import ResponseOutput
 from api.openai.responses.output_items import Event
 from api.openai.responses.tool_catalog import ToolCatalog
 from core.clock import Clock
+
+SUMMARIES = frozenset({"auto", "concise", "detailed"})
+"""Words that ask for a summary of the reasoning; each is answered with all of its text."""
 
 
 class ResponseTeller:
@@ -25,7 +28,7 @@ class ResponseTeller:
         self._accepted = accepted
         self._names = TokenNames(accepted.shown.texts, as_ids=False)
         self._clock = clock
-        self._output = ResponseOutput(request_id, ToolCatalog(asked))
+        self._output = ResponseOutput(request_id, ToolCatalog(asked), summarized=_summarized(asked.reasoning))
         self._events = 0
         self._response: dict[str, Any] = {
             "id": f"resp_{request_id}",
@@ -114,7 +117,7 @@ def _echoed(asked: ResponsesRequest) -> dict[str, Any]:
         "model": asked.model,
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": None,
+        "max_tool_calls": asked.max_tool_calls,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "top_p": 1.0 if asked.top_p is None else asked.top_p,
         "top_logprobs": asked.top_logprobs or 0,
@@ -136,6 +139,10 @@ def _echoed(asked: ResponsesRequest) -> dict[str, Any]:
         "background": False,
         "previous_response_id": None,
     }
+
+
+def _summarized(reasoning: Reasoning | None) -> bool:
+    return reasoning is not None and not SUMMARIES.isdisjoint({reasoning.summary, reasoning.generate_summary})
 
 
 def _tool_echoed(tool: ResponsesTool) -> dict[str, Any]:

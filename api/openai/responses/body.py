@@ -146,13 +146,15 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     include: list[str] | None = None
     service_tier: str | None = None
     top_logprobs: Top | None = None
-    # what would have to be kept or run here
-    store: Any = None
+    max_tool_calls: Count | None = None
+    """Of hosted tools, of which there are none here."""
+    store: bool | None = None
+    """Taken; the answer says that nothing was stored."""
+    # what would have to be kept here
     background: Any = None
     previous_response_id: Any = None
     conversation: Any = None
     prompt: Any = None
-    max_tool_calls: Any = None
     # vLLM's
     stop: str | list[str] | None = None
     seed: Int64 | None = None

@@ -13,6 +13,7 @@ from api.openai.responses.output_items import (
     MessageItem,
     OutputItem,
     ReasoningItem,
+    SummaryItem,
 )
 from api.openai.responses.tool_catalog import ToolCatalog
 
@@ -20,9 +21,11 @@ from api.openai.responses.tool_catalog import ToolCatalog
 class ResponseOutput:
     """Items so far, of which the last one may be open; each step costs what is new in it."""
 
-    def __init__(self, request_id: str, catalog: ToolCatalog) -> None:
+    def __init__(self, request_id: str, catalog: ToolCatalog, *, summarized: bool = False) -> None:
+        """`summarized`: reasoning is shown as its summary."""
         self._request_id = request_id
         self._catalog = catalog
+        self._reasoning: type[ReasoningItem | SummaryItem] = SummaryItem if summarized else ReasoningItem
         self._items: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
         self._call: int | None = None
@@ -38,7 +41,7 @@ class ResponseOutput:
         """
         events: list[Event] = []
         if said.reasoning:
-            events += self._grow(ReasoningItem, said.reasoning)
+            events += self._grow(self._reasoning, said.reasoning)
         if said.text:
             events += self._grow(MessageItem, said.text, logprobs)
         for delta in said.tools:
@@ -55,7 +58,7 @@ class ResponseOutput:
         return self._items
 
     def _grow(
-        self, kind: type[MessageItem | ReasoningItem], piece: str, logprobs: Sequence[dict[str, Any]] = ()
+        self, kind: type[MessageItem | ReasoningItem | SummaryItem], piece: str, logprobs: Sequence[dict[str, Any]] = ()
     ) -> list[Event]:
         events: list[Event] = []
         if not isinstance(self._open, kind):

@@ -57,19 +57,22 @@ class _Item:
 
 
 class _PartItem(_Item):
-    """An item whose content is one part with text."""
+    """An item that holds one part with text."""
 
     event: str
-    """What its own events' names begin with."""
+    """What the names of its text's events begin with."""
+    part_event = "response.content_part"
+    """What the names of its part's events begin with."""
+    part_index = "content_index"
 
     def __init__(self, request_id: str, index: int) -> None:
         super().__init__(request_id, index)
-        self._place["content_index"] = 0
+        self._place[self.part_index] = 0
         self._logprobs: list[dict[str, Any]] = []
 
     def opened(self) -> list[Event]:
-        """The item, still without content, and its part."""
-        return [self._added(), ("response.content_part.added", {**self._place, "part": self._part("")})]
+        """The item, still without its part, and the part."""
+        return [self._added(), (f"{self.part_event}.added", {**self._place, "part": self._part("")})]
 
     def more(self, piece: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         """One delta."""
@@ -82,11 +85,11 @@ class _PartItem(_Item):
         text = self._text()
         return [
             (f"{self.event}.done", {**self._place, "text": text, **self._beside(self._logprobs)}),
-            ("response.content_part.done", {**self._place, "part": self._part(text)}),
+            (f"{self.part_event}.done", {**self._place, "part": self._part(text)}),
             self._done(status),
         ]
 
-    def _content(self, status: str) -> list[dict[str, Any]]:
+    def _parts(self, status: str) -> list[dict[str, Any]]:
         return [] if status == "in_progress" else [self._part(self._text())]
 
     def _part(self, text: str) -> dict[str, Any]:
@@ -104,7 +107,7 @@ class MessageItem(_PartItem):
 
     def shown(self, status: str) -> dict[str, Any]:
         """OpenAI's JSON of it."""
-        content = self._content(status)
+        content = self._parts(status)
         return {"id": self._id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def _part(self, text: str) -> dict[str, Any]:
@@ -115,14 +118,14 @@ class MessageItem(_PartItem):
 
 
 class ReasoningItem(_PartItem):
-    """What the model thought before."""
+    """The model's reasoning."""
 
     id_prefix = "rs"
     event = "response.reasoning_text"
 
     def shown(self, status: str) -> dict[str, Any]:
         """OpenAI's JSON of it."""
-        content = self._content(status)
+        content = self._parts(status)
         return {
             "id": self._id,
             "type": "reasoning",
@@ -134,6 +137,23 @@ class ReasoningItem(_PartItem):
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": text}
+
+
+class SummaryItem(_PartItem):
+    """The model's reasoning as its own summary: many clients show nothing else of it."""
+
+    id_prefix = "rs"
+    event = "response.reasoning_summary_text"
+    part_event = "response.reasoning_summary_part"
+    part_index = "summary_index"
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """OpenAI's JSON of it."""
+        summary = self._parts(status)
+        return {"id": self._id, "type": "reasoning", "summary": summary, "encrypted_content": None, "status": status}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return {"type": "summary_text", "text": text}
 
 
 class CallItem(_Item):

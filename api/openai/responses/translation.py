@@ -14,15 +14,19 @@ from api.openai.responses.conversation import messages_of
 from api.openai.responses.tool_catalog import ToolCatalog
 from api.openai.templates.messages import JsonSchema, NamedChoice, ResponseFormat, ToolName
 
-STORED = ("store", "background", "previous_response_id", "conversation", "prompt")
+STORED = ("background", "previous_response_id", "conversation", "prompt")
 """What would have to be kept here between requests."""
 LOGPROBS = "message.output_text.logprobs"
-INCLUDED = {LOGPROBS, "reasoning.encrypted_content"}
-"""What may be asked for; reasoning comes as text in any case."""
+SERVICE_TIERS = ("auto", "default", "flex", "priority", "scale", "fast", "ultrafast")
+"""OpenAI's words; all are served alike, and the answer says `default`."""
+VERBOSITIES = ("low", "medium", "high")
+"""OpenAI's words; no chat template knows them."""
+TRUNCATIONS = ("auto", "disabled")
+"""Nothing is cut off by either: a conversation that is too long is refused, so that the client shortens it."""
 SAME_NAME = (
     "model", "temperature", "top_p", "user", "stream", "stop", "seed", "top_k", "min_p",
     "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids", "cache_salt", "priority",
-    "chat_template_kwargs", "service_tier",
+    "chat_template_kwargs",
 )  # fmt: skip
 """Parameters that a chat has too, and means the same by them."""
 NAMED_HERE = {
@@ -30,7 +34,6 @@ NAMED_HERE = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "tools": "tools",
-    "verbosity": "text.verbosity",
 }
 """Parameters of the chat that have another name in this body, or other ones within."""
 WITHIN = {".json_schema": "", ".function": ""}
@@ -49,7 +52,6 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
         **_tools(asked, catalog),
         response_format=_format(asked.text.format if asked.text else None),
         reasoning_effort=asked.reasoning.effort if asked.reasoning else None,
-        verbosity=asked.text.verbosity if asked.text else None,
         **{name: getattr(asked, name) for name in SAME_NAME},
     )
 
@@ -65,14 +67,16 @@ def _check(asked: ResponsesRequest) -> None:
             raise bad_parameter(
                 name, "nothing is stored here: send the whole input, and leave this out", "unsupported_parameter"
             )
-    if asked.max_tool_calls is not None:
-        raise not_supported("max_tool_calls")
-    if asked.truncation not in {None, "disabled"}:
-        raise not_supported("truncation", f"truncation: {asked.truncation!r}")
-    if unknown := set(asked.include or ()) - INCLUDED:
-        raise not_supported("include", f"include: {min(unknown)!r}")
-    if not asked.input:
-        raise bad_parameter("input", "must not be empty")
+    _check_word("truncation", asked.truncation, TRUNCATIONS)
+    _check_word("service_tier", asked.service_tier, SERVICE_TIERS)
+    _check_word("text.verbosity", asked.text.verbosity if asked.text else None, VERBOSITIES)
+    if not asked.input and not asked.instructions:
+        raise bad_parameter("input", "must not be empty without instructions")
+
+
+def _check_word(param: str, word: str | None, known: Sequence[str]) -> None:
+    if word is not None and word not in known:
+        raise bad_parameter(param, f"must be one of {', '.join(known)}")
 
 
 def _tools(asked: ResponsesRequest, catalog: ToolCatalog) -> dict[str, Any]:
