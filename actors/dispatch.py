@@ -21,7 +21,8 @@ from actors.trip import Trip
 from actors.voice import Voice
 from core.clock import Clock
 from core.entropy import random_bits64
-from core.errors import CallerError
+from core.errors import CallerError, ContrailError
+from core.failure import detail_of, failure_in, mark_in_log
 from core.generation import GenerateRequest, Hint, Output, Take
 from core.ids import WorkerId
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
@@ -134,11 +135,22 @@ class Dispatch:
                 except CallerError as error:
                     trip.spoil(error)
                     raise
+                except (Exception, asyncio.CancelledError) as error:
+                    self._failed(flight, error)
+                    raise
                 finally:
                     flight.close(ended() or "abort")
             take(Output(finish="length"))
         finally:
             place.close(len(told) if ended() else None)
+
+    def _failed(self, flight: Flight, error: BaseException) -> None:
+        """Of a failure on our side, whether `take` raised it or the reader of what was taken, the log has what it was
+        and where; of other errors, and where there is none, nothing is said here."""
+        inner = failure_in(error) if isinstance(error, asyncio.CancelledError) else error
+        if isinstance(inner, Exception) and not isinstance(inner, ContrailError):
+            flight.close("error", detail_of(inner))
+            mark_in_log(inner)
 
     def _declined(self, trip: Trip, flight: Flight, error: WorkerBusy) -> None:
         """The request is to be held again, and what the worker computes for others counts there."""

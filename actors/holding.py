@@ -24,9 +24,10 @@ from actors.live_settings import LiveSettings
 from core.clock import Clock
 from core.entropy import random_bits64
 from core.events import Event
+from core.failure import failure_in
 from core.ids import RequestId, WorkerId
 from core.models import DeadlineExceeded
-from core.queue_events import HELD, TURNED_AWAY, RequestQueued, RequestTurnedAway
+from core.queue_events import HELD, INTERNAL, TURNED_AWAY, RequestQueued, RequestTurnedAway
 from projections.backlog import MILLI
 from projections.decide import Decision
 from projections.declines import Declines
@@ -254,7 +255,9 @@ class Holding:
 
 
 def why_cancelled(error: asyncio.CancelledError) -> str:
-    """Of TURNED_AWAY: whoever cancels a request because its client waits no longer gives that error as the reason."""
+    """Of TURNED_AWAY: a cancellation's reason is the error of a client that waits no longer, or a failure of ours."""
+    if failure_in(error) is not None:
+        return INTERNAL
     return "deadline" if any(isinstance(each, DeadlineExceeded) for each in error.args) else "client_gone"
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from actors.gathered import Gathered
+from core.failure import reason_for
 from core.generation import Output, Take
 
 
@@ -14,7 +15,8 @@ async def pulled(run: Callable[[Take], Coroutine[Any, Any, None]]) -> AsyncGener
     """Outputs as they come; what comes faster than it is read is merged.
 
     Raises what `run` raises, once all before it was read; closing it cancels the run and waits for its end, and so does
-    a cancellation, for the same reason. Costs a task, and waking up for every output.
+    a cancellation, for the same reason, and a failure that its reader raises in it (`actors.reading`). Costs a task,
+    and waking up for every output.
     """
     gathered, news = Gathered(), asyncio.Event()
     why: tuple[Any, ...] = ()
@@ -36,6 +38,9 @@ async def pulled(run: Callable[[Take], Coroutine[Any, Any, None]]) -> AsyncGener
         await running
     except asyncio.CancelledError as error:
         why = error.args
+        raise
+    except Exception as error:
+        why = reason_for(error)  # for nothing, if it is the run's own
         raise
     finally:
         running.cancel(*why)

@@ -28,10 +28,12 @@ from actors.voice import Voice
 from actors.wire import PROTOCOL, Hello
 from core.clock import Clock
 from core.events import Event, LoadReported, ReplicaJoined, RequestFinished, RequestPrefilled
+from core.failure import detail_of, is_in_log
 from core.generation import GenerateRequest, Output, Take
 from core.ids import ReplicaId, WorkerId
 from core.keys import DeploymentKey
 from core.models import ModelCard
+from core.queue_events import INTERNAL, TURNED_AWAY, RequestTurnedAway
 from core.readiness import Readiness
 from core.roles import PREFILL
 from core.settings import RoutingSettings
@@ -279,6 +281,26 @@ class Router:
             await self.dispatch.run(model, request, take, ended, arrived_ms, place)
         finally:
             self.flights.end(name)
+
+    def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
+        """The log has that the request failed inside this process, with what and where, unless it has that from `run`.
+        A model that is not known is not told: its name is a client's text."""
+        if is_in_log(error):
+            return
+        known = model in self.fleet.catalog
+        if known:
+            self.admission.counts.turned_away(model, INTERNAL)
+        self._say(
+            RequestTurnedAway(
+                request=request,
+                model=model if known else "",
+                reason=INTERNAL,
+                status=TURNED_AWAY[INTERNAL],
+                waited_ms=-1,
+                tenant=tenant,
+                detail=detail_of(error),
+            )
+        )
 
     def generate(
         self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,10 +13,15 @@ from actors.routed import HEARS_ROUTED
 from api.anthropic.errors import told_at
 from api.http_wire import STATE_KEY, ClientWire
 from api.openai.errors import ApiError, internal_error, stopping
+from api.openai.exchange import MODEL_KEY
+from api.openai.requests.headers import tenant_of
 from api.security.trace import Trace
 from api.silent_traceback import silent_traceback
 from core.clock import Clock
 from core.entropy import random_hex
+
+Failed = Callable[[str, str, str, Exception], None]
+"""`Backend.failed`."""
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +32,14 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 class Answers:
     """The outermost layer: after it every answer has `x-request-id`, and no exception reaches the server.
 
-    With a clock, answers also say where their request went (`api.security.trace`); nothing is done per chunk.
+    `failed` hears of each failure inside that a request of the API met: its id, its model as far as it is known, what
+    its client calls its tenant, and the failure. With a clock, answers also say where their request went
+    (`api.security.trace`); nothing is done per chunk.
     """
 
-    def __init__(self, app: ASGIApp, traced_by: Clock | None = None) -> None:
+    def __init__(self, app: ASGIApp, failed: Failed = lambda *_: None, traced_by: Clock | None = None) -> None:
         self._app = app
+        self._failed = failed
         self._traced_by = traced_by
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,11 +74,18 @@ class Answers:
                 raise
             await refuse(send_named, told_at(scope["path"], stopping(), state["request_id"]))
         except Exception as error:  # noqa: BLE001 - whatever it was, other requests go on
-            text = "a request failed inside:\n%s"
-            log.error(text, silent_traceback(error), extra={"request_id": state["request_id"]})  # noqa: TRY400
+            self._tell(scope, error)
             if not started and (wire is None or not wire.began):
                 await refuse(send_named, told_at(scope["path"], internal_error(), state["request_id"]))
             # else the server cuts the connection, so that the client sees that the answer is not whole
+
+    def _tell(self, scope: Scope, error: Exception) -> None:
+        """The process's log has the failure; of a request of the API the event log has it, too."""
+        state = scope["state"]
+        text = "a request failed inside:\n%s"
+        log.error(text, silent_traceback(error), extra={"request_id": state["request_id"]})
+        if MODEL_KEY in state:
+            self._failed(state["request_id"], state[MODEL_KEY], tenant_of(scope["headers"]), error)
 
 
 async def refuse(send: Send, error: ApiError) -> None:

@@ -54,7 +54,9 @@ def create_app(
     hot = generation_routes(backend, metrics, settings, clock, tokenizers)
     cold = further_routes(backend, metrics, settings, clock, tokenizers)
     app = framework(backend, {**hot, **cold}, page)
-    return Answers(_layers(Junction(hot, app), policy), traced_by=clock if policy.expose_routing else None)
+    return Answers(
+        _layers(Junction(hot, app), policy), backend.failed, traced_by=clock if policy.expose_routing else None
+    )
 
 
 def framework(backend: Backend, posts: Mapping[str, ASGIApp], page: ASGIApp | None = None) -> FastAPI:

@@ -1,6 +1,5 @@
-"""A failure as a log may have it: where it happened and of what kind, and not what it said.
-
-What an exception says may be a piece of what a client asked, such as the key that was not found.
+"""A failure as a log may have it: where it happened and of what kind, and what it said where that cannot be a piece of
+what a client asked (`core.failure`), such as the key that was not found.
 """
 
 from __future__ import annotations
@@ -8,9 +7,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 
+from core.failure import safe_message
+
 
 def silent_traceback(error: BaseException) -> str:
-    """The stack with the kinds of the error and of those that led to it, in Python's form, without their texts."""
+    """The stack with the kinds of the error and of those that led to it, in Python's form, with their safe texts."""
     return "".join(_lines(error)).rstrip()
 
 
@@ -20,4 +21,5 @@ def _lines(error: BaseException) -> Iterator[str]:
         yield from _lines(led)
         yield "\nwhich led to:\n\n"
     yield from traceback.format_tb(error.__traceback__)
-    yield f"{type(error).__module__}.{type(error).__qualname__}\n"
+    message = safe_message(error)
+    yield f"{type(error).__module__}.{type(error).__qualname__}{f': {message}' if message else ''}\n"

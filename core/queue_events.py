@@ -12,6 +12,7 @@ WAITS_FOR = ("full", "overloaded", "behind")
 """Why a request waits: workers have all that they may have; too much waits in their engines; others came first."""
 HELD = "prefill"
 """The same of a request that has a place: the worker that is best for it still computes other prompts."""
+INTERNAL = "internal"
 TURNED_AWAY = {
     "queue_full": 503,
     "tenant_share": 429,
@@ -19,10 +20,11 @@ TURNED_AWAY = {
     "stopping": 503,
     "deadline": 504,
     "client_gone": 499,
+    INTERNAL: 500,
 }
 """Why a request ended without a decision, with the HTTP status that the client got: the queue is full; it is, and most
 of it this tenant's; the wait was too long, or would have been; the replica ends; the client's deadline passed; the
-client hung up, and got none."""
+client hung up, and got none; it failed inside its replica's process, in whatever part of it."""
 
 
 class RequestQueued(EventBase, frozen=True):
@@ -55,6 +57,8 @@ class RequestTurnedAway(EventBase, frozen=True):
     waited_ms: int
     """-1 if it was refused when it came."""
     tenant: str = ""
+    detail: str = ""
+    """Of `internal`: what failed, and where (`core.failure.detail_of`)."""
 
 
 QueueEvent = RequestQueued | RequestTurnedAway

@@ -29,5 +29,9 @@ class Backend(Protocol):
         the answer ended for the client, None if it went away.
         """
 
+    def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
+        """The log has that the request failed inside this process, and of what kind `error` is, unless it has that
+        from `run`. `model` may be one that is not known, or empty."""
+
     def ready(self) -> Readiness:
         """Whether requests can be served, and what is waited for (part to reason)."""

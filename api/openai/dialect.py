@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -15,6 +14,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics import FrontendMetrics
+from actors.reading import Reading
 from api.openai.answers.answering import Answering
 from api.openai.answers.said import Step
 from api.openai.answers.watch import Watch
@@ -97,6 +97,7 @@ class DialectRoute(Generic[Body]):
             raw = await exchange.body(self._settings.body_bytes_max)
             asked = decode(self._decoder, raw)
             chat = self._dialect.chat_of(asked)
+            exchange.asks_for(chat.model)
             self._tell_left_out(asked, exchange)
             accepting = self._intake.accept(chat, exchange.headers, exchange.request_id, len(raw))
             accepted = await exchange.while_there(accepting)
@@ -106,6 +107,9 @@ class DialectRoute(Generic[Body]):
             failure = self._failure(error, exchange)
             self._metrics.rejected(outcome_of(failure))
             await exchange.refuse(failure)
+        except Exception:
+            self._metrics.rejected("error")
+            raise
         else:
             watch = Watch(self._clock, self._metrics.of_model(accepted.model), arrived_ms)
             teller = self._dialect.teller(asked, accepted, exchange.request_id, self._clock)
@@ -145,7 +149,7 @@ class DialectRoute(Generic[Body]):
 
 async def _stream(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> None:
     pending = b""
-    async with aclosing(steps):
+    async with Reading(steps):
         async for step in steps:
             if not exchange.started:
                 # only now is it known that a worker took it: errors before have a status of their own
@@ -159,7 +163,7 @@ async def _stream(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step
 
 
 async def _whole(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> None:
-    async with aclosing(steps):
+    async with Reading(steps):
         async for step in steps:
             teller.step(step)
     await exchange.answer(teller.whole())

@@ -23,6 +23,8 @@ Result = TypeVar("Result")
 DEADLINE_HEADER = b"x-contrail-deadline-ms"
 DEADLINE_DIGITS = 10
 """More of them than the largest deadline has; what is no deadline is refused by whoever reads the request."""
+MODEL_KEY = "model"
+"""Where an exchange keeps the model that its request asks for, in the scope's state; empty until that is known."""
 JSON_TYPE = (b"content-type", b"application/json")
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -37,6 +39,8 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.request_id: str = scope["state"]["request_id"]
+        self._state = scope["state"]
+        self._state[MODEL_KEY] = ""
         self.started = False
         """Whether the status has left; after that an error can only end the stream."""
         self.extra_headers: list[tuple[bytes, bytes]] = []
@@ -52,6 +56,10 @@ class Exchange:
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id}, {'answering' if self.started else 'not answered yet'}>"
+
+    def asks_for(self, model: str) -> None:
+        """A failure inside is told of a request for this model."""
+        self._state[MODEL_KEY] = model
 
     async def body(self, bytes_max: int) -> bytes:
         """The whole body. ApiError 413 as soon as it is known to be longer, ClientGone if its end never comes."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics import FrontendMetrics
+from actors.reading import Reading
 from api.openai.answers.answering import Answering, broken_off
 from api.openai.answers.chat_writer import ChatWriter
 from api.openai.answers.choice import Choice
@@ -67,6 +67,7 @@ class GenerationRoute:
         try:
             raw = await exchange.body(self._settings.body_bytes_max)
             parameters = decode(self._decoder, raw)
+            exchange.asks_for(parameters.model)
             if parameters.request_id is not None:
                 _named(exchange, scope, parameters.request_id)
             accepted = await self._accept(exchange, raw, parameters)
@@ -76,6 +77,9 @@ class GenerationRoute:
             failure = shown(error, exchange.request_id)
             self._metrics.rejected(outcome_of(failure))
             await exchange.refuse(failure)
+        except Exception:
+            self._metrics.rejected("error")
+            raise
         else:
             watch = Watch(self._clock, self._metrics.of_model(accepted.model), arrived_ms)
             outcome = "error"
@@ -137,7 +141,7 @@ class GenerationRoute:
 
 async def _stream(exchange: Exchange, answering: Answering, writer: Writer) -> None:
     """Each step leaves as it comes; the stream begins with the first one."""
-    async with aclosing(answering.steps()) as steps:
+    async with Reading(answering.steps()) as steps:
         async for step in steps:
             piece = await _written(step, writer)
             if not exchange.started:
@@ -156,7 +160,7 @@ async def _written(step: Step, writer: Writer) -> bytes:
 
 async def _whole(exchange: Exchange, answering: Answering, writer: Writer) -> None:
     collected = [Collected(choice) for choice in writer.accepted.choices]
-    async with aclosing(answering.steps()) as steps:
+    async with Reading(answering.steps()) as steps:
         async for step in steps:
             collected[step.choice].add(step)
     if writer.shown.best_of > writer.shown.n:

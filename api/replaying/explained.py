@@ -58,6 +58,8 @@ def explained(explanation: Explanation) -> str:
         lines += ["", *explanation.unread]
     for rejection in explanation.rejections:
         reason = rejection.reason.replace("_", " ") if rejection.reason != UNREAD else "why, this program cannot read"
+        if rejection.detail:
+            reason = f"{reason} ({rejection.detail})"
         lines += ["", f"{rejection.time}  rejected with {rejection.status}: {reason}", *left_out(rejection.excluded)]
         if rejection.queued is not None:
             lines.append(f"  waited   {_waited(rejection.queued)}")

@@ -48,6 +48,10 @@ class Tenancy:
             request = msgspec.structs.replace(request, tenant=tenant, cache_salt=salt)
         await self._backend.run(model, request, take, ended)
 
+    def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
+        """The backend's, of a request in the name of the key's tenant."""
+        self._backend.failed(request, model, _tenant(CALLER.get(), tenant or None) or "", error)
+
     def ready(self) -> Readiness:
         """The backend's."""
         return self._backend.ready()

@@ -206,7 +206,7 @@ class Attempt(msgspec.Struct, kw_only=True):
 
 
 class Rejection(msgspec.Struct, kw_only=True):
-    """No worker could take it, or none had a place for it in time."""
+    """No worker could take it, none had a place for it in time, or it failed inside its replica's process."""
 
     attempt: int
     time: str
@@ -216,6 +216,8 @@ class Rejection(msgspec.Struct, kw_only=True):
     excluded: dict[str, dict[str, Any]]
     queued: Queued | None = None
     """Its wait before."""
+    detail: str = ""
+    """Of `internal`: what failed inside the replica's process, and where."""
 
 
 class Explanation(msgspec.Struct, kw_only=True):

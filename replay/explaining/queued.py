@@ -52,5 +52,6 @@ def turned_away(recording: Recording, tried: Tried) -> Rejection | None:
                     status=event.status,
                     excluded={},
                     queued=waited,
+                    detail=event.detail,
                 )
     return None

@@ -112,7 +112,8 @@ def _of_request(
         case RequestQueued():
             return replace(event, tenant=names.of("tenant", event.tenant), why=names.text(event.why))
         case RequestTurnedAway() | RequestRejected():
-            return replace(event, tenant=names.of("tenant", event.tenant), reason=names.text(event.reason))
+            detail = {"detail": names.text(event.detail)} if isinstance(event, RequestTurnedAway) else {}
+            return replace(event, tenant=names.of("tenant", event.tenant), reason=names.text(event.reason), **detail)
         case RequestMigrated():
             return replace(event, reason=names.text(event.reason))
         case _:

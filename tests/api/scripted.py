@@ -91,6 +91,8 @@ class ScriptedBackend:
         self.requests: list[GenerateRequest] = []
         self.ended: list[str | None] = []
         """What callers said of the end when they closed."""
+        self.failures: list[tuple[str, str, str, type[Exception]]] = []
+        """What failed inside the API."""
         self.closed = 0
         self.changed = asyncio.Condition()
         self.waiting: dict[str, str] = {}
@@ -150,6 +152,9 @@ class ScriptedBackend:
         """So many generations have ended."""
         async with asyncio.timeout(5), self.changed:
             await self.changed.wait_for(lambda: self.closed >= count)
+
+    def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
+        self.failures.append((request, model, tenant, type(error)))
 
     def ready(self) -> Readiness:
         return Readiness(not self.waiting, self.waiting)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Protocol
 
 from actors.pulled import pulled
+from actors.reading import Reading
 from api.openai.answers.choice import Choice
 from api.openai.answers.merging import merged
 from api.openai.answers.said import Step
@@ -41,7 +41,7 @@ class Answering:
         ends all of them. Raises what `Backend.generate` raises, and GenerationFailed.
         """
         streams = [self._steps_of(choice) for choice in self._accepted.choices]
-        async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as steps:
+        async with Reading(streams[0] if len(streams) == 1 else merged(streams)) as steps:
             async for step in steps:
                 yield step
 
@@ -51,7 +51,7 @@ class Answering:
 
     async def _steps_of(self, choice: Choice) -> AsyncGenerator[Step, None]:
         run, model, request, ended = self._backend.run, self._accepted.model, choice.request, choice.ended
-        async with aclosing(pulled(lambda take: run(model, request, take, ended))) as outputs:
+        async with Reading(pulled(lambda take: run(model, request, take, ended))) as outputs:
             async for output in outputs:
                 if choice.index == 0:
                     self._watch.tokens()

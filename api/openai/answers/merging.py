@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from typing import Any, TypeVar
+
+from actors.reading import Reading
+from core.failure import reason_for
 
 WAITING_MAX = 32
 """Items of all streams together that wait for the reader; then the streams wait, too."""
@@ -43,11 +45,14 @@ async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
             if not isinstance(item, _Over):
                 yield item
             elif item.error is not None:
-                raise item.error
+                raise item.error  # noqa: TRY301 - the others end for its reason
             else:
                 left -= 1
     except asyncio.CancelledError as error:
         why = error.args
+        raise
+    except Exception as error:
+        why = reason_for(error)
         raise
     finally:
         for task in tasks:
@@ -57,7 +62,7 @@ async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
 
 async def _pump(stream: AsyncGenerator[Item, None], queue: asyncio.Queue[Item | _Over]) -> None:
     try:
-        async with aclosing(stream):
+        async with Reading(stream):
             async for item in stream:
                 await queue.put(item)
     except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it

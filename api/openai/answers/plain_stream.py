@@ -90,6 +90,8 @@ class PlainStream:
         self._watch.tokens()
         if self._waits is not None:
             self._held.add(output)
+            if self._waits.done() and not self._waits.cancelled():
+                self._waits.result()  # raises here what failed there: the worker stops, and the log knows why
             return self._transcript.finish is None and not self._waits.done()
         transcript, write = self._transcript, self._write
         text = transcript.push(output)

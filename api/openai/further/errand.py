@@ -82,7 +82,9 @@ class ErrandRoute(Generic[Body]):
             self._count(errand, outcome, self._clock.monotonic_ms() - arrived_ms)
 
     async def _answer(self, exchange: Exchange, raw: bytes, errand: Errand) -> None:
-        await exchange.answer(await self._work(decode(self._decoder, raw), errand))
+        asked = decode(self._decoder, raw)
+        exchange.asks_for(getattr(asked, "model", None) or "")
+        await exchange.answer(await self._work(asked, errand))
 
     def _count(self, errand: Errand, outcome: str, took_ms: int) -> None:
         if not errand.model:

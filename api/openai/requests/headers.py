@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from api.openai.errors import bad_parameter
@@ -46,6 +46,12 @@ def hints_of(headers: Mapping[bytes, bytes]) -> Hints:
         traceparent=traceparent.decode() if _TRACEPARENT.fullmatch(traceparent) else None,
         session=_session(headers.get(b"x-session-id")),
     )
+
+
+def tenant_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The tenant that a request names, if it may be one; else empty. For a request that failed, whatever it said."""
+    named = dict(headers).get(b"x-contrail-tenant", b"")
+    return named.decode() if _TENANT.fullmatch(named) else ""
 
 
 def _tenant(raw: bytes | None) -> str | None:
