@@ -40,6 +40,19 @@ NOT_BELOW_ZERO = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A text to answer with where a conversation has come to a certain point."""
+
+    when: str
+    """A text in the prompt; of several replies whose text is in it, the one whose text ends last is given."""
+    say: str
+
+    def __post_init__(self) -> None:
+        if not self.when:
+            raise ValueError("when: name a text of the prompt; a reply to any prompt is a plain text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSettings:
     """One kind of engine: its cache, its limits and its speed. The speeds are those of no real machine."""
 
@@ -93,8 +106,9 @@ class SimulatedSettings:
     """What a block would weigh."""
     embedding_dimensions: int = 64
     """Numbers in an embedding."""
-    replies: tuple[str, ...] = ()
-    """Texts to answer with, one for each prompt, instead of made-up tokens; they need model_path with a tokenizer."""
+    replies: tuple[str | Reply, ...] = ()
+    """Texts to answer with instead of made-up tokens; they need model_path with a tokenizer. A `{when, say}` is given
+    where its `when` is in the prompt; where none is, one of the plain texts is, chosen by the prompt's hash."""
 
     def __post_init__(self) -> None:
         for name in ABOVE_ZERO:

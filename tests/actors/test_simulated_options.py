@@ -102,6 +102,8 @@ async def test_what_it_cannot_do(wrong: dict[str, Any], said: str) -> None:
         ({"replies": ["a"]}, "model_path"),
         ({"embedding_dimensions": 0}, "embedding_dimensions"),
         ({"replies": [1], "model_path": "x"}, "replies"),
+        ({"replies": [{"when": "", "say": "a"}], "model_path": "x"}, "when"),
+        ({"replies": [{"when": "a"}], "model_path": "x"}, "say"),
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], said: str) -> None:
@@ -127,6 +129,46 @@ async def test_replies(replying: SimulatedSettings, tokenizer: Tokenizer) -> Non
             assert (answer.finish, answer.tokens[-1]) == ("stop", replying.eos_token)
             texts.append(tokenizer.decode(list(answer.tokens), skip_special_tokens=True))
     assert set(texts) == set(REPLIES)
+
+
+async def test_a_scripted_conversation(tiny_checkpoint: Path, tokenizer: Tokenizer) -> None:
+    """What the prompt says last decides which reply it has; where it says nothing of the kind, the plain one comes."""
+    script = [{"when": "Begin.", "say": "one"}, {"when": "one is done", "say": "two"}, "What?"]
+    settings = SimulatedSettings.parse({"model_path": str(tiny_checkpoint), "replies": script, "time_scale": 20})
+
+    async def reply(engine: SimulatedEngine, text: str) -> str:
+        asked = request(tokens_to_bytes(tokenizer.encode(text).ids), 100, ignore_eos=False)
+        return str(tokenizer.decode(list((await answer_to(engine, asked)).tokens), skip_special_tokens=True))
+
+    async with running(settings) as engine:
+        assert await reply(engine, "Hello.") == "What?"
+        assert await reply(engine, "Begin. Then go on.") == "one"
+        assert await reply(engine, "Begin. Then go on. one is done") == "two"
+        assert await reply(engine, "one is done. Begin. Then go on.") == "one"
+
+
+async def test_a_scripted_reply_goes_on_elsewhere(tiny_checkpoint: Path, tokenizer: Tokenizer) -> None:
+    """Broken off behind a text that another reply answers, it is still the same reply."""
+    script = [{"when": "Begin.", "say": "it is done, I say"}, {"when": "done", "say": "two"}]
+    settings = SimulatedSettings.parse({"model_path": str(tiny_checkpoint), "replies": script, "time_scale": 20})
+    asked = tokens_to_bytes(tokenizer.encode("Begin.").ids)
+    async with running(settings) as engine:
+        whole = (await answer_to(engine, request(asked, 100, ignore_eos=False))).tokens
+        for done in range(1, len(whole)):
+            sent = request(asked + tokens_to_bytes(whole[:done]), 100, ignore_eos=False)
+            assert (await answer_to(engine, sent)).tokens == whole[done:]
+
+
+async def test_a_script_without_a_plain_reply(tiny_checkpoint: Path, tokenizer: Tokenizer) -> None:
+    """A prompt that no reply fits has tokens that are made up, as without replies."""
+    script: list[dict[str, str]] = [{"when": "Begin.", "say": "one"}]
+    asked = request(tokens_to_bytes(tokenizer.encode("Hello.").ids), 20)
+    told = []
+    for replies in (script, []):
+        settings = SimulatedSettings.parse({"model_path": str(tiny_checkpoint), "replies": replies, "time_scale": 20})
+        async with running(settings) as engine:
+            told.append((await answer_to(engine, asked)).tokens)
+    assert told[0] == told[1]
 
 
 async def test_a_reply_goes_on_elsewhere(replying: SimulatedSettings) -> None:
