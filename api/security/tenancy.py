@@ -50,7 +50,7 @@ class Tenancy:
 
     def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
         """The backend's, of a request in the name of the key's tenant."""
-        self._backend.failed(request, model, _tenant(CALLER.get(), tenant or None) or "", error)
+        self._backend.failed(request, model, tenant_of(tenant or None) or "", error)
 
     def ready(self) -> Readiness:
         """The backend's."""

@@ -18,7 +18,7 @@ from tests.api.scripted import CONTEXT_MAX, spoken
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 ASKED = [{"role": "user", "content": "hi"}]
-DEEP = b'{"model":"tiny","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+DEEP = b'{"model":"tiny","x":' + b"[" * 90_000 + b"]" * 90_000 + b"}"
 
 
 async def refused(api: Api, answer: httpx.Response, status: int, param: str | None = None, text: str = "") -> None:
