@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,9 @@ from core.errors import CallerError
 from core.ids import ReplicaId, StreamName
 from core.subjects import ROUTING
 
+SWITCH_S = 0.0005
+"""A thread that computes lets the event loop go on after so long: by default after 5 ms, each time the loop has read or
+written something."""
 READY_WAIT_S = 20.0
 """How long a front end waits to be ready before it listens: workers may be slow to come."""
 READY_LOOK_S = 0.02
@@ -195,6 +199,7 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
             _be_known(router, arguments, ops, join_address(host, api.address.port))
             await _until_ready(router, ending)
             collect_rarely()
+            sys.setswitchinterval(SWITCH_S)
             await api.start()
             _logger.info("listens on %s, operations on %s", api.address, ops.address)
             reason = await ending

@@ -70,7 +70,7 @@ async def test_a_word_that_is_too_long_is_named(long: Api, path: str, letter: st
     assert not long.backend.requests
 
 
-@pytest.mark.parametrize("path", bodies(""))
+@pytest.mark.parametrize("path", [path for path in bodies("") if not path.endswith("count_tokens")])
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     api: Api, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     monkeypatch.setattr(Encoder, "encode", never)
     answer = await api.http.post(path, json=bodies("a b " * 1_000_000)[path])
     assert answer.status_code == 400
-    assert "at least 30769" in answer.json()["error"]["message"] or "30769" in answer.json()["error"]["message"]
+    assert "30769" in answer.json()["error"]["message"]
 
 
 async def test_a_long_text_that_fits_is_answered(long: Api) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from threading import Barrier, Event
 from typing import Any, NamedTuple, TypeVar
 
 from api.security.caller import tenant_of
@@ -41,6 +41,10 @@ class TextPool:
     def __init__(self, threads: int = THREADS) -> None:
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="text")
+        all_there = Barrier(threads)
+        for _ in range(threads):
+            # now, while nothing else is to be done: the loop waits for a thread that begins
+            self._executor.submit(all_there.wait)
         self._running = 0
         self._of_tenant: Counter[str] = Counter()
         self._waiting: list[_Job] = []
