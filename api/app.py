@@ -18,7 +18,7 @@ from api.junction import Junction
 from api.openai.backend import Backend
 from api.openai.endpoints import further_routes, reading_routes
 from api.openai.errors import ApiError, answer_to, internal_error, of_status
-from api.openai.further.models import READING
+from api.openai.further.models import MODELS, READING
 from api.openai.routes import generation_routes
 from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
@@ -54,9 +54,8 @@ def create_app(
     hot = generation_routes(backend, metrics, settings, clock, tokenizers)
     cold = further_routes(backend, metrics, settings, clock, tokenizers)
     app = framework(backend, {**hot, **cold}, page)
-    return Answers(
-        _layers(Junction(hot, app), policy), backend.failed, traced_by=clock if policy.expose_routing else None
-    )
+    routes = Junction(hot, app, (*cold, MODELS))
+    return Answers(_layers(routes, policy), backend.failed, traced_by=clock if policy.expose_routing else None)
 
 
 def framework(backend: Backend, posts: Mapping[str, ASGIApp], page: ASGIApp | None = None) -> FastAPI:

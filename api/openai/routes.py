@@ -24,6 +24,7 @@ from api.openai.backend import Backend
 from api.openai.exchange import Exchange
 from api.openai.refusal import outcome_of, shown
 from api.openai.requests.accepted import Accepted
+from api.openai.requests.functions import with_tools
 from api.openai.requests.intake import Intake
 from api.openai.requests.terms import beside_prompt
 from api.openai.requests.types import ChatRequest, CompletionRequest
@@ -68,6 +69,7 @@ class GenerationRoute:
             raw = await exchange.body(self._settings.body_bytes_max)
             parameters = decode(self._decoder, raw)
             exchange.asks_for(parameters.model)
+            parameters = with_tools(parameters)
             if parameters.request_id is not None:
                 _named(exchange, scope, parameters.request_id)
             accepted = await self._accept(exchange, raw, parameters)

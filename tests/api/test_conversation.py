@@ -59,6 +59,21 @@ def test_everything_that_a_message_has() -> None:
     ]
 
 
+def test_calls_in_the_deprecated_form() -> None:
+    """They are calls of tools, and each result belongs to the last one."""
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    told = {"role": "function", "name": "f", "content": "1"}
+    called = {"role": "assistant", "content": None, "function_call": function}
+    first, second = ({**call({"a": 1})["tool_calls"][0], "id": name} for name in ("call00001", "call00003"))
+    assert shown(USER, called, told, called, told) == [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [first]},
+        {"role": "tool", "content": "1", "tool_call_id": "call00001", "name": "f"},
+        {"role": "assistant", "content": "", "tool_calls": [second]},
+        {"role": "tool", "content": "1", "tool_call_id": "call00003", "name": "f"},
+    ]
+
+
 def test_parts_where_the_template_goes_through_them() -> None:
     """Texts become parts, too; what a tool said stays text."""
     tool = {"role": "tool", "content": "1", "tool_call_id": "c1"}
@@ -103,7 +118,6 @@ def test_an_assistant_without_content() -> None:
             "messages[1].content[1]",
         ),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
-        ({"role": "assistant", "content": "", "function_call": {"name": "f"}}, "messages[1].function_call"),
         (
             {"role": "assistant", "tool_calls": [{"type": "x", "function": {"name": "f"}}]},
             "messages[1].tool_calls[0].type",

@@ -94,6 +94,22 @@ async def test_bodies_are_bounded_everywhere() -> None:
             assert (await http.get(path)).status_code == 405
 
 
+@pytest.mark.parametrize("path", [*POSTED, "/v1/chat/completions", "/v1/completions"])
+async def test_a_slash_behind_the_path_changes_nothing(api: Api, path: str) -> None:
+    """Some programs add one to the address that they are given."""
+    answers = [await api.http.post(f"{path}{slash}", json={"model": "tiny"}) for slash in ("", "/")]
+    assert [answer.status_code for answer in answers] == [400, 400]
+    told, slashed = (answer.json()["error"] for answer in answers)
+    assert told == slashed
+
+
+async def test_models_are_listed_with_a_slash_too(api: Api) -> None:
+    """And a chat is answered."""
+    assert (await api.http.get("/v1/models/")).json() == (await api.http.get("/v1/models")).json()
+    answer = await api.http.post("/v1/chat/completions/", json={"model": "tiny", "messages": ASKED})
+    assert answer.json()["choices"][0]["message"]["content"] == "hello"
+
+
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/org/other", "/version", "/openapi.json"])
 async def test_what_is_read_has_a_head(api: Api, path: str) -> None:
     """Balancers ask for it: the same status and headers, and not a byte behind them."""

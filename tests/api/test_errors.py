@@ -17,6 +17,7 @@ from tests.api.scripted import CONTEXT_MAX, spoken
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+FUNCTIONS = [{"name": "f", "parameters": {"type": "object"}}]
 ASKED = [{"role": "user", "content": "hi"}]
 DEEP = b'{"model":"tiny","x":' + b"[" * 90_000 + b"]" * 90_000 + b"}"
 
@@ -81,10 +82,13 @@ async def refused(api: Api, answer: httpx.Response, status: int, param: str | No
         ({"request_id": "a b"}, "request_id", "1 to 128 of"),
         ({"service_tier": "flex"}, "service_tier", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
-        ({"store": True}, "store", "not supported"),
-        ({"verbosity": "low"}, "verbosity", "not supported"),
+        ({"verbosity": "loud"}, "verbosity", "must be one of low, medium, high"),
         ({"moderation": {"model": "x"}}, "moderation", "not supported"),
-        ({"functions": [{}]}, "functions", "not supported"),
+        ({"functions": [{}]}, "functions[0].name", "is required"),
+        ({"functions": FUNCTIONS, "tools": [{"function": FUNCTIONS[0]}]}, "functions", "cannot be given with tools"),
+        ({"functions": FUNCTIONS, "function_call": {"name": "g"}}, "function_call", "not among the functions"),
+        ({"functions": FUNCTIONS, "function_call": "any"}, "function_call", "must be 'none', 'auto' or"),
+        ({"function_call": {"name": "f"}}, "function_call", "only with functions"),
         ({"use_beam_search": True}, "use_beam_search", "not supported"),
         ({"guided_json": {"type": "object"}}, "guided_json", 'structured_outputs: {"json": …}, or response_format'),
         ({"guided_regex": "a+"}, "guided_regex", 'structured_outputs: {"regex": …}'),
@@ -176,10 +180,10 @@ async def test_a_body_of_50_mb_is_413_without_being_kept(api: Api) -> None:
 
 
 async def test_unknown_routes_and_methods_have_the_same_shape(api: Api) -> None:
-    """Nothing answers in another form, a slash too many included."""
+    """Nothing answers in another form."""
     await refused(api, await api.http.get("/nowhere"), 404, text="/nowhere")
     await refused(api, await api.http.get("/metrics"), 404, text="metrics.json in its data folder")
-    await refused(api, await api.http.get("/v1/chat/completions/"), 404)
+    await refused(api, await api.http.get("/v1/chat/completions//"), 404)
     await refused(api, await api.http.get("/docs"), 404)
     wrong = await api.http.get(CHAT)
     assert wrong.headers["allow"] == "POST"

@@ -21,7 +21,7 @@ ASKED = [{"role": "user", "content": "hi"}]
 IGNORED = {
     "user": "me",
     "metadata": {"a": "b"},
-    "store": False,
+    "store": True,
     "service_tier": "auto",
     "modalities": ["text"],
     "parallel_tool_calls": True,
@@ -30,7 +30,7 @@ IGNORED = {
     "safety_identifier": "x",
     "prompt_cache_key": "y",
     "prediction": {"type": "content", "content": "hi"},
-    "verbosity": "medium",
+    "verbosity": "low",
     "nobody": {"knows": "this"},
 }
 NULL = ("max_tokens", "stop", "seed", "n", "logit_bias", "tools", "top_logprobs", "stream_options", "metadata", "user")

@@ -143,7 +143,6 @@ async def test_each_choice_has_a_reader_of_its_own(api: Api) -> None:
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"functions": [{"name": "f"}]}, "functions"),
         ({"extra_body": {"chat_template": "x"}}, "chat_template"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
         (

@@ -42,7 +42,7 @@ class ChatWriter(Writer):
         if self.tells(step):
             shown = {
                 "index": step.choice,
-                "delta": _delta(step.said),
+                "delta": _delta(step.said, as_function=self.shown.as_function),
                 "logprobs": self._logprobs(step.logprobs),
                 "finish_reason": None,
             }
@@ -50,19 +50,22 @@ class ChatWriter(Writer):
         if step.finish is None:
             return events
         reason = self.accepted.choices[step.choice].transcript.stop_reason
-        last = {"index": step.choice, "delta": {}, "logprobs": None, "finish_reason": step.finish}
+        last = {"index": step.choice, "delta": {}, "logprobs": None, "finish_reason": self._finish(step.finish)}
         return events + self.event(last | {"stop_reason": reason}, step)
 
     def whole_choice(self, index: int, collected: Collected) -> dict[str, Any]:
         """A message."""
         return {
             "index": index,
-            "message": _message(collected),
+            "message": _message(collected, as_function=self.shown.as_function),
             "logprobs": self._logprobs(collected.logprobs),
-            "finish_reason": collected.choice.finish,
+            "finish_reason": self._finish(collected.choice.finish),
             "stop_reason": collected.choice.transcript.stop_reason,
             **self._token_ids(collected.tokens),
         }
+
+    def _finish(self, finish: str | None) -> str | None:
+        return "function_call" if self.shown.as_function and finish == "tool_calls" else finish
 
     def extras(self) -> dict[str, Any]:
         """The prompt's token ids and logprobs."""
@@ -82,13 +85,15 @@ class ChatWriter(Writer):
         return {"token_ids": tokens} if self.shown.token_ids else {}
 
 
-def _delta(said: Said) -> dict[str, Any]:
+def _delta(said: Said, *, as_function: bool) -> dict[str, Any]:
     delta: dict[str, Any] = {}
     if said.text or not (said.reasoning or said.tools):
         delta["content"] = said.text
     if said.reasoning:
         delta |= _reasoning(said.reasoning)
-    if said.tools:
+    if said.tools and as_function:
+        delta["function_call"] = _function_delta(said.tools)
+    elif said.tools:
         delta["tool_calls"] = [_call_delta(tool) for tool in said.tools]
     return delta
 
@@ -100,13 +105,22 @@ def _call_delta(tool: ToolDelta) -> dict[str, Any]:
     return {"index": tool.call, "id": tool.id, "type": "function", "function": function}
 
 
-def _message(collected: Collected) -> dict[str, Any]:
+def _function_delta(tools: tuple[ToolDelta, ...]) -> dict[str, str]:
+    """Of the only call: its name once, and the next piece of its arguments."""
+    arguments = "".join([tool.arguments for tool in tools])
+    name = next((tool.name for tool in tools if tool.name), "")
+    return {"name": name, "arguments": arguments} if name else {"arguments": arguments}
+
+
+def _message(collected: Collected, *, as_function: bool) -> dict[str, Any]:
     text, reasoning = "".join(collected.text), "".join(collected.reasoning)
     nothing_else = not collected.calls and not reasoning
     message: dict[str, Any] = {"role": "assistant", "content": text if text or nothing_else else None, "refusal": None}
     # null where there is none: clients of reasoning models read `message.reasoning` without asking whether it is there
     message |= _reasoning(reasoning) if reasoning else {"reasoning": None}
-    if collected.calls:
+    if collected.calls and as_function:
+        message["function_call"] = _call(collected.calls[min(collected.calls)])["function"]
+    elif collected.calls:
         message["tool_calls"] = [_call(call) for _, call in sorted(collected.calls.items())]
     return message
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Response
 from api.openai.backend import Backend
 from core.models import ModelCard
 
+MODELS = "/v1/models"
 READING = ["GET", "HEAD"]
 """Methods of a route that is only read: the second one is the first without the body."""
 
@@ -18,7 +19,7 @@ def model_routes(backend: Backend) -> APIRouter:
     """`/v1/models` and `/v1/models/{id}`; an unknown id is answered with 404 in OpenAI's shape."""
     router = APIRouter()
 
-    @router.api_route("/v1/models", methods=READING)
+    @router.api_route(MODELS, methods=READING)
     async def list_models() -> Response:
         return _json({"object": "list", "data": [_model(card) for card in backend.models()]})
 

@@ -27,6 +27,8 @@ class Shown(msgspec.Struct, frozen=True):
     best_of: int = 1
     """Choices that are made for each prompt; the best `n` of them are shown."""
     n: int = 1
+    as_function: bool = False
+    """A call is told in OpenAI's deprecated form, as `function_call`."""
 
 
 class Accepted(msgspec.Struct, frozen=True):

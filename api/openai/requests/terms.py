@@ -142,4 +142,5 @@ def _shown(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenize
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         best_of=best_of,
         n=parameters.n or 1,
+        as_function=bool(getattr(parameters, "functions", None)),
     )

@@ -11,7 +11,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from api.openai.templates.messages import ChatMessage, ResponseFormat, StructuredOutputs, Tool, ToolChoice
+from api.openai.templates.messages import (
+    ChatMessage,
+    Function,
+    ResponseFormat,
+    StructuredOutputs,
+    Tool,
+    ToolChoice,
+    ToolName,
+)
 
 STOP_MAX = 4
 """Stop strings per request."""
@@ -119,11 +127,13 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     service_tier: str | None = None
-    store: Any = None
+    store: bool | None = None
+    """Nothing is stored, whatever it says."""
     modalities: list[str] | None = None
     metadata: dict[str, Any] | None = None
-    functions: Any = None
-    function_call: Any = None
+    functions: list[Function] | None = None
+    """Tools in their deprecated form (`requests.functions`)."""
+    function_call: str | ToolName | None = None
     audio: Any = None
     moderation: Any = None
     verbosity: str | None = None

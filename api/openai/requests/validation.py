@@ -31,12 +31,9 @@ STRINGS_MAX = 250_000
 """… and strings, where one of the others may be exceeded: to look at each would take too long."""
 
 UNSUPPORTED_CHAT = (
-    "functions",
-    "function_call",
     "audio",
     "moderation",
     "web_search_options",
-    "store",
     "echo",
     "chat_template",
     "mm_processor_kwargs",
@@ -81,6 +78,8 @@ _REFUSED: dict[type[Parameters], tuple[tuple[str, ...], Callable[[Parameters], t
     )
 }
 SERVICE_TIERS = ("auto", "default")
+VERBOSITIES = ("low", "medium", "high")
+"""None of them changes the prompt: no template knows them."""
 TRUNCATION_SIDES = ("left", "right")
 _PLACED = re.compile(r"(?P<text>.*) - at `\$\.(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
@@ -203,8 +202,8 @@ def _check_chat(request: ChatRequest) -> None:
         raise bad_parameter("top_logprobs", "is allowed only with logprobs=true")
     if request.service_tier not in {None, *SERVICE_TIERS}:
         raise not_supported("service_tier", f"service_tier: one other than {' and '.join(SERVICE_TIERS)}")
-    if request.verbosity not in {None, "medium"}:
-        raise not_supported("verbosity", "verbosity: one other than medium")
+    if request.verbosity not in {None, *VERBOSITIES}:
+        raise bad_parameter("verbosity", f"must be one of {', '.join(VERBOSITIES)}")
     if request.modalities is not None and request.modalities != ["text"]:
         raise not_supported("modalities", "modalities other than ['text']")
 

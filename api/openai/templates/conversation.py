@@ -11,10 +11,12 @@ import msgspec
 from api.openai.errors import bad_parameter, not_supported
 from api.openai.requests.types import ChatRequest
 from api.openai.templates.chat import CONTINUED, ChatTemplate
-from api.openai.templates.messages import CalledFunction, ChatMessage, Part, Tool
+from api.openai.templates.messages import CalledFunction, ChatMessage, Part, Tool, ToolCall
 from api.openai.text.surrogates import without_lone
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+FUNCTION = "function"
+"""The deprecated role of a tool's result."""
 SPEAKERS = ("system", "user")
 """Those whose messages are mostly nothing but text."""
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -31,8 +33,6 @@ Message = dict[str, Any]
 def _check_message(place: str, message: ChatMessage) -> None:
     if message.role not in ROLES:
         raise bad_parameter(f"{place}.role", f"must be one of {', '.join(ROLES)}")
-    if message.function_call is not None:
-        raise not_supported(f"{place}.function_call", f"{place}.function_call (deprecated; use tool_calls)")
     # an assistant's answer may be thoughts, calls or a refusal alone
     if message.content is None and message.role != "assistant":
         raise bad_parameter(f"{place}.content", "must be a string or a list of text parts")
@@ -81,23 +81,35 @@ def messages_of(messages: Sequence[ChatMessage], template: ChatTemplate) -> list
     if not messages:
         raise bad_parameter("messages", "must hold at least one message")
     shown: list[Message] = []
-    parts, developers, inner = template.wants_parts, False, False
-    for index, message in enumerate(messages):
-        role, content = message.role, message.content
+    parts, developers, inner, called = template.wants_parts, False, False, ""
+    for index, sent in enumerate(messages):
+        role, content = sent.role, sent.content
         inner = inner or (role == "system" and index > 0)
-        if role in SPEAKERS and type(content) is str and message.tool_calls is message.function_call is None:
+        if role in SPEAKERS and type(content) is str and sent.tool_calls is None and sent.function_call is None:
             # nearly all: as `_message`, which would take them apart first
             plain: Message = {"role": role, "content": [{"type": "text", "text": content}] if parts else content}
-            if message.name is not None:
-                plain["name"] = message.name
+            if sent.name is not None:
+                plain["name"] = sent.name
             shown.append(plain)
             continue
+        message = sent
+        if role == FUNCTION or sent.function_call is not None:
+            message, called = _with_tool_call(sent, f"call{index:05d}", called)
         _check_message(f"messages[{index}]", message)
         developers = developers or role == "developer"
         shown.append(_message(message, parts=parts))
     if developers and not template.knows_developer:
         return _as_system(shown, anywhere=template.takes_system_anywhere)
     return _system_first(shown) if inner and not template.takes_system_anywhere else shown
+
+
+def _with_tool_call(message: ChatMessage, new_id: str, called: str) -> tuple[ChatMessage, str]:
+    """A call or a result in OpenAI's deprecated form as that of a tool, and the id of the last such call."""
+    if message.role == FUNCTION:
+        return msgspec.structs.replace(message, role="tool", tool_call_id=called or None), called
+    function = message.function_call
+    assert function is not None
+    return msgspec.structs.replace(message, tool_calls=[ToolCall(function=function, id=new_id)]), new_id
 
 
 def _message(message: ChatMessage, *, parts: bool) -> Message:

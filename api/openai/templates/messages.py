@@ -43,8 +43,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     """The older name of `reasoning`."""
-    function_call: Any = None
-    """Deprecated, and refused."""
+    function_call: CalledFunction | None = None
+    """A call in OpenAI's deprecated form; a message of role `function` has its result."""
 
 
 class Function(msgspec.Struct, frozen=True):
