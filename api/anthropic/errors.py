@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 
 from api.openai.errors import ApiError, ContextExceeded, renamed
+from api.openai.refusal import OVERLOADED
 
 PATH = "/v1/messages"
 """Here and below it errors have this shape."""
@@ -14,7 +15,7 @@ TYPES = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    503: "overloaded_error",
+    OVERLOADED: "overloaded_error",
     504: "timeout_error",
 }
 NAMES = {
@@ -34,7 +35,9 @@ class AnthropicError(ApiError):
     def __init__(self, error: ApiError, request_id: str) -> None:
         told = renamed(error, NAMES, WITHIN)
         message = _too_long(error) if isinstance(error, ContextExceeded) else told.message
-        super().__init__(told.status, message, type=told.type, param=told.param, code=told.code, headers=told.headers)
+        # Anthropic's programs wait for `retry-after`, and ask again
+        status = OVERLOADED if told.status == 503 else told.status
+        super().__init__(status, message, type=told.type, param=told.param, code=told.code, headers=told.headers)
         self._request_id = request_id
 
     def body(self) -> bytes:

@@ -12,6 +12,7 @@ import orjson
 
 from api.description import told
 from api.description.surface import SURFACE, Operation
+from api.openai.refusal import OVERLOADED
 from api.openai.requests.headers import DEADLINE_MS_MAX, PRIORITY_MAX
 
 Json = dict[str, Any]
@@ -101,8 +102,12 @@ def _responses(operation: Operation) -> Json:
     always = ALWAYS if operation.body is not None else () if operation.open else (401,)
     for status in sorted({*always, *operation.statuses}):
         shown = {"application/json": {"schema": {"$ref": REFERENCE.format(name=error)}}}
-        found[str(status)] = {"description": HTTPStatus(status).phrase, "content": shown}
+        found[str(status)] = {"description": _phrase(status), "content": shown}
     return found
+
+
+def _phrase(status: int) -> str:
+    return "Overloaded" if status == OVERLOADED else HTTPStatus(status).phrase
 
 
 def _plain(value: Any) -> Any:

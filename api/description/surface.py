@@ -11,6 +11,7 @@ from api.anthropic.body import CountRequest, MessagesRequest
 from api.description import told
 from api.openai.further.embedding_inputs import EmbeddingRequest
 from api.openai.further.tokenizing import DetokenizeRequest, TokenizeRequest
+from api.openai.refusal import OVERLOADED
 from api.openai.requests.types import ChatRequest, CompletionRequest
 from api.openai.responses.body import ResponsesRequest
 
@@ -47,6 +48,7 @@ class Operation:
 
 _ASKED = [{"role": "user", "content": "Hello"}]
 _GENERATES = (404, 429, 503, 504)
+_MESSAGES = (404, 429, 504, OVERLOADED)
 
 SURFACE = (
     Operation(
@@ -91,7 +93,7 @@ SURFACE = (
         answer=told.MESSAGE,
         streams=True,
         generates=True,
-        statuses=_GENERATES,
+        statuses=_MESSAGES,
     ),
     Operation(
         path="/v1/messages/count_tokens",
@@ -100,7 +102,7 @@ SURFACE = (
         body=CountRequest,
         example={"model": "tiny", "messages": _ASKED},
         answer=told.COUNT,
-        statuses=(404, 503),
+        statuses=(404, OVERLOADED),
     ),
     Operation(
         path="/v1/embeddings",

@@ -7,6 +7,8 @@ import logging
 from api.openai.errors import ApiError, answer_to
 from core.errors import ContrailError
 
+OVERLOADED = 529
+"""What is 503 elsewhere, in Anthropic's API."""
 log = logging.getLogger(__name__)
 
 
@@ -20,7 +22,7 @@ def shown(error: ContrailError, request_id: str) -> ApiError:
 
 def outcome_of(failure: ApiError) -> str:
     """The word for it in the metrics."""
-    if failure.status == 503:
+    if failure.status in {503, OVERLOADED}:
         return "unavailable"
     if failure.status == 504:
         return "deadline"

@@ -133,9 +133,8 @@ async def test_whole_calls_alone_are_to_be_made(
     (call,) = [block for block in whole["content"] if block["type"] == "tool_use"]
     assert (call["name"], call["input"]) == ("weather", arguments)
     assert (whole["stop_reason"], whole["stop_sequence"]) == ended
-    streamed = (await api.http.post("/v1/messages", json={**body, "stream": True})).text
-    events = [json.loads(line.removeprefix("data: ")) for line in streamed.splitlines() if line.startswith("data: ")]
-    (end,) = [event["delta"] for event in events if event["type"] == "message_delta"]
+    told = await events(api, **body)
+    (end,) = [event["delta"] for event in told if event["type"] == "message_delta"]
     assert (end["stop_reason"], end["stop_sequence"]) == ended
 
 
@@ -162,6 +161,44 @@ async def test_tokens_are_counted_without_a_worker(api: Api, client: Any) -> Non
     counted = await client.messages.count_tokens(model="tiny", system="be brief", messages=ASKED)
     assert counted.input_tokens == len(ids(PROMPT))
     assert not api.backend.requests
+
+
+async def events(api: Api, **fields: Any) -> list[dict[str, Any]]:
+    """Of a streamed answer."""
+    body = {"model": "tiny", "max_tokens": 50, "messages": ASKED, "stream": True, **fields}
+    lines = (await api.http.post("/v1/messages", json=body)).text.splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+SAYING: list[dict[str, Any]] = [
+    {},
+    {"system": [{"type": "text", "text": "be brief"}], "thinking": {"type": "enabled", "budget_tokens": 1024}},
+    {"tools": [WEATHER], "tool_choice": {"type": "any"}},
+    {"messages": [*ASKED, {"role": "assistant", "content": "so"}]},
+]
+
+
+@pytest.mark.parametrize("fields", SAYING)
+async def test_usage_counts_what_is_counted_alone(api: Api, fields: dict[str, Any]) -> None:
+    """In the stream's first event and in its last one: what was cached beside the rest, the sum as counted alone."""
+    speak(api.backend)
+    api.backend.script = spoken('[{"name": "weather", "parameters": {}}]')
+    told = await events(api, **fields)
+    body = {"model": "tiny", "messages": ASKED, **fields}
+    counted = (await api.http.post("/v1/messages/count_tokens", json=body)).json()["input_tokens"]
+    start, end = told[0], told[-2]
+    assert (start["type"], end["type"]) == ("message_start", "message_delta")
+    for usage in (start["message"]["usage"], end["usage"]):
+        assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (counted - 7, 7)
+        assert usage["cache_creation_input_tokens"] == 0
+
+
+async def test_usage_is_right_at_the_end_at_the_latest(api: Api) -> None:
+    """Where the worker says only then what it had cached."""
+    api.backend.script = [Output(tokens=ids("so")), Output(tokens=ids("!"), cached_tokens=7), *spoken()[-1:]]
+    usage = (await events(api))[-2]["usage"]
+    assert usage["cache_read_input_tokens"] == 7
+    assert usage["input_tokens"] == len(ids("<|start|><|user|>why?<|end|><|assistant|>")) - 7
 
 
 @pytest.mark.parametrize(
@@ -227,7 +264,7 @@ async def test_whatever_fails_has_anthropics_shape(api: Api) -> None:
     refused(await api.http.get("/v1/messages/count_tokens"), 405, "invalid_request_error")
     refused(await api.http.get("/v1/messages/batches"), 404, "not_found_error")
     assert set((await api.http.get("/v1/messages_of")).json()) == {"error"}
-    for fault, status, kind in ((asyncio.CancelledError(), 503, "overloaded_error"), (KeyError(), 500, "api_error")):
+    for fault, status, kind in ((asyncio.CancelledError(), 529, "overloaded_error"), (KeyError(), 500, "api_error")):
 
         async def broken(_scope: Scope, _receive: Receive, _send: Send, raised: BaseException = fault) -> None:
             raise raised
