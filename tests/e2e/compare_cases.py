@@ -11,6 +11,13 @@ TURNS = [
     {"role": "assistant", "content": "Blue."},
     {"role": "user", "content": [{"type": "text", "text": "Another"}, {"type": "text", "text": "one."}]},
 ]
+BETWEEN = [
+    {"role": "system", "content": "You are terse."},
+    {"role": "user", "content": "Name a colour."},
+    {"role": "assistant", "content": "Blue."},
+    {"role": "user", "content": "Another one."},
+    {"role": "system", "content": "Be kind."},
+]
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -32,6 +39,7 @@ WEATHER: dict[str, Any] = {
 }
 STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
+BILLED = [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "You are terse."}]
 CALL = r'<tool_call>\{"name": "get_weather", "arguments": \{"city": "[a-z]{3}"\}\}</tool_call>'
 """What a model that knows tools writes; a random one is held to it."""
 
@@ -72,6 +80,8 @@ CHATS = [
     chat("chat"),
     chat("chat, turns and parts", messages=TURNS),
     chat("chat, developer", messages=[{"role": "developer", "content": "You are terse."}, *HELLO]),
+    chat("chat, system in between", messages=BETWEEN),
+    chat("chat, max_tokens beyond the context", max_tokens=100_000, stop=["e"]),
     chat("chat, named speaker", messages=[{**HELLO[0], "name": "Ann"}]),
     chat("chat, streamed", stream=True),
     chat("chat, streamed with usage", stream=True, stream_options={"include_usage": True}),
@@ -103,6 +113,7 @@ CHATS = [
     chat("chat, token ids", return_token_ids=True),
     chat("chat, token ids streamed", return_token_ids=True, stream=True),
     chat("chat, user and metadata", user="me", metadata={"a": "b"}, store=False, service_tier="auto"),
+    chat("chat, stored and verbose", store=True, verbosity="low"),
     chat("chat, salted", cache_salt="tenant", priority=0, request_id="mine"),
     chat("chat, unknown field", nobody_knows=1),
     chat(
@@ -176,6 +187,7 @@ OTHERS = [
     message("messages"),
     message("messages, streamed", stream=True),
     message("messages, system and stop", system="You are terse.", stop_sequences=["e"], max_tokens=40),
+    message("messages, system in between", messages=BETWEEN[1:], system=BILLED),
     Case("messages, counted", "/v1/messages/count_tokens", {"messages": HELLO}),
 ]
 ERRORS = [
@@ -190,7 +202,8 @@ ERRORS = [
     chat("error: image", messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
     chat("error: top_logprobs alone", top_logprobs=3),
     chat("error: too many top_logprobs", logprobs=True, top_logprobs=99),
-    chat("error: too long", max_tokens=100_000),
+    chat("error: too long", messages=[{"role": "user", "content": "so be it " * 3000}]),
+    message("error: too long a message", messages=[{"role": "user", "content": "so be it " * 3000}]),
     chat("error: bad schema", response_format={"type": "json_schema"}),
     chat("error: logit_bias", logit_bias={"x": 1}),
     chat("error: tool_choice without tools", tool_choice="required"),

@@ -61,6 +61,10 @@ RULES: tuple[Rule, ...] = (
         "OpenAI answers several choices at temperature 0; vLLM refuses them",
     ),
     Rule(
+        "chat, max_tokens beyond the context; status", "200: .*", "400: .*100000.*",
+        "cut to what the context leaves: agents ask for 32 000 tokens, whatever the model; vLLM refuses them",
+    ),
+    Rule(
         "error: role; status", "400: .*messages.0..role.*", "200: .*",
         "OpenAI refuses a role that it does not know; vLLM's template writes it into the prompt",
     ),
@@ -82,7 +86,8 @@ RULES: tuple[Rule, ...] = (
         "error: .*; error.param", r'"[\w.\[\]]+"', ANY,
         "the parameter at fault, by the name that the caller gave it",
     ),
-    Rule("error: .*; error.message", '".+"', '".+', "our own words: the parameter, and what it must be"),
+    Rule("error: .*; error.message", '".+', '".+', "our own words: the parameter, and what it must be"),
+    Rule("error: .* message; request_id", '"req-.*', ABSENT, "Anthropic's, always there in an error"),
     # extras
     Rule(
         r"(fields\.)?(response\.)?(choices\[\]\.(message\.)?)?(token_ids|prompt_token_ids|prompt_logprobs)",
@@ -96,7 +101,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         r"choices\[\]\.message\.(annotations|audio|function_call)", ABSENT, NULL,
-        "OpenAI's, for searches, speech and calls of the old kind, none of which are made here; its clients say None",
+        "OpenAI's, for searches, speech and calls of the old kind, which nobody asked for; its clients say None",
     ),
     Rule(
         r"completion, echo with logprobs; choices\[\]\.prompt_logprobs", ABSENT, ANY,
