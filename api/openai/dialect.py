@@ -68,6 +68,8 @@ class Dialect(Generic[Body]):
     """An error of this request id in that API's words and shape."""
     left_out: Callable[[Body], Mapping[str, str]] | None = None
     """What of the body's tools the model is not given: names for the client, each with its type for the log."""
+    refused_stream: Callable[[Body, ApiError, str, Clock], bytes | None] | None = None
+    """The whole stream that tells of an error before the first token; None: the error has a status of its own."""
 
 
 class DialectRoute(Generic[Body]):
@@ -93,6 +95,7 @@ class DialectRoute(Generic[Body]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived_ms = self._clock.monotonic_ms()
         exchange = Exchange(scope, receive, send)
+        asked: Body | None = None
         try:
             raw = await exchange.body(self._settings.body_bytes_max)
             asked = decode(self._decoder, raw)
@@ -106,7 +109,7 @@ class DialectRoute(Generic[Body]):
         except ContrailError as error:
             failure = self._failure(error, exchange)
             self._metrics.rejected(outcome_of(failure))
-            await exchange.refuse(failure)
+            await self._refuse(exchange, asked, failure)
         except Exception:
             self._metrics.rejected("error")
             raise
@@ -118,6 +121,16 @@ class DialectRoute(Generic[Body]):
                 outcome = await self._serve(exchange, accepted, teller, watch)
             finally:
                 watch.ended(outcome, accepted.usage())
+
+    async def _refuse(self, exchange: Exchange, asked: Body | None, failure: ApiError) -> None:
+        stream = None
+        if asked is not None and self._dialect.refused_stream is not None:
+            stream = self._dialect.refused_stream(asked, failure, exchange.request_id, self._clock)
+        if stream is None:
+            await exchange.refuse(failure)
+            return
+        await exchange.open_stream()
+        await exchange.close_stream(stream)
 
     def _tell_left_out(self, asked: Body, exchange: Exchange) -> None:
         left_out = self._dialect.left_out(asked) if self._dialect.left_out is not None else {}

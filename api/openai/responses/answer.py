@@ -17,6 +17,10 @@ from api.openai.responses.output_items import Event
 from api.openai.responses.tool_catalog import ToolCatalog
 from core.clock import Clock
 
+CONTEXT_CODE = "context_length_exceeded"
+FAILURE_CODES = frozenset({CONTEXT_CODE, "rate_limit_exceeded"})
+"""Codes of our errors that clients of this API know. Codex stops after `server_is_overloaded`, which an overload would
+be called, and asks again after `server_error`."""
 SUMMARIES = frozenset({"auto", "concise", "detailed"})
 """Words that ask for a summary of the reasoning; each is answered with all of its text."""
 
@@ -29,30 +33,19 @@ class ResponseTeller:
         self._names = TokenNames(accepted.shown.texts, as_ids=False)
         self._clock = clock
         self._output = ResponseOutput(request_id, ToolCatalog(asked), summarized=_summarized(asked.reasoning))
-        self._events = 0
-        self._response: dict[str, Any] = {
-            "id": f"resp_{request_id}",
-            "object": "response",
-            "created_at": clock.wall_ms() // 1000,
-            "status": "in_progress",
-            "completed_at": None,
-            "error": None,
-            "incomplete_details": None,
-            **_echoed(asked),
-            "output": [],
-            "usage": None,
-        }
+        self._events = EventWriter()
+        self._response = _begun(asked, request_id, clock)
 
     def __repr__(self) -> str:
-        return f"<ResponseTeller {self._response['id']}, {self._events} events>"
+        return f"<ResponseTeller {self._response['id']}, {self._events}>"
 
     def opening(self) -> bytes:
         """The response as it begins."""
-        return self._told([self._state("response.created"), self._state("response.in_progress")])
+        return self._events.written([self._state("response.created"), self._state("response.in_progress")])
 
     def step(self, step: Step) -> bytes:
         """What the step says."""
-        return self._told(self._output.add(step.said, self._logprobs(step)))
+        return self._events.written(self._output.add(step.said, self._logprobs(step)))
 
     def _logprobs(self, step: Step) -> list[dict[str, Any]]:
         if not step.logprobs:
@@ -63,14 +56,12 @@ class ResponseTeller:
     def closing(self) -> bytes:
         """The ends of the last item and of the response."""
         events = self._end()
-        return self._told([*events, self._state(f"response.{self._response['status']}")])
+        return self._events.written([*events, self._state(f"response.{self._response['status']}")])
 
     def broken(self, error: ApiError) -> bytes:
         """The response as it failed, with the items that were whole."""
-        self._response["status"] = "failed"
-        self._response["error"] = {"code": "server_error", "message": error.message}
         self._response["output"] = self._output.shown()
-        return self._told([self._state("response.failed")])
+        return self._events.written([_failed(self._response, error)])
 
     def whole(self) -> bytes:
         """The response as it ended."""
@@ -100,13 +91,62 @@ class ResponseTeller:
     def _state(self, kind: str) -> Event:
         return kind, {"response": self._response}
 
-    def _told(self, events: list[Event]) -> bytes:
+
+class EventWriter:
+    """Writes the events of one stream; every event has the number that follows."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __repr__(self) -> str:
+        return f"<EventWriter {self._count} events>"
+
+    def written(self, events: list[Event]) -> bytes:
+        """The events as server-sent events."""
         told: list[bytes] = []
         for kind, fields in events:
-            data = orjson.dumps({"type": kind, "sequence_number": self._events, **fields})
+            data = orjson.dumps({"type": kind, "sequence_number": self._count, **fields})
             told.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
-            self._events += 1
+            self._count += 1
         return b"".join(told)
+
+
+def refused_stream(asked: ResponsesRequest, error: ApiError, request_id: str, clock: Clock) -> bytes | None:
+    """The whole stream that refuses a streamed request whose prompt does not fit; None for other errors and requests.
+
+    Codex shortens its conversation after this event alone: after a status of 400 it stops.
+    """
+    if not asked.stream or error.code != CONTEXT_CODE:
+        return None
+    response = _begun(asked, request_id, clock)
+    # written one by one: the first event shows the response as it was before the second
+    writer = EventWriter()
+    created = writer.written([("response.created", {"response": response})])
+    return created + writer.written([_failed(response, error)])
+
+
+def _begun(asked: ResponsesRequest, request_id: str, clock: Clock) -> dict[str, Any]:
+    """The response to this request id as it begins."""
+    return {
+        "id": f"resp_{request_id}",
+        "object": "response",
+        "created_at": clock.wall_ms() // 1000,
+        "status": "in_progress",
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        **_echoed(asked),
+        "output": [],
+        "usage": None,
+    }
+
+
+def _failed(response: dict[str, Any], error: ApiError) -> Event:
+    """The last event of a stream that failed; the response says why."""
+    response["status"] = "failed"
+    code = error.code if error.code in FAILURE_CODES else "server_error"
+    response["error"] = {"code": code, "message": error.message}
+    return "response.failed", {"response": response}
 
 
 def _echoed(asked: ResponsesRequest) -> dict[str, Any]:

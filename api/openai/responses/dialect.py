@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api.openai.dialect import Dialect
-from api.openai.responses.answer import ResponseTeller
+from api.openai.responses.answer import ResponseTeller, refused_stream
 from api.openai.responses.body import ResponsesRequest
 from api.openai.responses.tool_catalog import left_out
 from api.openai.responses.translation import chat_of, named_here
@@ -14,4 +14,5 @@ RESPONSES = Dialect(
     teller=ResponseTeller,
     told=lambda error, _request_id: named_here(error),
     left_out=left_out,
+    refused_stream=refused_stream,
 )
