@@ -19,6 +19,7 @@ from api.openai.backend import Backend
 from api.openai.endpoints import further_routes, reading_routes
 from api.openai.errors import ApiError, answer_to, internal_error, of_status
 from api.openai.further.models import MODELS, READING
+from api.openai.responses.reasoning_seal import ReasoningSeal
 from api.openai.routes import generation_routes
 from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
@@ -43,16 +44,18 @@ def create_app(
     clock: Clock | None = None,
     page: ASGIApp | None = None,
     policy: AccessPolicy | None = None,
+    seal: ReasoningSeal | None = None,
 ) -> ASGIApp:
     """The whole API over this backend; every error that leaves it has the shape that clients of its path know. `page`
-    answers /debug and what is below it. Without a policy everybody may ask."""
+    answers /debug and what is below it. Without a policy everybody may ask; without a seal, no other process opens the
+    reasoning that clients bring back."""
     policy = policy or AccessPolicy()
     clock = clock or SystemClock()
     if policy.keyring is not None or policy.isolate_tenants:
         backend = Tenancy(backend, isolate=policy.isolate_tenants)
     tokenizers = Tokenizers()
     hot = generation_routes(backend, metrics, settings, clock, tokenizers)
-    cold = further_routes(backend, metrics, settings, clock, tokenizers)
+    cold = further_routes(backend, metrics, settings, clock, tokenizers, seal)
     app = framework(backend, {**hot, **cold}, page)
     routes = Junction(hot, app, (*cold, MODELS))
     return Answers(_layers(routes, policy), backend.failed, traced_by=clock if policy.expose_routing else None)

@@ -32,6 +32,7 @@ from api.heap import one_heap
 from api.http_limits import HttpLimits, connections_for
 from api.inherited import handed_over, inherited
 from api.logs import configure_logging, log_as
+from api.openai.responses.reasoning_seal import ReasoningSeal
 from api.openai.settings import ApiSettings
 from api.part import (
     LEASE_S,
@@ -190,7 +191,8 @@ async def serve(connection: Connection, arguments: FrontendArguments) -> None:
             settings = ApiSettings(body_bytes_max=section.body_bytes_max)
             passage = Passage(connection.words, connection.data)
             page = create_site(passage, None if is_loopback(host) else token_of(connection.key))
-            app = create_app(router, metrics, settings, page=page, policy=policy)
+            seal = ReasoningSeal(connection.key.reasoning_key)
+            app = create_app(router, metrics, settings, page=page, policy=policy, seal=seal)
             limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
             api = Server(app, listener, tls, neighbours=neighbours, limits=limits)
             ops = operations(host, arguments.ops, router.ready, metrics.registry, router.describe)

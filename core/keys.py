@@ -36,6 +36,11 @@ class DeploymentKey:
         return self._derived(b"door", 32).hex()
 
     @property
+    def reasoning_key(self) -> bytes:
+        """32 bytes that seal the reasoning which clients keep between turns."""
+        return self._derived(b"reasoning", 32)
+
+    @property
     def hash_seed(self) -> int:
         """The seed of the deployment's block hashes, 64 bits."""
         return int.from_bytes(self._derived(b"blocks", 8), "little")

@@ -23,11 +23,13 @@ from api.openai.errors import ApiError
 from api.openai.exchange import Exchange
 from api.openai.refusal import outcome_of, shown
 from api.openai.requests.accepted import Accepted
+from api.openai.requests.headers import hints_of
 from api.openai.requests.intake import Intake
 from api.openai.requests.types import ChatRequest
 from api.openai.requests.validation import decode
 from api.openai.settings import ApiSettings
 from api.openai.vigil import ClientGone
+from api.security.caller import tenant_of
 from core.clock import Clock
 from core.errors import ContrailError
 
@@ -66,6 +68,8 @@ class Dialect(Generic[Body]):
     """A new one for the answer to this request id."""
     told: Callable[[ApiError, str], ApiError]
     """An error of this request id in that API's words and shape."""
+    opened: Callable[[Body, str | None, str], Body] | None = None
+    """The body with what an earlier answer sealed for this tenant; the request's id is for the log."""
     left_out: Callable[[Body], Mapping[str, str]] | None = None
     """What of the body's tools the model is not given: names for the client, each with its type for the log."""
     refused_stream: Callable[[Body, ApiError, str, Clock], bytes | None] | None = None
@@ -99,6 +103,9 @@ class DialectRoute(Generic[Body]):
         try:
             raw = await exchange.body(self._settings.body_bytes_max)
             asked = decode(self._decoder, raw)
+            if self._dialect.opened is not None:
+                tenant = tenant_of(hints_of(exchange.headers).tenant)
+                asked = self._dialect.opened(asked, tenant, exchange.request_id)
             chat = self._dialect.chat_of(asked)
             exchange.asks_for(chat.model)
             self._tell_left_out(asked, exchange)

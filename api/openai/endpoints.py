@@ -21,16 +21,23 @@ from api.openai.further.errand import ErrandRoute
 from api.openai.further.models import READING, model_routes
 from api.openai.further.tokenizing import DetokenizeRequest, TokenizeRequest, Tokenizing
 from api.openai.requests.intake import Intake
-from api.openai.responses.dialect import RESPONSES
+from api.openai.responses.dialect import responses_dialect
+from api.openai.responses.reasoning_seal import ReasoningSeal
 from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
 from core.clock import Clock
 
 
 def further_routes(
-    backend: Backend, metrics: FrontendMetrics, settings: ApiSettings, clock: Clock, tokenizers: Tokenizers
+    backend: Backend,
+    metrics: FrontendMetrics,
+    settings: ApiSettings,
+    clock: Clock,
+    tokenizers: Tokenizers,
+    seal: ReasoningSeal | None = None,
 ) -> dict[str, ASGIApp]:
-    """Path to the application that answers POST there; `tokenizers` are those of the other routes."""
+    """Path to the application that answers POST there; `tokenizers` are those of the other routes. Without a seal, no
+    other process opens the reasoning that clients bring back."""
     intake = Intake(backend, settings, tokenizers)
     errand = partial(ErrandRoute, metrics, settings, clock)
     dialect = partial(DialectRoute, intake, backend, metrics, settings, clock)
@@ -38,7 +45,7 @@ def further_routes(
     tokenizing = Tokenizing(backend, settings, tokenizers)
     return {
         "/v1/embeddings": errand(EmbeddingRequest, embeddings.answer),
-        "/v1/responses": dialect(RESPONSES),
+        "/v1/responses": dialect(responses_dialect(seal or ReasoningSeal.of_this_process())),
         "/v1/messages": dialect(MESSAGES),
         "/v1/messages/count_tokens": errand(CountRequest, TokenCount(tokenizing).answer, AnthropicError),
         "/tokenize": errand(TokenizeRequest, tokenizing.tokenize),

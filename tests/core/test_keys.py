@@ -33,11 +33,15 @@ def test_processes_that_start_together_agree(tmp_path: Path) -> None:
 def test_derived_keys_differ(tmp_path: Path) -> None:
     """What one part of the system knows tells nothing of another's key, or of the secret."""
     key, other = DeploymentKey(bytes(32)), DeploymentKey(b"1" * 32)
-    derived = [each for k in (key, other) for each in (k.chain_key.hex(), k.door_key, f"{k.hash_seed:016x}")]
-    assert len(set(derived)) == 6
+    derived = [
+        each
+        for k in (key, other)
+        for each in (k.chain_key.hex(), k.door_key, k.reasoning_key.hex(), f"{k.hash_seed:016x}")
+    ]
+    assert len(set(derived)) == 8
     assert not any(a != b and a.startswith(b) for a in derived for b in derived)
     assert all(key.secret.hex()[:16] not in each for each in derived)
-    assert (len(key.chain_key), len(key.door_key)) == (32, 64)
+    assert (len(key.chain_key), len(key.door_key), len(key.reasoning_key)) == (32, 64, 32)
     assert DeploymentKey(bytes(32)).chain_key == key.chain_key
 
 

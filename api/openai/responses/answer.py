@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from api.openai.errors import ApiError
 from api.openai.requests.accepted import Accepted
 from api.openai.responses.body import ChosenTool, Reasoning, ResponsesRequest, ResponsesTool
 from api.openai.responses.output import ResponseOutput
-from api.openai.responses.output_items import Event
+from api.openai.responses.output_items import Event, unsealed
 from api.openai.responses.tool_catalog import ToolCatalog
 from core.clock import Clock
 
@@ -21,6 +22,8 @@ CONTEXT_CODE = "context_length_exceeded"
 FAILURE_CODES = frozenset({CONTEXT_CODE, "rate_limit_exceeded"})
 """Codes of our errors that clients of this API know. Codex stops after `server_is_overloaded`, which an overload would
 be called, and asks again after `server_error`."""
+SEALED = "reasoning.encrypted_content"
+"""What of `include` asks for sealed reasoning."""
 SUMMARIES = frozenset({"auto", "concise", "detailed"})
 """Words that ask for a summary of the reasoning; each is answered with all of its text."""
 
@@ -28,11 +31,24 @@ SUMMARIES = frozenset({"auto", "concise", "detailed"})
 class ResponseTeller:
     """Tells one response; every event has the number that follows."""
 
-    def __init__(self, asked: ResponsesRequest, accepted: Accepted, request_id: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        asked: ResponsesRequest,
+        accepted: Accepted,
+        request_id: str,
+        clock: Clock,
+        seal: Callable[[str], str | None] = unsealed,
+    ) -> None:
+        """`seal`: what a client that asks for sealed reasoning gets of it."""
         self._accepted = accepted
         self._names = TokenNames(accepted.shown.texts, as_ids=False)
         self._clock = clock
-        self._output = ResponseOutput(request_id, ToolCatalog(asked), summarized=_summarized(asked.reasoning))
+        self._output = ResponseOutput(
+            request_id,
+            ToolCatalog(asked),
+            summarized=_summarized(asked.reasoning),
+            seal=seal if SEALED in (asked.include or ()) else unsealed,
+        )
         self._events = EventWriter()
         self._response = _begun(asked, request_id, clock)
 

@@ -43,6 +43,8 @@ class Item(msgspec.Struct, frozen=True):
     """Of a message; of reasoning, what was thought."""
     summary: list[ItemPart] | None = None
     """Of reasoning."""
+    encrypted_content: str | None = None
+    """Of reasoning: its text as an earlier answer sealed it."""
     call_id: str | None = None
     """Of a call, and of the output that belongs to it."""
     name: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from api.openai.answers.said import Said, ToolDelta
@@ -14,6 +14,7 @@ from api.openai.responses.output_items import (
     OutputItem,
     ReasoningItem,
     SummaryItem,
+    unsealed,
 )
 from api.openai.responses.tool_catalog import ToolCatalog
 
@@ -21,11 +22,19 @@ from api.openai.responses.tool_catalog import ToolCatalog
 class ResponseOutput:
     """Items so far, of which the last one may be open; each step costs what is new in it."""
 
-    def __init__(self, request_id: str, catalog: ToolCatalog, *, summarized: bool = False) -> None:
-        """`summarized`: reasoning is shown as its summary."""
+    def __init__(
+        self,
+        request_id: str,
+        catalog: ToolCatalog,
+        *,
+        summarized: bool = False,
+        seal: Callable[[str], str | None] = unsealed,
+    ) -> None:
+        """`summarized`: reasoning is shown as its summary; `seal`: what the client gets of it for later turns."""
         self._request_id = request_id
         self._catalog = catalog
-        self._reasoning: type[ReasoningItem | SummaryItem] = SummaryItem if summarized else ReasoningItem
+        self._reasoning = SummaryItem if summarized else ReasoningItem
+        self._seal = seal
         self._items: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
         self._call: int | None = None
@@ -41,11 +50,18 @@ class ResponseOutput:
         """
         events: list[Event] = []
         if said.reasoning:
-            events += self._grow(self._reasoning, said.reasoning)
+            if not isinstance(self._open, ReasoningItem):
+                events += self._next(self._reasoning(self._request_id, self._index(), self._seal))
+            events += self._more(said.reasoning)
         if said.text:
-            events += self._grow(MessageItem, said.text, logprobs)
+            if not isinstance(self._open, MessageItem):
+                events += self._next(MessageItem(self._request_id, self._index()))
+            events += self._more(said.text, logprobs)
         for delta in said.tools:
-            events += self._grow_call(delta)
+            if self._call != delta.call:
+                events += self._next(self._call_item(delta))
+                self._call = delta.call
+            events += self._more(delta.arguments) if delta.arguments else []
         return events
 
     def close(self, status: str) -> list[Event]:
@@ -57,32 +73,25 @@ class ResponseOutput:
         """OpenAI's JSON of the items that are closed."""
         return self._items
 
-    def _grow(
-        self, kind: type[MessageItem | ReasoningItem | SummaryItem], piece: str, logprobs: Sequence[dict[str, Any]] = ()
-    ) -> list[Event]:
-        events: list[Event] = []
-        if not isinstance(self._open, kind):
-            events = self._end("completed")
-            events += self._begin(kind(self._request_id, len(self._items)))
-        assert self._open is not None
-        return events + self._open.more(piece, logprobs)
+    def _index(self) -> int:
+        """Of the item that begins next."""
+        return len(self._items) + (self._open is not None)
 
-    def _grow_call(self, delta: ToolDelta) -> list[Event]:
-        events: list[Event] = []
-        if self._call != delta.call:
-            events = self._end("completed")
-            events += self._begin(self._call_item(delta))
-            self._call = delta.call
+    def _next(self, item: OutputItem) -> list[Event]:
+        """The open item ends, and this one begins."""
+        return self._end("completed") + self._begin(item)
+
+    def _more(self, piece: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         assert self._open is not None
-        return events + (self._open.more(delta.arguments) if delta.arguments else [])
+        return self._open.more(piece, logprobs)
 
     def _call_item(self, delta: ToolDelta) -> CallItem:
         """The call under the client's name for the tool."""
         tool = self._catalog.get(delta.name)
         if tool is None:
-            return CallItem(self._request_id, len(self._items), delta.id, delta.name)
+            return CallItem(self._request_id, self._index(), delta.id, delta.name)
         kind = CustomCallItem if tool.custom else CallItem
-        return kind(self._request_id, len(self._items), delta.id, tool.name, tool.namespace)
+        return kind(self._request_id, self._index(), delta.id, tool.name, tool.namespace)
 
     def _begin(self, item: OutputItem) -> list[Event]:
         self._open = item

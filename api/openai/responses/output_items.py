@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from api.openai.responses.custom_input import CustomInput
@@ -10,6 +10,10 @@ from api.openai.tools.arguments import object_text
 
 Event = tuple[str, dict[str, Any]]
 """Its type and its fields, less the sequence number."""
+
+
+def unsealed(_text: str) -> None:
+    """No seal: the client did not ask for sealed reasoning."""
 
 
 class OutputItem(Protocol):
@@ -123,34 +127,38 @@ class ReasoningItem(_PartItem):
     id_prefix = "rs"
     event = "response.reasoning_text"
 
+    def __init__(self, request_id: str, index: int, seal: Callable[[str], str | None] = unsealed) -> None:
+        """`seal`: what the client gets of the text for later turns."""
+        super().__init__(request_id, index)
+        self._seal = seal
+        self._sealed: str | None = None
+
+    def closed(self, status: str) -> list[Event]:
+        """The text, the part and the item, whole; the item is sealed now."""
+        self._sealed = self._seal(self._text())
+        return super().closed(status)
+
     def shown(self, status: str) -> dict[str, Any]:
         """OpenAI's JSON of it."""
-        content = self._parts(status)
-        return {
-            "id": self._id,
-            "type": "reasoning",
-            "summary": [],
-            "content": content,
-            "encrypted_content": None,
-            "status": status,
-        }
+        shown = self._reasoning(self._parts(status))
+        return {"id": self._id, "type": "reasoning", **shown, "encrypted_content": self._sealed, "status": status}
+
+    def _reasoning(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"summary": [], "content": parts}
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": text}
 
 
-class SummaryItem(_PartItem):
+class SummaryItem(ReasoningItem):
     """The model's reasoning as its own summary: many clients show nothing else of it."""
 
-    id_prefix = "rs"
     event = "response.reasoning_summary_text"
     part_event = "response.reasoning_summary_part"
     part_index = "summary_index"
 
-    def shown(self, status: str) -> dict[str, Any]:
-        """OpenAI's JSON of it."""
-        summary = self._parts(status)
-        return {"id": self._id, "type": "reasoning", "summary": summary, "encrypted_content": None, "status": status}
+    def _reasoning(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"summary": parts}
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "summary_text", "text": text}
