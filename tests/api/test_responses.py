@@ -231,7 +231,7 @@ async def test_an_empty_answer_is_an_empty_message(api: Api) -> None:
         ({"background": True}, "background", "nothing is stored here"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole input"),
         ({"conversation": {"id": "c"}}, "conversation", "nothing is stored"),
-        ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "send the item itself"),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "send `store: false`, and the items"),
         ({"input": []}, "input", "must not be empty"),
         ({"input": [], "instructions": ""}, "input", "must not be empty"),
         ({"input": [{"role": "king", "content": "hi"}]}, "input", "must be one of"),

@@ -14,6 +14,8 @@ from api.openai.templates.messages import CalledFunction, ChatMessage, Part, Too
 
 Content = str | list[ItemPart]
 
+REFERENCE = "refers to a stored item, and nothing is stored here: send `store: false`, and the items themselves"
+"""Clients that leave `store` on, as the AI SDK does, refer to the items of earlier answers."""
 TEXT_PARTS = {"input_text", "output_text", "text", "reasoning_text", "summary_text"}
 
 
@@ -56,7 +58,7 @@ class _Conversation:
             case "additional_tools":
                 pass  # the catalog has them
             case "item_reference":
-                raise bad_parameter(place, "nothing is stored here: send the item itself")
+                raise bad_parameter(place, REFERENCE)
             case other if other in HOSTED_ITEMS:
                 pass  # the answer names them: see `tool_catalog.left_out`
             case other:
