@@ -14,6 +14,7 @@ from actors.registration import Registration
 from core.clock import Clock
 from core.errors import PeerError
 from core.models import ModelCard
+from core.served_names import NAMES_MAX, ServedNames
 
 LEARN_RETRY_S = 1.0
 """Between tries to get a tokenizer from a worker."""
@@ -46,6 +47,12 @@ class Catalog:
         self._clock = clock
         self._teachers = teachers
         self._on_change = on_change
+        self._served: dict[str, tuple[str, ...]] = {}
+        """Every model that has a worker, and what its workers call it beside its own name."""
+        self._unserved: dict[str, tuple[str, ...]] = {}
+        """The same of models that had one."""
+        self._names = self._old_names = ServedNames()
+        """Of the one, and of the other."""
         self._known: dict[str, _Known] = {}
         self._outdated: set[str] = set()
         """Models that had no worker since they were learned."""
@@ -62,12 +69,21 @@ class Catalog:
     def __contains__(self, model: str) -> bool:
         return model in self._known
 
+    def model_of(self, name: str) -> str:
+        """The model's own name, whichever of its names this is; the name as it is if no model has it."""
+        return self._names.model_of(name) or self._old_names.model_of(name) or name
+
     def card(self, model: str, workers: int) -> ModelCard:
         """The model's card with that many workers; KeyError if it was never learned."""
-        known = self._known[model]
-        if known.card.workers != workers:  # seldom: and every request asks
-            self._known[model] = known = known._replace(card=dataclasses.replace(known.card, workers=workers))
+        known, names = self._known[model], self._names.further.get(model, ())
+        if known.card.workers != workers or known.card.further_names != names:  # seldom: and every request asks
+            card = dataclasses.replace(known.card, workers=workers, further_names=names)
+            self._known[model] = known = known._replace(card=card)
         return known.card
+
+    def all_names(self) -> list[str]:
+        """By which models can be asked for, patterns as they were given."""
+        return [*self._names.all(), *self._old_names.all()]
 
     def context_max(self, model: str) -> int:
         """The longest prompt with answer, in tokens; KeyError if it was never learned."""
@@ -79,11 +95,28 @@ class Catalog:
 
     def consider(self, model: str) -> None:
         """A worker of the model came, went or was connected: the model is learned if that is due."""
-        if not any(self._teachers(model)):
+        teachers = list(self._teachers(model))
+        self._claim(model, teachers)
+        if not teachers:
             self._outdated |= {model} & self._known.keys()
         elif model not in self._learning and self._teacher(model) is not None:
             task = self._learning[model] = asyncio.create_task(self._learn(model), name=f"learn {model}")
             task.add_done_callback(lambda done: self._ended(model, done))
+
+    def _claim(self, model: str, teachers: list[Teacher]) -> None:
+        """The model has the names that its workers give it; without a worker it keeps those that it had."""
+        before = self._served.get(model)
+        if teachers:
+            names = tuple(dict.fromkeys(name for each in teachers for name in each.registration.aliases))[:NAMES_MAX]
+            if names == before:
+                return
+            self._served[model] = names
+            self._unserved.pop(model, None)
+        elif before is not None:
+            self._unserved[model] = self._served.pop(model)
+        else:
+            return
+        self._names, self._old_names = ServedNames.of(self._served), ServedNames.of(self._unserved)
 
     async def close(self) -> None:
         """Nothing is being learned."""

@@ -25,7 +25,7 @@ from core.errors import CallerError, ContrailError
 from core.failure import detail_of, failure_in, mark_in_log
 from core.generation import GenerateRequest, Hint, Output, Take
 from core.ids import WorkerId
-from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
+from core.models import GenerationFailed, NoWorkers, Overloaded, unknown_model
 from core.prompt import Prompt, scope_bytes
 from core.roles import PREFILL
 from core.session import session_key
@@ -98,7 +98,7 @@ class Dispatch:
                 raise NoWorkers(f"the model {model!r} {ONLY_PREFILL}")
             if roles:
                 raise NoWorkers(f"the workers of model {model!r} are not connected yet")
-            raise UnknownModel(f"the model {model!r} does not exist")
+            raise unknown_model(model, self._fleet.catalog.all_names())
 
     async def run(
         self,

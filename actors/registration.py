@@ -26,6 +26,8 @@ class Registration(msgspec.Struct, frozen=True):
     """Where its blocks can be pulled from; None if they cannot."""
     slots: int = 0
     """Requests that its engine runs at once; 0 if it does not say."""
+    aliases: tuple[str, ...] = ()
+    """Names of its model beside `model`, patterns too (`core.served_names`)."""
 
     @property
     def kind(self) -> tuple[str, int, int]:

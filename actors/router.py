@@ -259,10 +259,15 @@ class Router:
 
     def models(self) -> list[ModelCard]:
         """Every model that can be spoken for, by name."""
-        return [self.card(model) for model in self.fleet.catalog.models]
+        return [self.card(model) for model in self.fleet.catalog.models if self.model_of(model) == model]
+
+    def model_of(self, name: str) -> str:
+        """The own name of the model that has this name; the name as it is if none has."""
+        return self.fleet.catalog.model_of(name)
 
     def card(self, model: str) -> ModelCard:
-        """The model's card. UnknownModel if there was never a worker for it."""
+        """The card of the model that has this name. UnknownModel if there was never a worker for it."""
+        model = self.model_of(model)
         self.dispatch.check_known(model)
         return self.fleet.catalog.card(model, self.dispatch.connected.of(model))
 
@@ -287,6 +292,7 @@ class Router:
         A model that is not known is not told: its name is a client's text."""
         if is_in_log(error):
             return
+        model = self.model_of(model)
         known = model in self.fleet.catalog
         if known:
             self.admission.counts.turned_away(model, INTERNAL)

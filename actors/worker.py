@@ -76,6 +76,8 @@ class WorkerOptions:
     """Prompts that a prefill worker computes at once."""
     manner: Manner = field(default_factory=Manner)
     """How front ends are to speak for the model."""
+    aliases: tuple[str, ...] = ()
+    """What clients may call the model beside its name (`core.served_names`)."""
 
 
 class Worker:
@@ -149,7 +151,8 @@ class Worker:
         self.address = await self._open_port()
         transfer = self.engine.transfer
         kv = {"kv": msgspec.to_builtins(transfer.address)} if transfer is not None else {}
-        self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **details}
+        named = {"aliases": self.options.aliases} if self.options.aliases else {}
+        self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **details}
         await self._join()
         self.reports = LoadReports(
             self.engine,

@@ -50,7 +50,7 @@ def keys() -> None:
 @click.option("--tenant", required=True, help="Who asks with it: stands in the log, and apart in the cache if so set.")
 @click.option("--name", help="For people; one of a kind in the file.  [default: the tenant, with a number if taken]")
 @click.option("--expires", metavar="WHEN", help="A duration (90d), or a moment (2027-01-01T00:00:00Z).")
-@click.option("--model", "models", multiple=True, help="Only this model; may be given several times.")
+@click.option("--model", "models", multiple=True, help="Only this model, by its own name; may be given several times.")
 @click.option("--gateway", is_flag=True, help="It may speak for other tenants, by the header x-contrail-tenant.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 def create(

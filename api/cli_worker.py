@@ -40,6 +40,7 @@ from core.errors import CallerError
 from core.ids import WorkerId
 from core.readiness import Readiness
 from core.roles import DECODE
+from core.served_names import check_names
 from core.subjects import LOAD
 
 FAILED = ("engine dead", "defect")
@@ -100,11 +101,13 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--reasoning-parser", default="", metavar="NAME", help="How it writes its reasoning, likewise.")
 @click.option("--chat-template", default="", metavar="FILE", help="A jinja template instead of the model's own.")
+@click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Another name for the model; may end in *.")
 @worker_options
 def worker(
     connection: Connection,
     role: str,
     remote_prefill: bool,
+    aliases: tuple[str, ...],
     tool_call_parser: str,
     reasoning_parser: str,
     chat_template: str,
@@ -123,7 +126,7 @@ def worker(
     cache lacks much; how much is a live setting: contrail settings. `contrail prefill-worker` starts one of those.
     """
     manner = Manner(tool_call_parser, reasoning_parser, chat_template)
-    run_worker(connection, role, moves_blocks=DECODE if remote_prefill else "", manner=manner, **rest)
+    run_worker(connection, role, moves_blocks=DECODE if remote_prefill else "", manner=manner, aliases=aliases, **rest)
 
 
 def run_worker(
@@ -134,6 +137,7 @@ def run_worker(
     moves_blocks: str,
     slots: int | None = None,
     manner: Manner | None = None,
+    aliases: tuple[str, ...] = (),
     **given: Any,
 ) -> None:
     """The worker lived and ended as it should; `given` is what `worker_options` gave. Exit status 1 if it failed."""
@@ -143,6 +147,10 @@ def run_worker(
         host, port = split_address(given["listen"])
     except ValueError as error:
         raise CallerError(f"--listen: {error}") from error
+    try:
+        check_names((given["model"], *aliases))
+    except ValueError as error:
+        raise CallerError(f"--alias: {error}") from error
     manner = manner or Manner()
     options = WorkerOptions(
         namespace=connection.namespace,
@@ -158,6 +166,7 @@ def run_worker(
         engine_stall_s=given["engine_stall"],
         prefill_slots=slots or PREFILL_SLOTS,
         manner=manner,
+        aliases=aliases,
     )
     arguments = EngineArguments(
         engine=given["engine"],

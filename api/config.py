@@ -14,11 +14,12 @@ from msgspec import Meta
 
 from actors.engines.vllm_args import RANKS_ARGUMENTS
 from api.addresses import split_address
-from api.config_roles import with_remote_prefill
+from api.config_roles import check_aliases, with_remote_prefill
 from api.security.origin import check_origin
 from api.units import delay_s, duration_s, size_bytes
 from core.ids import NAME
 from core.roles import DECODE, PREFILL, ROLES
+from core.served_names import check_names
 from core.settings import RoutingSettings
 from core.subjects import check_namespace
 
@@ -47,7 +48,7 @@ MANNER = ("tool_call_parser", "reasoning_parser", "chat_template")
 """Of a decode group: how front ends are to speak for its model."""
 
 
-def _check(key: str, parse: Callable[[str], object], text: str) -> None:
+def _check(key: str, parse: Callable[[Any], object], text: object) -> None:
     """The text can be parsed; else ValueError names the key."""
     try:
         parse(text)
@@ -204,8 +205,9 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     """Its workers are called `{name}-0`, `{name}-1`, …; the role if not given."""
     model: str = "tiny"
     """`tiny` (built in), a folder, or a name on the Hugging Face hub."""
-    served_name: str | None = None
-    """What clients call the model; `model` if not given, of a folder its last part."""
+    served_name: str | tuple[str, ...] | None = None
+    """What clients call the model; `model` if not given, of a folder its last part. Of several the first one is its
+    name, the others may be asked for as well; one that ends in `*` stands for all names that begin so."""
     count: Count = 2
     role: str = DECODE
     """`decode` answers requests; `prefill` computes prompts for those that do."""
@@ -244,6 +246,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
                 raise ValueError("engine_stall: at least 1s")
         self._check_role()
         self._check_ranks()
+        if self.served_name not in {None, ""}:
+            _check("served_name", check_names, self.served_names)
         if not self.name:
             msgspec.structs.force_setattr(self, "name", self.role)
         if self.name in NAMES_TAKEN:
@@ -287,10 +291,22 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
         return prod(max(1, int(self.engine_args.get(key) or 1)) for key in RANKS_ARGUMENTS)
 
     @property
+    def served_names(self) -> tuple[str, ...]:
+        """`served_name` as a list; empty if not given."""
+        if isinstance(self.served_name, str):
+            return (self.served_name,) if self.served_name else ()
+        return self.served_name or ()
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """What clients may call the model beside its name."""
+        return self.served_names[1:]
+
+    @property
     def client_name(self) -> str:
         """What clients call the model."""
-        if self.served_name:
-            return self.served_name
+        if self.served_names:
+            return self.served_names[0]
         return self.model.rstrip("/").rpartition("/")[2] if is_folder_name(self.model) else self.model
 
 
@@ -313,6 +329,7 @@ class Deployment(Section, frozen=True, kw_only=True):
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise ValueError(f"two worker groups have one name, {twice[0]!r}: give each a `name` of its own")
+        check_aliases(self.workers)
         msgspec.structs.force_setattr(self, "workers", with_remote_prefill(self.workers))
         RoutingSettings.parse(self.routing)
 

@@ -10,7 +10,7 @@ from typing import Any
 from core.errors import CallerError
 from core.roles import DECODE, PREFILL
 
-SHARED = ("model", "engine")
+SHARED = ("model", "served_name", "engine")
 """What workers that compute for each other must have in common."""
 COPIED = ("model", "served_name", "engine", "engine_args", "advertise")
 """What a prefill group takes over from the decode group that it is made for."""

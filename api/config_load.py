@@ -75,6 +75,7 @@ SETTINGS = (
     Setting("frontend.tls.cert", "--tls-cert", "CONTRAIL_TLS_CERT"),
     Setting("frontend.tls.key", "--tls-key", "CONTRAIL_TLS_KEY"),
     Setting("workers.model", "--model", "CONTRAIL_MODEL"),
+    Setting("workers.served_name", "--served-name", "CONTRAIL_SERVED_NAME", urls),
     Setting("workers.count", "--workers", "CONTRAIL_WORKERS", int),
     Setting("workers.engine", "--engine", "CONTRAIL_ENGINE"),
     Setting("prefill.count", "--prefill-workers", "CONTRAIL_PREFILL_WORKERS", int),

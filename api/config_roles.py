@@ -36,6 +36,21 @@ def with_remote_prefill(groups: Iterable[WorkerGroup]) -> tuple[WorkerGroup, ...
     return decided
 
 
+def check_aliases(groups: Iterable[WorkerGroup]) -> None:
+    """No two models have one name. ValueError names the groups; what other deployments call their models, no file
+    shows (`core.served_names`)."""
+    decode = [group for group in groups if group.role == DECODE]
+    owners = {group.client_name: group for group in decode}
+    for group in decode:
+        for name in group.aliases:
+            owner = owners.setdefault(name, group)
+            if owner.client_name != group.client_name:
+                raise ValueError(
+                    f"worker groups {owner.name!r} and {group.name!r} serve two models, {owner.client_name} and "
+                    f"{group.client_name}, and both are called {name!r}: take it out of one `served_name`"
+                )
+
+
 def _check_of_use(prefill: WorkerGroup, decode: list[WorkerGroup]) -> None:
     """Some decode group asks this one, and all that do can read its blocks."""
     served = [group for group in decode if group.client_name == prefill.client_name]

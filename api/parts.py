@@ -151,7 +151,7 @@ def _manner_words(group: WorkerGroup) -> tuple[str, ...]:
         "--reasoning-parser": group.reasoning_parser,
         "--chat-template": template,
     }
-    return _words(told)
+    return (*_words(told), *(word for name in group.aliases for word in ("--alias", name)))
 
 
 def _words(told: Mapping[str, str | None]) -> tuple[str, ...]:

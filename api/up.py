@@ -40,6 +40,12 @@ BABBLES = """
     "-f", "--file", type=click.Path(path_type=Path), help="Deployment file; flags beat environment beat file."
 )
 @click.option("--model", "workers_model", help="tiny (built in), a folder, or a name on the Hugging Face hub.")
+@click.option(
+    "--served-name",
+    "workers_served_name",
+    metavar="NAME,…",
+    help="What clients call the model; of several the first is its name, and one may end in *.  [default: the model]",
+)
 @click.option("--workers", "workers_count", type=click.IntRange(1), help="How many workers.  [default: 2]")
 @click.option(
     "--prefill-workers",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from core.errors import CallerError, PeerError, Unavailable
+from core.served_names import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +25,17 @@ class ModelCard:
     files: dict[str, bytes] = field(default_factory=dict)
     """Tokenizer files by name: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`,
     `generation_config.json`."""
+    further_names: tuple[str, ...] = ()
+    """Beside its own, without patterns (`core.served_names`)."""
 
 
 class UnknownModel(CallerError):
     """No worker ever served a model of this name here."""
+
+
+def unknown_model(name: str, names: Iterable[str]) -> UnknownModel:
+    """For a request that asks for a model by this name, where only those can be asked for."""
+    return UnknownModel(f"the model {name!r} does not exist; there are: {listed(names)}")
 
 
 class NoWorkers(Unavailable):

@@ -16,8 +16,11 @@ class Backend(Protocol):
     def models(self) -> list[ModelCard]:
         """Every model that is known, sorted by name."""
 
+    def model_of(self, name: str) -> str:
+        """The own name of the model that has this name; the name as it is if none has."""
+
     def card(self, model: str) -> ModelCard:
-        """The model of this name; UnknownModel if there is none."""
+        """The model that has this name, under its own; UnknownModel if there is none."""
 
     async def run(
         self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None

@@ -12,7 +12,7 @@ import msgspec
 from api.openai.backend import Backend
 from api.security.caller import CALLER, Caller, tenant_of
 from core.generation import GenerateRequest, Take
-from core.models import ModelCard, UnknownModel
+from core.models import ModelCard, UnknownModel, unknown_model
 from core.readiness import Readiness
 
 SEPARATOR = ":"
@@ -31,9 +31,17 @@ class Tenancy:
         caller = CALLER.get()
         return [card for card in self._backend.models() if caller is None or caller.may_use(card.name)]
 
+    def model_of(self, name: str) -> str:
+        """The backend's."""
+        return self._backend.model_of(name)
+
     def card(self, model: str) -> ModelCard:
-        """The model's; UnknownModel for one that the key does not allow, as if there were none."""
-        _check_allowed(CALLER.get(), model)
+        """The model's; UnknownModel for one that the key does not allow, as if there were none. A key allows a model by
+        its own name, and with that all its names."""
+        caller = CALLER.get()
+        if caller is not None and not caller.may_use(self._backend.model_of(model)):
+            names = (name for card in self.models() for name in (card.name, *card.further_names))
+            raise UnknownModel(f"{unknown_model(model, names)} (this API key may use no others)")
         return self._backend.card(model)
 
     async def run(

@@ -100,6 +100,9 @@ class ScriptedBackend:
     def models(self) -> list[ModelCard]:
         return [card("org/other"), card("tiny")]
 
+    def model_of(self, name: str) -> str:
+        return name
+
     def card(self, model: str) -> ModelCard:
         for known in self.models():
             if known.name == model:

@@ -21,18 +21,20 @@ def model_routes(backend: Backend) -> APIRouter:
 
     @router.api_route(MODELS, methods=READING)
     async def list_models() -> Response:
-        return _json({"object": "list", "data": [_model(card) for card in backend.models()]})
+        data = [_model(card, name) for card in backend.models() for name in (card.name, *card.further_names)]
+        return _json({"object": "list", "data": data})
 
     @router.api_route("/v1/models/{model:path}", methods=READING)
     async def show_model(model: str) -> Response:
-        return _json(_model(backend.card(model)))
+        return _json(_model(backend.card(model), model))
 
     return router
 
 
-def _model(card: ModelCard) -> dict[str, Any]:
+def _model(card: ModelCard, name: str) -> dict[str, Any]:
+    """The model under this one of its names; `root` is its own."""
     return {
-        "id": card.name,
+        "id": name,
         "object": "model",
         "created": card.created_s,
         "owned_by": "contrail",

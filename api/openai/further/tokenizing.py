@@ -20,6 +20,7 @@ from api.openai.text.text_pool import Proceed
 from api.openai.text.tokenizer import ModelTokenizer, Tokenizers
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES, tokens_from_bytes
+from core.served_names import listed
 
 TOKENIZED_MAX = 131_072
 """So many tokens may a text have whatever the model's context is; more take the tokenizer too much memory."""
@@ -114,7 +115,7 @@ class Tokenizing:
             case [only]:
                 return only
             case several:
-                names = ", ".join(card.name for card in several) or "none yet"
+                names = listed(card.name for card in several)
                 raise bad_parameter("model", f"is required where not one model alone is served; here: {names}")
 
 

@@ -50,7 +50,7 @@ class ResponseTeller:
             seal=seal if SEALED in (asked.include or ()) else unsealed,
         )
         self._events = EventWriter()
-        self._response = _begun(asked, request_id, clock)
+        self._response = {**_begun(asked, request_id, clock), "model": accepted.model}
 
     def __repr__(self) -> str:
         return f"<ResponseTeller {self._response['id']}, {self._events}>"
@@ -170,7 +170,6 @@ def _echoed(asked: ResponsesRequest) -> dict[str, Any]:
     text_format = msgspec.to_builtins(asked.text.format) if asked.text and asked.text.format else {"type": "text"}
     verbosity = asked.text.verbosity if asked.text else None
     return {
-        "model": asked.model,
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
         "max_tool_calls": asked.max_tool_calls,
