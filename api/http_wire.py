@@ -54,6 +54,11 @@ class ClientWire:
         """Whether something of the answer has left."""
         return self._cycle.response_started
 
+    @property
+    def waits(self) -> bool:
+        """Whether the client is slower than we are."""
+        return self._flow.write_paused
+
     def listen(self, listener: Callable[[], None] | None) -> None:
         """The listener is called when the client hangs up, at once if it has; None listens no more."""
         self._listener = listener

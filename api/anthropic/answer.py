@@ -28,6 +28,10 @@ class MessageTeller:
         message = {**self._message(), "stop_reason": None, "stop_sequence": None, "content": []}
         return _told([{"type": "message_start", "message": message}])
 
+    def ping(self) -> bytes:
+        """An event that says nothing."""
+        return _told([{"type": "ping"}])
+
     def step(self, step: Step) -> bytes:
         """What the step says."""
         return _told(self._blocks.add(step.said))

@@ -21,6 +21,7 @@ from api.openai.answers.watch import Watch
 from api.openai.backend import Backend
 from api.openai.errors import ApiError
 from api.openai.exchange import Exchange
+from api.openai.heartbeat import Heartbeat
 from api.openai.refusal import outcome_of, shown
 from api.openai.requests.accepted import Accepted
 from api.openai.requests.headers import hints_of
@@ -46,6 +47,9 @@ class Teller(Protocol):
 
     def step(self, step: Step) -> bytes:
         """The events of one step; kept for the whole answer too."""
+
+    def ping(self) -> bytes:
+        """What a stream has in a long pause."""
 
     def closing(self) -> bytes:
         """What a stream ends with."""
@@ -151,10 +155,13 @@ class DialectRoute(Generic[Body]):
 
     async def _serve(self, exchange: Exchange, accepted: Accepted, teller: Teller, watch: Watch) -> str:
         """The request is answered, as far as there is a client; returns the outcome."""
-        answer = _stream if accepted.stream else _whole
         steps = Answering(self._backend, accepted, watch).steps()
+        streamed = accepted.stream
+        answer = (
+            _stream(exchange, teller, steps, self._settings.ping_s) if streamed else _whole(exchange, teller, steps)
+        )
         try:
-            await exchange.while_there(answer(exchange, teller, steps))
+            await exchange.while_there(answer)
         except ClientGone:
             return "abort"
         except ContrailError as error:
@@ -167,7 +174,19 @@ class DialectRoute(Generic[Body]):
         return accepted.finish or "error"
 
 
-async def _stream(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> None:
+async def _stream(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None], ping_s: float) -> None:
+    """Each step leaves as it comes; the stream begins with the first one, or a ping."""
+
+    def ping() -> None:
+        exchange.ping(lambda: (b"" if exchange.started else teller.opening()) + teller.ping())
+
+    with Heartbeat(ping_s, lambda: exchange.pieces, ping):
+        pending = await _steps(exchange, teller, steps)
+    await exchange.close_stream(pending + teller.closing())
+
+
+async def _steps(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> bytes:
+    """All steps have been told; what of them has not left yet."""
     pending = b""
     async with Reading(steps):
         async for step in steps:
@@ -179,7 +198,7 @@ async def _stream(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step
             if step.finish is None and pending:
                 await exchange.write(pending)
                 pending = b""
-    await exchange.close_stream(pending + teller.closing())
+    return pending
 
 
 async def _whole(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> None:

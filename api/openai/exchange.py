@@ -49,8 +49,12 @@ class Exchange:
         self._send = send
         self._deadline_s = _deadline_s(self.headers[DEADLINE_HEADER]) if DEADLINE_HEADER in self.headers else math.inf
         """By the loop's clock; infinite if the client named none."""
+        self.pieces = 0
+        """Handed on by `write`."""
         self._writes = 0
         """Begun and ended, together."""
+        self._pinging: asyncio.Task[None] | None = None
+        """Hands on a ping where that is not done at once."""
         self._wire: ClientWire | None = scope["state"].get(STATE_KEY)
         self._vigil: Vigil | None = None
 
@@ -107,8 +111,10 @@ class Exchange:
 
     async def write(self, piece: bytes) -> None:
         """The piece has been handed on; waits while the client is slower than we are."""
+        self.pieces += 1
         if self._wire is not None and self._wire.chunk(piece):
             return
+        await self._pinged()
         self._writes += 1
         if self._vigil is not None:
             self._vigil.look_on()
@@ -121,8 +127,33 @@ class Exchange:
             return False
         if self.started:
             return self._wire.chunk(piece)
-        self.started = self._wire.first_chunk(STREAM_HEADERS, piece)
+        headers = [*STREAM_HEADERS, *self.extra_headers] if self.extra_headers else STREAM_HEADERS
+        self.started = self._wire.first_chunk(headers, piece)
         return self.started
+
+    def ping(self, make: Callable[[], bytes]) -> None:
+        """The piece that `make` returns is on its way, and the stream has begun.
+
+        Nothing is done if the client is slower than we are: it has something to read.
+        """
+        if (self._wire is not None and self._wire.waits) or (self._pinging is not None and not self._pinging.done()):
+            return
+        piece = make()
+        if self.write_now(piece):
+            return
+        opening, self.started = not self.started, True
+        self._pinging = asyncio.create_task(self._ping(piece, opening=opening))
+
+    async def _ping(self, piece: bytes, *, opening: bool) -> None:
+        if opening:
+            await self.open_stream()
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def _pinged(self) -> None:
+        """What follows a ping comes behind it."""
+        if self._pinging is not None:
+            await self._pinging
+            self._pinging = None
 
     def writing(self) -> Callable[[bytes], bool]:
         """What does the same as `write_now`, once that has begun the stream."""
@@ -141,6 +172,7 @@ class Exchange:
     async def _last(self, message: Message) -> None:
         with suppress(TimeoutError):  # then the server cuts the connection: the answer is not whole
             async with asyncio.timeout(SLOW_READER_S):
+                await self._pinged()
                 await self._send(message)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:

@@ -18,10 +18,11 @@ from api.openai.answers.collected import Collected, best
 from api.openai.answers.completion_writer import CompletionWriter
 from api.openai.answers.plain_stream import PlainStream
 from api.openai.answers.said import Step
-from api.openai.answers.sse import Writer, error_event
+from api.openai.answers.sse import PING, Writer, error_event
 from api.openai.answers.watch import Watch
 from api.openai.backend import Backend
 from api.openai.exchange import Exchange
+from api.openai.heartbeat import Heartbeat
 from api.openai.refusal import outcome_of, shown
 from api.openai.requests.accepted import Accepted
 from api.openai.requests.functions import with_tools
@@ -118,11 +119,13 @@ class GenerationRoute:
     ) -> Coroutine[Any, Any, None]:
         """What answers it; to be awaited."""
         if accepted.plain and accepted.stream:
-            return PlainStream(exchange, accepted.choices[0], writer, watch).run(self._backend)
+            return PlainStream(exchange, accepted.choices[0], writer, watch, self._settings.ping_s).run(self._backend)
         if accepted.plain:
             return self._whole_plain(exchange, accepted.choices[0], writer, watch)
         answering = Answering(self._backend, accepted, watch)
-        return (_stream if accepted.stream else _whole)(exchange, answering, writer)
+        if accepted.stream:
+            return _stream(exchange, answering, writer, self._settings.ping_s)
+        return _whole(exchange, answering, writer)
 
     async def _whole_plain(self, exchange: Exchange, choice: Choice, writer: Writer, watch: Watch) -> None:
         """The same as `_whole`, for one choice that is nothing but text."""
@@ -141,8 +144,18 @@ class GenerationRoute:
         await exchange.answer(writer.plain(text, transcript.finish, transcript.stop_reason, usage))
 
 
-async def _stream(exchange: Exchange, answering: Answering, writer: Writer) -> None:
-    """Each step leaves as it comes; the stream begins with the first one."""
+async def _stream(exchange: Exchange, answering: Answering, writer: Writer, ping_s: float) -> None:
+    """Each step leaves as it comes; the stream begins with the first one, or a ping."""
+
+    def ping() -> None:
+        exchange.ping(lambda: (b"" if exchange.started else writer.openings()) + PING)
+
+    with Heartbeat(ping_s, lambda: exchange.pieces, ping):
+        await _steps(exchange, answering, writer)
+    await exchange.close_stream(writer.closing(answering.usage()))
+
+
+async def _steps(exchange: Exchange, answering: Answering, writer: Writer) -> None:
     async with Reading(answering.steps()) as steps:
         async for step in steps:
             piece = await _written(step, writer)
@@ -151,7 +164,6 @@ async def _stream(exchange: Exchange, answering: Answering, writer: Writer) -> N
                 piece = writer.openings() + piece
             if piece:
                 await exchange.write(piece)
-    await exchange.close_stream(writer.closing(answering.usage()))
 
 
 async def _written(step: Step, writer: Writer) -> bytes:

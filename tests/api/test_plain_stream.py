@@ -38,6 +38,8 @@ class Transport:
 class Transcript:
     """Tokens are characters."""
 
+    completion_tokens = 0
+
     finish: str | None = None
     stop_reason = None
 
@@ -80,7 +82,9 @@ async def written(say: Callable[[Callable[[Output], bool], FlowControl], Any]) -
             await say(take, flow)
 
     watch = SimpleNamespace(tokens=lambda: None)
-    await PlainStream(exchange, cast(Any, choice), cast(Any, Writer()), cast(Any, watch)).run(cast(Any, Backend()))
+    await PlainStream(exchange, cast(Any, choice), cast(Any, Writer()), cast(Any, watch), 60.0).run(
+        cast(Any, Backend())
+    )
     return transport.written.partition(b"\r\n\r\n")[2]
 
 

@@ -15,8 +15,9 @@ from orjson import dumps
 from actors.gathered import Gathered
 from api.openai.answers.answering import TokenWatch, broken_off
 from api.openai.answers.choice import Choice
-from api.openai.answers.sse import Writer
+from api.openai.answers.sse import PING, Writer
 from api.openai.backend import Backend
+from api.openai.heartbeat import Heartbeat
 from core.errors import ContrailError
 from core.generation import Output
 
@@ -35,6 +36,9 @@ class Client(Protocol):
     def close_now(self, piece: bytes) -> bool:
         """The same, with the stream's last piece."""
 
+    def ping(self, make: Callable[[], bytes]) -> None:
+        """What `make` returns is on its way, and the stream has begun, unless the client must be waited for."""
+
     async def open_stream(self) -> None:
         """The stream has begun."""
 
@@ -49,12 +53,14 @@ class PlainStream:
     """One request's. It begins with the first output: errors before it have a status of their own."""
 
     __slots__ = (
-        "_after", "_before", "_choice", "_client", "_held", "_opening", "_transcript", "_waits", "_watch", "_write",
-        "_writer",
+        "_after", "_before", "_choice", "_client", "_held", "_opening", "_ping_s", "_transcript", "_waits", "_watch",
+        "_write", "_writer",
     )  # fmt: skip
 
-    def __init__(self, client: Client, choice: Choice, writer: Writer, watch: TokenWatch) -> None:
+    def __init__(self, client: Client, choice: Choice, writer: Writer, watch: TokenWatch, ping_s: float) -> None:
+        """`ping_s` is how long nothing may be written until a ping is."""
         self._client = client
+        self._ping_s = ping_s
         self._choice = choice
         self._transcript = choice.transcript
         self._writer = writer
@@ -74,7 +80,8 @@ class PlainStream:
     async def run(self, backend: Backend) -> None:
         """The answer has been written, to its end. Raises what the backend raises, once all before it was written."""
         try:
-            await backend.run(self._writer.accepted.model, self._choice.request, self.take, self._choice.ended)
+            with Heartbeat(self._ping_s, self._tokens, self._ping):
+                await backend.run(self._writer.accepted.model, self._choice.request, self.take, self._choice.ended)
             await self._all_written()
         except ContrailError:
             await self._all_written()
@@ -102,6 +109,18 @@ class PlainStream:
             if not write(piece):
                 self._waits = asyncio.create_task(self._wait(piece))
         return True
+
+    def _tokens(self) -> int:
+        """Of each, something is written."""
+        return self._transcript.completion_tokens
+
+    def _ping(self) -> None:
+        if self._waits is None:
+            self._client.ping(self._opened)
+
+    def _opened(self) -> bytes:
+        opening, self._opening = self._opening, b""
+        return opening + PING
 
     def _take_outer(self, text: str) -> bool:
         """The same of the stream's first events, and its last ones."""

@@ -15,6 +15,8 @@ from api.openai.requests.accepted import Accepted
 from core.prompt import TOKEN_BYTES
 
 DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+"""A comment, which clients of events pass over."""
 
 
 class Writer:

@@ -59,6 +59,10 @@ class ResponseTeller:
         """The response as it begins."""
         return self._events.written([self._state("response.created"), self._state("response.in_progress")])
 
+    def ping(self) -> bytes:
+        """An event that says nothing, as OpenAI's server sends it: clients that wait for events pass over comments."""
+        return self._events.written([("keepalive", {})])
+
     def step(self, step: Step) -> bytes:
         """What the step says."""
         return self._events.written(self._output.add(step.said, self._logprobs(step)))
