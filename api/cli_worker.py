@@ -125,6 +125,10 @@ def worker(
     With --remote-prefill it asks the deployment's prefill workers, if any are there, for prompts of which its own
     cache lacks much; how much is a live setting: contrail settings. `contrail prefill-worker` starts one of those.
     """
+    try:
+        check_names((rest["model"], *aliases))
+    except ValueError as error:
+        raise CallerError(f"--alias: {error}") from error
     manner = Manner(tool_call_parser, reasoning_parser, chat_template)
     run_worker(connection, role, moves_blocks=DECODE if remote_prefill else "", manner=manner, aliases=aliases, **rest)
 
@@ -147,10 +151,6 @@ def run_worker(
         host, port = split_address(given["listen"])
     except ValueError as error:
         raise CallerError(f"--listen: {error}") from error
-    try:
-        check_names((given["model"], *aliases))
-    except ValueError as error:
-        raise CallerError(f"--alias: {error}") from error
     manner = manner or Manner()
     options = WorkerOptions(
         namespace=connection.namespace,
