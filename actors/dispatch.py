@@ -184,7 +184,8 @@ class Dispatch:
         prompt = Prompt(rest.tokens, self._fleet.catalog.block_size(trip.model), self._hash_seed, scope)
         asked = RouteRequest(
             rest.id, trip.attempt, trip.model, prompt, request.tenant or "", request.priority,
-            self._session_of(request) if request.session else "",
+            self._session_key(request, request.session) if request.session else "",
+            session_parent=self._session_key(request, request.session_parent) if request.session_parent else "",
         )  # fmt: skip
         if trip.hasty and told.tokens:  # who refused it may be all there is until the log tells of others
             await asyncio.sleep(RESUME_LOOK_S)
@@ -205,9 +206,9 @@ class Dispatch:
         self._tell_where(flight.worker)
         return flight
 
-    def _session_of(self, request: GenerateRequest) -> str:
+    def _session_key(self, request: GenerateRequest, name: str) -> str:
         """Sessions of different tenants are different ones."""
-        return session_key(f"{request.tenant or ''}/{request.session}", self._hash_seed)
+        return session_key(f"{request.tenant or ''}/{name}", self._hash_seed)
 
     def _informed(self, asked: RouteRequest) -> RouteRequest:
         """With what this replica has learned by now, if that counts."""

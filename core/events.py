@@ -239,6 +239,9 @@ class RequestRouted(EventBase, frozen=True):
     """How long requests that the replica held would have held it up, in microseconds, by worker."""
     believed: tuple[int, int] | None = None
     """`projections.believed.Keeps` under the policy `approximate`: what the worker is taken to keep, this included."""
+    session_parent: str = ""
+    """The key of the session that began `session`, as of a sub-agent; empty if the client named none. It informs: no
+    decision rests on it."""
 
 
 class RequestPrefilled(EventBase, frozen=True):

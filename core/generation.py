@@ -70,7 +70,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Lower is served first, as in vLLM."""
     tenant: str | None = None
     session: str = ""
-    """What the client calls the session that this belongs to; the log has a keyed hash of it."""
+    """What the client calls the session that this belongs to; the log has a keyed hash of it …"""
+    session_parent: str = ""
+    """… and of the session that began that one, if the client names it."""
     traceparent: str | None = None
     """W3C trace context, passed through."""
     deadline_ms: int | None = None

@@ -198,7 +198,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
     # unpacked once: this runs for every request, and each name of a tuple's costs a call
     worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision[:10]
     prefer, prefer_tokens, backlog, wait_us, believed = decision[10:]
-    request_id, attempt, model, prompt, tenant, priority, session, time, held = request
+    request_id, attempt, model, prompt, tenant, priority, session, time, held, parent = request
     assert worker is not None
     workers, columns = _columns(ranked[: settings.candidates_recorded_max], backlog)
     learned: tuple[int, ...] = ()
@@ -235,6 +235,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
         prefill_time=learned,
         held={str(worker): held_us for worker, held_us in held.items()} if held else {},
         believed=believed,
+        session_parent=parent,
     )
 
 

@@ -41,6 +41,8 @@ class RouteRequest(NamedTuple):
     held: Mapping[WorkerId, int] = MappingProxyType({})
     """How long other requests that this replica holds (`projections.plan`) would hold it up, in microseconds, by the
     worker to which they would go before it, or what a worker computes that declined one."""
+    session_parent: str = ""
+    """The key of the session that began `session`: recorded, and nothing is decided by it."""
 
     @staticmethod
     def of(event: RequestRouted, prompt: Prompt) -> RouteRequest:
@@ -49,8 +51,9 @@ class RouteRequest(NamedTuple):
         request = RequestId(event.request)
         held = {WorkerId(worker): held_us for worker, held_us in event.held.items()}
         return RouteRequest(
-            request, event.attempt, event.model, prompt, event.tenant, event.priority, event.session, time, held
-        )
+            request, event.attempt, event.model, prompt, event.tenant, event.priority, event.session, time, held,
+            event.session_parent,
+        )  # fmt: skip
 
 
 class Candidate(NamedTuple):

@@ -92,5 +92,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
+    metadata: dict[str, Any] | None = None
+    """Its `user_id` may name a session."""
     cache_salt: Salt | None = None
     """vLLM's."""

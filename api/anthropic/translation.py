@@ -63,7 +63,9 @@ def _ended(asked: CountRequest) -> dict[str, Any]:
 def _sampling(asked: CountRequest) -> dict[str, Any]:
     if not isinstance(asked, MessagesRequest):
         return {}
-    same = {name: getattr(asked, name) for name in ("stream", "temperature", "top_p", "top_k", "cache_salt")}
+    same = {
+        name: getattr(asked, name) for name in ("stream", "temperature", "top_p", "top_k", "metadata", "cache_salt")
+    }
     return {**same, "max_tokens": asked.max_tokens, "stop": asked.stop_sequences}
 
 

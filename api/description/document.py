@@ -30,7 +30,7 @@ HEADERS: tuple[tuple[str, str, Json], ...] = (
     ("x-contrail-tenant", "Who asks; of the key, if keys are asked for.", {"pattern": "^[A-Za-z0-9._-]{1,64}$"}),
     ("x-contrail-priority", "Lower is served first.", {"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX}),
     ("x-contrail-deadline-ms", "How long the client waits.", {"minimum": 1, "maximum": DEADLINE_MS_MAX}),
-    ("x-session-id", "What belongs together, for the policy `session`; else `user`.", {"pattern": "^[!-~]{1,256}$"}),
+    ("x-session-id", "The conversation; else as programs name it.", {"pattern": "^[!-~]{1,256}$"}),
     ("traceparent", "W3C's trace context; one that is none is ignored.", {}),
 )
 

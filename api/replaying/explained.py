@@ -122,7 +122,9 @@ def _setting(attempt: Attempt) -> list[tuple[str, str]]:
         + ("; ".join(attempt.doubts) or "see `replay verify`"),
         "not_made": "as recorded; --whole folds the log and decides again",
     }
+    below = f", begun by session {attempt.session_parent}" if attempt.session_parent else ""
     return [
+        *([("session", f"{attempt.session_key}{below}")] if attempt.session_key else ()),
         ("prompt", f"{attempt.prompt_tokens} tokens, {attempt.prompt_blocks} blocks of {attempt.block_size}"),
         ("policy", policy),
         ("settings", settings),

@@ -111,6 +111,8 @@ def _attempt(
         again=on.again,
         estimates=estimates(on),
         session=session_order(on, names.worker),
+        session_key=event.session,
+        session_parent=event.session_parent,
         drawn_two=[scored.candidate.worker for scored in drawn_two(on)],
         hold=hold(recording, tried, event),
         doubts=on.doubts,

@@ -177,6 +177,10 @@ class Attempt(msgspec.Struct, kw_only=True):
     """By what it was estimated how long candidates take, by policies that do."""
     session: SessionOrder | None = None
     """Whose turn it was, under `session`."""
+    session_key: str = ""
+    """The keyed hash of the session that the client named; empty if it named none."""
+    session_parent: str = ""
+    """That of the session which began it, such as a sub-agent's parent."""
     drawn_two: list[str] = msgspec.field(default_factory=list)
     """The two workers that `power-of-two` drew, the first one first; empty if the record does not tell."""
     hold: Hold | None = None

@@ -46,6 +46,7 @@ STAYS = {
     "policy": "of POLICIES",
     "digest": "of a decision",
     "session": "a keyed hash; decisions rest on it",
+    "session_parent": "a keyed hash",
 }
 """Texts in events that redaction leaves as they are, and why; every other one must be gone."""
 

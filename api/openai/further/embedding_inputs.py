@@ -27,6 +27,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     input: str | list[int | str | list[TokenId]]
     encoding_format: str | None = None
     dimensions: AtLeastOne | None = None
+    user: str | None = None
     # vLLM's
     add_special_tokens: bool | None = None
     cache_salt: Salt | None = None

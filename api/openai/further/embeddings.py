@@ -14,6 +14,7 @@ from api.openai.errors import bad_parameter
 from api.openai.further.embedding_inputs import EmbeddingRequest, embedding_tokens
 from api.openai.further.errand import Errand
 from api.openai.requests.headers import Hints, hints_of
+from api.openai.requests.sessions import Session, session_of
 from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
 from core.generation import TASK_EMBED, GenerateRequest, Output, Sampling
@@ -46,7 +47,9 @@ class Embeddings:
                 lambda proceed: embedding_tokens(asked, tokenizer, card, proceed), errand.size, hints.tenant
             )
         errand.model = card.name
-        rows = await self._rows(asked, errand, [_request(asked, hints, errand, *it) for it in enumerate(prompts)])
+        session = session_of(errand.headers, asked)
+        requests = [_request(asked, hints, session, errand, *it) for it in enumerate(prompts)]
+        rows = await self._rows(asked, errand, requests)
         errand.prompt_tokens = sum(map(len, prompts)) // TOKEN_BYTES
         usage = {"prompt_tokens": errand.prompt_tokens, "total_tokens": errand.prompt_tokens}
         return orjson.dumps({"object": "list", "data": rows, "model": card.name, "usage": usage})
@@ -92,7 +95,9 @@ class Embeddings:
         return found
 
 
-def _request(asked: EmbeddingRequest, hints: Hints, errand: Errand, index: int, tokens: bytes) -> GenerateRequest:
+def _request(
+    asked: EmbeddingRequest, hints: Hints, session: Session, errand: Errand, index: int, tokens: bytes
+) -> GenerateRequest:
     return GenerateRequest(
         id=RequestId(f"{errand.request_id}.{index}" if index else errand.request_id),
         tokens=tokens,
@@ -103,7 +108,8 @@ def _request(asked: EmbeddingRequest, hints: Hints, errand: Errand, index: int, 
         traceparent=hints.traceparent,
         deadline_ms=hints.deadline_ms,
         task=TASK_EMBED,
-        session=hints.session or "",
+        session=session.name,
+        session_parent=session.parent,
     )
 
 

@@ -24,11 +24,9 @@ class Hints(NamedTuple):
     priority: int | None
     deadline_ms: int | None
     traceparent: str | None
-    session: str | None
-    """What the client calls the session that the request belongs to."""
 
 
-NO_HINTS = Hints(None, None, None, None, None)
+NO_HINTS = Hints(None, None, None, None)
 _NAMES = frozenset(
     {b"traceparent", b"x-contrail-tenant", b"x-contrail-priority", b"x-contrail-deadline-ms", b"x-session-id"}
 )
@@ -39,12 +37,13 @@ def hints_of(headers: Mapping[bytes, bytes]) -> Hints:
     if _NAMES.isdisjoint(headers):
         return NO_HINTS
     traceparent = headers.get(b"traceparent", b"")
+    if b"x-session-id" in headers:
+        _check_session(headers[b"x-session-id"])  # who names a session by it means us: `requests.sessions` takes it
     return Hints(
         tenant=_tenant(headers.get(b"x-contrail-tenant")),
         priority=_integer(headers, "x-contrail-priority", -PRIORITY_MAX, PRIORITY_MAX),
         deadline_ms=_integer(headers, "x-contrail-deadline-ms", 1, DEADLINE_MS_MAX),
         traceparent=traceparent.decode() if _TRACEPARENT.fullmatch(traceparent) else None,
-        session=_session(headers.get(b"x-session-id")),
     )
 
 
@@ -62,12 +61,9 @@ def _tenant(raw: bytes | None) -> str | None:
     return raw.decode()
 
 
-def _session(raw: bytes | None) -> str | None:
-    if raw is None:
-        return None
+def _check_session(raw: bytes) -> None:
     if not _SESSION.fullmatch(raw):
         raise bad_parameter("x-session-id", "must be 1 to 256 printable ASCII characters without spaces")
-    return raw.decode()
 
 
 def _integer(headers: Mapping[bytes, bytes], name: str, low: int, high: int) -> int | None:

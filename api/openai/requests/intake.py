@@ -11,6 +11,7 @@ from api.openai.requests.accepted import Accepted
 from api.openai.requests.headers import Hints, hints_of
 from api.openai.requests.prompts import PromptTokens, prompts_of
 from api.openai.requests.sampling import room_of, with_seed
+from api.openai.requests.sessions import Session, session_of
 from api.openai.requests.terms import KeptTerms, Terms
 from api.openai.requests.types import ChatRequest, CompletionRequest
 from api.openai.requests.validation import check
@@ -60,7 +61,8 @@ class Intake:
         if terms is None or terms.tokenizer is not tokenizer:
             terms = Terms(parameters, tokenizer)
             self._terms.put(kind, beside, terms)
-        return _Making(parameters, card, terms, hints, request_id).accepted(prompts)
+        session = session_of(headers, parameters)
+        return _Making(parameters, card, terms, hints, session, request_id).accepted(prompts)
 
 
 class _Making(NamedTuple):
@@ -70,11 +72,12 @@ class _Making(NamedTuple):
     card: ModelCard
     terms: Terms
     hints: Hints
+    session: Session
     request_id: str
 
     def accepted(self, prompts: list[PromptTokens]) -> Accepted:
         """Every choice of every prompt; ApiError if one of them cannot be."""
-        parameters, card, terms, _, _ = self
+        parameters, card, terms = self[:3]
         choices: list[Choice] = []
         count = 0
         for prompt, sent in enumerate(prompts):
@@ -94,7 +97,7 @@ class _Making(NamedTuple):
         )
 
     def _request(self, index: int, tokens: bytes, sampling: Sampling) -> GenerateRequest:
-        parameters, _, _, hints, request_id = self
+        parameters, _, _, hints, session, request_id = self
         return GenerateRequest(
             id=RequestId(f"{request_id}.{index}" if index else request_id),
             tokens=tokens,
@@ -106,5 +109,6 @@ class _Making(NamedTuple):
             deadline_ms=hints.deadline_ms,
             # a stop string is found here: the worker is to hear of it soon
             gather=not parameters.stream and not parameters.stop,
-            session=hints.session or parameters.user or "",
+            session=session.name,
+            session_parent=session.parent,
         )

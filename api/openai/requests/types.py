@@ -131,6 +131,9 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     """Nothing is stored, whatever it says."""
     modalities: list[str] | None = None
     metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    client_metadata: dict[str, Any] | None = None
+    """Codex's."""
     functions: list[Function] | None = None
     """Tools in their deprecated form (`requests.functions`)."""
     function_call: str | ToolName | None = None

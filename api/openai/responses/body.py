@@ -143,6 +143,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    client_metadata: dict[str, Any] | None = None
+    """Codex's: it names its session in it."""
     stream: bool | None = None
     truncation: str | None = None
     include: list[str] | None = None

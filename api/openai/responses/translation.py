@@ -26,7 +26,7 @@ TRUNCATIONS = ("auto", "disabled")
 SAME_NAME = (
     "model", "temperature", "top_p", "user", "stream", "stop", "seed", "top_k", "min_p",
     "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids", "cache_salt", "priority",
-    "chat_template_kwargs",
+    "chat_template_kwargs", "metadata", "prompt_cache_key", "client_metadata",
 )  # fmt: skip
 """Parameters that a chat has too, and means the same by them."""
 NAMED_HERE = {
