@@ -37,7 +37,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    name: str
+    name: str = ""
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None

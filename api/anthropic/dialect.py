@@ -7,6 +7,7 @@ import orjson
 from api.anthropic.answer import MessageTeller
 from api.anthropic.body import CountRequest, MessagesRequest
 from api.anthropic.errors import AnthropicError
+from api.anthropic.tool_changes import left_out
 from api.anthropic.translation import chat_of
 from api.openai.dialect import Dialect
 from api.openai.further.errand import Errand
@@ -21,6 +22,7 @@ MESSAGES = Dialect(
     chat_of=chat_of,
     teller=lambda _asked, accepted, request_id, _clock: MessageTeller(accepted, request_id),
     told=AnthropicError,
+    left_out=left_out,
 )
 
 

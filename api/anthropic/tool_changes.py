@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from api.anthropic.body import Block, CountRequest, Tool
@@ -12,6 +13,10 @@ REMOVAL = "tool_removal"
 TOOL_CHANGES = (ADDITION, REMOVAL)
 REFERENCE = "tool_reference"
 DEFINITION = "tool_definition"
+CUSTOM = ("custom", "function")
+"""Types of tools that are described by a schema."""
+HOSTED = re.compile(r"[a-z][a-z0-9_]{0,63}")
+"""What the others are like: `web_search_20250305`, `bash_20250124`, `mcp_toolset`. They have no schema of their own."""
 
 
 def tools_of(asked: CountRequest) -> list[tuple[str, Tool]]:
@@ -45,6 +50,16 @@ def tools_of(asked: CountRequest) -> list[tuple[str, Tool]]:
             continue
         (removed.add if block.type == REMOVAL else removed.discard)(name)
     return [found for name, found in declared.items() if name not in removed]
+
+
+def is_hosted(tool: Tool) -> bool:
+    """Whether the tool is one that Anthropic's service runs, or that its models alone were taught."""
+    return tool.type is not None and tool.type not in CUSTOM and HOSTED.fullmatch(tool.type) is not None
+
+
+def left_out(asked: CountRequest) -> dict[str, str]:
+    """Types of the tools that the model is not offered, each by itself."""
+    return {tool.type: tool.type for _, tool in tools_of(asked) if tool.type is not None and is_hosted(tool)}
 
 
 def _changes(asked: CountRequest) -> Iterator[tuple[str, Block]]:

@@ -8,8 +8,8 @@ from typing import Any
 from api.anthropic.body import CountRequest, Message, MessagesRequest, OutputFormat, Tool, ToolChoice
 from api.anthropic.system_text import system_message
 from api.anthropic.text_blocks import content_of, given, part_of
-from api.anthropic.tool_changes import tools_of
-from api.openai.errors import bad_parameter, not_supported
+from api.anthropic.tool_changes import CUSTOM, is_hosted, tools_of
+from api.openai.errors import bad_parameter
 from api.openai.requests.types import ChatRequest
 from api.openai.templates.messages import (
     CalledFunction,
@@ -31,7 +31,7 @@ THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 
 def chat_of(asked: CountRequest) -> ChatRequest:
     """The chat; ApiError for what cannot be had here."""
-    tools = [_tool(place, tool) for place, tool in tools_of(asked)]
+    tools = [_tool(place, tool) for place, tool in tools_of(asked) if not is_hosted(tool)]
     choice = _choice(asked.tool_choice)
     return ChatRequest(
         model=asked.model,
@@ -144,8 +144,10 @@ def _turn(place: str, message: Message) -> ChatMessage:
 
 
 def _tool(place: str, tool: Tool) -> ChatTool:
-    if tool.type not in {None, "custom"}:
-        raise not_supported(place, f"{place}: a tool of type {tool.type!r}")
+    if tool.type not in {None, *CUSTOM}:
+        raise bad_parameter(f"{place}.type", "must be 'custom', or the type of one of Anthropic's own tools")
+    if not tool.name:
+        raise bad_parameter(f"{place}.name", "is required")
     return ChatTool(function=Function(name=tool.name, description=tool.description, parameters=tool.input_schema))
 
 

@@ -36,6 +36,8 @@ from core.errors import ContrailError
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 LEFT_OUT_HEADER = b"x-contrail-left-out-tools"
+LEFT_OUT_MAX = 16
+"""Names in it; the last one counts those beyond."""
 log = logging.getLogger(__name__)
 
 
@@ -146,7 +148,10 @@ class DialectRoute(Generic[Body]):
     def _tell_left_out(self, asked: Body, exchange: Exchange) -> None:
         left_out = self._dialect.left_out(asked) if self._dialect.left_out is not None else {}
         if left_out:
-            exchange.extra_headers.append((LEFT_OUT_HEADER, ", ".join(left_out).encode()))
+            names = list(left_out)
+            if len(names) > LEFT_OUT_MAX:
+                names[LEFT_OUT_MAX - 1 :] = [f"{len(names) - LEFT_OUT_MAX + 1} more"]
+            exchange.extra_headers.append((LEFT_OUT_HEADER, ", ".join(names).encode()))
             kinds = ", ".join(sorted(set(left_out.values())))
             log.info("left out what cannot run here: %s", kinds, extra={"request_id": exchange.request_id})
 

@@ -88,3 +88,27 @@ async def test_what_changes_nothing_is_taken(api: Api) -> None:
     text = await prompt(api, [{"role": "user", "content": [{**TEXT, **cached}]}], **fields)
     assert text == "<|user|>rain<|end|><|assistant|>"
     assert api.backend.requests[0].sampling.temperature == 1.5
+
+
+async def test_tools_that_cannot_run_here_are_left_out_and_named(api: Api) -> None:
+    """Whatever else is offered stays; how to choose is not said of none at all."""
+    hosted = [
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
+        {"type": "mcp_toolset", "mcp_server_name": "a"},
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "bash_20250124", "name": "bash2"},
+    ]
+    body = {"model": "tiny", "max_tokens": 5, "messages": [ASKED], "tools": hosted, "tool_choice": {"type": "auto"}}
+    for path, fields in (("", {}), ("", {"stream": True}), ("/count_tokens", {})):
+        answer = await api.http.post(f"/v1/messages{path}", json={**body, **fields})
+        assert answer.status_code == 200, answer.text
+        named = answer.headers.get("x-contrail-left-out-tools")
+        assert named == (None if path else "web_search_20250305, mcp_toolset, bash_20250124")
+    tool = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
+    offered = {**body, "tools": [*hosted, tool], "tool_choice": {"type": "any"}}
+    answer = await api.http.post("/v1/messages", json=offered)
+    assert answer.status_code == 200, answer.text
+    guided = api.backend.requests[-1].sampling.guided
+    assert guided is not None
+    assert "look" in (guided.json_schema or "")
+    assert "bash" not in (guided.json_schema or "")

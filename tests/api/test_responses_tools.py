@@ -10,9 +10,10 @@ import httpx
 import pytest
 from openai.types.responses import ResponseStreamEvent
 
+from api.openai.dialect import LEFT_OUT_MAX
 from api.openai.responses.body import ResponsesRequest, ResponsesTool
 from api.openai.responses.custom_input import CustomInput
-from api.openai.responses.tool_catalog import LEFT_OUT_MAX, ToolCatalog, flat_name
+from api.openai.responses.tool_catalog import ToolCatalog, flat_name
 from api.openai.tools.offer import NAME
 from tests.api.conftest import Api
 from tests.api.scripted import spoken

@@ -19,8 +19,6 @@ FLAT_NAME_CHARS_MAX = 64
 """Longest name of a function that a chat offers; NAME says so too."""
 DIGEST_BYTES = 4
 """Of the digest that ends a shortened name."""
-LEFT_OUT_MAX = 16
-"""Entries of the header that names what was left out."""
 SEPARATOR = "__"
 """Between namespace and name, as vLLM has it."""
 HOSTED_TOOL = re.compile(
@@ -141,7 +139,7 @@ def _shortened(plain: str, attempt: int = 0) -> str:
 
 def left_out(asked: ResponsesRequest) -> Mapping[str, str]:
     """What the model is not given of the request's tools, and of what hosted tools left in its input: names for the
-    client, each with its type. The last name counts those beyond LEFT_OUT_MAX."""
+    client, each with its type."""
     found: dict[str, str] = {}
     for _, tool in _declared(asked):
         for each in (tool, *(tool.tools or ())):
@@ -150,11 +148,7 @@ def left_out(asked: ResponsesRequest) -> Mapping[str, str]:
         for flat, custom in _customs(tool):
             if custom.format is not None and custom.format.type == "grammar":
                 found[f"custom:{flat} grammar"] = "custom grammar"
-    found |= {item.type: item.type for item in _items(asked) if item.type in HOSTED_ITEMS}
-    if len(found) <= LEFT_OUT_MAX:
-        return found
-    kept = dict(list(found.items())[: LEFT_OUT_MAX - 1])
-    return kept | {f"{len(found) - len(kept)} more": "more"}
+    return found | {item.type: item.type for item in _items(asked) if item.type in HOSTED_ITEMS}
 
 
 def _customs(tool: ResponsesTool) -> Iterator[tuple[str, ResponsesTool]]:

@@ -10,7 +10,8 @@ from api.openai.errors import ApiError, bad_parameter
 from api.openai.requests.types import ChatRequest
 from api.openai.templates.messages import NamedChoice, Tool
 
-TOOLS_MAX = 128
+TOOLS_MAX = 1024
+"""Programs with many MCP servers offer hundreds."""
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 AUTO = "auto"
 REQUIRED = "required"
