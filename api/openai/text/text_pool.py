@@ -72,7 +72,7 @@ class TextPool:
                 self._waiting.remove(job)
             raise
         over = Event()
-        running = loop.run_in_executor(self._executor, work, _proceed(over))
+        running = loop.run_in_executor(self._executor, _worked, work, _proceed(over))
         running.add_done_callback(lambda done: self._left(tenant, done))
         try:
             return await asyncio.shield(running)
@@ -111,6 +111,13 @@ class TextPool:
         if not done.cancelled():
             done.exception()  # nobody may be left to hear of it
         self._leave(tenant)
+
+
+def _worked(work: Callable[[Proceed], Result], proceed: Proceed) -> Result:
+    try:
+        return work(proceed)
+    except StopIteration as error:  # no future can hold it: who waits would wait for ever
+        raise RuntimeError("the work raised StopIteration") from error
 
 
 def _proceed(over: Event) -> Proceed:
