@@ -18,6 +18,7 @@ from actors.suspicion import Suspicion
 from actors.told import Told
 from actors.tries import Tries
 from actors.trip import Trip
+from actors.turns import Turns
 from actors.voice import Voice
 from core.clock import Clock
 from core.entropy import random_bits64
@@ -31,6 +32,7 @@ from core.roles import PREFILL
 from core.session import session_key
 from projections.backlog import PrefillTime
 from projections.decide import Decision, decide, record, rejection
+from projections.plan import LIGHT_TOKENS
 from projections.policies import ESTIMATING
 from projections.state import State
 from projections.view import RouteRequest, View
@@ -77,6 +79,7 @@ class Dispatch:
         self._decided = decided
         self.connected = Connected(state, fleet)
         self._wall_offset_ms = clock.wall_ms() - clock.monotonic_ms()
+        self._turns = Turns()
         self.holding = Holding(
             live,
             clock,
@@ -192,6 +195,8 @@ class Dispatch:
         try:
             flight = await self._bound(asked, rest, trip)
             while flight is None:
+                if asked.prompt.tokens > LIGHT_TOKENS:  # its decision and its record take milliseconds
+                    await self._turns.mine()
                 asked = self._informed(asked)
                 decision = self._decide(asked)
                 if decision.worker is not None:

@@ -108,6 +108,7 @@ class DialectRoute(Generic[Body]):
         asked: Body | None = None
         try:
             raw = await exchange.body(self._settings.body_bytes_max)
+            await self._intake.turn(len(raw))
             asked = decode(self._decoder, raw)
             if self._dialect.opened is not None:
                 tenant = tenant_of(hints_of(exchange.headers).tenant)

@@ -68,6 +68,7 @@ class GenerationRoute:
         exchange = Exchange(scope, receive, send)
         try:
             raw = await exchange.body(self._settings.body_bytes_max)
+            await self._intake.turn(len(raw))
             parameters = decode(self._decoder, raw)
             exchange.asks_for(parameters.model)
             parameters = with_tools(parameters)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from actors.turns import Turns
 from api.openai.answers.choice import Choice
 from api.openai.backend import Backend
 from api.openai.requests.accepted import Accepted
@@ -31,6 +32,12 @@ class Intake:
         self._settings = settings
         self._tokenizers = tokenizers
         self._terms = KeptTerms()
+        self._turns = Turns()
+
+    async def turn(self, size: int) -> None:
+        """What follows has a turn of the loop, if the body is so large that it takes milliseconds."""
+        if size > self._settings.inline_bytes_max:
+            await self._turns.mine()
 
     async def accept(
         self,
@@ -58,6 +65,7 @@ class Intake:
             prompts = await self._tokenizers.pool.run(
                 lambda proceed: prompts_of(parameters, tokenizer, card.context_max, proceed), size, hints.tenant
             )
+            await self.turn(size)
         if terms is None or terms.tokenizer is not tokenizer:
             terms = Terms(parameters, tokenizer)
             self._terms.put(kind, beside, terms)
