@@ -176,7 +176,7 @@ class Holding:
             self._bind(self._waiting[planned.request.id], planned.request, planned.decision)
             if planned.request.prompt.tokens > LIGHT_TOKENS:
                 self.look_soon()  # the next one in another turn of the loop: each may take milliseconds
-                break
+                return
         self._tell()
 
     def _planned(self, queue: list[Held]) -> Planned | None:
