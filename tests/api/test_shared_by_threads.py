@@ -9,9 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from api.openai.requests.prompts import prompts_of
+from api.openai.requests.types import ChatRequest
+from api.openai.templates.messages import ChatMessage
 from api.openai.text.segments import Segments, _size
 from api.openai.text.tokenizer import ModelTokenizer
-from core.prompt import tokens_to_bytes
+from core.prompt import tokens_from_bytes, tokens_to_bytes
 from tests.api.scripted import files, ids
 
 THREADS = 8
@@ -76,3 +79,30 @@ def test_one_tokenizer_gives_every_thread_its_own_tokens() -> None:
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(encode, range(THREADS)))
+
+
+def test_one_template_and_one_detokenizer_give_every_thread_its_own() -> None:
+    """Chats are rendered, tokenized and become text again, as each does alone."""
+    shared = ModelTokenizer("tiny", files())
+    chats = [
+        ChatRequest(
+            model="tiny",
+            messages=[ChatMessage(role="user", content=f"turn {turn} of {chat} é " * 9) for turn in range(chat + 1)],
+        )
+        for chat in range(12)
+    ]
+    alone = ModelTokenizer("tiny", files())
+    expected = [prompts_of(chat, alone, 10**6)[0].tokens for chat in chats]
+    texts = [alone.texts.decode(tokens_from_bytes(tokens), skip_special_tokens=False) for tokens in expected]
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(ROUNDS // 8):
+            at = chance.randrange(len(chats))
+            (prompt,) = prompts_of(chats[at], shared, 10**6)
+            assert prompt.tokens == expected[at]
+            detokenizer = shared.detokenizer(skip_special_tokens=False)
+            assert detokenizer.push(tokens_from_bytes(prompt.tokens)) + detokenizer.flush() == texts[at]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
