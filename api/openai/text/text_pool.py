@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,9 @@ Result = TypeVar("Result")
 Proceed = Callable[[], None]
 """Work calls it between two steps; it raises Abandoned if there is nobody left to work for."""
 
-THREADS = 4
-"""At once: tokenizing keeps every core busy with two of them, the others begin while these wait for each other."""
+THREADS = max(3, min(8, os.cpu_count() or 1))
+"""One for each core, within bounds: two for large bodies and one for others at least; with many of them the event loop
+would wait for its turn among them."""
 SMALL_BYTES_MAX = 64 * 1024
 """Work on larger bodies never has the last thread, …"""
 
