@@ -13,10 +13,10 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check -q -q
 ARGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install serve test test-page bench check format clean
+.PHONY: help setup install serve test test-page test-agents bench check format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 	@echo '  Arguments go through ARGS: make serve ARGS="--model tiny --workers 3 --port 9000"'
 
 setup: ## the environment in .venv (the other targets do this by themselves)
@@ -48,6 +48,9 @@ test: setup ## all tests, with real NATS, etcd and vLLM
 test-page: setup ## the debug page in a real browser: /usr/bin/chromium, or what CHROMIUM names
 	@$(PYTHON) -m pytest tests/page $(ARGS)
 
+test-agents: setup ## coding agents' own programs against simulated models: installs them in .agents, needs npm
+	@$(PYTHON) -m pytest tests/agents $(ARGS)
+
 bench: setup ## eight measurements, quick unless ARGS say otherwise; bench/README.md has all
 	@for name in index fold recover lag append size replay disagg; do \
 	  echo "== $$name"; $(PYTHON) -m bench.$$name $(or $(ARGS),--quick) || exit 1; \
@@ -63,5 +66,5 @@ format: setup ## format the code, mend what lint can
 	@$(PYTHON) -m ruff format .
 
 clean: ## remove the environment and all caches; ./data stays
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	@rm -rf $(VENV) .agents .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
