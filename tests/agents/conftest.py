@@ -11,9 +11,14 @@ import pytest_asyncio
 from tests.agents import fleet, programs, script
 from tests.agents.conversation import Conversation
 from tests.agents.installed import FOLDER, Missing, installed
+from tests.agents.kept import keep
 from tests.agents.program import Program
 from tests.agents.recorder import recording
 from tests.e2e.deployment import Running
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--keep-requests", action="store_true", help="write tests/fixtures/agents anew")
 
 
 def made() -> list[Program]:
@@ -50,8 +55,13 @@ def program(request: pytest.FixtureRequest) -> Program:
 
 
 @pytest_asyncio.fixture
-async def conversation(deployment: Running, program: Program, tmp_path: Path) -> AsyncIterator[Conversation]:
+async def conversation(
+    deployment: Running, program: Program, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Conversation]:
     """The program in a repository of its own, before the deployment."""
     port = int(deployment.url.rpartition(":")[2])
     async with recording("127.0.0.1", port) as recorder:
-        yield Conversation(deployment, program, recorder, tmp_path)
+        conversation = Conversation(deployment, program, recorder, tmp_path)
+        yield conversation
+        if request.config.getoption("--keep-requests"):
+            keep(request.function.__name__, conversation)
