@@ -142,7 +142,7 @@ MARKS = st.one_of(
 @given(parts=st.lists(MARKS, max_size=6))
 @example(parts=["it's 5 o'clock", "!\n/x\n1", "a\t\tb", "x  \n \n y", "abc123def", "你好\uff0c世界。", "'S", "I'LL,go"])
 def test_a_text_cut_at_every_boundary_has_the_tokens_of_the_whole(name: str, parts: list[str]) -> None:
-    """Whatever stands around it."""
+    """In any text."""
     text = "".join(parts)
     words = every_word(text)
     assert "".join(words) == text

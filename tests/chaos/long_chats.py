@@ -1,4 +1,4 @@
-"""Long chats at once: clients with fresh chats, or the talks of many agents; nothing fails, and nobody is held up.
+"""Long chats at once: clients with fresh chats, or the talks of many agents; nothing fails, and short requests are not held up.
 
 python -m tests.chaos.long_chats --load fresh-100k --minutes 10
 python -m tests.chaos.long_chats --load fresh-400k --minutes 10
@@ -8,7 +8,7 @@ A front end over simulated workers. Beside the load another process asks `/healt
 nothing else, which tells what of that is the machine. At the end six bodies of 4 MB of spaces stand beside small chats.
 """
 
-# ruff: noqa: T201 - it talks to whoever started it
+# ruff: noqa: T201 - a command for a terminal
 from __future__ import annotations
 
 import argparse

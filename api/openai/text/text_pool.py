@@ -14,7 +14,7 @@ from api.security.caller import tenant_of
 
 Result = TypeVar("Result")
 Proceed = Callable[[], None]
-"""Work calls it between two steps; it raises Abandoned if there is nobody left to work for."""
+"""Work calls it between two steps; it raises Abandoned if its request is over."""
 
 THREADS = max(3, min(8, os.cpu_count() or 1))
 """One for each core, within bounds: two for large bodies and one for others at least; with many of them the event loop
@@ -111,7 +111,7 @@ class TextPool:
 
     def _left(self, tenant: str | None, done: asyncio.Future[Any]) -> None:
         if not done.cancelled():
-            done.exception()  # nobody may be left to hear of it
+            done.exception()  # read: else asyncio warns of it where the request is over
         self._leave(tenant)
 
 
