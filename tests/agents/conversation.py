@@ -43,6 +43,7 @@ class Conversation:
         """A new conversation of this one prompt, to its end; the program reached nothing but the deployment."""
         finished = await self.program.run(self.place, self.target(model, context), prompt)
         assert self.recorder.elsewhere == set(), finished
+        assert not self.recorder.in_circles, finished
         return finished
 
     def started(self, prompt: str, model: str = fleet.QUICK) -> AbstractAsyncContextManager[Started]:

@@ -14,6 +14,7 @@ ROOT = HERE.parents[1]
 FOLDER = ROOT / ".agents"
 NPM_PINS = HERE / "package.json"
 PIP_PINS = HERE / "requirements.txt"
+PROGRAMS = (*(f"node_modules/.bin/{name}" for name in ("claude", "codex", "opencode", "qwen")), "aider/bin/aider")
 LINKING = ("@anthropic-ai/claude-code/install.cjs", "opencode-ai/postinstall.mjs")
 NODE_MIN = 20
 INSTALL_S = 900.0
@@ -30,7 +31,8 @@ def installed() -> Path:
     """
     stamp = FOLDER / "installed.txt"
     pins = f"{FOLDER}\n{NPM_PINS.read_text()}{PIP_PINS.read_text()}"
-    if not (stamp.is_file() and stamp.read_text() == pins):
+    whole = all((FOLDER / path).exists() for path in PROGRAMS)
+    if not (whole and stamp.is_file() and stamp.read_text() == pins):
         _check_node()
         shutil.rmtree(FOLDER, ignore_errors=True)
         FOLDER.mkdir()

@@ -9,6 +9,8 @@ from tests.agents.program import Finished, Program, Target, Workplace
 from tests.agents.script import SUMMARY, Call, Reply, calling, thinking
 
 KEY = "none"
+OUTPUT_MAX = 8192
+"""Tokens of an answer, where a program asks how long that may be: it keeps so much of the context free."""
 
 
 class ClaudeCode(Program):
@@ -27,6 +29,7 @@ class ClaudeCode(Program):
                 {"ANTHROPIC_MODEL": target.model, "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.model} if target.model else {}
             ),
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.context),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(OUTPUT_MAX),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
         }
@@ -38,10 +41,12 @@ class ClaudeCode(Program):
     def replies(self) -> list[Reply]:
         begin = Call("Agent", {"description": "See to it", "prompt": script.task("claude")})
         launched = {"when": "Async agent launched", "say": thinking("It works on it.", "I wait.")}
-        search = Call("ToolSearch", {"query": "select:WebFetch", "max_results": 1})
+        search = Call("ToolSearch", {"query": "select:CronList", "max_results": 1})
         return [
             *script.delegation("claude", begin, [launched]),
-            {"when": "[claude search]", "say": calling(search, "There is a tool for it.")},
+            {"when": "[search]", "say": calling(search, "There is a tool for it.")},
+            {"when": "<tool_response>\nCronList", "say": calling(Call("CronList", {}), "I have it now.")},
+            {"when": "No scheduled jobs", "say": thinking("None.", script.SEARCHED)},
             {
                 "when": "an <analysis> block followed by a <summary> block",
                 "say": thinking("In short.", f"<summary>{SUMMARY}</summary>"),
@@ -118,7 +123,7 @@ class Opencode(Program):
 
     def command(self, place: Workplace, target: Target, prompt: str) -> tuple[list[str], dict[str, str]]:
         program = str(self.installed / "node_modules" / ".bin" / "opencode")
-        model = {"name": target.model, "reasoning": True, "limit": {"context": target.context, "output": 8192}}
+        model = {"name": target.model, "reasoning": True, "limit": {"context": target.context, "output": OUTPUT_MAX}}
         provider = {
             "npm": "@ai-sdk/openai-compatible",
             "name": "Contrail",
@@ -230,8 +235,8 @@ class Aider(Program):
             {
                 f"openai/{target.model}": {
                     "max_input_tokens": target.context,
-                    "max_tokens": 8192,
-                    "max_output_tokens": 8192,
+                    "max_tokens": OUTPUT_MAX,
+                    "max_output_tokens": OUTPUT_MAX,
                     "input_cost_per_token": 0,
                     "output_cost_per_token": 0,
                     "litellm_provider": "openai",

@@ -12,8 +12,8 @@ from typing import Any
 HEAD_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 32 * 1024 * 1024
 """A longer request is refused: no program of ours sends one."""
-EXCHANGES_MAX = 500
-"""A program that asks more often than that in one test asks in circles."""
+EXCHANGES_MAX = 100
+"""A program that asks more often than that in one test asks in circles, and is answered no more."""
 SECRET = ("authorization", "x-api-key")
 
 
@@ -95,6 +95,11 @@ class Recorder:
         """Where the programs find the deployment."""
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def in_circles(self) -> bool:
+        """Whether more was asked than any conversation takes."""
+        return len(self.exchanges) > EXCHANGES_MAX
+
     def posts(self, path: str = "") -> list[Exchange]:
         """Requests for answers whose path ends so, in order."""
         return [
@@ -122,9 +127,9 @@ class Recorder:
                 writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
             else:
                 exchange.raw = await _body(reader, exchange.headers)
-                assert len(self.exchanges) < EXCHANGES_MAX, "a program asks in circles"
                 self.exchanges.append(exchange)
-                await self._pass(head, exchange, reader, writer)
+                if not self.in_circles:
+                    await self._pass(head, exchange, reader, writer)
         writer.close()
 
     async def _pass(

@@ -22,6 +22,8 @@ EDIT = "[edit] Replace what notes.txt says by something short."
 EDITED = "Short.\n"
 FIRST, SECOND = "first.txt", "second.txt"
 DONE = "Both files are written."
+SEARCH = "[search] Find a tool that lists what is scheduled."
+SEARCHED = "Nothing is scheduled."
 DELEGATED = "The agent has seen to it."
 NUMBERS = 3000
 """So many are printed at once …"""

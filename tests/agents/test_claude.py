@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest_asyncio
+import pytest
 
 from tests.agents import script
 from tests.agents.conversation import Conversation
-from tests.agents.installed import FOLDER
 from tests.agents.programs import ClaudeCode
-from tests.agents.recorder import recording
-from tests.e2e.deployment import Running
+
+pytestmark = pytest.mark.parametrize("program", [ClaudeCode], ids=["claude"], indirect=True)
 
 
-@pytest_asyncio.fixture
-async def claude(deployment: Running, tmp_path: Path) -> AsyncIterator[Conversation]:
-    port = int(deployment.url.rpartition(":")[2])
-    async with recording("127.0.0.1", port) as recorder:
-        yield Conversation(deployment, ClaudeCode(FOLDER), recorder, tmp_path)
-
-
-async def test_its_own_model_names(claude: Conversation) -> None:
+async def test_its_own_model_names(conversation: Conversation) -> None:
     """Told of no model, it asks for its own by their names, and a pattern of names has them answered."""
-    finished = await claude.ask(script.QUESTION, model="")
+    finished = await conversation.ask(script.QUESTION, model="")
     assert finished.status == 0, finished
-    assert script.ANSWER in claude.program.text(finished), finished
-    assert {post.body["model"].partition("-")[0] for post in claude.recorder.posts(claude.program.route)} == {"claude"}
-    assert {exchange.status for exchange in claude.recorder.exchanges} == {200}
+    assert script.ANSWER in conversation.program.text(finished), finished
+    posts = conversation.recorder.posts(conversation.program.route)
+    assert {post.body["model"].partition("-")[0] for post in posts} == {"claude"}
+    assert {exchange.status for exchange in conversation.recorder.exchanges} == {200}
+
+
+async def test_tool_search(conversation: Conversation) -> None:
+    """A tool that is deferred is found, told of by reference, called, and answers."""
+    finished = await conversation.ask(script.SEARCH)
+    assert finished.status == 0, finished
+    assert script.SEARCHED in conversation.program.text(finished), finished
+    first, second, _ = conversation.turns
+    offered = [{tool["name"] for tool in turn.body["tools"]} for turn in (first, second)]
+    assert offered[1] - offered[0] == {"CronList"}
+    assert "tool_reference" in second.raw.decode()
+    assert {exchange.status for exchange in conversation.recorder.exchanges} == {200}

@@ -95,7 +95,7 @@ async def test_hang_up(conversation: Conversation) -> None:
 
 
 async def test_full_context(conversation: Conversation) -> None:
-    """The program makes room by a summary when the context is full, and comes to an end."""
+    """The program makes room by a summary before the context is full, and comes to an end."""
     program = conversation.program
     if not program.has_tools:
         await _assert_says_full(conversation, fleet.SMALL_CONTEXT)
@@ -103,7 +103,10 @@ async def test_full_context(conversation: Conversation) -> None:
     finished = await conversation.ask(script.swell(program.name), fleet.SMALL)
     assert finished.status == 0, finished
     assert script.SWELLED in program.text(finished), finished
-    assert any(program.compacted(post.body) for post in conversation.recorder.posts(program.route))
+    posts = conversation.recorder.posts(program.route)
+    assert any(program.compacted(post.body) for post in posts)
+    assert statuses(posts) == {200}, "it goes by the tokens that it is told, not by a refusal"
+    assert not any(word in post.text for post in posts for word in FULL)
 
 
 async def _assert_says_full(conversation: Conversation, context: int) -> None:
