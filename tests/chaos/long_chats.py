@@ -1,4 +1,4 @@
-"""Long chats at once: clients with fresh chats, or the talks of many agents; nothing fails, and short requests are not held up.
+"""Long chats at once: clients with fresh chats, or agents' talks; nothing fails, and short requests are not held up.
 
 python -m tests.chaos.long_chats --load fresh-100k --minutes 10
 python -m tests.chaos.long_chats --load fresh-400k --minutes 10
