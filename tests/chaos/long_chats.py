@@ -46,6 +46,8 @@ FRESH = {"fresh-100k": 1_000, "fresh-400k": 4_000}
 FRESH_MESSAGES, FRESH_CLIENTS = 100, 8
 TALKS, TALK_CHARS, TURN_CHARS, TURNS = 150, 240_000, 4_000, 20
 """Talks at once; what each begins with (some 60 000 tokens, half of it common to all), and what a turn adds."""
+TALK_EVERY_S = 0.2
+"""The first turns, of which nothing is known yet, come one after the other."""
 SPACES, SPACES_CLIENTS = 4_000_000, 6
 SMALL_CHARS, SMALL_S = 6_000, 10.0
 HEALTH_EVERY_S = 0.01
@@ -121,8 +123,9 @@ class Load:
             while True:
                 await self.ask(http, self.words.messages(FRESH_MESSAGES, chars))
 
-    async def talk(self, common: str) -> None:
+    async def talk(self, common: str, begins_s: float) -> None:
         """An agent's talks: each turn sends all that was said; a new connection for each talk."""
+        await asyncio.sleep(begins_s)
         while True:
             messages = [{"role": "system", "content": common}, *self.words.messages(31, TALK_CHARS // 2 // 31)]
             async with self.http() as http:
@@ -139,7 +142,7 @@ class Load:
         """Those of this load, asking."""
         if load == "talks":
             common = self.words.text(TALK_CHARS // 2)
-            return [asyncio.create_task(self.talk(common)) for _ in range(TALKS)]
+            return [asyncio.create_task(self.talk(common, at * TALK_EVERY_S)) for at in range(TALKS)]
         return [asyncio.create_task(self.fresh(FRESH[load])) for _ in range(FRESH_CLIENTS)]
 
 
