@@ -17,6 +17,7 @@ import asyncio.base_events
 import inspect
 import json
 import multiprocessing
+import os
 import re
 import shutil
 import sys
@@ -275,6 +276,7 @@ async def polled(url: str) -> AsyncIterator[dict[str, dict[str, float]]]:
 
 def serve_bare(pipe: Any) -> None:
     """Answers each request at once."""
+    os.setsid()  # by sessions the scheduler shares the cores: else it waits for the load's own computing
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError):
@@ -291,6 +293,7 @@ def serve_bare(pipe: Any) -> None:
 
 def poll(pipe: Any, *ports: int) -> None:
     """Asks each port every HEALTH_EVERY_S until told to stop, then says how long each answer took."""
+    os.setsid()
 
     async def ask(port: int, over: asyncio.Event) -> list[float]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
