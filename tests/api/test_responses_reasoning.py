@@ -69,6 +69,7 @@ async def test_reasoning_is_content_where_no_summary_is_asked_for(api: Api, aske
     assert any(event.type == "response.reasoning_text.delta" for event in events)
 
 
+LOGGER = "api.openai.responses.sealed_items"
 SEALED: Any = ["reasoning.encrypted_content"]
 QWEN3 = (Path(__file__).parent / "templates" / "qwen3.jinja").read_text()
 THOUGHT = "<think>\nlook\n</think>\n\n"
@@ -100,14 +101,21 @@ class Replica:
     @asynccontextmanager
     async def served(self) -> AsyncIterator[httpx.AsyncClient]:
         address = await self.server.start()
-        async with httpx.AsyncClient(base_url=f"http://{address}", verify=False) as http:
-            yield http
-        await self.server.stop(grace_s=1)
+        try:
+            async with httpx.AsyncClient(base_url=f"http://{address}", verify=False) as http:
+                yield http
+        finally:
+            await self.server.stop(grace_s=1)
 
     @property
     def prompt(self) -> list[int]:
         """The last one's tokens."""
         return list(tokens_from_bytes(self.backend.requests[-1].tokens))
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says of sealed items; other tests may have made clients talk, too."""
+    return [record.getMessage() for record in caplog.records if record.name == LOGGER]
 
 
 async def turn(http: httpx.AsyncClient, given: list[Any], **headers: str) -> dict[str, Any]:
@@ -142,11 +150,11 @@ async def test_sealed_reasoning_is_rendered_where_it_was(caplog: pytest.LogCaptu
             assert tokenizer().decode(replica.prompt, skip_special_tokens=False).startswith(begun)
         whole = ids(begun)
         assert tuple(ours.prompt[: len(whole)]) == whole
-        assert not caplog.records
-        with caplog.at_level(logging.INFO, logger="api.openai.responses.sealed_items"):
+        assert not logged(caplog)
+        with caplog.at_level(logging.INFO, logger=LOGGER):
             await turn(third, given)
         assert "look" not in tokenizer().decode(foreign.prompt, skip_special_tokens=False)
-        assert [record.getMessage().split(" ")[:4] for record in caplog.records] == [["left", "out", "1", "sealed"]]
+        assert [line.split(" ")[:4] for line in logged(caplog)] == [["left", "out", "1", "sealed"]]
 
 
 async def test_a_tenants_reasoning_does_not_open_for_another(tmp_path: Path) -> None:
@@ -201,12 +209,12 @@ async def test_what_does_not_open_is_no_error(api: Api, caplog: pytest.LogCaptur
     with_summary = {**foreign, "summary": [{"type": "summary_text", "text": "sum"}]}
     call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c", "output": "x"}
-    with caplog.at_level(logging.INFO, logger="api.openai.responses.sealed_items"):
+    with caplog.at_level(logging.INFO, logger=LOGGER):
         await turn(api.http, [ASKED, foreign, call, result])
         assert "<think>" not in sent(api)
         await turn(api.http, [ASKED, with_summary, call, result])
         assert "<think>\nsum\n</think>" in sent(api)
-    assert len(caplog.records) == 2
+    assert len(logged(caplog)) == 2
     assert not any("secret" in record.getMessage() for record in caplog.records)
 
 
