@@ -124,7 +124,7 @@ class DialectRoute(Generic[Body]):
             failure = self._failure(error, exchange)
             self._metrics.rejected(outcome_of(failure))
             await self._refuse(exchange, asked, failure)
-        except Exception:
+        except Exception:  # counted here, told and logged where it arrives
             self._metrics.rejected("error")
             raise
         else:

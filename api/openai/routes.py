@@ -81,7 +81,7 @@ class GenerationRoute:
             failure = shown(error, exchange.request_id)
             self._metrics.rejected(outcome_of(failure))
             await exchange.refuse(failure)
-        except Exception:
+        except Exception:  # counted here, told and logged where it arrives
             self._metrics.rejected("error")
             raise
         else:
