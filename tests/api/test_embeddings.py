@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from api.openai.further import embeddings
 from api.openai.further.embedding_inputs import EMBEDDING_INPUTS_MAX
 from api.openai.further.embeddings import EMBEDDINGS_AT_ONCE
 from core.errors import CallerError
@@ -150,6 +152,22 @@ async def test_a_bounded_number_is_computed_at_once(api: Api) -> None:
     answer = await answering
     assert [it["index"] for it in answer.json()["data"]] == list(range(EMBEDDINGS_AT_ONCE + 8))
     await api.counted("tiny", "answered")
+
+
+async def test_numpy_is_imported_once_and_not_by_the_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing it takes 0.1 s, in which nobody else would be answered; for base64 it is not wanted."""
+    imported: list[tuple[str, bool]] = []
+
+    def imports(name: str) -> None:
+        imported.append((name, threading.current_thread() is threading.main_thread()))
+
+    monkeypatch.setattr(embeddings, "import_module", imports)
+    api.backend.script = EMBEDDED
+    await asked(api, input="hi", encoding_format="base64")
+    assert not imported
+    for _ in range(2):
+        await asked(api, input="hi")
+    assert imported == [("numpy", False)]
 
 
 async def test_hanging_up_cancels_all_of_them(api: Api) -> None:

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from api.openai.text.encoder import Encoder
 from api.openai.text.segments import SHORT_MAX, Segments
-from api.openai.text.word_boundaries import PIECE_CHARS, WORD_CHARS_MAX, WordTooLong, every_word, pieces
+from api.openai.text.word_boundaries import PIECE_BYTES, WORD_BYTES_MAX, WordTooLong, every_word, pieces
 from api.openai.text.words import WORDS_MAX, Words, words_of
 from core.prompt import tokens_to_bytes
 
@@ -154,7 +154,7 @@ def test_a_text_cut_at_every_boundary_has_the_tokens_of_the_whole(name: str, par
 def test_a_long_text_has_the_librarys_tokens(name: str) -> None:
     """In pieces where that can be, or as a whole; more than it has are never asked for."""
     text = "".join(f"{CORPUS[at % 3]}\n{at}" for at in range(3000))
-    assert len(text) > 5 * PIECE_CHARS
+    assert len(text) > 5 * PIECE_BYTES
     expected = library(name, text, add_special_tokens=True)
     assert ENCODERS[name].encode(text, len(expected) // 4, add_special_tokens=True) == expected
 
@@ -193,13 +193,21 @@ def test_between_two_pieces_a_request_may_end() -> None:
 
 
 @pytest.mark.parametrize("letter", [" ", "a", "\n", "é", "你", "🤡", "7", "!"])
-def test_a_word_may_have_so_many_characters_and_no_more(letter: str) -> None:
+def test_a_word_may_have_so_many_bytes_and_no_more(letter: str) -> None:
     """Neither at the beginning, nor behind other words; a text of so many is tokenized, one of more is refused."""
-    longest = letter * WORD_CHARS_MAX
+    longest = letter * (WORD_BYTES_MAX // len(letter.encode()))
     assert "".join(pieces("a b " + longest, 1000)) == "a b " + longest
-    for text in (longest * 2, "a b " * PIECE_CHARS + longest * 2, longest * 2 + " a b" * PIECE_CHARS):
+    for text in (longest * 2, "a b " * PIECE_BYTES + longest * 2, longest * 2 + " a b" * PIECE_BYTES):
         with pytest.raises(WordTooLong):
             list(pieces(text))
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "你", "🤡"])
+def test_no_piece_takes_the_library_long(letter: str) -> None:
+    """Whatever alphabet a text is of: its bytes are what the library's time goes by, not its characters."""
+    some = letter * (WORD_BYTES_MAX // len(letter.encode()))
+    text = " ".join([some, letter * 900, some, *[letter * 7] * 30_000, some])
+    assert max(len(piece.encode()) for piece in pieces(text)) <= WORD_BYTES_MAX + PIECE_BYTES * 4 // 3 + 4
 
 
 @given(text=st.text(st.sampled_from("ab 1,\n"), max_size=300), piece_chars=st.integers(1, 40))

@@ -18,7 +18,7 @@ from api.openai.further.tokenizing import TOKENIZED_MAX
 from api.openai.requests.validation import CONTAINERS_MAX, STRINGS_MAX, VALUES_MAX
 from api.openai.settings import ApiSettings
 from api.openai.text.encoder import Encoder
-from api.openai.text.word_boundaries import WORD_CHARS_MAX
+from api.openai.text.word_boundaries import WORD_BYTES_MAX
 from api.server import Server, bind
 from core.models import ModelCard
 from tests.api.conftest import Api
@@ -66,7 +66,7 @@ async def test_a_word_that_is_too_long_is_named(long: Api, path: str, letter: st
     """4 MB of spaces are one word: the answer says so, and is there before a byte was tokenized."""
     answer = await long.http.post(path, json=bodies(letter * 4_000_000)[path])
     assert answer.status_code == 400
-    assert f"more than {WORD_CHARS_MAX} characters in a row that are one word" in answer.json()["error"]["message"]
+    assert f"more than {WORD_BYTES_MAX} bytes in a row that are one word" in answer.json()["error"]["message"]
     assert not long.backend.requests
 
 

@@ -10,7 +10,7 @@ from api.openai.requests.sampling import asked_of, exceeded, least_of
 from api.openai.requests.types import CHOICES_MAX, COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from api.openai.templates.conversation import render
 from api.openai.text.tokenizer import ModelTokenizer, TextTooLong
-from api.openai.text.word_boundaries import WORD_CHARS_MAX, WordTooLong
+from api.openai.text.word_boundaries import WORD_BYTES_MAX, WordTooLong
 from core.prompt import TOKEN_BYTES, tokens_from_bytes, tokens_to_bytes
 
 TRUNCATED_CHARS_PER_TOKEN = 16
@@ -47,7 +47,7 @@ def prompts_of(
 
 def word_too_long(part: str) -> ApiError:
     """400 for a text in this part of a body that cannot be tokenized in pieces."""
-    fault = f"holds more than {WORD_CHARS_MAX} characters in a row that are one word: put spaces between them, or fewer"
+    fault = f"holds more than {WORD_BYTES_MAX} bytes in a row that are one word: put spaces between them, or fewer"
     return bad_parameter(part, fault, "word_too_long")
 
 

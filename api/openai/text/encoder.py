@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from api.openai.text.segments import Segments
-from api.openai.text.word_boundaries import PIECE_CHARS, every_word, pieces
+from api.openai.text.word_boundaries import PIECE_BYTES, every_word, pieces
 from api.openai.text.words import Words, words_of
 from core.prompt import TOKEN_BYTES, tokens_to_bytes
 
@@ -72,7 +72,7 @@ class Encoder:
         """The text's token ids as little-endian uint32; of a text with more than `tokens_max`, a beginning that has
         more than that too. `proceed` is called before each call to the library, and raises to end it.
 
-        WordTooLong for a text with a word that is longer than WORD_CHARS_MAX.
+        WordTooLong for a text with a word that is longer than WORD_BYTES_MAX.
         """
         if self._cuts is None or self._frame is None:
             return self._beginning(text, tokens_max, proceed, add_special_tokens=add_special_tokens)
@@ -108,7 +108,7 @@ class Encoder:
         if not self._in_pieces:
             return self._beginning(text, tokens_max, proceed, add_special_tokens=False)
         found, left = [], tokens_max * TOKEN_BYTES
-        for piece in pieces(text, min(PIECE_CHARS, max(PIECE_CHARS_MIN, CHARS_PER_TOKEN * tokens_max))):
+        for piece in pieces(text, min(PIECE_BYTES, max(PIECE_CHARS_MIN, CHARS_PER_TOKEN * tokens_max))):
             proceed()
             found.append(tokens_to_bytes(self._library(piece, add_special_tokens=False)))
             left -= len(found[-1])
