@@ -5,5 +5,5 @@ from __future__ import annotations
 import msgspec
 
 
-class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True, omit_defaults=True):
-    """One msgpack map with its `type`."""
+class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """One msgpack map; each kind states its `type` as its tag, so that a class can be renamed."""

@@ -34,7 +34,7 @@ ANSWER_BYTES_MAX = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 
 
-class Hello(Frame, frozen=True):
+class Hello(Frame, frozen=True, tag="Hello"):
     """The replica's first frame."""
 
     protocol: int
@@ -46,7 +46,7 @@ class Hello(Frame, frozen=True):
     """Whether it reads `StepTokens`."""
 
 
-class Generate(Frame, frozen=True):
+class Generate(Frame, frozen=True, tag="Generate"):
     """Asks for tokens."""
 
     stream: int
@@ -55,31 +55,31 @@ class Generate(Frame, frozen=True):
     hint: Hint = NO_HINT
 
 
-class Cancel(Frame, frozen=True):
+class Cancel(Frame, frozen=True, tag="Cancel"):
     """Nobody waits for this stream any more."""
 
     stream: int
 
 
-class Ping(Frame, frozen=True):
+class Ping(Frame, frozen=True, tag="Ping"):
     """Are you there?"""
 
     n: int
 
 
-class Restate(Frame, frozen=True):
+class Restate(Frame, frozen=True, tag="Restate"):
     """Your chain has a gap here: say your whole cache again."""
 
 
-class AskFiles(Frame, frozen=True):
+class AskFiles(Frame, frozen=True, tag="AskFiles"):
     """What does a front end need to speak for your model?"""
 
 
-class AskCache(Frame, frozen=True):
+class AskCache(Frame, frozen=True, tag="AskCache"):
     """Which blocks do you hold on the device?"""
 
 
-class Welcome(Frame, frozen=True):
+class Welcome(Frame, frozen=True, tag="Welcome"):
     """The worker takes requests from here."""
 
     worker: str
@@ -87,27 +87,27 @@ class Welcome(Frame, frozen=True):
     model: str
 
 
-class Refusal(Frame, frozen=True):
+class Refusal(Frame, frozen=True, tag="Refusal"):
     """The worker will not talk; it hangs up."""
 
     reason: str
 
 
-class Tokens(Frame, frozen=True):
+class Tokens(Frame, frozen=True, tag="Tokens"):
     """New tokens of one stream."""
 
     stream: int
     output: Output
 
 
-class StepTokens(Frame, frozen=True):
+class StepTokens(Frame, frozen=True, tag="StepTokens"):
     """One new token of each of several streams, with nothing else to say of it: what most steps of an engine are."""
 
     tokens: dict[int, int]
     """By stream."""
 
 
-class Failed(Frame, frozen=True):
+class Failed(Frame, frozen=True, tag="Failed"):
     """One stream ended badly; `fault` is `caller` or `worker`, whose it is, or nobody's: `leaving` if the worker ends
     in good order, `busy` if it declined what was to be sent only if it is free (`text` is how many tokens of other
     replicas' prompts it computes)."""
@@ -117,19 +117,19 @@ class Failed(Frame, frozen=True):
     text: str
 
 
-class Pong(Frame, frozen=True):
+class Pong(Frame, frozen=True, tag="Pong"):
     """Yes."""
 
     n: int
 
 
-class Files(Frame, frozen=True):
+class Files(Frame, frozen=True, tag="Files"):
     """Tokenizer files by name."""
 
     files: dict[str, bytes]
 
 
-class Cache(Frame, frozen=True):
+class Cache(Frame, frozen=True, tag="Cache"):
     """The worker's mirror of its engine's cache."""
 
     hashes: bytes

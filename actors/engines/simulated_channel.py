@@ -29,14 +29,14 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 
 
-class ReadBlocks(Frame, frozen=True):
+class ReadBlocks(Frame, frozen=True, tag="ReadBlocks"):
     """What do these blocks hold?"""
 
     engine: str
     ids: tuple[int, ...]
 
 
-class FreeBlocks(Frame, frozen=True):
+class FreeBlocks(Frame, frozen=True, tag="FreeBlocks"):
     """This request's blocks were fetched, or will not be."""
 
     engine: str
@@ -44,17 +44,17 @@ class FreeBlocks(Frame, frozen=True):
     fetched: bool
 
 
-class Contents(Frame, frozen=True):
+class Contents(Frame, frozen=True, tag="Contents"):
     """One uint64 per block."""
 
     contents: bytes
 
 
-class Freed(Frame, frozen=True):
+class Freed(Frame, frozen=True, tag="Freed"):
     """They are not held for you any more."""
 
 
-class Refused(Frame, frozen=True):
+class Refused(Frame, frozen=True, tag="Refused"):
     """Not from me."""
 
     reason: str

@@ -14,7 +14,7 @@ from core.generation import GenerateRequest
 from core.job_events import PrefillCompleted, PrefillFailed
 
 
-class Introduce(Frame, frozen=True):
+class Introduce(Frame, frozen=True, tag="Introduce"):
     """Who computes prompts over this connection, and whose blocks it makes."""
 
     worker: str
@@ -24,7 +24,7 @@ class Introduce(Frame, frozen=True):
     layout: str
 
 
-class Claim(Frame, frozen=True):
+class Claim(Frame, frozen=True, tag="Claim"):
     """May I have this job?"""
 
     job: str
@@ -32,26 +32,26 @@ class Claim(Frame, frozen=True):
     """How often the queue had handed it out; 0 if it was offered."""
 
 
-class Answered(Frame, frozen=True):
+class Answered(Frame, frozen=True, tag="Answered"):
     """The blocks are there."""
 
     event: PrefillCompleted
 
 
-class Broke(Frame, frozen=True):
+class Broke(Frame, frozen=True, tag="Broke"):
     """I give the job up."""
 
     event: PrefillFailed
 
 
-class StillHeld(Frame, frozen=True):
+class StillHeld(Frame, frozen=True, tag="StillHeld"):
     """Whether the blocks were held without a break until now."""
 
     job: str
     held: bool
 
 
-class Prompt(Frame, frozen=True):
+class Prompt(Frame, frozen=True, tag="Prompt"):
     """The answer to a claim."""
 
     job: str
@@ -62,19 +62,19 @@ class Prompt(Frame, frozen=True):
     """Then: `taken` (another computes it), `over`, or `unknown`."""
 
 
-class Offer(Frame, frozen=True):
+class Offer(Frame, frozen=True, tag="Offer"):
     """This job is to be had: you hold most of it already, or who had it is gone."""
 
     job: str
 
 
-class Confirm(Frame, frozen=True):
+class Confirm(Frame, frozen=True, tag="Confirm"):
     """Were the blocks held until now?"""
 
     job: str
 
 
-class Release(Frame, frozen=True):
+class Release(Frame, frozen=True, tag="Release"):
     """The job is over for you."""
 
     job: str

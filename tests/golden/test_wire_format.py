@@ -1,0 +1,36 @@
+"""What stands on the wire and in the log, field by field: a class may be renamed, its tag and its fields may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import orjson
+import pytest
+
+from actors.engines.simulated_channel import Contents, Freed, FreeBlocks, ReadBlocks, Refused
+from actors.wire import ToReplica, ToWorker
+from core.events import EVENT_TYPES
+
+GOLDEN = Path(__file__).with_name("wire_format.json")
+"""`{kind: {tag: [field, …]}}`, in the order of their bytes. A new field is added here with the version that has it."""
+KINDS: dict[str, list[type[msgspec.Struct]]] = {
+    "events": list(EVENT_TYPES.values()),
+    "frames to a worker": list(ToWorker.__args__),
+    "frames to a replica": list(ToReplica.__args__),
+    "frames of the simulated transfer": [ReadBlocks, FreeBlocks, Contents, Freed, Refused],
+}
+
+
+def fields(kinds: list[type[msgspec.Struct]]) -> Iterator[tuple[str, list[str]]]:
+    for kind in kinds:
+        info = msgspec.inspect.type_info(kind)
+        assert isinstance(info, msgspec.inspect.StructType)
+        yield str(info.tag), [field.encode_name for field in info.fields]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tags_and_fields_stand(kind: str) -> None:
+    """They are read by processes of other versions, and for as long as logs are kept."""
+    assert dict(fields(KINDS[kind])) == orjson.loads(GOLDEN.read_bytes())[kind]
