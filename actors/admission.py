@@ -22,10 +22,10 @@ from actors.room import Rooms
 from actors.waiting_line import Waiting, WaitingLine
 from core.clock import Clock
 from core.events import Event
+from core.events.routing import TURNED_AWAY, RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest
 from core.models import DeadlineExceeded, NoWorkers, Overloaded, RateLimited
 from core.prompt import TOKEN_BYTES
-from core.queue_events import TURNED_AWAY, RequestQueued, RequestTurnedAway
 
 LOOK_EVERY_S = 0.05
 """How often those that wait are looked at, beside each event that may give them a place."""

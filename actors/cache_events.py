@@ -9,10 +9,10 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from actors.mirrored_block import UNREACHABLE, MirroredBlock
+from core.block_spans import SPAN_BLOCKS, Blocks, Piece, chain_pieces, packed, unpacked
 from core.events import BlocksEvent, BlocksRemoved, BlocksStored, CacheRestated, Event
 from core.prompt import hashes_to_bytes
 from core.settings import TIERS
-from core.spans import SPAN_BLOCKS, Blocks, Piece, chain_pieces, packed, unpacked
 
 HASH_BYTES = 8
 EVENT_HASHES_MAX = 8192

@@ -23,13 +23,13 @@ from actors.voice import Voice
 from core.clock import Clock
 from core.entropy import random_bits64
 from core.errors import CallerError, ContrailError
+from core.events.kv import PREFILL
 from core.failure import detail_of, failure_in, mark_in_log
 from core.generation import GenerateRequest, Hint, Output, Take
 from core.ids import WorkerId
+from core.keys import session_key
 from core.models import GenerationFailed, NoWorkers, Overloaded, unknown_model
 from core.prompt import Prompt, scope_bytes
-from core.roles import PREFILL
-from core.session import session_key
 from projections.backlog import PrefillTime
 from projections.decide import Decision, decide, record, rejection
 from projections.plan import LIGHT_TOKENS

@@ -13,8 +13,8 @@ from actors.link import Link
 from actors.registration import Registration, registration_of
 from actors.wire import Hello
 from core.clock import Clock
+from core.events.kv import PREFILL
 from core.ids import WorkerId
-from core.roles import PREFILL
 from streams.registry import Change, Registry
 
 FAILED_FOR_MS = 2000
@@ -115,8 +115,8 @@ class Fleet:
         task.add_done_callback(self._closing.discard)
 
     def local(self, workers: Sequence[WorkerId], suspected: frozenset[WorkerId]) -> dict[str, frozenset[WorkerId]]:
-        """What a decision must know beside the log (`core.decision.LOCAL_REASONS`) of these workers. Asked again with
-        the very same sequence, it is the very same answer for as long as that holds; O(workers) else."""
+        """What a decision must know beside the log (`core.events.routing.LOCAL_REASONS`) of these workers. Asked again
+        with the very same sequence, it is the very same answer for as long as that holds; O(workers) else."""
         known, now = self._local, self._clock.monotonic_ms()
         if not (
             known.workers is workers

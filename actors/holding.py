@@ -24,10 +24,10 @@ from actors.live_settings import LiveSettings
 from core.clock import Clock
 from core.entropy import random_bits64
 from core.events import Event
+from core.events.routing import HELD, INTERNAL, TURNED_AWAY, RequestQueued, RequestTurnedAway
 from core.failure import failure_in
 from core.ids import RequestId, WorkerId
 from core.models import DeadlineExceeded
-from core.queue_events import HELD, INTERNAL, TURNED_AWAY, RequestQueued, RequestTurnedAway
 from projections.backlog import MILLI
 from projections.decide import Decision
 from projections.declines import Declines

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from core.block_spans import SPAN_BLOCKS
 from core.settings import TIERS
-from core.spans import SPAN_BLOCKS
 
 LEVELS = {tier: level for level, tier in enumerate(TIERS)}
 """A level is an index into TIERS, the fastest first."""
@@ -33,7 +33,7 @@ class MirroredBlock:
         self.hash: int | None = None
         """Ours; computed when the block is reachable for the first time."""
         self.place = SPAN_BLOCKS - 1
-        """In its span (`core.spans`), known with the hash; a root's first child begins one."""
+        """In its span (`core.block_spans`), known with the hash; a root's first child begins one."""
         self.head = 0
         """Our hash of the block that begins its span, known with its own."""
         self.tokens = b""

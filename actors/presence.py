@@ -12,10 +12,10 @@ from actors.cache_events import merged
 from actors.entry import Entry
 from core.clock import Clock
 from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
+from core.events.jobs import JobsRestated
+from core.events.kv import PREFILL
 from core.ids import SourceId, WorkerId
-from core.job_events import JobsRestated
 from core.keys import DeploymentKey
-from core.roles import PREFILL
 from core.subjects import JOBS, LOAD, answered_token, asked_token, job_kind, kv_stream, subject
 from streams.backlog import OutboxLimits
 from streams.log import EventLog, Record

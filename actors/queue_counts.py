@@ -41,7 +41,7 @@ class QueueCounts:
         self._waits.setdefault(model, Waits()).note(waited_ms)
 
     def turned_away(self, model: str, reason: str) -> None:
-        """One will get none; the reason is of `core.queue_events.TURNED_AWAY`."""
+        """One will get none; the reason is of `core.events.routing.TURNED_AWAY`."""
         self._refused[model, reason] += 1
 
     def describe(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from actors.queue_counts import WAIT_MS
-from core.queue_events import TURNED_AWAY
+from core.events.routing import TURNED_AWAY
 
 
 def queue_metrics(about: Mapping[str, Any], known: Iterable[str] = ()) -> Iterator[Metric]:

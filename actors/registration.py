@@ -7,7 +7,7 @@ import logging
 import msgspec
 
 from core.errors import PeerError
-from core.transfer import KvAddress
+from core.kv_transfer import KvAddress
 from streams.registry import Change
 
 _logger = logging.getLogger(__name__)

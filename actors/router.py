@@ -28,14 +28,14 @@ from actors.voice import Voice
 from actors.wire import PROTOCOL, Hello
 from core.clock import Clock
 from core.events import Event, LoadReported, ReplicaJoined, RequestFinished, RequestPrefilled
+from core.events.kv import PREFILL
+from core.events.routing import INTERNAL, TURNED_AWAY, RequestTurnedAway
 from core.failure import detail_of, is_in_log
 from core.generation import GenerateRequest, Output, Take
 from core.ids import ReplicaId, WorkerId
 from core.keys import DeploymentKey
 from core.models import ModelCard
-from core.queue_events import INTERNAL, TURNED_AWAY, RequestTurnedAway
 from core.readiness import Readiness
-from core.roles import PREFILL
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.runner import Runner

@@ -22,7 +22,7 @@ import orjson
 from core.clock import Clock
 from core.errors import ContrailError, PeerError
 from core.ids import ReplicaId
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from projections.projection import FOLD_VERSION
 from streams.registry import Registry
 

@@ -31,11 +31,11 @@ from actors.wire import Generate, Welcome
 from core.clock import Clock
 from core.errors import CallerError
 from core.events import Event, WorkerJoined
+from core.events.kv import PREFILL
 from core.generation import Output
 from core.ids import WorkerId, new_id
 from core.keys import DeploymentKey
 from core.prompt import hashes_to_bytes
-from core.roles import PREFILL
 from core.settings import RoutingSettings
 from streams.log import EventLog
 from streams.registry import Registry

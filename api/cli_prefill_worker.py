@@ -10,7 +10,7 @@ from api.cli_worker import run_worker, worker_options
 from api.config import PREFILL_SLOTS, SLOTS_MAX
 from api.connection import Connection, connection_options
 from api.part import name_option
-from core.roles import PREFILL
+from core.events.kv import PREFILL
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

@@ -21,7 +21,7 @@ from api.snapshots.taking import take_fenced
 from api.snapshots.verification import Verified, verify
 from core.clock import SystemClock
 from core.errors import CallerError
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import SNAPSHOTS
 from projections.projection import FOLD_VERSION
 from projections.rebuild import take_snapshot

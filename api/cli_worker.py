@@ -37,9 +37,9 @@ from api.parts import SUPERVISED
 from api.server import Server
 from core.clock import SystemClock
 from core.errors import CallerError
+from core.events.kv import DECODE
 from core.ids import WorkerId
 from core.readiness import Readiness
-from core.roles import DECODE
 from core.served_names import check_names
 from core.subjects import LOAD
 

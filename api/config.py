@@ -17,8 +17,8 @@ from api.addresses import split_address
 from api.config_roles import check_aliases, with_remote_prefill
 from api.security.origin import check_origin
 from api.units import delay_s, duration_s, size_bytes
+from core.events.kv import DECODE, PREFILL, ROLES
 from core.ids import NAME
-from core.roles import DECODE, PREFILL, ROLES
 from core.served_names import check_names
 from core.settings import RoutingSettings
 from core.subjects import check_namespace

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from core.errors import CallerError
-from core.roles import DECODE, PREFILL
+from core.events.kv import DECODE, PREFILL
 
 SHARED = ("model", "served_name", "engine")
 """What workers that compute for each other must have in common."""

@@ -1,7 +1,7 @@
 """Who computes prompts for whom: worked out over all worker groups, and what cannot be is refused.
 
-Workers of one model are what is meant to work together; `core.transfer.mismatch` and the engines' own layouts are what
-keeps those apart that do not fit all the same. Here is caught early what a file alone shows.
+Workers of one model are what is meant to work together; `core.kv_transfer.mismatch` and the engines' own layouts are
+what keeps those apart that do not fit all the same. Here is caught early what a file alone shows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from core.roles import DECODE, PREFILL
+from core.events.kv import DECODE, PREFILL
 
 if TYPE_CHECKING:
     from api.config import WorkerGroup

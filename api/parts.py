@@ -18,7 +18,7 @@ from api.data_folder import DataFolder, write_whole
 from api.devices import Devices
 from api.model_source import ModelSource
 from api.units import delay_s
-from core.roles import PREFILL
+from core.events.kv import PREFILL
 
 FRONTEND, WORKER, PREFILL_WORKER = "frontend", "worker", "prefill-worker"
 """Commands of the parts; a prefill worker is of the kind `worker`, too."""

@@ -26,13 +26,13 @@ import uvloop
 from actors.voice import LIMITS as ROUTER_LIMITS
 from api.garbage import collect_rarely
 from bench.figures import MICRO, Figure, main
+from core.block_spans import stretch
 from core.clock import SystemClock
 from core.codec import encode_event
 from core.events import BlocksStored, Event, RequestFinished, RequestPrefilled, RequestRouted
 from core.ids import RequestId, SourceId, StreamName, StreamSeq, WorkerId, new_id
 from core.prompt import Prompt
 from core.settings import RoutingSettings
-from core.spans import stretch
 from core.subjects import ROUTING, kv_stream, subject
 from projections.decide import Decision, record
 from projections.policies import Scored

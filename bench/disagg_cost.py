@@ -23,9 +23,9 @@ from bench.disagg_client import MS_PER_S, part
 from bench.disagg_world import MODEL, World, world
 from bench.figures import MICRO, Figure
 from core.codec import decode_message
+from core.events.jobs import PrefillStarted
 from core.generation import GenerateRequest, Hint, Output, PrefillReport, Sampling
 from core.ids import RequestId, StreamSeq
-from core.job_events import PrefillStarted
 from core.settings import RoutingSettings
 from core.subjects import JOBS
 

@@ -16,10 +16,10 @@ import uvloop
 
 from bench.figures import MICRO, Figure, main, median_s
 from bench.fold_log import BLOCKS_PER_EVENT, CHAIN_KEY, KV, broker, messages, written
+from core.block_spans import Blocks
 from core.codec import decode_message
 from core.events import BlocksStored
 from core.ids import Epoch, StreamSeq, WorkerId
-from core.spans import Blocks
 from projections.points import Points
 from projections.prefixes import PrefixIndex
 from projections.rebuild import fold_on

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from core.block_spans import stretch
 from core.codec import CHAIN_START, digest, encode_event, encode_message
 from core.events import BlocksStored, WorkerJoined
 from core.ids import SourceId, StreamSeq
 from core.prompt import HASH_BYTES, hashes_to_bytes
-from core.spans import stretch
 from core.subjects import SNAPSHOTS, kv_stream, subject
 from streams.embedded_nats import EmbeddedNats
 from streams.jetstream import JetStreamLog

@@ -23,7 +23,7 @@ from api.connection import connect_by_data
 from api.part import planes
 from core.clock import SystemClock
 from core.generation import GenerateRequest, Output
-from core.transfer import KvPull
+from core.kv_transfer import KvPull
 
 MODEL = "bench"
 TOKEN = 300

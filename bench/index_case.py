@@ -15,11 +15,11 @@ from itertools import chain
 from typing import Any
 
 from bench.index_work import BLOCK_SIZE, SMALL_EVENTS, Placed, Work, asked, batches, median_us, rss_bytes, slices
+from core.block_spans import Blocks, single, stretch
 from core.codec import CHAIN_START, decode_message, encode_event, encode_message
 from core.events import BlocksEvent, BlocksRemoved, BlocksStored
 from core.ids import SourceId, WorkerId
 from core.prompt import Prompt, chain_hashes, hashes_to_bytes, tokens_to_bytes
-from core.spans import Blocks, single, stretch
 from projections.prefixes import PrefixIndex
 
 TIER = "device"

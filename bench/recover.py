@@ -18,7 +18,7 @@ import uvloop
 
 from bench.figures import Figure, main
 from bench.fold_log import CHAIN_KEY, NAMESPACE, broker, written
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from projections.rebuild import Rebuilt, rebuild, take_snapshot
 from projections.snapshot import decode, encode
 from projections.state import State

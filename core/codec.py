@@ -31,8 +31,7 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
-from core.ids import SourceId
-from core.job_events import (
+from core.events.jobs import (
     JobsRestated,
     PrefillCancelled,
     PrefillCompleted,
@@ -41,6 +40,7 @@ from core.job_events import (
     PrefillRequested,
     PrefillStarted,
 )
+from core.ids import SourceId
 
 DIGEST_BYTES = 16
 CHAIN_START = bytes(DIGEST_BYTES)

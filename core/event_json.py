@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
+from core.block_spans import places
 from core.codec import DIGEST_BYTES, Message
 from core.events import DivergenceFound, Points, UnknownEvent
 from core.generation import PrefillReport
 from core.ids import StreamName, StreamSeq, from_column
+from core.kv_transfer import KvBlocks
 from core.prompt import hashes_from_bytes
-from core.spans import places
-from core.transfer import KvBlocks
 
 
 def hash_text(block: int) -> str:

@@ -125,7 +125,7 @@ class PrefillReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     worker: str = ""
     """Who computed it, if not this worker."""
     outcome: str = ""
-    """Of a job: `pulled`, or why this worker computed the prompt after all (`core.transfer.RECOMPUTED`)."""
+    """Of a job: `pulled`, or why this worker computed the prompt after all (`core.kv_transfer.RECOMPUTED`)."""
     detail: str = ""
     pulled_tokens: int = 0
     wait_ms: int = 0

@@ -1,4 +1,4 @@
-"""One secret per deployment; everything that must be equal or secret across its processes is derived from it."""
+"""One secret per deployment, and what is derived from it for all its processes; the keys of clients' sessions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from core.errors import CallerError
 
 KEY_BYTES = 32
+SESSION_KEY_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +83,11 @@ def _create(path: Path) -> None:
         pass  # another process was first: its key holds
     finally:
         draft.unlink(missing_ok=True)
+
+
+def session_key(name: str, seed: int) -> str:
+    """16 hex digits, the same for the same name under the same seed (a deployment's, as of its block hashes); empty
+    for no name. The name cannot be read from it, nor tried out by whoever does not know the seed."""
+    if not name:
+        return ""
+    return hashlib.blake2b(name.encode(), digest_size=SESSION_KEY_BYTES, key=seed.to_bytes(8, "little")).hexdigest()

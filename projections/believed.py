@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from core.event import check_width
+from core.events.base import check_width
 from core.ids import WorkerId
 from core.prompt import Prompt, hashes_from_bytes, hashes_to_bytes
 from projections.projection import MASK64, mix

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from core.block_spans import INSIDE, PIECE_BYTES, SPAN_BLOCKS, START_BYTES, Blocks
 from core.prompt import HASH_BYTES, hashes_from_bytes
-from core.spans import INSIDE, PIECE_BYTES, SPAN_BLOCKS, START_BYTES, Blocks
 from projections.block_table import KEY_BITS, KEY_MASK, BlockTable, Entry, split
 from projections.teams import Teams
 

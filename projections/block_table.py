@@ -1,8 +1,8 @@
 """BlockTable: which workers hold each block on one tier, as many small dictionaries (shards) by the hash's first byte.
 
-An entry is of a single block: the mask of those who hold it. Or it is a run: blocks of one span (`core.spans`) from
-its head on, which the same workers hold; it stands under its head. Most blocks lie in runs, as most prompts are held
-by one worker or by all that hold their neighbours: an entry for sixteen blocks.
+An entry is of a single block: the mask of those who hold it. Or it is a run: blocks of one span (`core.block_spans`)
+from its head on, which the same workers hold; it stands under its head. Most blocks lie in runs, as most prompts are
+held by one worker or by all that hold their neighbours: an entry for sixteen blocks.
 
 A dictionary that grows copies itself: at ten million entries a single one would stand still for two seconds now and
 then. 256 small ones stand still for 2 ms each, and can be gone through one at a time.

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from core.decision import DECIDE_VERSION, EXCLUDED_SHOWN_MAX
 from core.events import RequestRejected, RequestRouted
+from core.events.routing import DECIDE_VERSION, EXCLUDED_SHOWN_MAX
 from core.ids import WorkerId, to_column
 from core.settings import APPROXIMATE, RoutingSettings
 from projections.backlog import NO_BACKLOG, Backlog, Outstanding, PrefillTime
@@ -261,8 +261,8 @@ def shown(excluded: dict[str, list[WorkerId]]) -> dict[str, tuple[int, bytes]]:
 
 
 def _columns(best: list[Scored], backlog: Backlog) -> tuple[bytes, dict[str, tuple[int, ...]]]:
-    """The ids of these candidates, and their columns by core.decision.COLUMNS, and those of TIMED_COLUMNS where times
-    are estimated: turned over by zip, not row by row."""
+    """The ids of these candidates, and their columns by core.events.routing.COLUMNS, and those of TIMED_COLUMNS where
+    times are estimated: turned over by zip, not row by row."""
     candidates, costs, prefills = zip(*best, strict=True)
     workers, _, _, _, known, overlaps, pending, blocks, requests, _, waiting, _ = zip(*candidates, strict=True)
     levels = [*zip(*overlaps, strict=True)]

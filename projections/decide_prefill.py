@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.generation import PrefillReport
-from core.transfer import RECOMPUTED
+from core.kv_transfer import RECOMPUTED
 
 REMOTE = "long"
 """The one reason to have a prompt computed elsewhere: that pays."""

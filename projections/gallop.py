@@ -4,8 +4,8 @@ Whoever holds block d holds all before it, so holders only become fewer with dep
 probed until nobody is left; between two neighbours with different holders the range is halved until each group's
 last depth is found: O(groups * log blocks) probes, each one digest of a piece of the prompt and one lookup per tier.
 
-Probes keep to the heads of spans (`core.spans`) as long as they can: a block inside one may stand in a run, which is
-found by its head, and then costs a second digest.
+Probes keep to the heads of spans (`core.block_spans`) as long as they can: a block inside one may stand in a run, which
+is found by its head, and then costs a second digest.
 
 Of a worker whose blocks have a hole (which its mirror never reports) this may find a depth beyond the hole, but
 always one whose block it holds, and never less than what it holds without a hole.
@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from core.block_spans import SPAN_BLOCKS
 from core.prompt import HASH_BYTES, Prompt
-from core.spans import SPAN_BLOCKS
 from projections.block_table import KEY_BITS, KEY_MASK, BlockTable
 
 LEAP = 4

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
+from core.block_spans import Blocks
 from core.ids import WorkerId
 from core.settings import TIERS
-from core.spans import Blocks
 from projections.block_changes import keys_touched
 from projections.block_table import KEY_BITS, BlockTable, Entry
 from projections.hash_sum import hash_sum

@@ -17,8 +17,7 @@ import msgspec
 
 from core.codec import Message
 from core.events import UnknownEvent, WorkerLeft, WorkerLost
-from core.ids import LOST_SUFFIX, SourceId, WorkerId
-from core.job_events import (
+from core.events.jobs import (
     JobEvent,
     JobsRestated,
     PrefillCancelled,
@@ -28,6 +27,7 @@ from core.job_events import (
     PrefillRequested,
     PrefillStarted,
 )
+from core.ids import LOST_SUFFIX, SourceId, WorkerId
 from core.subjects import job_kind
 from projections.chain import Chain, Link, Missing, missing
 from projections.ended import Ended

@@ -18,10 +18,10 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import TypeVar
 
+from core.block_spans import Blocks
 from core.ids import WorkerId
 from core.prompt import HASH_BYTES, Prompt
 from core.settings import TIERS
-from core.spans import Blocks
 from projections.block_changes import add, take
 from projections.block_table import BlockTable, new_table
 from projections.gallop import Reach, gallop

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 from core.codec import digest
 from core.errors import ContrailError, Corrupt, Unavailable
 from core.ids import StreamName, StreamSeq
-from core.manifest import At, Manifest
+from core.snapshot_manifest import At, Manifest
 from projections.projection import FOLD_VERSION
 from projections.snapshot import cursor_of, decoding, encoding
 from projections.state import Applied, State, is_folded

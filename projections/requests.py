@@ -24,8 +24,8 @@ from core.events import (
     RoutingEvent,
     SettingsChanged,
 )
+from core.events.routing import RequestQueued, RequestTurnedAway
 from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, WorkerId, from_column
-from core.queue_events import RequestQueued, RequestTurnedAway
 from projections.believed import Believed, Keeps
 from projections.chain import Chain, Link, Missing, missing
 from projections.ended import Ended

@@ -16,12 +16,12 @@ from typing import TypeVar
 
 import msgspec
 
+from core.block_spans import SPAN_BLOCKS
 from core.errors import Corrupt
 from core.events import LoadReported
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
-from core.manifest import At
 from core.settings import TIERS
-from core.spans import SPAN_BLOCKS
+from core.snapshot_manifest import At
 from core.subjects import JOBS
 from projections.believed import Believed, Kept
 from projections.chain import Chain

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from core.codec import CHAIN_START, Message, decode_message, digest
 from core.errors import Corrupt
+from core.events.kv import PREFILL
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
-from core.roles import PREFILL
 from core.subjects import JOBS, LOAD, ROUTING, is_kv, owner
 from projections.chain import Gap
 from projections.jobs import JobsProjection

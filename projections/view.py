@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from core.decision import LOCAL_REASONS
 from core.events import LoadReported, RequestRouted
+from core.events.routing import LOCAL_REASONS
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import APPROXIMATE, TIERS, RoutingSettings
@@ -35,7 +35,7 @@ class RouteRequest(NamedTuple):
     tenant: str = ""
     priority: int = 0
     session: str = ""
-    """`core.session.session_key` of what the client named; empty if it named none."""
+    """`core.keys.session_key` of what the client named; empty if it named none."""
     time: PrefillTime | None = None
     """How long prefills of the model last, as this replica has learned; None if it has not."""
     held: Mapping[WorkerId, int] = MappingProxyType({})
@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
 LEFT_OUT = ("not_connected", "suspected", "failed")
 """What a replica knows of a worker and leaves it out for; the first that holds is the reason."""
 Local = Mapping[str, frozenset[WorkerId]]
-"""What only this replica knows: reason (core.decision.LOCAL_REASONS) to workers."""
+"""What only this replica knows: reason (core.events.routing.LOCAL_REASONS) to workers."""
 
 
 class View(NamedTuple):
@@ -193,12 +193,12 @@ class View(NamedTuple):
 
 
 def recorded(local: Local) -> dict[str, list[WorkerId]]:
-    """`local` in its one recorded order: reasons as listed in core.decision, ids sorted, empty ones left out."""
+    """`local` in its one recorded order: reasons as listed in core.events.routing, ids sorted, empty ones left out."""
     return {reason: sorted(local[reason]) for reason in LOCAL_REASONS if local.get(reason)}
 
 
 def by_worker(local: Local) -> dict[WorkerId, tuple[str, ...]]:
-    """`local` as LocalChanged says it: worker to reasons, in the order of core.decision."""
+    """`local` as LocalChanged says it: worker to reasons, in the order of core.events.routing."""
     found: dict[WorkerId, tuple[str, ...]] = {}
     for reason in LOCAL_REASONS:
         for worker in local.get(reason, ()):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from core.decision import DECIDE_VERSION
 from core.events import RequestRejected, RequestRouted
+from core.events.routing import DECIDE_VERSION
 from core.ids import StreamName, from_column
 from core.subjects import JOBS, ROUTING
 from replay.lacks import CUT, Lacks

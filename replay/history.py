@@ -5,9 +5,9 @@ from __future__ import annotations
 from core.codec import decode_message
 from core.errors import CallerError, Corrupt
 from core.events import RequestRejected, RequestRouted
+from core.events.routing import RequestTurnedAway
 from core.ids import StreamName, StreamSeq
 from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
-from core.queue_events import RequestTurnedAway
 from core.subjects import ROUTING
 from streams.log import EventLog, Record
 

@@ -18,7 +18,7 @@ from core.codec import CHAIN_START, DIGEST_BYTES, decode_message, digest
 from core.errors import Corrupt
 from core.events import ReplicaReported
 from core.ids import SourceId, StreamName, StreamSeq
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, ROUTING, owner
 from projections.state import State
 from replay.chain_walk import Broken, ChainWalk

@@ -16,8 +16,8 @@ from core.codec import CHAIN_START, Message, decode_message, digest
 from core.errors import CallerError, Corrupt
 from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
 from core.keys import DeploymentKey
-from core.manifest import Manifest
 from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
+from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING, is_kv, owner
 from projections.projection import FOLD_VERSION
 from projections.requests import Replica

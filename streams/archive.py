@@ -19,7 +19,7 @@ import zstandard
 
 from core.errors import CallerError, Corrupt
 from core.ids import StreamName, StreamSeq
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import subject
 from streams.archive_format import END, FOOTER, MAGIC, Block, Contents, Piece, Row, Span, checksum
 from streams.log import Record

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from core.errors import Corrupt
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 
 ARCHIVE_VERSION = 1
 """Changed whenever a reader of the one before could not read this one."""

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from core.errors import Refused
 from core.ids import Epoch, StreamName, StreamSeq
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from streams.archive import Archive
 from streams.log import Record, StreamState, Tail
 from streams.queue import Queue

@@ -15,7 +15,7 @@ import zstandard
 from core.codec import digest
 from core.errors import CallerError
 from core.ids import Epoch, StreamName
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import owner
 from streams.archive import Archive
 from streams.archive_envelope import envelope

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from core.codec import digest
 from core.errors import Corrupt, Unavailable
 from core.ids import StreamName, StreamSeq
-from core.manifest import At, Manifest
+from core.snapshot_manifest import At, Manifest
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, is_kv
 from streams.archive_reach import Reach
 from streams.archive_writer import ArchiveWriter

@@ -23,7 +23,7 @@ import msgspec
 from core.codec import DIGEST_BYTES
 from core.errors import Corrupt, Unavailable, WrongSequence
 from core.ids import StreamName, StreamSeq
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import SNAPSHOTS, subject
 from streams.log import EventLog, Record
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from core.errors import PeerError
 from core.generation import GenerateRequest, Output
-from core.transfer import KvAddress, KvBlocks, KvPull
+from core.kv_transfer import KvAddress, KvBlocks, KvPull
 
 
 class EngineInfo(NamedTuple):

@@ -20,7 +20,7 @@ from core.clock import Clock, SystemClock
 from core.errors import CallerError, EngineDead, PeerError
 from core.generation import TASK_EMBED, GenerateRequest, Output
 from core.ids import RequestId
-from core.transfer import KvPull
+from core.kv_transfer import KvPull
 
 if TYPE_CHECKING:
     from actors.engines.simulated_replies import Replies

@@ -19,8 +19,8 @@ from actors.engines.engine import TransferFailed
 from actors.frame import Frame
 from actors.wire import Splitter
 from core.errors import CallerError, PeerError
+from core.kv_transfer import KvAddress
 from core.prompt import hashes_from_bytes, hashes_to_bytes
-from core.transfer import KvAddress
 
 TIMEOUT_S = 5.0
 """For a question and its answer, with the connection."""

@@ -22,7 +22,7 @@ from actors.engines.step import EngineState, Step
 from core.errors import EngineDead
 from core.generation import GenerateRequest
 from core.ids import RequestId, new_id
-from core.transfer import KvAddress, KvBlocks, KvPull
+from core.kv_transfer import KvAddress, KvBlocks, KvPull
 
 MARGIN_MS = 100
 """Blocks whose time is over within so long are not said to be held."""

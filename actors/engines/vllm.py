@@ -34,8 +34,8 @@ from actors.engines.vllm_side_channel import SideChannel
 from actors.engines.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, connector, pull_params
 from core.errors import CallerError, Corrupt, EngineDead, Unavailable
 from core.generation import TASK_EMBED, GenerateRequest, Output
+from core.kv_transfer import KvPull
 from core.models import GenerationFailed
-from core.transfer import KvPull
 
 START_TIMEOUT_S = 600.0
 """How long an engine may take to load its model."""

@@ -21,7 +21,7 @@ import zmq
 
 from actors.engines import vllm_args
 from core.errors import CallerError, EngineDead
-from core.transfer import KvAddress
+from core.kv_transfer import KvAddress
 
 HOST_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 PORT_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_PORT"
@@ -165,7 +165,7 @@ def rdma_devices() -> list[str]:
 
 
 def transport(ucx_tls: str, devices: list[str], *, same_host: bool) -> str:
-    """The best way (`core.transfer.TRANSPORTS`) that UCX may take between two engines with this UCX_TLS.
+    """The best way (`core.kv_transfer.TRANSPORTS`) that UCX may take between two engines with this UCX_TLS.
 
     Which it really took it does not say; on the same host it takes shared memory even where RDMA could be had.
     """
@@ -178,7 +178,8 @@ def transport(ucx_tls: str, devices: list[str], *, same_host: bool) -> str:
 
 
 def offered(ucx_tls: str, devices: list[str]) -> str:
-    """The best way (`core.transfer.TRANSPORTS`) by which anybody at all may fetch from an engine with this UCX_TLS."""
+    """The best way (`core.kv_transfer.TRANSPORTS`) by which anybody at all may fetch from an engine with this
+    UCX_TLS."""
     far = transport(ucx_tls, devices, same_host=False)
     return far if far == "rdma" else transport(ucx_tls, devices, same_host=True)
 

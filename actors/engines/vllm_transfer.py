@@ -26,8 +26,8 @@ from core.clock import SystemClock
 from core.errors import EngineDead
 from core.generation import GenerateRequest, Sampling
 from core.ids import new_id
+from core.kv_transfer import KvAddress, KvBlocks, KvPull
 from core.models import GenerationFailed
-from core.transfer import KvAddress, KvBlocks, KvPull
 
 KEEP_MS = 30_000
 """How long a prefill's blocks wait for their puller; vLLM's own default."""

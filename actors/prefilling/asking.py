@@ -14,11 +14,11 @@ from actors.prefilling.job import Answer, Job, Recompute
 from actors.prefilling.peers import Connection, Peers
 from core.clock import Clock
 from core.events import Event
+from core.events.jobs import PrefillCancelled, PrefillCompleted, PrefillFailed, PrefillPulled, PrefillRequested
 from core.generation import GenerateRequest, Hint, PrefillReport
 from core.ids import WorkerId
-from core.job_events import PrefillCancelled, PrefillCompleted, PrefillFailed, PrefillPulled, PrefillRequested
+from core.kv_transfer import KvAddress, KvPull, mismatch, prompt_digest
 from core.prompt import TOKEN_BYTES
-from core.transfer import KvAddress, KvPull, mismatch, prompt_digest
 
 CONFIRM_TIMEOUT_S = 2.0
 """How long the holder may take to say that it held the blocks."""

@@ -14,7 +14,7 @@ from actors.prefilling.side import Around
 from actors.prefilling.tail import JobsTail
 from actors.wire import Generate
 from core.generation import Output
-from core.transfer import TRANSPORTS
+from core.kv_transfer import TRANSPORTS
 
 
 class DecodeSide:

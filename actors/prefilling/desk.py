@@ -4,7 +4,7 @@
 2. A job has one end here, whatever happens: its blocks are pulled and confirmed, or it is cancelled and the engine
    computes the prompt itself. The only clock is our own: what we wait counts from the asking, what the holder promised
    from its claim, before which nothing can have been held.
-3. Nothing is pulled that `core.transfer.mismatch` objects to, or with too little left of the time that the holder
+3. Nothing is pulled that `core.kv_transfer.mismatch` objects to, or with too little left of the time that the holder
    promised. No token leaves before the holder said that the blocks were held until they had come. If it does not say
    so, all that is cached is forgotten: wrong blocks would be found under right names. That goes on when who asked waits
    no longer; and where it cannot be done, the engine must not serve any more.
@@ -32,8 +32,8 @@ from actors.prefilling.job import Answer, Job, Recompute
 from core.clock import Clock
 from core.errors import EngineDead
 from core.generation import NO_HINT, TASK_GENERATE, GenerateRequest, Hint, Output, PrefillReport
+from core.kv_transfer import KvPull
 from core.prompt import Prompt, scope_bytes
-from core.transfer import KvPull
 from projections.decide_prefill import PrefillInputs, decide_prefill
 from projections.jobs import JobsProjection
 

@@ -10,8 +10,8 @@
 from __future__ import annotations
 
 from actors.frame import Frame
+from core.events.jobs import PrefillCompleted, PrefillFailed
 from core.generation import GenerateRequest
-from core.job_events import PrefillCompleted, PrefillFailed
 
 
 class Introduce(Frame, frozen=True, tag="Introduce"):

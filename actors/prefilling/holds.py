@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from actors.engines.engine import BlockTransfer
 from core.ids import WorkerId
-from core.transfer import KvBlocks
+from core.kv_transfer import KvBlocks
 
 
 class Hold(NamedTuple):

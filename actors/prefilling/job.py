@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from actors.prefilling.frames import Prompt
 from actors.prefilling.peers import Connection, Peer
+from core.events.jobs import PrefillCompleted
 from core.generation import GenerateRequest
 from core.ids import WorkerId, new_id
-from core.job_events import PrefillCompleted
-from core.transfer import Expected, answer_digest
+from core.kv_transfer import Expected, answer_digest
 
 
 class Recompute(Exception):
-    """What was asked for is of no use; `reason` is one of core.transfer.RECOMPUTED."""
+    """What was asked for is of no use; `reason` is one of core.kv_transfer.RECOMPUTED."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)

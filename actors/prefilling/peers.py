@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 from actors.prefilling.frames import Introduce, ToPrefill
 from actors.registration import registration_of
+from core.events.kv import PREFILL
 from core.ids import WorkerId
-from core.roles import PREFILL
-from core.transfer import KvAddress
+from core.kv_transfer import KvAddress
 from streams.registry import Change, Registry
 
 _logger = logging.getLogger(__name__)

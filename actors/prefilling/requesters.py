@@ -10,8 +10,8 @@ from actors.link import Link
 from actors.prefilling.frames import FromPrefill, Introduce, ToPrefill
 from actors.registration import registration_of
 from actors.wire import Hello
+from core.events.kv import PREFILL
 from core.ids import WorkerId
-from core.roles import PREFILL
 from streams.registry import Change, Registry
 
 DEPARTED_KEPT = 4096

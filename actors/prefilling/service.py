@@ -24,8 +24,8 @@ from core.clock import Clock
 from core.codec import decode_message
 from core.errors import Corrupt, Refused, Unavailable
 from core.events import Event
+from core.events.jobs import PrefillRequested
 from core.ids import WorkerId
-from core.job_events import PrefillRequested
 from core.subjects import JOBS, asked_wildcard, job_kind, owner
 from streams.log import EventLog
 from streams.queue import Delivery, Queue

@@ -15,11 +15,11 @@ from actors.prefilling.requesters import Requesters
 from core.clock import Clock
 from core.errors import CallerError, ContrailError, Unavailable
 from core.events import Event
+from core.events.jobs import PrefillCompleted, PrefillFailed, PrefillStarted
 from core.generation import GenerateRequest
 from core.ids import WorkerId
-from core.job_events import PrefillCompleted, PrefillFailed, PrefillStarted
+from core.kv_transfer import answer_digest
 from core.prompt import TOKEN_BYTES, scope_bytes
-from core.transfer import answer_digest
 from streams.queue import Delivery
 from streams.queue_limits import QueueLimits
 

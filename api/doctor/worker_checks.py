@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from actors.registration import Registration
 from api.amounts import seconds_text
 from api.doctor.finding import OK, PROBLEM, WARNING, Finding
-from core.roles import PREFILL
+from core.events.kv import PREFILL
 
 STALE_S = 6.0
 """A worker reports its load every two seconds at least."""

@@ -40,7 +40,7 @@ WAITED_FOR = {
     "behind": "others came first",
     "prefill": "its worker computed other prompts",
 }
-"""What is behind the words of `core.queue_events.WAITS_FOR`."""
+"""What is behind the words of `core.events.routing.WAITS_FOR`."""
 
 
 def explained(explanation: Explanation) -> str:

@@ -28,8 +28,8 @@ from api.running.readiness import wait_until_ready
 from api.running.rolling import Rolling
 from api.running.server_part import ServerPart
 from api.running.supervisor import Part, Supervisor
+from core.events.kv import PREFILL
 from core.keys import DeploymentKey
-from core.roles import PREFILL
 
 FRONTEND_LEAVE_MAX_S = 15.0
 """How long a front end may take to say its end in the log, beside its `stop_delay` and `drain_timeout`."""

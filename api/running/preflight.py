@@ -14,7 +14,7 @@ from api.data_folder import DataFolder
 from api.model_source import VLLM, check_engine, check_model
 from api.units import size_bytes
 from core.errors import CallerError
-from core.roles import DECODE, PREFILL
+from core.events.kv import DECODE, PREFILL
 
 DISK_SHARE = 0.5
 """How much of the free disk the log may reserve unless told."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from core.codec import digest
 from core.ids import StreamName, StreamSeq
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import SNAPSHOTS
 from streams.log import EventLog, StreamState
 

@@ -8,7 +8,7 @@ from api.amounts import bytes_text, number_text
 from api.snapshots.listed import Listed
 from api.text_table import text_table
 from core.event_json import time_text
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from streams.snapshots import Coverage
 
 HEADS = ("snapshot", "made", "by", "messages", "size", "fold", "digest", "usable")

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from actors.snapshots import CLAIM
 from core.clock import SystemClock
 from core.errors import Unavailable
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from projections.rebuild import take_snapshot
 from streams.log import EventLog
 from streams.registry import Registry

@@ -14,7 +14,7 @@ import msgspec
 
 from core.errors import Corrupt
 from core.ids import StreamName, StreamSeq
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from projections.projection import FOLD_VERSION
 from projections.rebuild import fold_on, in_slices, rebuild
 from projections.snapshot import cursor_of, decoding

@@ -11,8 +11,8 @@ import msgspec
 
 from core.errors import CallerError
 from core.events import Event, UnknownEvent, WorkerJoined, WorkerLeft, WorkerLost
+from core.events.kv import DECODE
 from core.ids import LOST_SUFFIX, WorkerId
-from core.roles import DECODE
 from core.subjects import is_kv, owner
 from replay.closed_loop.history import History
 from replay.closed_loop.past import UNTOLD

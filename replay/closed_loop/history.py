@@ -20,9 +20,9 @@ from core.events import (
     RequestRouted,
     UnknownEvent,
 )
+from core.events.routing import RequestQueued, RequestTurnedAway
 from core.ids import LOST_SUFFIX, RequestId
 from core.prompt import HASH_BYTES
-from core.queue_events import RequestQueued, RequestTurnedAway
 from core.subjects import ROUTING, owner
 from replay.closed_loop.past import UNTOLD, Past, Stint
 from replay.closed_loop.replicas import Replicas

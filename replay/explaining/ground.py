@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from core.decision import LOCAL_REASONS
 from core.events import RequestRouted
+from core.events.routing import LOCAL_REASONS
 from core.ids import ReplicaId, StreamName, WorkerId, from_column
 from core.settings import TIERS, RoutingSettings
 from core.subjects import ROUTING

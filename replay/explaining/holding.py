@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from core.events import RequestRouted
-from core.queue_events import HELD, RequestQueued
+from core.events.routing import HELD, RequestQueued
 from core.subjects import ROUTING
 from replay.explaining.timed_form import HeldBeside, HeldBy, Hold
 from replay.recording import Recording

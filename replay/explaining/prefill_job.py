@@ -12,9 +12,7 @@ from core.codec import Message, decode_message
 from core.errors import Corrupt
 from core.event_json import time_text
 from core.events import Event, UnknownEvent, WorkerLeft, WorkerLost
-from core.generation import PrefillReport
-from core.ids import LOST_SUFFIX
-from core.job_events import (
+from core.events.jobs import (
     PrefillCancelled,
     PrefillCompleted,
     PrefillFailed,
@@ -22,6 +20,8 @@ from core.job_events import (
     PrefillRequested,
     PrefillStarted,
 )
+from core.generation import PrefillReport
+from core.ids import LOST_SUFFIX
 from core.subjects import JOBS, ROUTING, owner
 from replay.explaining.prefill_form import JobTry, PrefillJob
 from replay.names import Names

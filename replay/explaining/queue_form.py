@@ -11,7 +11,7 @@ class Queued(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     """When the log stored that."""
     why: str
-    """Of `core.queue_events.WAITS_FOR`, or `prefill`: it was held."""
+    """Of `core.events.routing.WAITS_FOR`, or `prefill`: it was held."""
     priority: int
     tenant: str
     depth: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from core.event_json import time_text
-from core.queue_events import RequestQueued, RequestTurnedAway
+from core.events.routing import RequestQueued, RequestTurnedAway
 from core.subjects import ROUTING
 from replay.explaining.form import Rejection
 from replay.explaining.queue_form import Queued

@@ -31,7 +31,7 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
-from core.job_events import (
+from core.events.jobs import (
     JobsRestated,
     PrefillCancelled,
     PrefillCompleted,
@@ -40,7 +40,7 @@ from core.job_events import (
     PrefillRequested,
     PrefillStarted,
 )
-from core.queue_events import QueueEvent, RequestQueued, RequestTurnedAway
+from core.events.routing import QueueEvent, RequestQueued, RequestTurnedAway
 from replay.redacting.jobs import of_job, verdict
 from replay.redacting.names import OUTCOMES, TEXT, Names
 

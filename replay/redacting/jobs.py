@@ -10,8 +10,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from core.generation import PrefillReport
-from core.job_events import (
+from core.events.jobs import (
     JobEvent,
     PrefillCancelled,
     PrefillCompleted,
@@ -20,7 +19,8 @@ from core.job_events import (
     PrefillRequested,
     PrefillStarted,
 )
-from core.transfer import TRANSPORTS
+from core.generation import PrefillReport
+from core.kv_transfer import TRANSPORTS
 from projections.decide_prefill import OUTCOMES, REASONS
 from replay.redacting.names import TEXT, Names
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from core.events.routing import HELD, TURNED_AWAY, WAITS_FOR
 from core.ids import LOST_SUFFIX
-from core.queue_events import HELD, TURNED_AWAY, WAITS_FOR
 from core.settings import POLICIES
 
 TEXT = "redacted"

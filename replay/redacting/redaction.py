@@ -17,7 +17,7 @@ from core.codec import JSON_START, Message, encode_event, encode_message, encode
 from core.errors import Corrupt
 from core.events import Event, UnknownEvent
 from core.ids import Epoch, SourceId
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import owner, subject
 from replay.redacting.chain import Resealing
 from replay.redacting.events import redacted

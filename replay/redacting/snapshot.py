@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from core.codec import digest
 from core.ids import ReplicaId, StreamName, WorkerId
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, LOAD, ROUTING
 from projections.chain import Chain
 from projections.ended import Ended

@@ -8,8 +8,8 @@ from actors.tries import Tries
 from core.events import Event, RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted
 from core.generation import GenerateRequest, Hint, Output, PrefillReport, Sampling
 from core.ids import WorkerId
+from core.keys import session_key
 from core.prompt import hashes_to_bytes
-from core.session import session_key
 from projections.view import RouteRequest
 from replay.recorded_prompt import RecordedPrompt
 from replay.simulating.arrival import Arrival

@@ -13,9 +13,9 @@ import msgspec
 
 from core.errors import CallerError
 from core.events import RequestFinished, RequestRejected, RequestRouted
+from core.events.routing import RequestQueued, RequestTurnedAway
 from core.ids import RequestId
 from core.prompt import HASH_BYTES
-from core.queue_events import RequestQueued, RequestTurnedAway
 from core.subjects import ROUTING, owner
 from replay.recording import Recording
 from replay.simulating.trace import US_PER_MS, Asked, Trace

@@ -38,5 +38,5 @@ class Served(NamedTuple):
     declined: int = 0
     """How often a worker would not take it, because it computed prompts of other replicas."""
     why: str = ""
-    """Why it failed, in a word: of `core.queue_events.TURNED_AWAY`, as a RequestRejected has it, TOO_LONG or LOST.
+    """Why it failed, in a word: of `core.events.routing.TURNED_AWAY`, as a RequestRejected has it, TOO_LONG or LOST.
     The last field: digests of runs leave it out."""

@@ -14,9 +14,9 @@ from actors.admission import SHARE_FRESH_MS
 from actors.room import Room
 from actors.waiting_line import RETRY_AFTER_MAX_S, WaitingLine
 from core.events import Event
+from core.events.routing import TURNED_AWAY, RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
-from core.queue_events import TURNED_AWAY, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from projections.fair_queue import FairQueue
 from replay.simulating.agenda import Agenda

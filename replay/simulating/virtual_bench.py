@@ -8,10 +8,10 @@ from __future__ import annotations
 from actors.engines.simulated_inputs import Abort, Free, Prefilled, Submit
 from actors.engines.step import Step
 from actors.prefilling.work import WITHDRAWN
+from core.events.jobs import PrefillCompleted, PrefillFailed, PrefillStarted
 from core.generation import GenerateRequest, Hint, Output, Sampling
 from core.ids import RequestId, WorkerId
-from core.job_events import PrefillCompleted, PrefillFailed, PrefillStarted
-from core.transfer import KvBlocks
+from core.kv_transfer import KvBlocks
 from replay.simulating.agenda import Agenda
 from replay.simulating.journey import MODEL
 from replay.simulating.virtual_job import VirtualJob

@@ -18,9 +18,9 @@ from actors.engines.simulated_inputs import Abort, Arrived, Fetch, Submit
 from actors.engines.step import Step
 from actors.prefilling.desk import MARGIN_PARTS, PULL_TIMEOUT_S
 from actors.prefilling.work import WITHDRAWN
+from core.events.jobs import PrefillCancelled
 from core.generation import Hint, Output, PrefillReport
 from core.ids import RequestId, WorkerId
-from core.job_events import PrefillCancelled
 from core.prompt import HASH_BYTES
 from core.settings import RoutingSettings
 from projections.decide_prefill import PrefillInputs, decide_prefill

@@ -8,8 +8,8 @@ from functools import partial
 
 import xxhash
 
+from core.events.kv import DECODE, PREFILL
 from core.ids import WorkerId
-from core.roles import DECODE, PREFILL
 from core.subjects import JOBS, answered_token, asked_token, job_kind
 from replay.simulating.agenda import Agenda
 from replay.simulating.failures import Failures

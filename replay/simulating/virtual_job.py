@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from actors.engines.simulated_inputs import Submit
+from core.events.jobs import PrefillPulled, PrefillRequested
 from core.generation import Hint, PrefillReport
 from core.ids import RequestId, WorkerId
-from core.job_events import PrefillPulled, PrefillRequested
+from core.kv_transfer import answer_digest, prompt_digest
 from core.prompt import HASH_BYTES
-from core.transfer import answer_digest, prompt_digest
 from replay.simulating.journey import MODEL
 from replay.simulating.verdict import Verdict
 

@@ -23,8 +23,8 @@ from core.events import (
     RequestRouted,
     SettingsChanged,
 )
+from core.events.routing import HELD, RequestQueued
 from core.ids import ReplicaId, RequestId, WorkerId
-from core.queue_events import HELD, RequestQueued
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.ahead import Ahead

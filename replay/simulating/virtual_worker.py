@@ -12,10 +12,10 @@ from actors.engines.step import EngineState, Step, load_of, refuse, step
 from actors.line import WorkerBusy
 from actors.load_reports import REPORT_EVERY_MS, REPORT_IDLE_MS
 from core.events import LoadReported, WorkerJoined, WorkerLost
+from core.events.kv import DECODE
 from core.generation import NO_HINT, Hint, Output
 from core.ids import LOST_SUFFIX, RequestId, WorkerId
 from core.prompt import hashes_from_bytes
-from core.roles import DECODE
 from core.subjects import LOAD
 from projections.plan import is_one_pass
 from replay.simulating.agenda import Agenda

@@ -18,8 +18,8 @@ from core.events import (
     RequestRouted,
     UnknownEvent,
 )
+from core.events.routing import RequestQueued, RequestTurnedAway
 from core.ids import LOST_SUFFIX, RequestId
-from core.queue_events import RequestQueued, RequestTurnedAway
 from core.subjects import ROUTING
 from projections.tally import Key
 from replay.recording import Frame, Recording

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from core.decision import COLUMNS, TIMED_COLUMNS
 from core.events import RequestRouted
+from core.events.routing import COLUMNS, TIMED_COLUMNS
 from core.ids import from_column
 from core.settings import RoutingSettings
 from projections.decide import Decision, record, shown

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from core.codec import Message
 from core.events import UnknownEvent, WorkerLeft, WorkerLost
+from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, StreamName
-from core.job_events import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.subjects import JOBS, owner
 from replay.recording import Recording
 from streams.log import Record

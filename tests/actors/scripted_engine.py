@@ -9,7 +9,7 @@ from typing import Any
 from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
 from actors.wire import Generate, Welcome
 from core.generation import GenerateRequest, Output
-from core.transfer import KvPull
+from core.kv_transfer import KvPull
 
 WORKER = "00000000000000aa"
 

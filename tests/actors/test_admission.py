@@ -13,9 +13,9 @@ from actors import admission as admission_module
 from actors.engines.simulated import SimulatedSettings
 from actors.router import Router
 from core.events import RequestFinished, RequestRouted
+from core.events.routing import RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest
 from core.models import DeadlineExceeded, NoWorkers, Overloaded, RateLimited
-from core.queue_events import RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from tests.actors.world import World, collect, request, world

@@ -11,10 +11,10 @@ from actors.comparison import PENDING_MAX
 from actors.dispute import EXPLAIN_WAIT_MS, SETTLE_WAIT_MS
 from actors.milestones import MILESTONE_EVERY
 from actors.settlement import CLAIM, REFOLD_EVERY_MS, RETRY_MS
+from core.block_spans import single
 from core.events import CacheRestated, DivergenceFound, Points, ReplicaReported
 from core.ids import ReplicaId, StreamName, StreamSeq
 from core.prompt import hashes_to_bytes
-from core.spans import single
 from projections.points import POINTS_KEPT
 from projections.projection import FOLD_VERSION
 from tests.actors.replicas import KV, WORKER, Replicas, ReplicaUnderTest

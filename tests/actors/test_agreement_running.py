@@ -9,10 +9,10 @@ import pytest
 
 from actors.agreement import Agreement
 from actors.milestones import MILESTONE_EVERY
+from core.block_spans import single
 from core.clock import ManualClock
 from core.events import DivergenceFound, Event, ReplicaReported
 from core.ids import ReplicaId, StreamSeq, WorkerId
-from core.spans import single
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream
 from projections.rebuild import rebuild, take_snapshot
 from projections.runner import Runner

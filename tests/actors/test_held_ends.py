@@ -13,8 +13,8 @@ from actors import dispatch as dispatch_module
 from actors.flight import Flight
 from actors.router import Router
 from core.events import RequestFinished, RequestPrefilled, RequestRouted
+from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.models import DeadlineExceeded, NoWorkers
-from core.queue_events import HELD, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.decide import Decision

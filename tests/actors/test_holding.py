@@ -19,10 +19,10 @@ from actors.router import Router
 from core.codec import decode_message
 from core.errors import CallerError
 from core.events import RequestFinished, RequestPrefilled, RequestRouted
+from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest
 from core.ids import RequestId, StreamSeq
 from core.prompt import Prompt, tokens_to_bytes
-from core.queue_events import HELD, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.decide import Decision

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from actors.cache_events import EVENT_HASHES_MAX, merged
 from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored
 from actors.mirror import CacheMirror
+from core.block_spans import stretch
 from core.events import BlocksRemoved, BlocksStored, CacheCleared, Event
 from core.prompt import Prompt, chain_hashes, hashes_from_bytes, hashes_to_bytes, scope_bytes, tokens_to_bytes
 from core.settings import TIERS
-from core.spans import stretch
 
 SIZE = 2
 SEED = 7

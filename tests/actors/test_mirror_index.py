@@ -9,11 +9,11 @@ import pytest
 from actors.cache_events import merged
 from actors.engines.engine import CacheChange, CacheRemoved, CacheStored
 from actors.mirror import CacheMirror
+from core.block_spans import SPAN_BLOCKS, check_pieces, unpacked
 from core.events import BlocksRemoved, BlocksStored, Event
 from core.ids import WorkerId
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
 from core.settings import TIERS
-from core.spans import SPAN_BLOCKS, check_pieces, unpacked
 from projections.block_table import BlockTable
 from projections.prefixes import PrefixIndex
 

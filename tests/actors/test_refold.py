@@ -3,10 +3,10 @@ from __future__ import annotations
 import msgspec
 
 from actors.refold import compare, drift
+from core.block_spans import single
 from core.codec import encode_event
 from core.events import CacheCleared, Event, WorkerLeft, WorkerLost
 from core.ids import LOST_SUFFIX, Epoch, StreamSeq, WorkerId
-from core.spans import single
 from core.subjects import LOAD, ROUTING
 from projections.points import POINTS_KEPT
 from projections.state import State

@@ -6,7 +6,7 @@ from prometheus_client import generate_latest
 
 from actors.metrics import OUTCOMES, FrontendMetrics
 from actors.replica_metrics import COUNTERS, GAUGES
-from core.queue_events import TURNED_AWAY
+from core.events.routing import TURNED_AWAY
 from tests.actors.world import world
 
 

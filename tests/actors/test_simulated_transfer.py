@@ -19,8 +19,8 @@ from actors.engines.simulated_channel import Memory, TcpSideChannel
 from core.clock import ManualClock
 from core.errors import CallerError, EngineDead
 from core.generation import GenerateRequest
+from core.kv_transfer import KvAddress, KvPull
 from core.prompt import tokens_to_bytes
-from core.transfer import KvAddress, KvPull
 from tests.contracts.engine import Started, answer_to, prompt, request
 from tests.contracts.transfer import Pair, TransferContract, moved, prefilled, settled, transfer_of
 from tests.fixtures.eventually import eventually

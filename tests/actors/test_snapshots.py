@@ -19,7 +19,7 @@ from actors.snapshots import (
 from core.clock import ManualClock
 from core.errors import Unavailable, WrongSequence
 from core.ids import ReplicaId, StreamSeq
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
 from projections.projection import FOLD_VERSION
 from projections.rebuild import take_snapshot

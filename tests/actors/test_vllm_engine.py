@@ -30,8 +30,8 @@ from actors.engines.vllm_side_channel import PORT_VARIABLE
 from actors.mirror import CacheMirror
 from core.errors import CallerError, EngineDead
 from core.ids import new_id
+from core.kv_transfer import KvAddress, KvBlocks, KvPull
 from core.prompt import Prompt, scope_bytes, tokens_from_bytes, tokens_to_bytes
-from core.transfer import KvAddress, KvBlocks, KvPull
 from tests.contracts.engine import HASH_SEED, EngineContract, Started, answer_to, prompt, request, until_idle
 from tests.fixtures.engines import ADAPTERS, BLOCKS, RecordedEngine
 

@@ -20,7 +20,7 @@ from actors.engines.vllm import VllmEngine
 from actors.mirror import CacheMirror
 from core.errors import EngineDead
 from core.generation import GenerateRequest
-from core.transfer import Expected, KvAddress, KvBlocks, KvPull, mismatch
+from core.kv_transfer import Expected, KvAddress, KvBlocks, KvPull, mismatch
 from tests.contracts import transfer as contract
 from tests.contracts.engine import HASH_SEED, Answer, Started, answer_to, prompt, request, until_idle
 from tests.contracts.transfer import TransferContract

@@ -27,9 +27,9 @@ from api.snapshots.listed import Listed
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import LoadReported
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
-from core.manifest import Manifest
+from core.kv_transfer import KvAddress
+from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
-from core.transfer import KvAddress
 from streams.embedded_etcd import EmbeddedEtcd
 from streams.embedded_nats import EmbeddedNats
 from streams.etcd_inspection import EtcdStatus

@@ -19,8 +19,8 @@ from core.codec import CHAIN_START, decode_message, digest, encode_event, encode
 from core.errors import CallerError, WrongSequence
 from core.events import BlocksStored, Event, WorkerJoined
 from core.ids import Epoch, SourceId, StreamSeq, new_id
-from core.manifest import At, Manifest
 from core.prompt import hashes_to_bytes
+from core.snapshot_manifest import At, Manifest
 from core.subjects import SNAPSHOTS, kv_stream, subject
 from projections.projection import FOLD_VERSION
 from projections.rebuild import rebuild

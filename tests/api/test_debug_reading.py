@@ -22,10 +22,10 @@ from api.debug.slim import SlimEvent, slim
 from api.debug.timeline import Timeline
 from core.codec import CHAIN_START, digest, encode_event, encode_message
 from core.events import Event, Points, ReplicaJoined, ReplicaLost, SettingsChanged, WorkerLost
+from core.events.routing import TURNED_AWAY, RequestTurnedAway
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
-from core.manifest import Manifest
 from core.prompt import hashes_to_bytes
-from core.queue_events import TURNED_AWAY, RequestTurnedAway
+from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, kv_stream
 from projections.projection import FOLD_VERSION
 from projections.snapshot import cursor_of, encode

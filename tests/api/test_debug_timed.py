@@ -12,8 +12,8 @@ from api.debug.decision import decision
 from api.debug.decisions import PLACES
 from api.debug.scan import Scan
 from core.events import ReplicaLost, RequestRouted
+from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.ids import LOST_SUFFIX, ReplicaId
-from core.queue_events import HELD, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from replay.explaining.explain import explain

@@ -23,7 +23,7 @@ from api.openai.text.transcript import Transcript
 from api.replaying.explained import explained
 from api.server import Server, bind
 from core.events import RequestFinished, RequestRouted
-from core.queue_events import RequestTurnedAway
+from core.events.routing import RequestTurnedAway
 from core.subjects import ROUTING
 from replay.explaining.explain import explain
 from replay.explaining.listing import requests

@@ -9,7 +9,7 @@ import pytest
 from actors.metrics import OUTCOMES, TOTALS, FrontendMetrics, WorkerMetrics
 from actors.queue_metrics import queue_metrics
 from actors.replica_metrics import COUNTERS, GAUGES, VERDICTS
-from core.queue_events import TURNED_AWAY
+from core.events.routing import TURNED_AWAY
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
 TABLE = MANUAL.partition("\n## Metrics\n")[2].partition("\n## ")[0]

@@ -30,7 +30,7 @@ from api.server import Server, bind
 from core.codec import encode_event
 from core.events import RequestRouted
 from core.ids import RequestId, StreamSeq
-from core.session import session_key
+from core.keys import session_key
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.decide import decide, record

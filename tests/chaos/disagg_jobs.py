@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from core.codec import decode_message
+from core.events.jobs import PrefillCancelled, PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
 from core.ids import StreamSeq
-from core.job_events import PrefillCancelled, PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
 from core.subjects import JOBS, asked_wildcard, owner
 from streams.jetstream import JetStreamLog
 from streams.log import Record, Tail

@@ -14,8 +14,8 @@ from actors.mirror import CacheMirror
 from core.errors import CallerError
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import RequestId, new_id
+from core.kv_transfer import KvPull
 from core.prompt import Prompt, scope_bytes, tokens_to_bytes
-from core.transfer import KvPull
 
 IDLE_TIMEOUT_S = 20
 HASH_SEED = 7

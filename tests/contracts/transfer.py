@@ -16,8 +16,8 @@ import pytest
 from actors.engines.engine import BlockTransfer, Engine, TransferFailed, TransferTotals
 from core.generation import GenerateRequest
 from core.ids import new_id
+from core.kv_transfer import KvPull
 from core.prompt import TOKEN_BYTES
-from core.transfer import KvPull
 from tests.contracts.engine import (
     IDLE_TIMEOUT_S,
     Answer,

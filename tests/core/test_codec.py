@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from core.block_spans import SPAN_BLOCKS, Piece, packed
 from core.codec import (
     CHAIN_START,
     READABLE,
@@ -34,8 +35,7 @@ from core.events import (
 )
 from core.generation import PrefillReport
 from core.ids import SourceId
-from core.spans import SPAN_BLOCKS, Piece, packed
-from core.transfer import KvBlocks
+from core.kv_transfer import KvBlocks
 
 SOURCE = SourceId("0123456789abcdef")
 pack = msgspec.msgpack.Encoder().encode

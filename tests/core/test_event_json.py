@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.block_spans import stretch
 from core.codec import CHAIN_START, Message
 from core.event_json import message_lines
 from core.events import BlocksStored, Event
 from core.ids import SourceId, StreamName, StreamSeq
 from core.prompt import hashes_to_bytes
-from core.spans import stretch
 from tests.core.test_codec import events_of
 
 SOURCE = SourceId("0123456789abcdef")

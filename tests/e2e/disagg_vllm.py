@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from core.events import RequestPrefilled
+from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.generation import PrefillReport
-from core.job_events import PrefillCancelled, PrefillPulled, PrefillRequested
 from tests.chaos.disagg_engines import Verdict, VllmJudge
 from tests.e2e.deployment import Running, contrail, up
 from tests.e2e.test_disagg import Question

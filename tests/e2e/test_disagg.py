@@ -14,8 +14,8 @@ from typing import NamedTuple
 import openai
 
 from core.events import RequestPrefilled
+from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.generation import PrefillReport
-from core.job_events import PrefillCancelled, PrefillPulled, PrefillRequested
 from tests.e2e.by_hand import Access, by_hand
 from tests.e2e.deployment import Running, contrail, up
 from tests.fixtures.eventually import eventually

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from core.queue_events import RequestQueued, RequestTurnedAway
+from core.events.routing import RequestQueued, RequestTurnedAway
 from tests.e2e.deployment import Running, contrail, up
 from tests.fixtures.eventually import eventually
 

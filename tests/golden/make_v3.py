@@ -14,9 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from core.events import ReplicaJoined, RequestPrefilled, RequestRouted, SettingsChanged, WorkerLeft, WorkerLost
-from core.generation import PrefillReport
-from core.ids import Epoch
-from core.job_events import (
+from core.events.jobs import (
     JobEvent,
     PrefillCancelled,
     PrefillCompleted,
@@ -25,8 +23,10 @@ from core.job_events import (
     PrefillRequested,
     PrefillStarted,
 )
+from core.generation import PrefillReport
+from core.ids import Epoch
+from core.kv_transfer import KvBlocks
 from core.subjects import JOBS, ROUTING, answered_token, asked_token
-from core.transfer import KvBlocks
 from tests.golden.make_v1 import GONE, KV_0, LOST, PROMPT, ROUTER, SETTINGS, SHAKY, STEADY, Scribe, joined, stored
 
 GOLDEN = Path(__file__).parent / "v3.log.jsonl"

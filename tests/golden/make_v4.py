@@ -18,7 +18,7 @@ from core.events import (
     RequestRouted,
     SettingsChanged,
 )
-from core.queue_events import TURNED_AWAY, WAITS_FOR, RequestQueued, RequestTurnedAway
+from core.events.routing import TURNED_AWAY, WAITS_FOR, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from tests.golden.make_v1 import KV_0, PROMPT, ROUTER, STEADY, Scribe, joined, stored

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from core.events import ReplicaJoined, RequestFinished, RequestRouted
-from core.queue_events import INTERNAL, TURNED_AWAY, RequestTurnedAway
+from core.events.routing import INTERNAL, TURNED_AWAY, RequestTurnedAway
 from core.subjects import ROUTING
 from tests.golden.make_v1 import KV_0, PROMPT, ROUTER, STEADY, Scribe, joined, stored
 

@@ -9,7 +9,7 @@ import msgspec
 import orjson
 import pytest
 
-from actors.engines.simulated_channel import Contents, Freed, FreeBlocks, ReadBlocks, Refused
+from actors.engines.simulated_channel import Contents, FreeBlocks, Freed, ReadBlocks, Refused
 from actors.wire import ToReplica, ToWorker
 from core.events import EVENT_TYPES
 

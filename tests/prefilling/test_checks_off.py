@@ -14,11 +14,11 @@ from actors.prefilling import asking, desk, service
 from actors.prefilling.asking import Asking
 from actors.prefilling.peers import Peers
 from actors.worker import Worker
+from core.events.jobs import PrefillCancelled
 from core.generation import GenerateRequest
-from core.job_events import PrefillCancelled
+from core.kv_transfer import KvBlocks
 from core.prompt import tokens_to_bytes
 from core.subjects import JOBS
-from core.transfer import KvBlocks
 from tests.actors.world import World, collect, request
 from tests.prefilling.disagg import SMALL, alone, at_rest, decode, disagg, linked, prefill
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from core.job_events import PrefillCancelled, PrefillPulled, PrefillRequested
+from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.subjects import JOBS
 from tests.prefilling.disagg import at_rest, decode, desk, disagg, prefill
 from tests.prefilling.faults import FAULTS, Fault, Site

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from core.events import RequestPrefilled
+from core.events.jobs import PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
+from core.events.routing import RequestQueued
 from core.generation import TASK_EMBED
-from core.job_events import PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
-from core.queue_events import RequestQueued
 from core.settings import RoutingSettings
 from core.subjects import JOBS, ROUTING, kv_stream
 from tests.actors.world import collect, request

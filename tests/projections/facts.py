@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from core.block_spans import stretch
 from core.events import (
     BlocksRemoved,
     BlocksStored,
@@ -17,7 +18,6 @@ from core.events import (
 )
 from core.ids import to_column
 from core.prompt import Prompt, hashes_to_bytes, tokens_to_bytes
-from core.spans import stretch
 from projections.tally import InFlight
 
 SEED = 7

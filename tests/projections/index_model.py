@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
+from core.block_spans import SPAN_BLOCKS, Blocks, Piece, packed, single
 from core.ids import WorkerId
 from core.prompt import Prompt, hashes_from_bytes, hashes_to_bytes, tokens_to_bytes
 from core.settings import TIERS
-from core.spans import SPAN_BLOCKS, Blocks, Piece, packed, single
 from projections.prefixes import PrefixIndex
 
 SIZE = 2

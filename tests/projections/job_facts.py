@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core.events import Event, WorkerLeft
-from core.job_events import (
+from core.events.jobs import (
     JobEvent,
     PrefillCancelled,
     PrefillCompleted,
@@ -14,8 +14,8 @@ from core.job_events import (
     PrefillRequested,
     PrefillStarted,
 )
+from core.kv_transfer import KvBlocks
 from core.subjects import JOBS, answered_token, asked_token
-from core.transfer import KvBlocks
 from tests.projections.speaker import Said, Speaker
 
 Word = tuple[str, int]

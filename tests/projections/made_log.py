@@ -5,7 +5,7 @@ from __future__ import annotations
 from core.clock import ManualClock
 from core.events import Event, ReplicaJoined
 from core.ids import StreamName, StreamSeq
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream
 from projections.rebuild import take_snapshot
 from projections.state import State

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.block_spans import SPAN_BLOCKS, Blocks, Piece, packed, single, stretch
 from core.ids import WorkerId
 from core.prompt import hashes_to_bytes
-from core.spans import SPAN_BLOCKS, Blocks, Piece, packed, single, stretch
 from projections import sweep
 from projections.prefixes import PrefixIndex
 

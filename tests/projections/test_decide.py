@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.codec import encode_event
-from core.decision import COLUMNS, LOCAL_REASONS
 from core.events import WorkerLeft
+from core.events.routing import COLUMNS, LOCAL_REASONS
 from core.ids import RequestId, WorkerId, from_column, new_id
 from core.prompt import hashes_from_bytes
 from core.settings import RoutingSettings

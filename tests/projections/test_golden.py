@@ -21,13 +21,13 @@ from core.events import (
     RequestRouted,
     UnknownEvent,
 )
-from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
-from core.job_events import (
+from core.events.jobs import (
     JobEvent,
     JobsRestated,
 )
+from core.events.routing import QueueEvent
+from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
-from core.queue_events import QueueEvent
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.state import State

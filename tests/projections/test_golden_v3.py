@@ -13,8 +13,8 @@ import pytest
 
 from core.codec import decode_message
 from core.events import RequestPrefilled, RequestRouted
+from core.events.jobs import JobEvent, PrefillCompleted
 from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq, WorkerId
-from core.job_events import JobEvent, PrefillCompleted
 from core.settings import RoutingSettings
 from core.subjects import JOBS, ROUTING
 from projections.ahead import Ahead

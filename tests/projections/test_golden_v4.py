@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from core.codec import decode_message
+from core.events.routing import RequestQueued, RequestTurnedAway
 from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
-from core.queue_events import RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.snapshot import decode, encode

@@ -11,8 +11,8 @@ import pytest
 
 from core.codec import decode_message
 from core.events import RequestFinished, RequestRouted
+from core.events.routing import RequestTurnedAway
 from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
-from core.queue_events import RequestTurnedAway
 from core.subjects import ROUTING
 from projections.snapshot import decode, encode
 from projections.state import State

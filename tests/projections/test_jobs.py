@@ -6,8 +6,8 @@ import pytest
 
 from core.codec import encode_event
 from core.events import WorkerLeft, WorkerLost
+from core.events.jobs import JobsRestated
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
-from core.job_events import JobsRestated
 from core.subjects import JOBS, asked_token
 from projections import jobs as jobs_module
 from projections.jobs import JobsProjection

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from core.block_spans import single
 from core.codec import encode_event
 from core.events import BlocksStored, CacheCleared, Event, WorkerJoined, WorkerLeft, WorkerLost
 from core.ids import WorkerId
-from core.spans import single
 from projections.chain import Missing
 from projections.ended import ENDED_KEPT, REASON_CHARS_MAX, Ended
 from projections.kv import KvProjection, Member

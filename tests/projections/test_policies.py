@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.codec import encode_event
-from core.decision import COLUMNS, TIMED_COLUMNS
+from core.events.routing import COLUMNS, TIMED_COLUMNS
 from core.ids import RequestId, WorkerId, new_id
+from core.keys import session_key
 from core.prompt import Prompt
-from core.session import session_key
 from core.settings import POLICIES, RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.backlog import PrefillTime

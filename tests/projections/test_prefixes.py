@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.block_spans import single
 from core.ids import WorkerId
 from core.settings import TIERS
-from core.spans import single
 from projections import sweep
 from projections.block_table import new_table
 from projections.prefixes import PrefixIndex

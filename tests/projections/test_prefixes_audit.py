@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.block_spans import single
 from core.ids import WorkerId
-from core.spans import single
 from projections import index_audit, sweep
 from projections.block_table import KEY_BITS, KEY_MASK
 from projections.prefixes import PrefixIndex

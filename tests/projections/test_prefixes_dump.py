@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.block_spans import single
 from core.ids import WorkerId
 from core.prompt import hashes_from_bytes
 from core.settings import TIERS
-from core.spans import single
 from projections import holdings
 from projections.holdings import Holding
 from projections.prefixes import PrefixIndex

@@ -10,7 +10,7 @@ import pytest
 
 from core.errors import Refused, Unavailable, WrongSequence
 from core.ids import StreamName, StreamSeq
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream
 from projections import rebuild as rebuild_module
 from projections.rebuild import SLICE_RECORDS_MAX, Rebuilt, fold_on, rebuild

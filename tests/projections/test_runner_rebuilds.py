@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from core.block_spans import single
 from core.errors import Unavailable
 from core.ids import StreamName, StreamSeq, WorkerId
-from core.spans import single
 from core.subjects import LOAD, ROUTING, kv_stream
 from projections import arrivals as arrivals_module
 from projections import runner as runner_module

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from core.errors import Corrupt
 from core.events import ReplicaJoined, WorkerLeft
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
-from core.manifest import At
+from core.snapshot_manifest import At
 from core.subjects import JOBS
 from projections import snapshot as snapshot_module
 from projections.ended import ENDED_KEPT

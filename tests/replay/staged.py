@@ -11,9 +11,9 @@ from core.codec import CHAIN_START, Message, decode_message, digest, encode_even
 from core.events import Event, ReplicaJoined, ReplicaReported, RequestRouted, SettingsChanged
 from core.ids import Epoch, ReplicaId, RequestId, SourceId, StreamName, StreamSeq
 from core.keys import DeploymentKey
-from core.manifest import Manifest
 from core.prompt import Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
+from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, kv_stream, subject
 from projections.decide import decide, record
 from projections.projection import FOLD_VERSION

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from api.replaying.bisected import replicas_text
+from core.block_spans import single
 from core.errors import CallerError
 from core.events import CacheCleared, DivergenceFound, Event, ReplicaLeft
 from core.ids import ReplicaId, WorkerId
 from core.settings import RoutingSettings
-from core.spans import single
 from core.subjects import LOAD, ROUTING
 from replay.bisecting.cache import Said, _Shadow, between_index_and_cache
 from replay.bisecting.replicas import between_replicas

@@ -11,8 +11,8 @@ from api.replaying.explained import explained
 from core.errors import CallerError
 from core.event_json import time_text
 from core.events import LocalChanged, RequestFinished, RequestMigrated, RequestPrefilled, RequestRejected
+from core.events.routing import RequestTurnedAway
 from core.ids import RequestId, to_column
-from core.queue_events import RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from replay.explaining.explain import explain

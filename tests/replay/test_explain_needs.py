@@ -9,10 +9,10 @@ from random import Random
 import msgspec
 import pytest
 
+from core.block_spans import single
 from core.ids import RequestId, WorkerId
 from core.prompt import hashes_from_bytes
 from core.settings import POLICIES, WEIGHT_MAX, RoutingSettings
-from core.spans import single
 from core.subjects import LOAD
 from projections.decide import decide
 from projections.policies import MILLI, rank, score

@@ -15,9 +15,9 @@ from api.debug.explanation import explanation
 from api.replaying.explained import explained
 from core.event_json import message_lines, ranges_text
 from core.events import RequestRouted
-from core.job_events import PrefillPulled
+from core.events.jobs import PrefillPulled
+from core.kv_transfer import RECOMPUTED as REASONS
 from core.subjects import JOBS, ROUTING
-from core.transfer import RECOMPUTED as REASONS
 from projections.decide_prefill import REASONS as VERDICTS
 from projections.decide_prefill import PrefillInputs, decide_prefill
 from replay.explaining import prefill_job

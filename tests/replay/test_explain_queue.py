@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from api.replaying.explained import explained
-from core.queue_events import RequestQueued, RequestTurnedAway
+from core.events.routing import RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from replay.explaining.explain import explain

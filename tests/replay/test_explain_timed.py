@@ -11,9 +11,9 @@ import pytest
 
 from api.replaying.explained import explained
 from core.events import RequestPrefilled, RequestRouted
+from core.events.routing import HELD, RequestQueued
 from core.ids import RequestId, WorkerId
 from core.prompt import Prompt
-from core.queue_events import HELD, RequestQueued
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.backlog import PrefillTime

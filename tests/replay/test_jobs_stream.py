@@ -10,9 +10,9 @@ import pytest
 from api.debug.scan import Scan
 from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
 from core.events import Event, WorkerLeft
+from core.events.jobs import JobEvent, PrefillCompleted, PrefillRequested
 from core.ids import SourceId, StreamSeq, WorkerId
-from core.job_events import JobEvent, PrefillCompleted, PrefillRequested
-from core.manifest import Manifest
+from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, SNAPSHOTS, answered_token, asked_token, owner, subject
 from projections.rebuild import take_snapshot
 from replay.playback import Playback

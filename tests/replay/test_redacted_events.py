@@ -11,10 +11,10 @@ import pytest
 
 from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
 from core.events import EVENT_TYPES, Event, LoadReported, SettingsChanged, WorkerJoined, WorkerLeft, WorkerLost
+from core.events.routing import HELD, TURNED_AWAY, WAITS_FOR
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
-from core.manifest import Manifest
-from core.queue_events import HELD, TURNED_AWAY, WAITS_FOR
 from core.settings import RoutingSettings
+from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING, kv_stream, subject
 from projections.snapshot import cursor_of, encode
 from projections.state import State

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from core.block_spans import single
 from core.events import ReplicaLeft
 from core.ids import StreamSeq, WorkerId
 from core.settings import RoutingSettings
-from core.spans import single
 from core.subjects import LOAD
 from projections.points import POINTS_KEPT
 from replay.fold_check import FoldDifference

@@ -14,8 +14,8 @@ from msgspec import structs
 from api.replaying.verified import verified_json, verified_text
 from core.codec import Message
 from core.events import RequestPrefilled, RequestRouted, WorkerLeft
+from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.ids import StreamName
-from core.job_events import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.subjects import JOBS, ROUTING
 from projections import decide_prefill as rules
 from replay.explaining.explain import explain

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from core.events import RequestPrefilled
-from core.queue_events import HELD, RequestQueued, RequestTurnedAway
+from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import LOAD
 from replay.supposing.lives import Lives

@@ -18,8 +18,8 @@ from actors.engines.engine import (
 )
 from core.generation import GenerateRequest, Output
 from core.keys import DeploymentKey
+from core.kv_transfer import KvPull
 from core.prompt import Prompt, tokens_from_bytes, tokens_to_bytes
-from core.transfer import KvPull
 from tests.simulation.options import Options
 
 BLOCK_SIZE = 4

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from core.codec import decode_message
 from core.events import Event, RequestFinished, RequestRejected, RequestRouted, UnknownEvent
+from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.ids import ReplicaId
-from core.queue_events import HELD, RequestQueued, RequestTurnedAway
 from core.subjects import ROUTING, owner
 from tests.simulation.prefill_laws import CLOCK_S
 from tests.simulation.witness import Broken

@@ -9,8 +9,8 @@ import msgspec
 from actors.prefilling.frames import Answered, FromPrefill
 from actors.prefilling.work import Bench
 from core.events import Event
+from core.events.jobs import PrefillCompleted
 from core.ids import WorkerId
-from core.job_events import PrefillCompleted
 
 
 class MixUps:

@@ -13,8 +13,8 @@ from actors.prefilling.prefill_side import PrefillSide
 from actors.presence import Presence
 from actors.router import Router, RouterOptions
 from actors.worker import Worker, WorkerOptions
+from core.events.kv import PREFILL
 from core.ids import ReplicaId, WorkerId
-from core.roles import PREFILL
 from core.settings import RoutingSettings
 from projections.rebuild import take_snapshot
 from streams.journal_file import SUFFIX

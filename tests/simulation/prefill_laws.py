@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from actors.prefilling.desk import SLOT_LOOK_S
 from core.codec import decode_message
 from core.events import Event, RequestPrefilled, UnknownEvent
+from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.ids import StreamName, WorkerId
-from core.job_events import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.subjects import JOBS, ROUTING, owner
 from projections.decide_prefill import OUTCOMES, decide_prefill, inputs_of
 from tests.simulation.waits import most_job_s

@@ -11,9 +11,9 @@ import actors.dispatch
 from actors.agreement import Agreement
 from actors.predecessors import Predecessors
 from actors.suspicion import Suspicion
+from core.block_spans import Blocks, packed, single, unpacked
 from core.errors import WrongSequence
 from core.ids import StreamSeq
-from core.spans import Blocks, packed, single, unpacked
 from core.subjects import LOAD, ROUTING
 from projections.kv import KvProjection
 from projections.prefixes import PrefixIndex

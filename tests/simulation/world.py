@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import Unavailable
+from core.events.kv import PREFILL
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId, StreamName
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import tokens_to_bytes
-from core.roles import PREFILL
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream
 from projections.jobs import JobsProjection
 from streams.log import Record

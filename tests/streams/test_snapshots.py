@@ -10,7 +10,7 @@ import pytest
 from core.clock import ManualClock
 from core.errors import Corrupt, Unavailable, WrongSequence
 from core.ids import StreamName, StreamSeq
-from core.manifest import At, Manifest
+from core.snapshot_manifest import At, Manifest
 from core.subjects import LOAD, SNAPSHOTS, kv_stream, subject
 from streams import snapshots as snapshots_module
 from streams.embedded_nats import EmbeddedNats

@@ -18,9 +18,9 @@ from core.events import (
     RequestRejected,
     RequestRouted,
 )
+from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, ReplicaId
-from core.queue_events import HELD, RequestQueued, RequestTurnedAway
 from core.subjects import ROUTING
 from projections.requests import in_flight
 from replay.closed_loop import history as why

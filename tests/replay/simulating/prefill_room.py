@@ -8,10 +8,10 @@ from actors.engines.known_prompt import KnownPrompt
 from actors.engines.simulated_inputs import Submit
 from actors.engines.simulated_settings import SimulatedSettings
 from core.events import Event, UnknownEvent
+from core.events.kv import DECODE, PREFILL
 from core.generation import GenerateRequest, Hint, Output, PrefillReport, Sampling
 from core.ids import RequestId, WorkerId
 from core.prompt import hashes_to_bytes
-from core.roles import DECODE, PREFILL
 from core.settings import RoutingSettings
 from core.subjects import JOBS
 from replay.simulating.agenda import Agenda

@@ -12,9 +12,9 @@ import xxhash
 
 from actors.engines.simulated_settings import SimulatedSettings
 from core.events import RequestPrefilled, RequestRouted, WorkerJoined
+from core.events.jobs import PrefillCancelled, PrefillCompleted, PrefillFailed, PrefillPulled, PrefillStarted
 from core.generation import PrefillReport
 from core.ids import RequestId
-from core.job_events import PrefillCancelled, PrefillCompleted, PrefillFailed, PrefillPulled, PrefillStarted
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import JOBS, ROUTING

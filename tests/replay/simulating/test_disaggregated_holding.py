@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from core.queue_events import RequestQueued
+from core.events.routing import RequestQueued
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from replay.recording import Recording

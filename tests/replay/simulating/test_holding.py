@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from core.events.routing import RequestQueued
 from core.ids import RequestId
-from core.queue_events import RequestQueued
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from replay.explaining.explain import explain

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from actors.engines.simulated_settings import mocker_settings
+from core.events.routing import RequestQueued, RequestTurnedAway
 from core.prompt import HASH_BYTES
-from core.queue_events import RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from replay.recording import Recording

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.job_events import PrefillCompleted, PrefillFailed, PrefillStarted
+from core.events.jobs import PrefillCompleted, PrefillFailed, PrefillStarted
 from tests.replay.simulating.prefill_room import ENGINE, Room
 
 TOKEN_US, BLOCK_US, STEP_US = ENGINE.prefill_us_per_token, ENGINE.transfer_us_per_block, ENGINE.decode_us_per_step

@@ -10,7 +10,7 @@ import pytest
 from actors.engines.simulated_settings import SimulatedSettings
 from core.errors import CallerError, Corrupt
 from core.events import RequestFinished, RequestRejected, RequestRouted
-from core.queue_events import RequestQueued, RequestTurnedAway
+from core.events.routing import RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from replay.recording import Recording

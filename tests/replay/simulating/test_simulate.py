@@ -23,7 +23,7 @@ from core.events import (
     RequestRouted,
 )
 from core.ids import StreamName
-from core.session import session_key
+from core.keys import session_key
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from replay.explaining.explain import explain

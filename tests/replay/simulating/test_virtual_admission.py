@@ -13,11 +13,11 @@ from actors.live_settings import LiveSettings
 from actors.room import Room, Rooms
 from core.clock import Clock
 from core.events import Event
+from core.events.routing import WAITS_FOR, RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.models import NoWorkers
 from core.prompt import TOKEN_BYTES
-from core.queue_events import WAITS_FOR, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from replay.simulating.agenda import Agenda
 from replay.simulating.arrival import Arrival

@@ -1,132 +1,104 @@
-"""The events of the log: immutable facts in the past tense, one closed union.
+"""Events of replicas (stream routing): their lives and settings, and the requests that they queue, route and end.
 
-An event says nothing about who wrote it or when: the message around it does (`core.codec`). Each has its own
-version `v`. Numbers of many blocks or candidates are columns (little-endian binary), so that an event costs a
-reader well under a microsecond per block. No event holds prompt text or token ids.
+RequestQueued and RequestTurnedAway inform: no fold keeps anything of them, no decision rests on them, and a request
+that finds a free place when it arrives has neither.
 """
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
-from core.event import EventBase, check_width
+from core.events.base import EventBase, check_width
 from core.generation import PrefillReport
 from core.ids import COLUMN_WIDTH
-from core.job_events import JobEvent, JobsRestated
-from core.queue_events import RequestQueued, RequestTurnedAway
-from core.spans import Blocks, check_pieces
 
-# --- kv_{p}: what each worker's cache holds; the source is the worker ------------------------------------------
+DECIDE_VERSION = 1
+"""Changed whenever the same view and settings could give another choice."""
+
+COLUMNS = (
+    "cost",
+    "overlap",
+    "overlap_all",
+    "pending",
+    "prefill",
+    "active_blocks",
+    "active_requests",
+    "waiting",
+    "known",
+)
+"""Per recorded candidate: cost in thousandths of a weighted block; blocks of the prompt cached on the device, and in
+any tier; blocks being computed there for another request; blocks to prefill there in thousandths (queued ones
+included, credit taken off); blocks and requests in flight; requests waiting by its last report; 1 if its cache is
+known, 0 after a gap in its chain."""
+
+TIMED_COLUMNS = ("wait_us",)
+"""Recorded beside these by policies that estimate times: how long prefills that are outstanding there would hold up a
+new one. Under such a policy the cost is in microseconds, and what is queued has no part in the blocks to prefill."""
+
+EXCLUDED_SHOWN_MAX = 4
+"""Ids shown per exclusion reason; the count is always whole."""
+
+LOCAL_REASONS = ("not_connected", "suspected", "failed", "stale", "cut_off")
+"""What only one replica knows of a worker: it has no connection to it, its lease vanished, it just failed a request,
+its load reports stopped; or so many stopped that the replica trusts its own ears less than the workers. Each change
+is an event of its own (`LocalChanged`), so that no decision grows with the number of workers."""
+
+WAITS_FOR = ("full", "overloaded", "behind")
+"""Why a request waits: workers have all that they may have; too much waits in their engines; others came first."""
+HELD = "prefill"
+"""The same of a request that has a place: the worker that is best for it still computes other prompts."""
+INTERNAL = "internal"
+TURNED_AWAY = {
+    "queue_full": 503,
+    "tenant_share": 429,
+    "queue_wait": 503,
+    "stopping": 503,
+    "deadline": 504,
+    "client_gone": 499,
+    INTERNAL: 500,
+}
+"""Why a request ended without a decision, with the HTTP status that the client got: the queue is full; it is, and most
+of it this tenant's; the wait was too long, or would have been; the replica ends; the client's deadline passed; the
+client hung up, and got none; it failed inside its replica's process, in whatever part of it."""
 
 
-class WorkerJoined(EventBase, frozen=True):
-    """A worker is there with an empty cache, or says again who it is when it restates itself."""
+class RequestQueued(EventBase, frozen=True):
+    """No worker had a place for the request when it came, or the right one no time, so it waits in its replica. A
+    RequestRouted or RequestRejected of it, or a RequestTurnedAway, ends that."""
 
-    name: str
-    """Stable human name, such as `decode-0`."""
+    request: str
     model: str
-    role: str
-    """`decode` or `prefill`."""
-    engine: str
-    """Engine and version: `vllm 0.32.0`, or `simulated`, which computes no language model at all."""
-    block_size: int
-    """Tokens per block."""
-    capacity_blocks: int
-    context_max: int
-    """Longest prompt with answer, in tokens."""
-    address: str
-    """`host:port` of its TCP port, as others reach it."""
-    partition: int = 0
-    group: str = ""
-    """What ranks of one data-parallel engine share."""
+    priority: int
+    """Lower is served first."""
+    tenant: str
+    prompt_tokens: int
+    why: str
+    """Of WAITS_FOR, or HELD."""
+    depth: int
+    """How many waited already, those that come after it included."""
+    now_ms: int
+    """The replica's wall clock."""
 
 
-class BlocksEvent(EventBase, frozen=True, kw_only=True, omit_defaults=True):
-    """What all events about blocks say."""
+class RequestTurnedAway(EventBase, frozen=True):
+    """The request ended without a decision: refused when it came, or while it waited."""
 
-    hashes: bytes
-    """uint64, in prefix order as far as the pieces go."""
-    tier: str = "device"
-    pieces: bytes = b""
-    """Where they lie in their prompts (`core.spans`); empty if the worker does not say, as older ones do not. A block
-    is removed as it was stored: with pieces, or without."""
-    heads: bytes = b""
-    """uint64, of the pieces that begin inside a span."""
-
-    @property
-    def blocks(self) -> Blocks:
-        """The blocks, and where they lie."""
-        return Blocks(self.hashes, self.pieces, self.heads)
-
-    def __post_init__(self) -> None:
-        check_pieces(self.hashes, self.pieces, self.heads)
-
-
-class BlocksStored(BlocksEvent, frozen=True):
-    """These blocks are in the cache now, one behind the other; each one's whole prefix is too."""
-
-    parent: int | None = None
-    """Hash of the block before the first; None at the start of a prompt."""
-
-
-class BlocksRemoved(BlocksEvent, frozen=True):
-    """These blocks are gone, or cannot be reached any more because one before them is gone."""
-
-
-class CacheCleared(EventBase, frozen=True):
-    """The cache is empty, in all tiers."""
-
-    reason: str = ""
-
-
-class CacheRestated(BlocksEvent, frozen=True):
-    """The whole cache said again, in `parts` messages; it takes effect with the last one."""
-
-    part: int
-    """From 0."""
-    parts: int
-
-
-class WorkerLeft(EventBase, frozen=True):
-    """The worker ended by itself; nothing follows. Said in the load stream too, where it also ends a part."""
-
+    request: str
+    model: str
     reason: str
+    """Of TURNED_AWAY …"""
+    status: int
+    """… and its status."""
+    waited_ms: int
+    """-1 if it was refused when it came."""
+    tenant: str = ""
+    detail: str = ""
+    """Of `internal`: what failed, and where (`core.failure.detail_of`)."""
 
 
-class WorkerLost(EventBase, frozen=True):
-    """A replica found the worker gone: no lease, no answer. Final; written on each subject of the worker."""
-
-    by: str
-    """The replica's id."""
-    reason: str
-
-
-# --- load: what each worker is busy with; the source is the worker ---------------------------------------------
-
-
-class LoadReported(EventBase, frozen=True):
-    """The engine's own numbers, on change (4 per second at most) and as a heartbeat (every 2 s at least)."""
-
-    running: int
-    waiting: int
-    blocks_used: int
-    blocks_total: int
-    draining: bool = False
-    kv_n: int = 0
-    """How many messages this worker has had acknowledged in its kv stream."""
-    kv_head: bytes = b""
-    """Digest of the last of them."""
-    prompt_tokens: int = 0
-    """Prompt tokens since the worker joined …"""
-    cached_tokens: int = 0
-    """… and how many of them came from the cache, as the engine counts."""
-    blocks_unindexed: int = 0
-    """Blocks since the worker joined that are not in the index: images, embeddings, other groups or sizes."""
-
-
-# --- routing: what each replica decided; the source is the replica ---------------------------------------------
+QueueEvent = RequestQueued | RequestTurnedAway
 
 
 class ReplicaJoined(EventBase, frozen=True):
@@ -186,7 +158,7 @@ class LocalChanged(EventBase, frozen=True):
 
     worker: str
     reasons: tuple[str, ...]
-    """Of `core.decision.LOCAL_REASONS`, in their order; none when all is well again."""
+    """Of `core.events.routing.LOCAL_REASONS`, in their order; none when all is well again."""
 
 
 class RequestRouted(EventBase, frozen=True):
@@ -212,7 +184,7 @@ class RequestRouted(EventBase, frozen=True):
     candidates: bytes
     """Ids of the best candidates, best first, 8 bytes each; the columns below follow this order."""
     columns: dict[str, tuple[int, ...]]
-    """Cost terms by name (`core.decision.COLUMNS`)."""
+    """Cost terms by name (`core.events.routing.COLUMNS`)."""
     candidates_total: int
     excluded: dict[str, tuple[int, bytes]]
     """Reason to how many, and the first few of them by id."""
@@ -230,7 +202,7 @@ class RequestRouted(EventBase, frozen=True):
     prefer_tokens: int = 0
     """How much it holds."""
     session: str = ""
-    """`core.session.session_key` of the session that the client named; empty if it named none."""
+    """`core.keys.session_key` of the session that the client named; empty if it named none."""
     wait_us: int = 0
     """How long outstanding prefills were expected to hold it up there; 0 under policies that do not ask."""
     prefill_time: tuple[int, ...] = ()
@@ -346,15 +318,6 @@ class DivergenceFound(EventBase, frozen=True):
     """`replaced`: this one was wrong and goes on with the new fold; `confirmed`: it was right."""
 
 
-class UnknownEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a type or version that this program does not know: kept, counted, shown, not folded."""
-
-    name: str
-    fields: dict[str, Any]
-
-
-KvEvent = WorkerJoined | BlocksStored | BlocksRemoved | CacheCleared | CacheRestated | WorkerLeft | WorkerLost
-LoadEvent = LoadReported | WorkerLeft | WorkerLost
 RoutingEvent = (
     ReplicaJoined
     | ReplicaRestated
@@ -372,10 +335,3 @@ RoutingEvent = (
     | ReplicaReported
     | DivergenceFound
 )
-Event = KvEvent | LoadEvent | RoutingEvent | JobEvent | JobsRestated
-
-EVENT_TYPES: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
-"""The only table from a name on the wire to a class."""
-
-EVENT_VERSION = 1
-"""The highest version of any event type that this program reads."""

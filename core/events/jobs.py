@@ -12,8 +12,8 @@
 
 from __future__ import annotations
 
-from core.event import EventBase
-from core.transfer import KvBlocks
+from core.events.base import EventBase
+from core.kv_transfer import KvBlocks
 
 
 class PrefillRequested(EventBase, frozen=True):
@@ -29,7 +29,7 @@ class PrefillRequested(EventBase, frozen=True):
     cached_tokens: int
     """Those that the requester has in its own cache."""
     digest: str
-    """Of the prompt's canonical bytes: `core.transfer.prompt_digest`, as hex."""
+    """Of the prompt's canonical bytes: `core.kv_transfer.prompt_digest`, as hex."""
     wait_ms: int
     """The requester prefills itself this long after it asked, on its own clock."""
     prefer: str = ""
@@ -50,7 +50,7 @@ class PrefillPulled(EventBase, frozen=True):
     tokens: int
     """Prompt tokens that did not have to be computed here."""
     transport: str
-    """`core.transfer.TRANSPORTS`."""
+    """`core.kv_transfer.TRANSPORTS`."""
     wait_ms: int
     """From asking to the answer."""
     pull_ms: int
@@ -63,7 +63,7 @@ class PrefillCancelled(EventBase, frozen=True):
 
     job: str
     reason: str
-    """`core.transfer.RECOMPUTED`, or `client_gone`."""
+    """`core.kv_transfer.RECOMPUTED`, or `client_gone`."""
     detail: str = ""
     wait_ms: int = 0
     open: int = 0
@@ -90,9 +90,9 @@ class PrefillCompleted(EventBase, frozen=True):
     model: str
     block_size: int
     layout: str
-    """How the blocks lie in memory, and of what: `core.transfer.KvAddress.layout`."""
+    """How the blocks lie in memory, and of what: `core.kv_transfer.KvAddress.layout`."""
     digest: str
-    """Of the prompt that was computed, with job and attempt: `core.transfer.answer_digest`, as hex."""
+    """Of the prompt that was computed, with job and attempt: `core.kv_transfer.answer_digest`, as hex."""
     blocks: KvBlocks
     keep_ms: int
     """How long they are held from now at least. Counted by the requester from when it asked."""

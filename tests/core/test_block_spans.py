@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.block_spans import SPAN_BLOCKS, Blocks, Piece, chain_pieces, check_pieces, packed, single, stretch, unpacked
 from core.prompt import hashes_to_bytes
-from core.spans import SPAN_BLOCKS, Blocks, Piece, chain_pieces, check_pieces, packed, single, stretch, unpacked
 
 CHAIN = hashes_to_bytes(range(1000, 1100))
 

@@ -1,0 +1,99 @@
+"""The events of the log: immutable facts in the past tense, one closed union.
+
+An event says nothing about who wrote it or when: the message around it does (`core.codec`). Each has its own
+version `v`. Numbers of many blocks or candidates are columns (little-endian binary), so that an event costs a
+reader well under a microsecond per block. No event holds prompt text or token ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+
+from core.events.jobs import JobEvent, JobsRestated
+from core.events.kv import (
+    BlocksEvent,
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheRestated,
+    KvEvent,
+    LoadEvent,
+    LoadReported,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
+from core.events.routing import (
+    DivergenceFound,
+    LocalChanged,
+    Points,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    ReplicaReported,
+    ReplicaRestated,
+    RequestFinished,
+    RequestMigrated,
+    RequestPrefilled,
+    RequestQueued,
+    RequestRejected,
+    RequestRouted,
+    RequestTurnedAway,
+    RoutingEvent,
+    SettingsChanged,
+)
+
+__all__ = [
+    "BlocksEvent",
+    "BlocksRemoved",
+    "BlocksStored",
+    "CacheCleared",
+    "CacheRestated",
+    "DivergenceFound",
+    "EVENT_TYPES",
+    "EVENT_VERSION",
+    "Event",
+    "JobEvent",
+    "JobsRestated",
+    "KvEvent",
+    "LoadEvent",
+    "LoadReported",
+    "LocalChanged",
+    "Points",
+    "ReplicaJoined",
+    "ReplicaLeft",
+    "ReplicaLost",
+    "ReplicaReported",
+    "ReplicaRestated",
+    "RequestFinished",
+    "RequestMigrated",
+    "RequestPrefilled",
+    "RequestQueued",
+    "RequestRejected",
+    "RequestRouted",
+    "RequestTurnedAway",
+    "RoutingEvent",
+    "SettingsChanged",
+    "UnknownEvent",
+    "WorkerJoined",
+    "WorkerLeft",
+    "WorkerLost",
+]
+
+
+class UnknownEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a type or version that this program does not know: kept, counted, shown, not folded."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+Event = KvEvent | LoadEvent | RoutingEvent | JobEvent | JobsRestated
+
+EVENT_TYPES: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+"""The only table from a name on the wire to a class."""
+
+EVENT_VERSION = 1
+"""The highest version of any event type that this program reads."""

@@ -1,0 +1,122 @@
+"""Events of workers: what each one's cache holds (streams kv_{p}), and what it is busy with (stream load).
+
+The source of each is the worker itself, but for WorkerLost, which a replica writes.
+"""
+
+from __future__ import annotations
+
+from core.block_spans import Blocks, check_pieces
+from core.events.base import EventBase
+
+DECODE = "decode"
+"""It answers requests, and computes their prompts unless another does."""
+PREFILL = "prefill"
+"""It computes prompts for decode workers, and answers nobody else."""
+ROLES = (DECODE, PREFILL)
+"""What a worker may be there for."""
+
+
+class WorkerJoined(EventBase, frozen=True):
+    """A worker is there with an empty cache, or says again who it is when it restates itself."""
+
+    name: str
+    """Stable human name, such as `decode-0`."""
+    model: str
+    role: str
+    """`decode` or `prefill`."""
+    engine: str
+    """Engine and version: `vllm 0.32.0`, or `simulated`, which computes no language model at all."""
+    block_size: int
+    """Tokens per block."""
+    capacity_blocks: int
+    context_max: int
+    """Longest prompt with answer, in tokens."""
+    address: str
+    """`host:port` of its TCP port, as others reach it."""
+    partition: int = 0
+    group: str = ""
+    """What ranks of one data-parallel engine share."""
+
+
+class BlocksEvent(EventBase, frozen=True, kw_only=True, omit_defaults=True):
+    """What all events about blocks say."""
+
+    hashes: bytes
+    """uint64, in prefix order as far as the pieces go."""
+    tier: str = "device"
+    pieces: bytes = b""
+    """Where they lie in their prompts (`core.block_spans`); empty if the worker does not say, as older ones do not. A
+    block is removed as it was stored: with pieces, or without."""
+    heads: bytes = b""
+    """uint64, of the pieces that begin inside a span."""
+
+    @property
+    def blocks(self) -> Blocks:
+        """The blocks, and where they lie."""
+        return Blocks(self.hashes, self.pieces, self.heads)
+
+    def __post_init__(self) -> None:
+        check_pieces(self.hashes, self.pieces, self.heads)
+
+
+class BlocksStored(BlocksEvent, frozen=True):
+    """These blocks are in the cache now, one behind the other; each one's whole prefix is too."""
+
+    parent: int | None = None
+    """Hash of the block before the first; None at the start of a prompt."""
+
+
+class BlocksRemoved(BlocksEvent, frozen=True):
+    """These blocks are gone, or cannot be reached any more because one before them is gone."""
+
+
+class CacheCleared(EventBase, frozen=True):
+    """The cache is empty, in all tiers."""
+
+    reason: str = ""
+
+
+class CacheRestated(BlocksEvent, frozen=True):
+    """The whole cache said again, in `parts` messages; it takes effect with the last one."""
+
+    part: int
+    """From 0."""
+    parts: int
+
+
+class WorkerLeft(EventBase, frozen=True):
+    """The worker ended by itself; nothing follows. Said in the load stream too, where it also ends a part."""
+
+    reason: str
+
+
+class WorkerLost(EventBase, frozen=True):
+    """A replica found the worker gone: no lease, no answer. Final; written on each subject of the worker."""
+
+    by: str
+    """The replica's id."""
+    reason: str
+
+
+class LoadReported(EventBase, frozen=True):
+    """The engine's own numbers, on change (4 per second at most) and as a heartbeat (every 2 s at least)."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    draining: bool = False
+    kv_n: int = 0
+    """How many messages this worker has had acknowledged in its kv stream."""
+    kv_head: bytes = b""
+    """Digest of the last of them."""
+    prompt_tokens: int = 0
+    """Prompt tokens since the worker joined …"""
+    cached_tokens: int = 0
+    """… and how many of them came from the cache, as the engine counts."""
+    blocks_unindexed: int = 0
+    """Blocks since the worker joined that are not in the index: images, embeddings, other groups or sizes."""
+
+
+KvEvent = WorkerJoined | BlocksStored | BlocksRemoved | CacheCleared | CacheRestated | WorkerLeft | WorkerLost
+LoadEvent = LoadReported | WorkerLeft | WorkerLost
