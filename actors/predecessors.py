@@ -19,10 +19,10 @@ from core.clock import Clock
 from core.errors import Corrupt, Refused, Unavailable
 from core.keys import DeploymentKey
 from core.subjects import ROUTING
-from streams.backlog import OutboxLimits
-from streams.journal import Journal, identity
-from streams.journal_file import DRAFT_SUFFIX, SUFFIX
 from streams.log import EventLog
+from streams.outbox.backlog import OutboxLimits
+from streams.outbox.journal import Journal, identity
+from streams.outbox.journal_file import DRAFT_SUFFIX, SUFFIX
 
 LOOK_EVERY_S = 3.0
 """Between looks for journals that nobody holds."""

@@ -17,9 +17,9 @@ from core.events.kv import PREFILL
 from core.ids import SourceId, WorkerId
 from core.keys import DeploymentKey
 from core.subjects import JOBS, LOAD, answered_token, asked_token, job_kind, kv_stream, subject
-from streams.backlog import OutboxLimits
 from streams.log import EventLog, Record
-from streams.outbox import Outbox
+from streams.outbox.backlog import OutboxLimits
+from streams.outbox.outbox import Outbox
 from streams.registry import Registry
 
 LEAVE_TIMEOUT_S = 5.0

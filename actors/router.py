@@ -41,10 +41,10 @@ from core.subjects import LOAD, ROUTING
 from projections.runner import Runner
 from projections.state import Applied, State
 from projections.view import View
-from streams.journal import CAPACITY_BYTES
 from streams.log import EventLog
+from streams.outbox.journal import CAPACITY_BYTES
 from streams.registry import Change, Registry
-from streams.snapshots import SnapshotStore
+from streams.snapshot_store import SnapshotStore
 
 VERSION = "0.1.0"
 RESTATE_EVERY_S = 7 * 86_400 / 4

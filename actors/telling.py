@@ -10,9 +10,9 @@ from core.errors import Corrupt, Unavailable, WrongSequence
 from core.events import ReplicaLeft, UnknownEvent
 from core.ids import StreamSeq
 from core.subjects import ROUTING, subject
-from streams.journal import Journal
 from streams.log import EventLog, Record
-from streams.sealed import Sealed, chain_digest, seal
+from streams.outbox.journal import Journal
+from streams.outbox.source_chain import SealedMessage, chain_digest, seal
 
 SETTLE_MAX = 8
 """How often in one go the place in the log is found anew when another writes there too."""
@@ -34,7 +34,7 @@ class Telling:
         """Where the subject ends."""
         self._ended = False
         """Whether the source's end is told."""
-        self._sealed: Sealed | None = None
+        self._sealed: SealedMessage | None = None
         """The message in flight; it is in the journal too, unless the disk was full."""
 
     async def tell(self) -> int:
@@ -61,7 +61,7 @@ class Telling:
             events += sealed.events
         return events
 
-    def _next(self) -> Sealed | None:
+    def _next(self) -> SealedMessage | None:
         """The message to be told now; None when all is told."""
         if self._sealed is None and not self._journal and not self._ended:
             self._add_end()

@@ -24,7 +24,7 @@ from core.subjects import ROUTING
 from projections.rebuild import rebuild
 from projections.runner import Runner
 from projections.state import Applied, State
-from streams.snapshots import SnapshotStore
+from streams.snapshot_store import SnapshotStore
 
 TakeSnapshot = Callable[[str, int], Awaitable[None]]
 """Takes one, by whom and under which claim."""

@@ -20,10 +20,10 @@ from core.subjects import ROUTING, subject
 from projections.ahead import Ahead
 from projections.state import State
 from projections.view import Local, by_worker
-from streams.backlog import Held, OutboxLimits
-from streams.journal import CAPACITY_BYTES, Journal, identity
 from streams.log import EventLog, Record
-from streams.outbox import Outbox
+from streams.outbox.backlog import BacklogSize, OutboxLimits
+from streams.outbox.journal import CAPACITY_BYTES, Journal, identity
+from streams.outbox.outbox import Outbox
 
 LEAVE_TIMEOUT_S = 5.0
 AHEAD_EVENTS_MAX = 131_072
@@ -79,9 +79,9 @@ class Voice:
         return f"<Voice {self.id}, {self.outbox.depth} events waiting, {self.ahead!r}>"
 
     @property
-    def journal(self) -> Held:
+    def journal(self) -> BacklogSize:
         """How full the journal is; without one, all is 0."""
-        return Held(0, 0, 0) if self._journal is None else self.outbox.held
+        return BacklogSize(0, 0, 0) if self._journal is None else self.outbox.held
 
     def start(self, joined: ReplicaJoined) -> None:
         """The log's first word of this replica is on its way."""

@@ -19,7 +19,7 @@ from core.ids import StreamName, StreamSeq
 from core.moments import Moment, parse_moment
 from core.subjects import SNAPSHOTS
 from replay.history import FIRST, position
-from streams.jetstream import JetStreamLog
+from streams.jetstream.jetstream_log import JetStreamLog
 from streams.log import EventLog, Record
 
 

@@ -16,8 +16,8 @@ from api.recorded.source import Source, recording_options
 from core.clock import Clock, SystemClock
 from core.moments import parse_moment
 from replay.redacting.redaction import Redacted, redact
-from streams.archive import Archive
-from streams.archiving import Archived
+from streams.archive.archive_export import ExportedRange
+from streams.archive.archive_reader import ArchiveReader
 
 MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request id."
 
@@ -63,15 +63,15 @@ def export(
     click.echo(_json(found) if as_json else exported_text(found))
 
 
-def _plain(source: Source, written: Path, wanted: Wanted) -> tuple[Archived, None]:
+def _plain(source: Source, written: Path, wanted: Wanted) -> tuple[ExportedRange, None]:
     return source.copied(written, wanted, told()), None
 
 
-def _redacted(source: Source, written: Path, wanted: Wanted, clock: Clock) -> tuple[Archived, Redacted]:
+def _redacted(source: Source, written: Path, wanted: Wanted, clock: Clock) -> tuple[ExportedRange, Redacted]:
     with tempfile.TemporaryDirectory(prefix="contrail-") as folder:  # for nobody else to read
         path = Path(folder) / "log"
         archived = source.copied(path, wanted, told())
-        with Archive.open(path) as whole:
+        with ArchiveReader.open(path) as whole:
             done = redact(
                 whole,
                 written,

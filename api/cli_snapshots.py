@@ -25,8 +25,8 @@ from core.snapshot_manifest import Manifest
 from core.subjects import SNAPSHOTS
 from projections.projection import FOLD_VERSION
 from projections.rebuild import take_snapshot
-from streams.jetstream import JetStreamLog
-from streams.snapshots import Coverage, SnapshotStore, coverage
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.snapshot_store import Coverage, SnapshotStore, coverage
 
 SAYS_NO = 1
 OPERATOR = "contrail snapshots take"

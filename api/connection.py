@@ -22,8 +22,8 @@ from api.run_file import STOPPED, read_run
 from api.units import duration_s, size_bytes
 from core.errors import CallerError
 from core.keys import DeploymentKey
-from streams.credentials import NatsCredentials
-from streams.etcd_credentials import EtcdCredentials
+from streams.etcd.etcd_credentials import EtcdCredentials
+from streams.jetstream.nats_credentials import NatsCredentials
 from streams.topology import Topology
 
 DEFAULT_DATA = Path("data")

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, contextmanager
 
 from api.connection import Connection
 from core.errors import Refused
-from streams.etcd import EtcdRegistry
-from streams.jetstream import JetStreamLog
+from streams.etcd.etcd_registry import EtcdRegistry
+from streams.jetstream.jetstream_log import JetStreamLog
 
 LOG_IN = "set CONTRAIL_ETCD_USER and CONTRAIL_ETCD_PASSWORD, give -f FILE that has them, or use --data"
 

@@ -24,9 +24,9 @@ from api.server import Server, bind
 from core.errors import CallerError, Unavailable
 from core.ids import NAME
 from core.readiness import Readiness
-from streams.etcd import EtcdRegistry
-from streams.jetstream import JetStreamLog
-from streams.outbox import Outbox
+from streams.etcd.etcd_registry import EtcdRegistry
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.outbox.outbox import Outbox
 from streams.topology import PAYLOAD_MIN
 
 LEASE_S = 10

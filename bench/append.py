@@ -38,13 +38,12 @@ from projections.decide import Decision, record
 from projections.policies import Scored
 from projections.state import State
 from projections.view import Candidate, RouteRequest
-from streams.backlog import Backlog, OutboxLimits
-from streams.embedded_nats import EmbeddedNats
-from streams.jetstream import JetStreamLog
-from streams.journal import Journal, identity
-from streams.memory_backlog import MemoryBacklog
-from streams.outbox import Outbox
-from streams.sealed import chain_digest, seal
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.outbox.backlog import Backlog, MemoryBacklog, OutboxLimits
+from streams.outbox.journal import Journal, identity
+from streams.outbox.outbox import Outbox
+from streams.outbox.source_chain import chain_digest, seal
 from streams.topology import Topology
 
 NAMESPACE = "bench"

@@ -14,7 +14,7 @@ from subprocess import Popen
 from typing import Any, NamedTuple
 
 from bench.processes import cpu_s, family, running
-from streams.ports import free_port
+from streams.embedded.loopback_ports import free_port
 
 START_S = 120.0
 """How long a deployment of simulated workers may take."""

@@ -20,9 +20,9 @@ from core.clock import SystemClock
 from core.keys import DeploymentKey
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream
-from streams.embedded_nats import EmbeddedNats
-from streams.jetstream import JetStreamLog
-from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from streams.topology import Topology
 
 NAMESPACE = "bench"

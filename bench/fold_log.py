@@ -15,8 +15,8 @@ from core.events import BlocksStored, WorkerJoined
 from core.ids import SourceId, StreamSeq
 from core.prompt import HASH_BYTES, hashes_to_bytes
 from core.subjects import SNAPSHOTS, kv_stream, subject
-from streams.embedded_nats import EmbeddedNats
-from streams.jetstream import JetStreamLog
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.jetstream.jetstream_log import JetStreamLog
 from streams.log import EventLog
 from streams.topology import Topology
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from bench.frontdoor_worker import MODEL, Pace
 from bench.processes import END_S, cpu_s, family, running, started
-from streams.ports import free_port
+from streams.embedded.loopback_ports import free_port
 
 WORKERS = 4
 READY_S = 60.0

@@ -30,10 +30,10 @@ from core.ids import SourceId, new_id
 from core.subjects import kv_stream, subject
 from projections.runner import Runner
 from projections.state import Applied, State
-from streams.credentials import NatsCredentials
-from streams.embedded_nats import EmbeddedNats
-from streams.jetstream import JetStreamLog
-from streams.outbox import Outbox
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.jetstream.nats_credentials import NatsCredentials
+from streams.outbox.outbox import Outbox
 from streams.topology import Topology
 
 NAMESPACE = "bench"

@@ -24,7 +24,7 @@ import httpx
 from bench.figures import Figure, main
 from bench.overload_load import Phase, answered_per_s, offered, percentile
 from bench.size import until_ready
-from streams.ports import free_port
+from streams.embedded.loopback_ports import free_port
 
 WORKERS, SLOTS = 2, 8
 STEP_US = 40_000

@@ -36,11 +36,11 @@ from core.keys import DeploymentKey
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream
 from replay.session import Session
-from streams.archive_writer import ArchiveWriter
-from streams.archiving import archive
-from streams.memory import MemoryLog
-from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
-from streams.snapshots import SnapshotStore
+from streams.archive.archive_export import archive
+from streams.archive.archive_writer import ArchiveWriter
+from streams.memory.memory_log import MemoryLog
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.snapshot_store import SnapshotStore
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("core", "streams", "projections", "actors", "replay", "api")

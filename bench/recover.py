@@ -22,8 +22,8 @@ from core.snapshot_manifest import Manifest
 from projections.rebuild import Rebuilt, rebuild, take_snapshot
 from projections.snapshot import decode, encode
 from projections.state import State
-from streams.jetstream import JetStreamLog
-from streams.snapshots import SnapshotStore
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.snapshot_store import SnapshotStore
 
 BLOCKS, BLOCKS_QUICK, BLOCKS_HUGE = 1_000_000, 100_000, 10_000_000
 TAIL_SHARE = 10

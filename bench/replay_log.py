@@ -35,7 +35,7 @@ from projections.state import State
 from projections.view import RouteRequest, View
 from replay.recorded_prompt import RecordedPrompt
 from replay.recording import Frame
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 
 NAMESPACE = "bench"

@@ -32,9 +32,9 @@ from core.subjects import LOAD, ROUTING, is_kv
 from projections.rebuild import rebuild
 from projections.snapshot import encode
 from projections.state import State
-from streams.jetstream import JetStreamLog
-from streams.jetstream_broker import Broker
-from streams.ports import free_port
+from streams.embedded.loopback_ports import free_port
+from streams.jetstream.broker_inspection import BrokerInspection
+from streams.jetstream.jetstream_log import JetStreamLog
 
 BLOCK_SIZES = (64, 16)
 PROMPT_TOKENS = 2000
@@ -231,7 +231,7 @@ async def _grown(http: httpx.AsyncClient, connection: Connection, rate: int, run
 async def _held(connection: Connection) -> dict[str, tuple[int, int]]:
     """Bytes and messages by kind of stream: of those that grow with requests. There are no prefill jobs here."""
     held = dict.fromkeys(KINDS, (0, 0))
-    async with Broker(connection.nats, connection.nats_credentials, connection.namespace) as broker:
+    async with BrokerInspection(connection.nats, connection.nats_credentials, connection.namespace) as broker:
         for stream in await broker.streams():
             if (kind := _kind(stream.name)) in held:
                 held[kind] = (held[kind][0] + stream.bytes, held[kind][1] + stream.messages)

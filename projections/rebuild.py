@@ -25,7 +25,7 @@ from projections.projection import FOLD_VERSION
 from projections.snapshot import cursor_of, decoding, encoding
 from projections.state import Applied, State, is_folded
 from streams.log import EventLog
-from streams.snapshots import SnapshotStore
+from streams.snapshot_store import SnapshotStore
 
 SLICE_S = 0.002
 """Others have their turn after so long …"""

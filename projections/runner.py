@@ -26,7 +26,7 @@ from projections.lag import Lag
 from projections.rebuild import OnApplied, Rebuilt, Slices, fold_on, in_slices, rebuild
 from projections.state import Applied, State, is_folded
 from streams.log import EventLog, Record, StreamState, Tail
-from streams.snapshots import SnapshotStore
+from streams.snapshot_store import SnapshotStore
 
 RETRY_S = 0.5
 """Between tries while the log cannot be reached."""

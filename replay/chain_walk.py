@@ -10,8 +10,8 @@ from core.events import ReplicaLeft, ReplicaLost
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from core.subjects import ROUTING, owner
 from replay.lacks import CUT, DELETED, GAP, UNTOLD, Lack
-from streams.archive_envelope import Envelope, envelope
-from streams.archive_format import Head, Span
+from streams.archive.archive_format import Head, Span
+from streams.archive.message_envelope import Envelope, envelope
 from streams.log import Record
 
 _LEFT, _LOST = ReplicaLeft.__name__, ReplicaLost.__name__

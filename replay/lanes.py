@@ -17,7 +17,7 @@ from projections.snapshot import decode, encode
 from projections.state import State
 from replay.recording import Cursor, Frame, Recording
 from replay.reel import Reel
-from streams.archive_format import Span
+from streams.archive.archive_format import Span
 
 MISFITS_MAX = 8
 WINDOWS_PER_MISFIT = 4

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from core.ids import StreamName, StreamSeq
 from core.subjects import owner
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 
 LOOK_FIRST = 512
 """Messages looked through at first; four times as many each time that somebody was not among them."""
@@ -22,7 +22,7 @@ class Word(NamedTuple):
     time_ms: int
 
 
-def last_words(archive: Archive, stream: StreamName, upto: int, owners: Collection[str]) -> dict[str, Word]:
+def last_words(archive: ArchiveReader, stream: StreamName, upto: int, owners: Collection[str]) -> dict[str, Word]:
     """Per owner its newest message at or before `upto`; those are missing who said nothing near enough."""
     found: dict[str, Word] = {}
     end, look = upto + 1, LOOK_FIRST

@@ -26,8 +26,8 @@ from projections.state import State, is_folded
 from replay.names import Names
 from replay.routing_index import RoutingIndex
 from replay.told_heads import ToldHeads
-from streams.archive import Archive
-from streams.archive_format import key_check
+from streams.archive.archive_format import key_check
+from streams.archive.archive_reader import ArchiveReader
 from streams.log import Record
 
 PROGRESS_EVERY = 10_000
@@ -55,7 +55,7 @@ class Frame(NamedTuple):
 class Recording:
     """See the module's text. Used by one thread at a time."""
 
-    def __init__(self, archive: Archive, key: DeploymentKey | None) -> None:
+    def __init__(self, archive: ArchiveReader, key: DeploymentKey | None) -> None:
         """CallerError if the key is another deployment's."""
         self.archive = archive
         self.key = key
@@ -78,7 +78,7 @@ class Recording:
     @staticmethod
     def open(path: Path, key: DeploymentKey | None = None) -> Recording:
         """CallerError or Corrupt if the file cannot be used."""
-        archive = Archive.open(path)
+        archive = ArchiveReader.open(path)
         try:
             return Recording(archive, key)
         except BaseException:  # whatever it was, nobody else would close the file
@@ -310,7 +310,7 @@ def _is_before(seqs: Mapping[StreamName, int], cursor: Mapping[StreamName, int])
     return all(seq <= cursor.get(stream, -1) for stream, seq in seqs.items())
 
 
-def _chain_key(archive: Archive, key: DeploymentKey | None) -> bytes:
+def _chain_key(archive: ArchiveReader, key: DeploymentKey | None) -> bytes:
     contents = archive.contents
     if contents.redacted:
         return bytes.fromhex(contents.chain_key)

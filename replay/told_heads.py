@@ -10,7 +10,7 @@ import msgspec
 from core.codec import CHAIN_START, JSON_START
 from core.ids import StreamName
 from replay.slim import UNREADABLE
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 from streams.log import Record
 
 KEPT = 4096
@@ -21,7 +21,7 @@ class ToldHeads:
     """Reads ahead of whoever asks, no further than to the next word of the source that is asked about, and keeps what
     lies between."""
 
-    def __init__(self, archive: Archive, stream: StreamName) -> None:
+    def __init__(self, archive: ArchiveReader, stream: StreamName) -> None:
         self._archive = archive
         self._stream = stream
         self._last = archive.contents.heads.get(stream, {})

@@ -1,6 +1,15 @@
-"""The event log as the rest of Contrail sees it: ordered streams of sealed messages.
+"""The bounds of a work queue over a stream.
 
-Two implementations pass one contract suite: `streams.memory` (tests, simulation) and `streams.jetstream`.
+A work queue over a stream of the log, as the rest of Contrail sees it.
+
+The stream keeps its history; the queue is one durable reader that all workers share, by which each message is handed
+to one of them at a time, oldest first. Two implementations pass one contract suite: `streams.memory.memory_queue` and
+`streams.jetstream.jetstream_queue`.
+
+The event log as the rest of Contrail sees it: ordered streams of sealed messages.
+
+Two implementations pass one contract suite: `streams.memory.memory_log` (tests, simulation) and
+`streams.jetstream.jetstream_log`.
 """
 
 from __future__ import annotations
@@ -9,10 +18,57 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from core.ids import Epoch, StreamName, StreamSeq
-from streams.queue_limits import QUEUE_LIMITS, QueueLimits
+
+
+class QueueLimits(NamedTuple):
+    """Every bound of a queue; the first to open it settles them."""
+
+    ack_wait_s: float = 5.0
+    """A message that nobody speaks for so long is handed out again."""
+    deliveries_max: int = 5
+    """How often it is handed out to be done; once more, so that whoever gets it then can say that it is given up."""
+    pending_max: int = 1024
+    """Messages handed out and not acknowledged, of all workers together."""
+
+
+QUEUE_LIMITS = QueueLimits()
+
+
+class Delivery(Protocol):
+    """One message, handed to us."""
+
+    record: Record
+    number: int
+    """How often this message was handed out, this time included: from 1. After a crash the broker may count too little;
+    one over `deliveries_max` is for the last time: whoever gets it says that the message is given up."""
+
+    async def done(self) -> None:
+        """It is handed out no more. Unavailable if the broker did not say that it heard it: then it may be."""
+
+    async def working(self) -> None:
+        """The time until it is handed out again begins anew. Unavailable as above."""
+
+    async def again(self, delay_s: float = 0.0) -> None:
+        """It is handed out again after the delay, to anybody, unless it was for the last time. Unavailable as above."""
+
+
+class Queue(Protocol):
+    """Owned by one task, which asks for one message at a time. A queue that somebody deletes at the broker is made
+    again: it goes on behind the last message that this one was handed.
+
+    Raises Unavailable when the log cannot be reached, Refused when it says no for good.
+    """
+
+    async def next(self, wait_s: float) -> Delivery | None:
+        """The oldest message that waits; None if none came in time, known at most a second later. Unavailable as soon
+        as the log is away. Cancelled, it takes none: what was on the way is handed back, and counts as handed out."""
+
+    async def close(self) -> None:
+        """Nothing is asked for any more; what was handed to us and not acknowledged goes to others at once."""
+
 
 if TYPE_CHECKING:
-    from streams.queue import Queue
+    pass
 
 
 class Record(NamedTuple):

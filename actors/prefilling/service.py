@@ -27,9 +27,7 @@ from core.events import Event
 from core.events.jobs import PrefillRequested
 from core.ids import WorkerId
 from core.subjects import JOBS, asked_wildcard, job_kind, owner
-from streams.log import EventLog
-from streams.queue import Delivery, Queue
-from streams.queue_limits import QUEUE_LIMITS, QueueLimits
+from streams.log import QUEUE_LIMITS, Delivery, EventLog, Queue, QueueLimits
 
 PULL_WAIT_S = 5.0
 """How long one look at the queue waits."""

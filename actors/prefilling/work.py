@@ -20,8 +20,7 @@ from core.generation import GenerateRequest
 from core.ids import WorkerId
 from core.kv_transfer import answer_digest
 from core.prompt import TOKEN_BYTES, scope_bytes
-from streams.queue import Delivery
-from streams.queue_limits import QueueLimits
+from streams.log import Delivery, QueueLimits
 
 CLAIM_TIMEOUT_S = 5.0
 """How long a requester may take to give the prompt."""

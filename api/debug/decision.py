@@ -18,13 +18,13 @@ from projections.view import RouteRequest
 from replay.explaining.estimated import source, taken_apart, tokens
 from replay.explaining.ground import recorded, recorded_backlog
 from replay.recorded_prompt import RecordedPrompt
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 
 UNITS = {"kv": "blocks", "approximate": "blocks", "least-loaded": "requests", "power-of-two": "requests"}
 """Of costs, by policy; others have none, or milliseconds."""
 
 
-def decision(archive: Archive, timeline: Timeline, n: int) -> dict[str, Any]:
+def decision(archive: ArchiveReader, timeline: Timeline, n: int) -> dict[str, Any]:
     """The decision of that number; CallerError if it is none. One block of the archive is read."""
     event = routed(archive, n)
     index = timeline.decisions.at(n)
@@ -63,7 +63,7 @@ def decision(archive: Archive, timeline: Timeline, n: int) -> dict[str, Any]:
     }
 
 
-def routed(archive: Archive, n: int) -> RequestRouted:
+def routed(archive: ArchiveReader, n: int) -> RequestRouted:
     """The event of that number."""
     seq, place = divmod(n, PLACES)
     record = archive.at(ROUTING, seq) if ROUTING in archive.streams else None

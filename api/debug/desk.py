@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from api.debug.past import Past
 from core.errors import ContrailError, Unavailable
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 
 SWITCH_S = 0.001
 WAITING_MAX = 64
@@ -47,7 +47,7 @@ class Desk:
         sys.setswitchinterval(SWITCH_S)
         self._thread.start()
 
-    async def show(self, archive: Archive) -> None:
+    async def show(self, archive: ArchiveReader) -> None:
         """From now on this is the archive; it is read in the background."""
 
         def shown(past: Past) -> None:

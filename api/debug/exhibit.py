@@ -22,7 +22,7 @@ from core.errors import CallerError, Unavailable
 from core.ids import new_id
 from core.keys import DeploymentKey
 from core.settings import POLICIES, RoutingSettings
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 
 NOTES_CHUNK_MAX = 5000
 """Notes in one answer."""
@@ -43,7 +43,7 @@ class Exhibit:
         """Another one for every life of this process: whoever asked another life has to ask again from the start."""
         self.desk = Desk(Past(key, messages_expected=live_messages_max))
         self._clock = clock
-        self._archive: Archive | None = None
+        self._archive: ArchiveReader | None = None
         self._what_ifs = WhatIfs()
         self._jump_ms = 0.0
 
@@ -59,10 +59,10 @@ class Exhibit:
         """Questions are answered."""
         self.desk.start()
 
-    async def show(self, archive: Archive) -> None:
+    async def show(self, archive: ArchiveReader) -> None:
         """From now on this archive is shown: the one before, grown."""
         before = self._archive
-        self._archive = Archive(archive.path, archive.path.open("rb"), archive.contents)
+        self._archive = ArchiveReader(archive.path, archive.path.open("rb"), archive.contents)
         await self.desk.show(archive)
         if before is not None:
             before.close()
@@ -167,7 +167,7 @@ class Exhibit:
         found = await self.desk.ask(lambda past: self._what_ifs.answer(past.recording(seq), decisions, asked))
         return found | {"took_ms": round((self._clock.monotonic_us() - started_us) / 1000, 1)}
 
-    def _shown(self) -> Archive:
+    def _shown(self) -> ArchiveReader:
         if self._archive is None:
             raise Unavailable("the log is still being copied: a moment")
         return self._archive

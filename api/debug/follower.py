@@ -20,11 +20,11 @@ from core.clock import Clock
 from core.errors import CallerError, Unavailable
 from core.ids import Epoch, StreamName, StreamSeq
 from core.subjects import ROUTING, SNAPSHOTS
-from streams.archive_writer import ArchiveWriter
-from streams.archiving import Range, archive, copied
-from streams.jetstream import JetStreamLog
+from streams.archive.archive_export import Range, archive, copied
+from streams.archive.archive_writer import ArchiveWriter
+from streams.jetstream.jetstream_log import JetStreamLog
 from streams.log import EventLog
-from streams.snapshots import SnapshotStore
+from streams.snapshot_store import SnapshotStore
 
 FOLLOW_EVERY_S = 1.0
 ROUTING_MESSAGES_SHOWN = 300_000

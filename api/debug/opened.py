@@ -17,7 +17,7 @@ from api.debug.follower import MESSAGES_MAX, Follower
 from api.debug.questions import create_questions
 from core.clock import SystemClock
 from core.keys import DeploymentKey
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 
 
 class Opened(NamedTuple):
@@ -50,7 +50,7 @@ async def _file_opened(file: Path, key: DeploymentKey | None) -> AsyncIterator[O
     exhibit = Exhibit(file.name, key, SystemClock())
     exhibit.start()
     try:
-        await exhibit.show(Archive.open(file))
+        await exhibit.show(ArchiveReader.open(file))
         yield Opened(exhibit, create_questions(exhibit), asyncio.get_running_loop().create_future())
     finally:
         await exhibit.close()

@@ -14,7 +14,7 @@ from core.errors import Unavailable
 from core.keys import DeploymentKey
 from core.subjects import ROUTING
 from replay.recording import Cursor, Recording
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 
 
 class Past:
@@ -42,7 +42,7 @@ class Past:
         """Whether chains are checked with the deployment's key."""
         return self._newest is not None and self._newest.proved
 
-    def show(self, archive: Archive) -> Iterator[None]:
+    def show(self, archive: ArchiveReader) -> Iterator[None]:
         """From now on this is the archive: the one before, grown. The steps read and fold what is new in it; they may
         be left for those of the next one."""
         before = self._newest

@@ -8,10 +8,10 @@ from typing import Any
 from api.debug.reports import Agreement, Report
 from api.debug.timeline import Life, Timeline
 from core.ids import StreamName
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 
 
-def replicas(archive: Archive, timeline: Timeline, ms: int) -> list[dict[str, Any]]:
+def replicas(archive: ArchiveReader, timeline: Timeline, ms: int) -> list[dict[str, Any]]:
     """Those that had joined by then, by number; the positions of a few reports are looked up in the archive."""
     found = []
     counts = _decisions(timeline, ms)
@@ -53,7 +53,7 @@ def _decisions(timeline: Timeline, ms: int) -> dict[int, int]:
     return {number: by_replica.count(number) for number in set(by_replica)}
 
 
-def _report(archive: Archive, said: Report) -> dict[str, Any]:
+def _report(archive: ArchiveReader, said: Report) -> dict[str, Any]:
     """Lag is in messages of the stream, between what it had folded and what the log had when it said so."""
     streams = {}
     for name, point in said.points.items():

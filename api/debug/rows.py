@@ -13,8 +13,8 @@ import msgspec
 import zstandard
 
 from core.errors import Corrupt
-from streams.archive import BLOCK_BYTES_MAX
-from streams.archive_format import Block, checksum
+from streams.archive.archive_format import Block, checksum
+from streams.archive.archive_reader import BLOCK_BYTES_MAX
 
 Row = tuple[int, int, str, bytes]
 """Sequence, time in ms, whose subject, payload: as the archive's own `Row`."""

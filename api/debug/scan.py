@@ -14,8 +14,8 @@ from api.debug.timeline import Timeline
 from core.ids import StreamName
 from core.subjects import ROUTING
 from projections.state import is_folded
-from streams.archive import Archive
-from streams.archive_format import Block
+from streams.archive.archive_format import Block
+from streams.archive.archive_reader import ArchiveReader
 
 STEP_MESSAGES = 1000
 """A step takes some 4 ms."""
@@ -49,7 +49,7 @@ class Scan:
         """Those of the timeline."""
         return self.timeline.decisions
 
-    def steps(self, archive: Archive) -> Iterator[None]:
+    def steps(self, archive: ArchiveReader) -> Iterator[None]:
         """All that is new in the archive is in the timeline at the end; each step takes a few milliseconds."""
         blocks = _by_time([block for block in self._shown(archive) if self._is_new(block)])
         self.total = self.messages + sum(block.messages for block in blocks)
@@ -72,7 +72,7 @@ class Scan:
     def _is_new(self, block: Block) -> bool:
         return block.last_seq > self._read_to.get(StreamName(block.stream), 0)
 
-    def _shown(self, archive: Archive) -> list[Block]:
+    def _shown(self, archive: ArchiveReader) -> list[Block]:
         """The blocks of all streams, of the routing stream only the newest."""
         blocks = [block for block in archive.contents.blocks if is_folded(StreamName(block.stream))]
         left, shown = ROUTING_MESSAGES_MAX, []

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from api.amounts import bytes_text, seconds_text
 from api.doctor.finding import NATS_CLI, OK, PROBLEM, WARNING, Finding, version_of
 from core.subjects import JOBS
-from streams.jetstream_broker import BrokerConsumer, Server
-from streams.jetstream_pull import INACTIVE_S
+from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer
+from streams.jetstream.pull_consumer import INACTIVE_S
 from streams.topology import PAYLOAD_MIN
 
 VERSION_MIN = (2, 11)
@@ -20,7 +20,7 @@ ABANDONED_S = 120.0
 """A reader without a request for so long does not live: readers always have some waiting."""
 
 
-def check_server(server: Server) -> Iterator[Finding]:
+def check_server(server: BrokerServer) -> Iterator[Finding]:
     """The server as it introduces itself."""
     facts = {"version": server.version, "cluster": server.cluster}
     if version_of(server.version) < VERSION_MIN:
@@ -61,7 +61,7 @@ def check_consumers(consumers: list[BrokerConsumer]) -> Finding:
     return Finding("broker_consumers", OK, f"{len(consumers)} consumers are at the broker, and all are read.", facts)
 
 
-def _payload(server: Server) -> Finding:
+def _payload(server: BrokerServer) -> Finding:
     facts = {"max_payload_bytes": server.max_payload}
     size = bytes_text(server.max_payload)
     if server.max_payload < PAYLOAD_MIN:
@@ -70,7 +70,7 @@ def _payload(server: Server) -> Finding:
     return Finding("broker_max_payload", OK, f"max_payload of NATS is {size}.", facts)
 
 
-def _clock(server: Server) -> Finding:
+def _clock(server: BrokerServer) -> Finding:
     ahead_ms = server.clock_ahead_ms
     facts = {"ahead_ms": round(ahead_ms, 1), "round_trip_ms": round(server.round_trip_ms, 2)}
     if abs(ahead_ms) <= CLOCK_WARNING_MS:

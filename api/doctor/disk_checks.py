@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from api.amounts import bytes_text
 from api.doctor.finding import OK, PROBLEM, WARNING, Finding
-from streams.jetstream_broker import BrokerStream
+from streams.jetstream.broker_inspection import BrokerStream
 
 SPARE_SHARE = 0.1
 """Free space beyond what is promised to the streams, as a share of that, below which we warn."""

@@ -30,10 +30,10 @@ from core.clock import SystemClock
 from core.errors import CallerError, PeerError
 from core.subjects import LOAD, subject
 from projections.projection import FOLD_VERSION
-from streams.etcd_inspection import etcd_status
-from streams.jetstream import JetStreamLog
-from streams.jetstream_broker import Broker
-from streams.snapshots import SnapshotStore
+from streams.etcd.etcd_inspection import etcd_status
+from streams.jetstream.broker_inspection import BrokerInspection
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.snapshot_store import SnapshotStore
 
 PLANE_S = 30.0
 """Longest that all questions to one plane may take."""
@@ -82,7 +82,7 @@ async def _asked(name: str, where: list[str], found: Findings, ask: Callable[[],
 
 
 async def _broker(connection: Connection, found: Findings) -> None:
-    async with Broker(connection.nats, connection.nats_credentials, connection.namespace) as broker:
+    async with BrokerInspection(connection.nats, connection.nats_credentials, connection.namespace) as broker:
         server = await broker.server()
         found += check_server(server)
         streams = await broker.streams()
@@ -96,7 +96,7 @@ async def _broker(connection: Connection, found: Findings) -> None:
 
 
 async def _record(connection: Connection, found: Findings) -> None:
-    async with Broker(connection.nats, connection.nats_credentials, connection.namespace) as broker:
+    async with BrokerInspection(connection.nats, connection.nats_credentials, connection.namespace) as broker:
         streams = await broker.streams()
     async with open_log(connection) as log:
         chain_key = connection.key.chain_key

@@ -10,7 +10,7 @@ from api.doctor.finding import OK, WARNING, Finding
 from api.snapshots.listed import Listed
 from core.event_json import time_text
 from core.subjects import SNAPSHOTS
-from streams.jetstream_broker import BrokerStream
+from streams.jetstream.broker_inspection import BrokerStream
 
 LATE_FACTOR = 2
 """A snapshot is late when so many of its intervals are over."""

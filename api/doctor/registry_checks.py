@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from api.amounts import bytes_text
 from api.doctor.finding import OK, PROBLEM, WARNING, Finding, version_of
-from streams.etcd_inspection import EtcdStatus
+from streams.etcd.etcd_inspection import EtcdStatus
 
 INCONSISTENT = ((3, 5, 0), (3, 5, 3))
 """From, and up to but without: releases that may apply a committed transaction on some members only after a crash."""

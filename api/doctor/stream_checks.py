@@ -9,7 +9,7 @@ from api.amounts import bytes_text, seconds_text
 from api.doctor.finding import NATS_CLI, OK, PROBLEM, WARNING, Finding
 from core.ids import StreamName
 from core.subjects import ROUTING, SNAPSHOTS, is_kv
-from streams.jetstream_broker import BrokerStream
+from streams.jetstream.broker_inspection import BrokerStream
 from streams.topology import Topology
 
 SPAN_S_MIN = 60.0

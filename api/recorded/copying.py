@@ -20,14 +20,13 @@ from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from core.subjects import ROUTING, SNAPSHOTS
 from projections.projection import FOLD_VERSION
 from replay.history import position
-from streams.archive import Archive
-from streams.archive_cut import cut
-from streams.archive_format import key_check
-from streams.archive_log import ArchiveLog
-from streams.archive_writer import ArchiveWriter
-from streams.archiving import Archived, Progress, Range, archive
+from streams.archive.archive_export import ExportedRange, Progress, Range, archive, cut
+from streams.archive.archive_format import key_check
+from streams.archive.archive_log import ArchiveLog
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import EventLog
-from streams.snapshots import SnapshotStore
+from streams.snapshot_store import SnapshotStore
 
 PROGRAM = "contrail"
 CLOCKS_APART_MS = 86_400_000
@@ -44,7 +43,7 @@ class Wanted(NamedTuple):
     end: Moment | None = None
 
 
-async def copy(connection: Connection, path: Path, wanted: Wanted, progress: Progress | None = None) -> Archived:
+async def copy(connection: Connection, path: Path, wanted: Wanted, progress: Progress | None = None) -> ExportedRange:
     """The wanted part of the deployment's log stands in the file, with the snapshot before it."""
     chain_key = connection.key.chain_key
     async with open_log(connection) as log:
@@ -59,8 +58,8 @@ async def copy(connection: Connection, path: Path, wanted: Wanted, progress: Pro
 
 
 async def copy_of(
-    source: Archive, key: DeploymentKey | None, path: Path, wanted: Wanted, progress: Progress
-) -> Archived:
+    source: ArchiveReader, key: DeploymentKey | None, path: Path, wanted: Wanted, progress: Progress
+) -> ExportedRange:
     """The same of an archive. Whatever can be told of the key can be told of the copy too."""
     contents = source.contents
     if key is not None and not contents.redacted and key_check(key.chain_key) != contents.key_check:

@@ -11,9 +11,9 @@ from api.amounts import bytes_text, number_text
 from api.recorded.copying import Wanted
 from core.event_json import time_text
 from replay.redacting.redaction import Redacted
-from streams.archive import Archive
-from streams.archive_format import Contents
-from streams.archiving import Archived
+from streams.archive.archive_export import ExportedRange
+from streams.archive.archive_format import Contents
+from streams.archive.archive_reader import ArchiveReader
 
 
 class ExportedStream(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,11 +55,11 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename={"start": "from
 
 
 def exported(
-    file: Path, draft: Path, wanted: Wanted, archived: Archived, done: Redacted | None, took_s: float
+    file: Path, draft: Path, wanted: Wanted, archived: ExportedRange, done: Redacted | None, took_s: float
 ) -> Exported:
     """What the draft holds, which is read once from end to end. Corrupt if the disk gives back something else than it
     was given."""
-    with Archive.open(draft) as archive:
+    with ArchiveReader.open(draft) as archive:
         for _ in archive.check():
             pass
         contents = archive.contents
@@ -121,7 +121,7 @@ def _streams(contents: Contents) -> dict[str, ExportedStream]:
     }
 
 
-def _cut(archived: Archived, contents: Contents) -> Iterator[str]:
+def _cut(archived: ExportedRange, contents: Contents) -> Iterator[str]:
     if archived.cut:
         begins = ", ".join(f"{stream} begins at {number_text(first)}" for stream, first in archived.cut.items())
         first = contents.snapshots[0].manifest if contents.snapshots else None

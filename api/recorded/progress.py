@@ -7,7 +7,7 @@ import time
 
 import click
 
-from streams.archiving import Progress
+from streams.archive.archive_export import Progress
 
 SAY_EVERY_S = 0.5
 CLEARED = "\r\x1b[K"

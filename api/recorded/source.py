@@ -26,9 +26,9 @@ from core.clock import SystemClock
 from core.errors import CallerError, ContrailError
 from core.keys import DeploymentKey
 from replay.recording import Recording
-from streams.archive import Archive
-from streams.archive_format import Contents, key_check
-from streams.archiving import Archived, Progress
+from streams.archive.archive_export import ExportedRange, Progress
+from streams.archive.archive_format import Contents, key_check
+from streams.archive.archive_reader import ArchiveReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Source:
         """The recording, which holds at least what is wanted and all that it takes to fold it. CallerError, Corrupt or
         Unavailable if there is none."""
         if self.file is not None:
-            with Archive.open(self.file) as archived:
+            with ArchiveReader.open(self.file) as archived:
                 yield Recording(archived, self.key_of(archived.contents))
             return
         assert self.connection is not None
@@ -62,7 +62,7 @@ class Source:
         """What `-15m` goes back from: now, or the end of an export."""
         if self.file is None:
             return SystemClock().wall_ms()
-        with Archive.open(self.file) as archived:
+        with ArchiveReader.open(self.file) as archived:
             return archived.contents.end_ms
 
     def key_of(self, contents: Contents) -> DeploymentKey | None:
@@ -81,12 +81,12 @@ class Source:
         key = self.connection.key if self.connection is not None else self.key_of(contents)
         return b"" if key is None else key.chain_key
 
-    def copied(self, path: Path, wanted: Wanted, progress: Progress) -> Archived:
+    def copied(self, path: Path, wanted: Wanted, progress: Progress) -> ExportedRange:
         """What is wanted stands in a new file. CallerError if there is nothing."""
         if self.connection is not None:
             return asyncio.run(copy(self.connection, path, wanted, progress))
         assert self.file is not None
-        with Archive.open(self.file) as archived:
+        with ArchiveReader.open(self.file) as archived:
             return asyncio.run(copy_of(archived, self.key_of(archived.contents), path, wanted, progress))
 
 

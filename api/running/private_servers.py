@@ -8,8 +8,8 @@ from api.config import EtcdAccess, LogCredentials, LogSection
 from api.data_folder import DataFolder
 from api.running.server_part import ServerPart
 from api.units import size_bytes
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
 
 NATS, ETCD = "nats", "etcd"
 STORE_FACTOR = 2

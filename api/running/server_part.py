@@ -10,7 +10,7 @@ from api.running.process_part import KILL_WAIT_MAX_S
 
 
 class Server(Protocol):
-    """What `streams.embedded_nats` and `streams.embedded_etcd` have in common."""
+    """What `streams.embedded.embedded_nats` and `streams.embedded.embedded_etcd` have in common."""
 
     @property
     def running(self) -> bool:

@@ -9,7 +9,7 @@ from api.snapshots.listed import Listed
 from api.text_table import text_table
 from core.event_json import time_text
 from core.snapshot_manifest import Manifest
-from streams.snapshots import Coverage
+from streams.snapshot_store import Coverage
 
 HEADS = ("snapshot", "made", "by", "messages", "size", "fold", "digest", "usable")
 ALIGN = "<<<>>><<"

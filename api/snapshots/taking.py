@@ -11,7 +11,7 @@ from core.snapshot_manifest import Manifest
 from projections.rebuild import take_snapshot
 from streams.log import EventLog
 from streams.registry import Registry
-from streams.snapshots import SnapshotStore
+from streams.snapshot_store import SnapshotStore
 
 
 async def take_fenced(log: EventLog, registry: Registry, store: SnapshotStore, chain_key: bytes, by: str) -> Manifest:

@@ -20,7 +20,7 @@ from projections.rebuild import fold_on, in_slices, rebuild
 from projections.snapshot import cursor_of, decoding
 from projections.state import State
 from streams.log import EventLog
-from streams.snapshots import SnapshotStore
+from streams.snapshot_store import SnapshotStore
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from replay.recording import Recording
 from replay.reported import Reported
 from replay.verifying.agreements import LogFolds, reported
 from replay.verifying.verify import Progress
-from streams.archive_envelope import envelope
+from streams.archive.message_envelope import envelope
 
 MESSAGES_MAX = 20
 """Messages between two points that are told."""

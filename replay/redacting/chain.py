@@ -14,7 +14,7 @@ from core.codec import CHAIN_START, DIGEST_BYTES, Message, decode_message, diges
 from core.errors import Corrupt
 from core.ids import StreamName
 from core.subjects import owner
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 from streams.log import Record
 
 Sealing = Callable[[Record, Message, bytes], bytes]
@@ -92,7 +92,7 @@ class NewChains:
 class Resealing:
     """All streams of an archive; see the module's text."""
 
-    def __init__(self, source: Archive, old_key: bytes, new_key: bytes) -> None:
+    def __init__(self, source: ArchiveReader, old_key: bytes, new_key: bytes) -> None:
         self._source = source
         self._make_chains = partial(NewChains, old_key, new_key)
         self._passed: dict[str, dict[StreamName, Passed]] = {manifest.id: {} for manifest in source.snapshots()}

@@ -23,10 +23,10 @@ from replay.redacting.chain import Resealing
 from replay.redacting.events import redacted
 from replay.redacting.names import FOREIGN_KEPT_MAX, TEXT, Names
 from replay.redacting.snapshot import redacted_snapshot
-from streams.archive import Archive
-from streams.archive_format import CHAIN_KEY_BYTES
-from streams.archive_writer import ArchiveWriter
-from streams.archiving import Progress
+from streams.archive.archive_export import Progress
+from streams.archive.archive_format import CHAIN_KEY_BYTES
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 
 
@@ -51,7 +51,7 @@ class Redacted(NamedTuple):
 
 
 def redact(
-    source: Archive,
+    source: ArchiveReader,
     path: Path,
     old_key: bytes = b"",
     progress: Progress = lambda _done, _of: None,
@@ -76,7 +76,7 @@ def redact(
 class Redaction:
     """One run over an archive; see the module's text."""
 
-    def __init__(self, source: Archive, writer: ArchiveWriter, old_key: bytes) -> None:
+    def __init__(self, source: ArchiveReader, writer: ArchiveWriter, old_key: bytes) -> None:
         self.names = Names()
         self._source = source
         self._writer = writer

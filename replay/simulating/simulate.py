@@ -18,7 +18,7 @@ from replay.simulating.verdict import Verdict
 from replay.simulating.virtual_log import KEY, NAMESPACE, START_MS
 from replay.simulating.world import World
 from replay.verifying.jobs import undisturbed
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_writer import ArchiveWriter
 
 PROGRAM = "contrail simulate"
 """As an archive names who made it."""

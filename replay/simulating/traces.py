@@ -10,7 +10,7 @@ from replay.recording import Recording
 from replay.simulating.mooncake import mooncake
 from replay.simulating.recorded import recorded, recorded_block_size
 from replay.simulating.trace import Trace
-from streams.archive_format import MAGIC
+from streams.archive.archive_format import MAGIC
 
 AUTO, MOONCAKE, RECORDING = FORMATS = ("auto", "mooncake", "recording")
 BLOCK_SIZE = 64

@@ -15,7 +15,7 @@ from core.subjects import JOBS, LOAD, ROUTING, kv_stream, subject
 from projections.jobs import JobsProjection
 from replay.recording import Frame
 from replay.simulating.agenda import Agenda
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 
 NAMESPACE = "simulated"

@@ -13,7 +13,7 @@ from functools import partial
 from core.ids import WorkerId
 from replay.simulating.agenda import Agenda
 from replay.simulating.virtual_job import Taker, VirtualJob
-from streams.queue_limits import QUEUE_LIMITS
+from streams.log import QUEUE_LIMITS
 
 AGAIN_US = round(QUEUE_LIMITS.ack_wait_s * 1_000_000)
 

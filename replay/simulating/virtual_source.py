@@ -6,7 +6,7 @@ from core.codec import CHAIN_START, READABLE, digest, encode_event, encode_messa
 from core.events import Event
 from core.ids import SourceId, StreamName
 from replay.simulating.virtual_log import KEY, VirtualLog
-from streams.backlog import ENVELOPE_BYTES, OutboxLimits
+from streams.outbox.backlog import ENVELOPE_BYTES, OutboxLimits
 
 MESSAGE_BYTES_MAX = OutboxLimits().message_bytes_max
 EVENTS_MAX = OutboxLimits().events_max

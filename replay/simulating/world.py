@@ -35,7 +35,7 @@ from replay.simulating.virtual_fleet import VirtualFleet
 from replay.simulating.virtual_log import VirtualLog
 from replay.simulating.virtual_replica import Choice, VirtualReplica
 from replay.simulating.virtual_worker import VirtualWorker
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_writer import ArchiveWriter
 
 PROGRESS_EVERY = 100
 """Requests that ended between two words on how far it is."""

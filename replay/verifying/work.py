@@ -16,7 +16,7 @@ from core.subjects import ROUTING, owner
 from replay.lacks import Lacks
 from replay.playback import Playback
 from replay.recording import Recording
-from streams.archive_envelope import envelope
+from streams.archive.message_envelope import envelope
 from streams.log import Record
 
 SHARE_MIN = 2000

@@ -14,10 +14,10 @@ from core.clock import SystemClock
 from core.events import LocalChanged, ReplicaJoined
 from core.subjects import ROUTING
 from projections.state import State
-from streams.credentials import NatsCredentials
-from streams.jetstream import JetStreamLog
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.jetstream.nats_credentials import NatsCredentials
 from streams.log import EventLog
-from streams.memory import MemoryLog
+from streams.memory.memory_log import MemoryLog
 from streams.topology import Topology
 from tests.streams.left import DEPLOYMENT, NAMESPACE
 

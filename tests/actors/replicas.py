@@ -13,8 +13,8 @@ from core.ids import ReplicaId, StreamSeq, WorkerId
 from core.subjects import LOAD, ROUTING, kv_stream
 from projections.state import State
 from streams.log import Record
-from streams.memory import MemoryLog
-from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.memory.memory_log import MemoryLog
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.projections.facts import joined, restated, stored, worker_id
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
 

@@ -17,9 +17,9 @@ from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream
 from projections.rebuild import rebuild, take_snapshot
 from projections.runner import Runner
 from projections.state import Applied, State
-from streams.memory import MemoryLog
-from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
-from streams.snapshots import SnapshotStore
+from streams.memory.memory_log import MemoryLog
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.snapshot_store import SnapshotStore
 from tests.fixtures.eventually import eventually
 from tests.projections.facts import joined, stored, worker_id
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker

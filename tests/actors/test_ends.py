@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core.events import WorkerLost
 from core.subjects import kv_stream, subject
-from streams.memory import MemoryLog
+from streams.memory.memory_log import MemoryLog
 from tests.actors.world import NAMESPACE, world
 from tests.fixtures.eventually import eventually
 

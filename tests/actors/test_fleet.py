@@ -15,7 +15,7 @@ from actors.port import Port
 from actors.wire import PROTOCOL, Hello
 from core.clock import ManualClock
 from core.ids import WorkerId, new_id
-from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.actors.scripted_engine import ScriptedHost
 from tests.actors.world import request
 from tests.fixtures.eventually import eventually

@@ -19,7 +19,7 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.decide import Decision
 from projections.view import RouteRequest
-from streams.memory import MemoryLog
+from streams.memory.memory_log import MemoryLog
 from tests.actors.test_holding import ENGINE, TOKENS, asked, route_request
 from tests.actors.world import World, collect, world
 from tests.fixtures.eventually import eventually

@@ -15,10 +15,10 @@ from core.codec import CHAIN_START, decode_message, digest
 from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft, UnknownEvent
 from core.ids import StreamSeq
 from core.subjects import ROUTING, subject
-from streams.embedded_nats import EmbeddedNats
-from streams.jetstream import JetStreamLog
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.jetstream.jetstream_log import JetStreamLog
 from streams.log import EventLog
-from streams.memory import MemoryLog
+from streams.memory.memory_log import MemoryLog
 from streams.topology import Topology
 from tests.streams.left import DEPLOYMENT, NAMESPACE
 

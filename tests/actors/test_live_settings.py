@@ -13,7 +13,7 @@ from core.events import RequestRouted, SettingsChanged
 from core.ids import StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.actors.world import World, collect, request, world
 from tests.fixtures.eventually import eventually
 

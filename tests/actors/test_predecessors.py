@@ -18,11 +18,11 @@ from core.events import CacheCleared, ReplicaLeft, ReplicaLost
 from core.ids import SourceId, StreamSeq
 from core.keys import DeploymentKey
 from core.subjects import ROUTING, subject
-from streams.backlog import OutboxLimits
-from streams.journal import Journal, identity
 from streams.log import EventLog
-from streams.memory import MemoryLog
-from streams.sealed import Sealed
+from streams.memory.memory_log import MemoryLog
+from streams.outbox.backlog import OutboxLimits
+from streams.outbox.journal import Journal, identity
+from streams.outbox.source_chain import SealedMessage
 from tests.streams.left import DEPLOYMENT, KEY, NAMESPACE, acknowledge, new_journal, put, seal_next, whose
 from tests.streams.source import SOURCE, said
 
@@ -41,7 +41,7 @@ def successor(folder: Path, log: EventLog, key: DeploymentKey = DEPLOYMENT) -> P
     return Predecessors(folder, NAMESPACE, log, ManualClock(9), key)
 
 
-async def offered(log: EventLog, sealed: Sealed) -> StreamSeq:
+async def offered(log: EventLog, sealed: SealedMessage) -> StreamSeq:
     """The process appended it while it lived."""
     last = await log.last(ROUTING, SUBJECT)
     expected = StreamSeq(0 if last is None else last.seq)
@@ -250,7 +250,7 @@ async def test_drafts_are_swept(tmp_path: Path, log: MemoryLog) -> None:
     assert list(tmp_path.iterdir()) == [fresh]
 
 
-def journal_images(folder: Path) -> tuple[bytes, list[Sealed]]:
+def journal_images(folder: Path) -> tuple[bytes, list[SealedMessage]]:
     """One message acknowledged, one in flight, two events waiting."""
     journal = new_journal(folder)
     put(journal, "a")
@@ -266,7 +266,7 @@ def journal_images(folder: Path) -> tuple[bytes, list[Sealed]]:
     return image, [first, second]
 
 
-async def told_from(folder: Path, image: bytes, stored: list[Sealed]) -> list[str]:
+async def told_from(folder: Path, image: bytes, stored: list[SealedMessage]) -> list[str]:
     """What the log has in the end if this is what the process left."""
     log = MemoryLog(NAMESPACE, ManualClock(1))
     await log.ensure([ROUTING])

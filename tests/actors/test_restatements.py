@@ -9,7 +9,7 @@ from core.codec import decode_message
 from core.events import ReplicaRestated
 from core.ids import ReplicaId, StreamSeq
 from core.subjects import ROUTING, kv_stream
-from streams.memory import MemoryLog
+from streams.memory.memory_log import MemoryLog
 from tests.actors.world import World, collect, request, world
 from tests.fixtures.eventually import eventually
 

@@ -23,9 +23,9 @@ from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
 from projections.projection import FOLD_VERSION
 from projections.rebuild import take_snapshot
-from streams.memory import MemoryLog
-from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
-from streams.snapshots import SnapshotStore
+from streams.memory.memory_log import MemoryLog
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.snapshot_store import SnapshotStore
 from tests.projections.facts import joined, worker_id
 from tests.projections.speaker import CHAIN_KEY, Speaker
 

@@ -29,8 +29,7 @@ from core.models import GenerationFailed, NoWorkers
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.state import State
-from streams.backlog import OutboxLimits
-from streams.memory_backlog import MemoryBacklog
+from streams.outbox.backlog import MemoryBacklog, OutboxLimits
 from tests.actors.scripted_engine import ScriptedEngine
 from tests.actors.world import KEY, World, collect, request, world
 from tests.fixtures.eventually import eventually

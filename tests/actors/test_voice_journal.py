@@ -18,7 +18,7 @@ from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft, Replica
 from core.ids import SourceId, StreamSeq
 from core.subjects import ROUTING, subject
 from projections.state import State
-from streams.memory import MemoryLog
+from streams.memory.memory_log import MemoryLog
 from tests.fixtures.eventually import eventually
 from tests.streams.left import DEPLOYMENT, NAMESPACE
 

@@ -22,8 +22,8 @@ from core.prompt import tokens_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream, subject
 from streams.log import EventLog
-from streams.memory import MemoryLog
-from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.memory.memory_log import MemoryLog
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.fixtures.eventually import eventually
 
 NAMESPACE = "test"

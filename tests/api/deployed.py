@@ -20,10 +20,10 @@ from api.server import Server, bind
 from core.ids import new_id
 from core.keys import DeploymentKey
 from core.readiness import Readiness
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
-from streams.etcd import EtcdRegistry
-from streams.jetstream import JetStreamLog
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.etcd.etcd_registry import EtcdRegistry
+from streams.jetstream.jetstream_log import JetStreamLog
 
 DECODE = {
     "role": "decode",

@@ -30,17 +30,17 @@ from core.ids import Epoch, SourceId, StreamName, StreamSeq
 from core.kv_transfer import KvAddress
 from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
-from streams.etcd_inspection import EtcdStatus
-from streams.jetstream_broker import BrokerConsumer, BrokerStream, Server
-from streams.ports import free_port
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.embedded.loopback_ports import free_port
+from streams.etcd.etcd_inspection import EtcdStatus
+from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer, BrokerStream
 from streams.topology import Topology
 from tests.api.deployed import DECODE, Deployed, deployed
 
 HOUR_MS = 3_600_000
 TOPOLOGY = Topology(max_bytes=1000, max_age_s=86_400)
-SERVER = Server("2.15.1", None, 1 << 20, -1, 0, 0, 2.0, 0.3)
+SERVER = BrokerServer("2.15.1", None, 1 << 20, -1, 0, 0, 2.0, 0.3)
 REPLICA = {"cursor": {"kv_0": 1}, "digest": "a" * 16, "incomplete": 0, "lag_events": 2, "settings_revision": 0}
 
 

@@ -15,8 +15,8 @@ from core.events import RequestPrefilled
 from core.prompt import hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
 from tests.api.deployed import deployed
 from tests.api.lived import lived
 from tests.projections.facts import finished, joined, load, prefilled, prompt, removed, stored

@@ -25,10 +25,10 @@ from core.keys import DeploymentKey
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
 from projections.rebuild import take_snapshot
 from replay.recording import Recording
-from streams.archive import Archive
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
-from streams.snapshots import SnapshotStore
+from streams.archive.archive_reader import ArchiveReader
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.snapshot_store import SnapshotStore
 from tests.api.deployed import Deployed, deployed
 from tests.projections.facts import joined, load, routed, stored
 
@@ -170,7 +170,7 @@ async def test_nothing_is_overwritten_unasked(
     assert "has nothing" in await refused(here, str(path), "--force", "--from", "2999-01-01")
     assert path.read_bytes() == b"mine"
     assert (await ok(here, str(path), "--force"))["messages"] == 20
-    with Archive.open(path) as found:
+    with ArchiveReader.open(path) as found:
         assert found.messages == 20
     assert "is a folder" in await refused(here, str(tmp_path))
     assert "there is no folder" in await refused(here, str(tmp_path / "no" / "file"))
@@ -207,7 +207,7 @@ async def test_of_another_export(here: Deployed, spoken: Spoken, tmp_path: Path)
         said = await alone(tmp_path / name, "--log", str(whole), "--from", "routing:6", *words)
         assert said["base"] == said["snapshots"][0]
         assert said["streams"]["kv_0"] == {"first_seq": 5, "last_seq": 7, "messages": 3}
-        with Recording.open(tmp_path / name, here.connection.key) as found, Archive.open(whole) as source:
+        with Recording.open(tmp_path / name, here.connection.key) as found, ArchiveReader.open(whole) as source:
             assert found.archive.contents.heads == source.contents.heads
             assert found.archive.contents.key_check == source.contents.key_check
             assert found.state_at(found.end).gaps_found == 0

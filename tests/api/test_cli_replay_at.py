@@ -17,8 +17,8 @@ from core.ids import LOST_SUFFIX
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
 from tests.api.deployed import deployed
 from tests.api.lived import lived
 from tests.api.scripted import files, tokenizer

@@ -18,8 +18,8 @@ from core.events import BlocksStored
 from core.prompt import hashes_to_bytes
 from projections import decide as rules
 from projections.policies import Scored, score
-from streams.archive import Archive
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 from tests.replay.tampered import event_changed, tampered
 
@@ -146,7 +146,7 @@ def test_a_broken_chain_comes_first(log: Path, tmp_path: Path) -> None:
 
 def test_gaps_are_named_and_counted(log: Path, tmp_path: Path) -> None:
     """What retention took is no difference."""
-    with Archive.open(log) as source:
+    with ArchiveReader.open(log) as source:
         writer = ArchiveWriter(tmp_path / "log", "bench", KEY.chain_key, "x", 1)
         for stream in source.streams:
             span, first = source.span(stream), 30 if stream == KV else 1

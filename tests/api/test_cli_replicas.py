@@ -20,8 +20,8 @@ from core.events import Points, ReplicaReported
 from core.ids import SourceId, StreamSeq, new_id
 from core.prompt import hashes_to_bytes
 from core.subjects import ROUTING, subject
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
 from tests.api.deployed import Deployed, deployed
 
 CURSOR = {"kv_0": 40, "load": 7, "routing": 12}

@@ -19,9 +19,9 @@ from api.live.table import settings_of, settings_text
 from api.live.usage import InUse, Usage
 from core.errors import CallerError, Unavailable
 from core.settings import POLICIES, RoutingSettings
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
-from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.api.deployed import Deployed, deployed
 
 CONFIGURED = RoutingSettings.parse({"policy": "kv", "prefill_weight": 1.5})

@@ -25,11 +25,11 @@ from core.subjects import SNAPSHOTS, kv_stream, subject
 from projections.projection import FOLD_VERSION
 from projections.rebuild import rebuild
 from projections.snapshot import cursor_of, encode
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
-from streams.etcd import EtcdRegistry
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.etcd.etcd_registry import EtcdRegistry
 from streams.log import StreamState
-from streams.snapshots import Coverage, SnapshotStore
+from streams.snapshot_store import Coverage, SnapshotStore
 from tests.api.deployed import Deployed, deployed
 
 KV = kv_stream(0)

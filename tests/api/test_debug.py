@@ -28,7 +28,7 @@ from replay.moments.at import at
 from replay.recording import Recording
 from replay.supposing.scenario import Scenario
 from replay.supposing.what_if import what_if
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 from tests.fixtures.eventually import eventually
 from tests.page.fleet import KEY, Scale, made
 from tests.projections.facts import finished, joined
@@ -70,7 +70,7 @@ async def shown(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shown
     log = made(tmp_path_factory.mktemp("debug") / "run.contrail", Scale(decisions=DECISIONS))
     exhibit = Exhibit(log.name, KEY, SystemClock())
     exhibit.start()
-    await exhibit.show(Archive.open(log))
+    await exhibit.show(ArchiveReader.open(log))
     await eventually(lambda: exhibit.status()["folded"] == 1, "folded", 30)
     site = create_site(create_questions(exhibit), None)
     transport = httpx.ASGITransport(app=site)
@@ -170,7 +170,7 @@ async def test_two_attempts_in_one_message_are_told_apart(tmp_path: Path) -> Non
     seq = stage.tell(first, declined, second, finished("r", attempt=1))
     exhibit = Exhibit("log", STAGED_KEY, SystemClock())
     exhibit.start()
-    await exhibit.show(Archive.open(stage.archived(tmp_path / "log")))
+    await exhibit.show(ArchiveReader.open(stage.archived(tmp_path / "log")))
     await eventually(lambda: exhibit.status()["folded"] == 1, "folded")
     told = [await exhibit.explanation(seq * PLACES + place) for place in (0, 2)]
     await exhibit.close()

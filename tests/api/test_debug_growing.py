@@ -12,8 +12,8 @@ from core.clock import SystemClock
 from core.events import RequestRouted
 from core.subjects import ROUTING
 from replay.recording import Recording
-from streams.archive import Archive
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 from tests.fixtures.eventually import eventually
 from tests.page.fleet import KEY, NAMESPACE, START_MS, Fleet, Scale
@@ -40,9 +40,9 @@ def set_back(path: Path, by_ms: int) -> Path:
 
 def test_a_clock_that_goes_back_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every decision is there once, in the order of the log."""
-    monkeypatch.setattr("streams.archive_writer.BLOCK_BYTES", 50_000)
+    monkeypatch.setattr("streams.archive.archive_writer.BLOCK_BYTES", 50_000)
     log, scan = set_back(tmp_path / "log", 6000), Scan()
-    with Archive.open(log) as archive:
+    with ArchiveReader.open(log) as archive:
         starts = [block.first_ms for block in archive.contents.blocks if block.stream == ROUTING]
         assert starts != sorted(starts)
         for _ in scan.steps(archive):
@@ -67,7 +67,7 @@ async def test_what_came_of_a_decision_is_told_when_it_has_come(tmp_path: Path) 
     for number, event in enumerate((None, prefilled("r"), finished("r"))):
         if event is not None:
             stage.tell(event)
-        await exhibit.show(Archive.open(stage.archived(tmp_path / f"log{number}")))
+        await exhibit.show(ArchiveReader.open(stage.archived(tmp_path / f"log{number}")))
         end = len(stage.frames[ROUTING])
         await eventually(lambda: exhibit.timeline.decisions.read_to == end, "read")  # noqa: B023 - now
         (n,) = exhibit.timeline.decisions.column("n")

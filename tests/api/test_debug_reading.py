@@ -31,8 +31,8 @@ from projections.projection import FOLD_VERSION
 from projections.snapshot import cursor_of, encode
 from projections.state import State
 from replay.recording import Recording
-from streams.archive import Archive
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 from tests.fixtures.eventually import eventually
 from tests.page.fleet import KEY, NAMESPACE, Fleet, Scale, made
@@ -65,7 +65,7 @@ class Written:
         return seq
 
 
-def steps(past: Past, archive: Archive) -> None:
+def steps(past: Past, archive: ArchiveReader) -> None:
     for _ in past.show(archive):
         pass
 
@@ -108,7 +108,7 @@ def test_keyframes_make_jumps_short(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(folding_module, "DISTANCE_MAX", 300)
     log = made(tmp_path / "log", Scale(decisions=600))
     past = Past(KEY)
-    steps(past, Archive.open(log))
+    steps(past, ArchiveReader.open(log))
     assert past.folding.keyframes >= 5
     recording = past.recording()
     with Recording.open(log, KEY) as plain:
@@ -125,7 +125,7 @@ def test_keyframes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(folding_module, "KEYFRAMES_BYTES_MAX", 100_000)
     monkeypatch.setattr(folding_module, "DISTANCE_FIRST", 200)
     past = Past(KEY)
-    steps(past, Archive.open(made(tmp_path / "log", Scale(decisions=800))))
+    steps(past, ArchiveReader.open(made(tmp_path / "log", Scale(decisions=800))))
     assert 0 < past.folding.keyframes_bytes <= 100_000
     assert past.folding.share == 1
     past.close()
@@ -135,9 +135,9 @@ def test_only_the_newest_of_a_long_log_is_shown(tmp_path: Path, monkeypatch: pyt
     """What lies before is counted, and nobody is told of decisions that are not there."""
     monkeypatch.setattr(scan_module, "ROUTING_MESSAGES_MAX", 1000)
     log = tmp_path / "log"
-    monkeypatch.setattr("streams.archive_writer.BLOCK_BYTES", 100_000)
+    monkeypatch.setattr("streams.archive.archive_writer.BLOCK_BYTES", 100_000)
     made(log, Scale(decisions=600))
-    with Archive.open(log) as archive:
+    with ArchiveReader.open(log) as archive:
         scan = Scan()
         for _ in scan.steps(archive):
             pass
@@ -150,14 +150,14 @@ def test_only_the_newest_of_a_long_log_is_shown(tmp_path: Path, monkeypatch: pyt
 async def test_a_damaged_recording_says_so(tmp_path: Path) -> None:
     """What was read is shown, and why there is no more; questions are still answered."""
     log = made(tmp_path / "log", Scale(decisions=300))
-    with Archive.open(log) as archive:
+    with ArchiveReader.open(log) as archive:
         block = next(block for block in archive.contents.blocks if block.stream == ROUTING)
     raw = bytearray(log.read_bytes())
     raw[block.piece.offset + 40] ^= 1
     log.write_bytes(bytes(raw))
     desk = Desk(Past(KEY))
     desk.start()
-    await desk.show(Archive.open(log))
+    await desk.show(ArchiveReader.open(log))
     await eventually(lambda: desk.failure != "", "the failure")
     assert "is damaged" in desk.failure
     assert await desk.ask(lambda past: len(past.timeline.decisions)) == 0
@@ -348,7 +348,7 @@ def test_a_recording_that_begins_with_a_snapshot(tmp_path: Path) -> None:
     later.finish(later.contents(0, 0))
     first.abandon()
     past = Past(KEY)
-    steps(past, Archive.open(tmp_path / "later"))
+    steps(past, ArchiveReader.open(tmp_path / "later"))
     timeline = past.timeline
     assert len(timeline.decisions) == 100
     there = {number for number in range(8) if number != 2}  # that one was killed before

@@ -21,7 +21,7 @@ from replay.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.simulate import simulate
 from replay.simulating.virtual_log import KEY
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 from tests.fixtures.passes import one_prompt_a_pass
 from tests.projections.facts import finished, joined, prompt
 from tests.replay.simulating.families import ENGINE, families
@@ -32,7 +32,7 @@ __all__ = ["one_prompt_a_pass"]
 
 def scanned(path: Path) -> Scan:
     scan = Scan()
-    with Archive.open(path) as archive:
+    with ArchiveReader.open(path) as archive:
         for _ in scan.steps(archive):
             pass
     return scan
@@ -50,7 +50,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_terms_are_those_of_the_explanation(log: Path) -> None:
     """Of every decision, without a fold: in milliseconds, adding up to the cost; and what a prefill was taken for."""
     timeline, sources = scanned(log).timeline, set()
-    with Archive.open(log) as archive, Recording.open(log, KEY) as recording:
+    with ArchiveReader.open(log) as archive, Recording.open(log, KEY) as recording:
         for n in timeline.decisions.column("n")[::4]:
             shown = decision(archive, timeline, n)
             (attempt,) = explain(recording, shown["request"]).attempts
@@ -187,5 +187,5 @@ def test_costs_by_settings_that_are_not_known_are_not_taken_apart(tmp_path: Path
 def last(stage: Stage, tmp_path: Path) -> dict[str, Any]:
     """The newest decision as the page is told it."""
     path = stage.archived(tmp_path / "log")
-    with Archive.open(path) as archive:
+    with ArchiveReader.open(path) as archive:
         return decision(archive, scanned(path).timeline, len(stage.frames[ROUTING]) * PLACES)

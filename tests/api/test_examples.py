@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.ports import free_port
+from streams.embedded.loopback_ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

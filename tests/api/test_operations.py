@@ -17,7 +17,7 @@ from api.part import operations
 from api.server import Server, bind
 from core.errors import CallerError
 from core.readiness import Readiness
-from streams.ports import free_port
+from streams.embedded.loopback_ports import free_port
 from tests.api.conftest import Api
 from tests.api.scripted import spoken
 

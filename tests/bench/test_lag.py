@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from bench.lag import Replica
-from streams.credentials import NatsCredentials
-from streams.embedded_nats import EmbeddedNats
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.jetstream.nats_credentials import NatsCredentials
 
 Made = Callable[[str], Replica]
 SERVER = cast(

@@ -10,8 +10,8 @@ from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import LoadReported
 from core.ids import SourceId, StreamSeq
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
-from streams.embedded_nats import EmbeddedNats
-from streams.jetstream import JetStreamLog
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.jetstream.jetstream_log import JetStreamLog
 from streams.topology import Topology
 
 SOURCE = SourceId("0123456789abcdef")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from core.ids import StreamName
 from core.subjects import broker_stream
-from streams.jetstream_connection import Connection as BrokerConnection
+from streams.jetstream.nats_client import Connection as BrokerConnection
 from tests.e2e.deployment import Running
 
 

@@ -11,9 +11,9 @@ import sysconfig
 from pathlib import Path
 
 from core.errors import PeerError
-from streams.credentials import NatsCredentials
-from streams.jetstream_connection import Connection
-from streams.ports import HOST, free_port
+from streams.embedded.loopback_ports import HOST, free_port
+from streams.jetstream.nats_client import NatsClient
+from streams.jetstream.nats_credentials import NatsCredentials
 
 NODES = 3
 READY_S = 60.0
@@ -81,7 +81,7 @@ class Cluster:
                 process.wait()
 
     async def _answers(self) -> bool:
-        connection = Connection(self.urls, self.credentials, "cluster start")
+        connection = NatsClient(self.urls, self.credentials, "cluster start")
         try:
             await connection.open()
             await connection.call("$JS.API.INFO", None, "JetStream")

@@ -11,7 +11,7 @@ from core.codec import decode_message
 from core.events.jobs import PrefillCancelled, PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
 from core.ids import StreamSeq
 from core.subjects import JOBS, asked_wildcard, owner
-from streams.jetstream import JetStreamLog
+from streams.jetstream.jetstream_log import JetStreamLog
 from streams.log import Record, Tail
 from tests.e2e.deployment import Running
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from actors.prefilling.service import queue_name
 from core.subjects import JOBS, asked_wildcard, job_kind
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
-from streams.ports import free_port
-from streams.queue_limits import QueueLimits
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.embedded.loopback_ports import free_port
+from streams.log import QueueLimits
 from tests.chaos.disagg_engines import Judge, Kind, judge_of
 from tests.chaos.disagg_jobs import JobsLog
 from tests.chaos.disagg_load import DisaggLoad

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
 from tests.chaos.load import Load
 from tests.chaos.rest import Rest
 from tests.e2e.deployment import Running, up

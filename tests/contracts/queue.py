@@ -1,4 +1,4 @@
-"""The rules of `streams.queue.Queue`, for every implementation."""
+"""The rules of `streams.log.Queue`, for every implementation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 from core.errors import Unavailable
 from core.ids import StreamSeq
 from core.subjects import JOBS, answered_token, asked_token, asked_wildcard, subject
-from streams.log import EventLog
-from streams.queue import Delivery, Queue
-from streams.queue_limits import QueueLimits
+from streams.log import Delivery, EventLog, Queue, QueueLimits
 
 NAME = "prefill"
 ACK_WAIT_S = 0.3

@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 
 from actors.engines.checkpoint import ensure_tiny_checkpoint
 from actors.engines.vllm_args import KV_CACHE_BYTES_CPU, environment, environment_cpu
-from streams.ports import free_port
+from streams.embedded.loopback_ports import free_port
 from tests.e2e.compare_cases import CASES, Case
 from tests.e2e.compare_fields import ABSENT, Difference, differences, parsed
 from tests.e2e.compare_rules import RULES, rule_of

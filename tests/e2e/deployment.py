@@ -23,8 +23,8 @@ from core.codec import decode_message
 from core.ids import StreamName, StreamSeq, WorkerId
 from core.prompt import hashes_from_bytes
 from projections.state import State
-from streams.jetstream import JetStreamLog
-from streams.ports import free_port
+from streams.embedded.loopback_ports import free_port
+from streams.jetstream.jetstream_log import JetStreamLog
 from tests.fixtures.eventually import eventually
 
 CONTRAIL = (sys.executable, "-P", "-m", "api.cli")

@@ -14,7 +14,7 @@ from core.subjects import JOBS, LOAD, ROUTING, kv_stream
 from projections.decide import decide
 from replay.playback import Playback
 from replay.recording import Recording
-from streams.archive import Archive
+from streams.archive.archive_reader import ArchiveReader
 from tests.e2e.deployment import Running, contrail, up
 from tests.fixtures.eventually import eventually
 
@@ -93,7 +93,7 @@ def _requests(file: Path) -> list[str]:
 
 def everything(file: Path) -> bytes:
     """All that can be read in the file, unpacked."""
-    with Archive.open(file) as archive:
+    with ArchiveReader.open(file) as archive:
         parts = [archive.contents.to_bytes(), *(archive.snapshot(manifest) for manifest in archive.snapshots())]
         parts += [record.payload for stream in archive.streams for record in archive.read(stream)]
     return b"\n".join(parts)

@@ -21,8 +21,8 @@ from actors.link import Link
 from actors.wire import PROTOCOL, Hello
 from core.errors import ContrailError
 from core.ids import WorkerId
-from streams.jetstream import JetStreamLog
-from streams.ports import free_port
+from streams.embedded.loopback_ports import free_port
+from streams.jetstream.jetstream_log import JetStreamLog
 from tests.e2e.by_hand import Access, by_hand
 from tests.e2e.deployment import CONTRAIL, Running, up
 from tests.fixtures.eventually import eventually

@@ -8,7 +8,7 @@ import os
 import signal
 from pathlib import Path
 
-from streams.embedded_nats import EmbeddedNats
+from streams.embedded.embedded_nats import EmbeddedNats
 from tests.e2e.deployment import Running, up
 from tests.fixtures.eventually import eventually
 

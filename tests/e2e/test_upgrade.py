@@ -13,10 +13,10 @@ from core.events import UnknownEvent
 from core.ids import StreamName, StreamSeq
 from core.keys import DeploymentKey
 from projections.projection import FOLD_VERSION
-from streams.embedded_etcd import EmbeddedEtcd
-from streams.embedded_nats import EmbeddedNats
-from streams.jetstream import JetStreamLog
-from streams.ports import free_port
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.embedded.loopback_ports import free_port
+from streams.jetstream.jetstream_log import JetStreamLog
 from streams.topology import Topology
 from tests.chaos.load import Load
 from tests.chaos.next_version import make_next_version

@@ -40,7 +40,7 @@ from projections.ahead import Ahead
 from projections.decide import decide, record
 from projections.state import State
 from projections.view import RouteRequest, View
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 
 KEY = DeploymentKey(bytes(range(32)))

@@ -11,7 +11,7 @@ import msgspec
 from actors.prefilling.prefill_side import PrefillSide
 from actors.prefilling.side import Side
 from actors.worker import Worker
-from streams.memory import MemoryLog
+from streams.memory.memory_log import MemoryLog
 from tests.actors.world import World
 from tests.fixtures.eventually import eventually
 from tests.prefilling.disagg import SMALL, decode, desk, linked, prefill, service

@@ -9,8 +9,8 @@ from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream
 from projections.rebuild import take_snapshot
 from projections.state import State
-from streams.memory import MemoryLog
-from streams.snapshots import SnapshotStore
+from streams.memory.memory_log import MemoryLog
+from streams.snapshot_store import SnapshotStore
 from tests.projections.facts import joined, load, restated, routed, stored, worker_id
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
 

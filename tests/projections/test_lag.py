@@ -13,7 +13,7 @@ from core.subjects import LOAD, ROUTING
 from projections.lag import Lag
 from projections.state import State
 from streams.log import StreamState
-from streams.memory import MemoryLog
+from streams.memory.memory_log import MemoryLog
 from tests.projections.facts import load, worker_id
 from tests.projections.speaker import CHAIN_KEY, Speaker
 

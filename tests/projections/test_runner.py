@@ -17,7 +17,7 @@ from core.subjects import LOAD, ROUTING, kv_stream, subject
 from projections import runner as runner_module
 from projections.runner import LAG_EVENTS_MAX, Runner
 from projections.state import Applied, State
-from streams.memory import MemoryLog
+from streams.memory.memory_log import MemoryLog
 from tests.fixtures.eventually import eventually
 
 KV = kv_stream(0)

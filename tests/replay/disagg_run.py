@@ -14,7 +14,7 @@ from actors.worker import Worker
 from core.events import RequestFinished
 from core.subjects import JOBS, ROUTING
 from replay.recording import Recording
-from streams.memory import MemoryLog
+from streams.memory.memory_log import MemoryLog
 from tests.actors.world import KEY, NAMESPACE, World, collect, request
 from tests.fixtures.eventually import eventually
 from tests.prefilling.disagg import ROUTING_SETTINGS, decode, desk, disagg, linked, prefill, service

@@ -11,10 +11,10 @@ from actors.router import Router
 from core.clock import SystemClock
 from core.keys import DeploymentKey
 from replay.recording import Recording
-from streams.archive_writer import ArchiveWriter
-from streams.archiving import Range, archive
+from streams.archive.archive_export import Range, archive
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import EventLog
-from streams.snapshots import SnapshotStore
+from streams.snapshot_store import SnapshotStore
 from tests.actors.world import World, collect, request, world
 
 

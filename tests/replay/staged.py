@@ -22,7 +22,7 @@ from projections.state import State
 from projections.view import RouteRequest
 from replay.recording import Frame, Recording
 from replay.seat import Seat
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 from tests.projections.facts import prompt, worker_id
 

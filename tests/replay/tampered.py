@@ -12,8 +12,8 @@ from core.ids import Epoch
 from projections.snapshot import decode
 from replay.redacting.chain import Resealing
 from replay.redacting.snapshot import rechained
-from streams.archive import Archive
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 
 
@@ -29,7 +29,7 @@ def tampered(
     def sealed(record: Record, _: Message, prev: bytes) -> bytes:
         return with_prev(change(record).payload, prev)
 
-    with Archive.open(path_in) as source:
+    with ArchiveReader.open(path_in) as source:
         contents = source.contents
         writer = ArchiveWriter(
             path_out,

@@ -20,9 +20,9 @@ from replay.proof import prove
 from replay.recording import Recording
 from replay.redacting.redaction import redact
 from replay.verifying.verify import verify
-from streams.archive import Archive
-from streams.archiving import Range
-from streams.snapshots import SnapshotStore
+from streams.archive.archive_export import Range
+from streams.archive.archive_reader import ArchiveReader
+from streams.snapshot_store import SnapshotStore
 from tests.actors.world import KEY, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
 from tests.projections.job_facts import asked, cancelled, completed, failed, started
@@ -106,7 +106,7 @@ def test_a_jobs_stream_that_cannot_be_read_casts_no_doubt_on_decisions(path: Pat
 
 def test_names_in_it_are_redacted(path: Path, tmp_path: Path) -> None:
     """Random ids stay; digests of prompts go; who asked and who answered can still be told apart."""
-    with Archive.open(path) as source:
+    with ArchiveReader.open(path) as source:
         redact(source, tmp_path / "r", KEY.chain_key, program="contrail test", made_ms=1)
     with Recording.open(tmp_path / "r") as recording:
         records = list(recording.archive.read(JOBS))
@@ -130,7 +130,7 @@ async def test_a_snapshot_with_jobs_goes_into_a_redacted_log(tmp_path: Path) -> 
         manifest: Manifest = await take_snapshot(it.log, store, KEY.chain_key, SECRET, 1, it.clock.wall_ms())
         await d.say(asked("0b" * 8, 2))
         path = await archived(it.log, NAMESPACE, KEY, tmp_path / "log")
-    with Archive.open(path) as source:
+    with ArchiveReader.open(path) as source:
         redact(source, tmp_path / "r", KEY.chain_key, program="contrail test", made_ms=1)
     with Recording.open(tmp_path / "r") as recording:
         assert [each.id for each in recording.archive.snapshots()] == [manifest.id]
@@ -143,7 +143,7 @@ async def test_a_snapshot_with_jobs_goes_into_a_redacted_log(tmp_path: Path) -> 
 def test_the_page_reads_past_it(path: Path) -> None:
     """What shows workers and requests takes no harm, and no worker ends twice."""
     scan = Scan()
-    with Archive.open(path) as archive:
+    with ArchiveReader.open(path) as archive:
         for _ in scan.steps(archive):
             pass
     assert scan.messages == scan.total

@@ -27,10 +27,10 @@ from replay.verifying.verdict import Verdict
 from replay.verifying.verdict import verdicts as of_playback
 from replay.verifying.verify import Verified, verify
 from replay.verifying.work import Work
-from streams.archive_writer import ArchiveWriter
-from streams.memory import MemoryLog
-from streams.memory_registry import MemoryRegistry
-from streams.snapshots import SnapshotStore
+from streams.archive.archive_writer import ArchiveWriter
+from streams.memory.memory_log import MemoryLog
+from streams.memory.memory_registry import MemoryRegistry
+from streams.snapshot_store import SnapshotStore
 from tests.actors.world import KEY, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
 from tests.replay.recorded import archived, conversations, pair, recorded

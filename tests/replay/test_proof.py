@@ -19,9 +19,9 @@ from core.subjects import LOAD, ROUTING
 from replay.proof import Proof, lacks_of, prove
 from replay.recording import Recording
 from replay.verifying.verify import verify
-from streams.archive import Archive
-from streams.archive_writer import ArchiveWriter
-from streams.archiving import Range
+from streams.archive.archive_export import Range
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 from tests.projections.made_log import A, B, MadeLog, R
 from tests.projections.made_log import made as made_log
@@ -56,12 +56,12 @@ def proved(path: Path, key: DeploymentKey | None = KEY) -> Proof:
 
 def seqs(path: Path, stream: StreamName, owner: str | None = None) -> list[StreamSeq]:
     """Where the stream's messages stand, or those of one of them."""
-    with Archive.open(path) as archive:
+    with ArchiveReader.open(path) as archive:
         return [record.seq for record in archive.read(stream) if owner is None or record.subject.endswith(owner)]
 
 
 def n_of(path: Path, stream: StreamName, seq: int) -> tuple[str, int]:
-    with Archive.open(path) as archive:
+    with ArchiveReader.open(path) as archive:
         record = archive.at(stream, seq)
     assert record is not None
     message = decode_message(record.payload)
@@ -85,7 +85,7 @@ def without(
     path_in: Path, path_out: Path, gone: set[tuple[StreamName, int]], first: dict[str, int] | None = None
 ) -> Path:
     """The export without some messages; `first` is what the log says that it retains."""
-    with Archive.open(path_in) as source:
+    with ArchiveReader.open(path_in) as source:
         contents = source.contents
         writer = ArchiveWriter(path_out, contents.namespace, KEY.chain_key, "x", contents.made_ms)
         for stream in source.streams:
@@ -140,9 +140,9 @@ def test_a_last_message_that_is_gone_is_named(path: Path, tmp_path: Path) -> Non
     """The export says how far each source went."""
     source, n = n_of(path, KV, seqs(path, KV)[-1])
     gone = without(path, tmp_path / "it", {(KV, seqs(path, KV, source)[-1])})
-    with Archive.open(path) as archive:
+    with ArchiveReader.open(path) as archive:
         heads = archive.contents.heads
-    with Archive.open(gone) as archive:
+    with ArchiveReader.open(gone) as archive:
         mended = structs.replace(archive.contents, heads=heads)
     with Recording.open(gone, KEY) as recording:
         recording.archive.contents = mended
@@ -229,13 +229,13 @@ def test_what_is_said_again_otherwise_is_named(path: Path, tmp_path: Path) -> No
     """The same number with other words is a break; the same message once more is not."""
     source, _ = n_of(path, KV, seqs(path, KV)[50])
     places = seqs(path, KV, source)
-    with Archive.open(path) as archive:
+    with ArchiveReader.open(path) as archive:
         earlier, last = archive.at(KV, places[3]), archive.at(KV, places[-1])
     assert earlier is not None
     assert last is not None
 
     def again(payload: bytes) -> Path:
-        with Archive.open(path) as source:
+        with ArchiveReader.open(path) as source:
             writer = ArchiveWriter(tmp_path / "it", "bench", KEY.chain_key, "x", 1)
             for stream in source.streams:
                 span = source.span(stream)
@@ -270,7 +270,7 @@ async def ranged(tmp_path: Path, change: Callable[[MadeLog], object] = lambda _:
 async def test_a_range_is_proved_from_its_snapshot_on(tmp_path: Path) -> None:
     """The snapshot has the head of every chain; a first message that was changed is named by the second."""
     path = await ranged(tmp_path)
-    with Archive.open(path) as archive:
+    with ArchiveReader.open(path) as archive:
         assert archive.span(KV).first_seq > 1
         first = next(archive.read(KV))
     proof = proved(path, MADE_KEY)

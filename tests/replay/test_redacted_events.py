@@ -22,8 +22,8 @@ from replay.recording import Recording
 from replay.redacting.events import redacted
 from replay.redacting.names import Names
 from replay.redacting.redaction import Redacted, redact
-from streams.archive import Archive
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 from tests.projections.facts import joined, load, routed, stored, worker_id
 from tests.projections.speaker import CHAIN_KEY, Speaker
@@ -153,7 +153,7 @@ def manifest_of(state: State, content: bytes, id: str) -> Manifest:
 
 
 def done(path: Path, target: Path, key: bytes = CHAIN_KEY) -> Redacted:
-    with Archive.open(path) as source:
+    with ArchiveReader.open(path) as source:
         return redact(source, target, key, program="contrail test", made_ms=1)
 
 
@@ -162,7 +162,7 @@ def at(seq: int, owner: str, payload: bytes, stream: StreamName = KV) -> Record:
 
 
 def everything(path: Path) -> bytes:
-    with Archive.open(path) as archive:
+    with ArchiveReader.open(path) as archive:
         parts = [archive.contents.to_bytes(), *(archive.snapshot(manifest) for manifest in archive.snapshots())]
         parts += [record.subject.encode() + record.payload for s in archive.streams for record in archive.read(s)]
     return b"".join(parts)
@@ -191,7 +191,7 @@ def test_strangers_and_rubbish_are_gone(tmp_path: Path) -> None:
     found = done(path, tmp_path / "r")
     assert SECRET.encode() not in everything(tmp_path / "r")
     assert (found.dropped_events, found.dropped_snapshots) == (1, ())
-    with Archive.open(tmp_path / "r") as archive:
+    with ArchiveReader.open(tmp_path / "r") as archive:
         assert [record.seq for record in archive.read(KV)] == list(range(1, 9))
         assert [record.seq for record in archive.read(KV) if not record.payload] == [3, 6]
 
@@ -201,14 +201,14 @@ def test_a_snapshot_of_another_fold_is_left_out(tmp_path: Path) -> None:
     a = Speaker(KV, A)
     state = State(CHAIN_KEY)
     path = written(tmp_path / "it", [at(1, A, a.say(joined()).payload)], state)
-    with Archive.open(path) as archive:
+    with ArchiveReader.open(path) as archive:
         manifest = archive.snapshots()[0]
         content = archive.snapshot(manifest).replace(b"CTRLSNAP", b"ctrlsnap")
     writer = ArchiveWriter(tmp_path / "other", SECRET, CHAIN_KEY, "contrail test", 1)
     writer.add_snapshot(manifest, content)
     writer.finish(writer.contents(0, 0))
     assert done(tmp_path / "other", tmp_path / "r").dropped_snapshots == ("0",)
-    with Archive.open(tmp_path / "r") as archive:
+    with ArchiveReader.open(tmp_path / "r") as archive:
         assert archive.snapshots() == []
 
 
@@ -248,7 +248,7 @@ def test_a_range_goes_on_from_what_is_before_it(tmp_path: Path) -> None:
     said = [a.say(routed(f"r{number}", A)) for number in (1, 2)]
     records = [at(seq, "ee" * 8, it.payload, ROUTING) for seq, it in enumerate(said, 2)]
     done(written(tmp_path / "it", records), tmp_path / "r")
-    with Archive.open(tmp_path / "r") as archive:
+    with ArchiveReader.open(tmp_path / "r") as archive:
         first, second = [decode_message(record.payload) for record in archive.read(ROUTING)]
         key = bytes.fromhex(archive.contents.chain_key)
         assert first.prev == said[0].message.prev

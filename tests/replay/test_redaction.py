@@ -20,9 +20,9 @@ from projections.snapshot import decode
 from replay.playback import Playback, Situation
 from replay.recording import Recording
 from replay.redacting.redaction import Redacted, redact
-from streams.archive import Archive
-from streams.archiving import Range
-from streams.snapshots import SnapshotStore
+from streams.archive.archive_export import Range
+from streams.archive.archive_reader import ArchiveReader
+from streams.snapshot_store import SnapshotStore
 from tests.actors.world import KEY, NAMESPACE, World, world
 from tests.fixtures.eventually import eventually
 from tests.replay.recorded import archived, conversations
@@ -76,13 +76,13 @@ async def snapshot(it: World, fence: int) -> None:
 
 
 def redacted(path: Path, target: Path, key: bytes = KEY.chain_key) -> Redacted:
-    with Archive.open(path) as source:
+    with ArchiveReader.open(path) as source:
         return redact(source, target, key, program="contrail test", made_ms=1)
 
 
 def everything(path: Path) -> bytes:
     """All that can be read in the file, unpacked."""
-    with Archive.open(path) as archive:
+    with ArchiveReader.open(path) as archive:
         parts = [archive.contents.to_bytes()]
         parts += [row.owner.encode() + row.payload for block in archive.contents.blocks for row in archive._rows(block)]
         parts += [archive.snapshot(manifest) for manifest in archive.snapshots()]
@@ -163,7 +163,7 @@ async def test_snapshots_fit_the_new_chains(run: Recorded, tmp_path: Path) -> No
 async def test_what_stays_and_what_does_not(run: Recorded, tmp_path: Path) -> None:
     """Message for message: the same places, sources and numbers; JSON stays JSON; reports of digests are gone."""
     redacted(run.whole, tmp_path / "r")
-    with Archive.open(run.whole) as original, Archive.open(tmp_path / "r") as archive:
+    with ArchiveReader.open(run.whole) as original, ArchiveReader.open(tmp_path / "r") as archive:
         assert archive.contents.namespace == "redacted"
         assert archive.contents.redacted
         names = set()
@@ -201,7 +201,7 @@ def _compare(before: object, after: object) -> None:
 async def test_foreign_request_ids_are_counted(run: Recorded, tmp_path: Path) -> None:
     """Ids that clients chose stay, and it is said how many there are."""
     done = redacted(run.whole, tmp_path / "r")
-    with Archive.open(run.whole) as archive:
+    with ArchiveReader.open(run.whole) as archive:
         routing = [decode_message(record.payload) for record in archive.read(StreamName("routing"))]
     ids = {event.request for message in routing for event in message.events if isinstance(event, RequestRouted)}
     assert done.foreign_requests == len(ids) > 0

@@ -12,9 +12,9 @@ from core.ids import StreamSeq
 from core.keys import DeploymentKey
 from core.subjects import SNAPSHOTS
 from replay.recording import Recording
-from streams.archive import Archive
-from streams.archive_writer import ArchiveWriter
-from streams.archiving import archive
+from streams.archive.archive_export import archive
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 from tests.projections.facts import stored
 from tests.projections.made_log import KV, made
@@ -69,18 +69,18 @@ def gaps(path: Path, chain_key: bytes = CHAIN_KEY) -> int:
 def test_a_flipped_byte_is_refused_by_its_checksum(path: Path) -> None:
     """One byte of one event."""
     data = bytearray(path.read_bytes())
-    with Archive.open(path) as found:
+    with ArchiveReader.open(path) as found:
         block = next(block for block in found.contents.blocks if block.stream == KV)
     data[block.piece.offset + block.piece.size // 2] ^= 1
     path.write_bytes(data)
-    with Archive.open(path) as found, pytest.raises(Corrupt, match="checksum is another"):
+    with ArchiveReader.open(path) as found, pytest.raises(Corrupt, match="checksum is another"):
         list(found.read(KV))
 
 
 def test_with_the_checksum_mended_the_chain_tells(path: Path, tmp_path: Path) -> None:
     """The message behind it does not follow; everything else is as it was."""
     tampered(path, tmp_path / "t", other)
-    with Archive.open(path) as before, Archive.open(tmp_path / "t") as after:
+    with ArchiveReader.open(path) as before, ArchiveReader.open(tmp_path / "t") as after:
         assert list(after.check())
         assert after.contents.heads == before.contents.heads
         assert after.contents.key_check == before.contents.key_check
@@ -94,7 +94,7 @@ def test_with_the_chain_mended_under_another_key_all_of_it_tells(path: Path, tmp
     tampered(path, tmp_path / "t", other, rechain_key=OTHER)
     assert gaps(tmp_path / "t") > 1
     assert gaps(tmp_path / "t", OTHER) == 0
-    with Archive.open(path) as before, Archive.open(tmp_path / "t") as after:
+    with ArchiveReader.open(path) as before, ArchiveReader.open(tmp_path / "t") as after:
         assert after.contents.key_check == before.contents.key_check
         assert after.contents.heads != before.contents.heads
 
@@ -107,7 +107,7 @@ def test_with_the_key_nothing_of_the_chain_tells(path: Path, tmp_path: Path) -> 
         recording.chain_key = CHAIN_KEY
         assert recording.state_at(recording.end).gaps_found == 0
     tampered(path, tmp_path / "same", same, rechain_key=CHAIN_KEY)
-    with Archive.open(path) as before, Archive.open(tmp_path / "same") as after:
+    with ArchiveReader.open(path) as before, ArchiveReader.open(tmp_path / "same") as after:
         assert [list(before.read(s)) for s in before.streams] == [list(after.read(s)) for s in after.streams]
         assert before.contents.heads == after.contents.heads
         assert before.snapshots() == after.snapshots()

@@ -17,8 +17,8 @@ from projections import decide as rules
 from projections.policies import Scored, score
 from replay.recording import Recording
 from replay.verifying.verify import Verified, verify
-from streams.archive import Archive
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.archive_writer import ArchiveWriter
 from tests.projections.facts import joined, load, prompt, restated, stored
 from tests.replay.staged import KEY, KV, A, B, R, S, Stage
 
@@ -43,7 +43,7 @@ def stage() -> Stage:
 def verified(it: Stage, path: Path, gone: set[tuple[StreamName, int]] | None = None) -> Verified:
     """All that the stage says, but for some messages."""
     whole = it.archived(path / "whole")
-    with Archive.open(whole) as source:
+    with ArchiveReader.open(whole) as source:
         writer = ArchiveWriter(path / "it", "test", KEY.chain_key, "x", 1)
         for stream in source.streams:
             span = source.span(stream)
@@ -116,7 +116,7 @@ def test_what_retention_took_excuses_until_the_replica_says_what_it_has(
     path = stage.archived(tmp_path / "whole")
 
     def found() -> Verified:
-        with Archive.open(path) as source:
+        with ArchiveReader.open(path) as source:
             writer = ArchiveWriter(tmp_path / "cut", "test", KEY.chain_key, "x", 1)
             for stream in source.streams:
                 span = source.span(stream)
@@ -182,7 +182,7 @@ def test_what_rests_on_more_than_the_recording_holds_is_not_judged(stage: Stage,
     stage.say(KV, A, stored(*[ASKED.key(depth) for depth in (1, 2, 3)]))
     stage.route("beyond", ASKED)
     path = stage.archived(tmp_path / "whole")
-    with Archive.open(path) as source:
+    with ArchiveReader.open(path) as source:
         writer = ArchiveWriter(tmp_path / "short", "test", KEY.chain_key, "x", 1)
         for stream in source.streams:
             span = source.span(stream)

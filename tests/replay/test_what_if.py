@@ -17,7 +17,7 @@ from replay.recording import Recording
 from replay.supposing.outcome import Outcome, evenness, ranked
 from replay.supposing.scenario import SCENARIOS_MAX, Scenario, scenarios
 from replay.supposing.what_if import what_if
-from streams.archive_writer import ArchiveWriter
+from streams.archive.archive_writer import ArchiveWriter
 from tests.projections.facts import finished, joined, load, prompt, worker_id
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
 

@@ -12,7 +12,7 @@ from core.ids import StreamName
 from core.subjects import JOBS, LOAD, ROUTING, owner
 from projections.rebuild import rebuild
 from projections.state import State
-from streams.snapshots import SnapshotStore
+from streams.snapshot_store import SnapshotStore
 from tests.simulation import faults
 from tests.simulation.engine import KEY
 from tests.simulation.holding_laws import everybody_held_goes_on

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
-from streams.journal_file import JournalFile
+from streams.outbox.journal_file import JournalFile
 
 WALL_START_MS = 1_800_000_000_000
 """What the wall clocks say when a world begins."""

@@ -17,8 +17,8 @@ from core.events.kv import PREFILL
 from core.ids import ReplicaId, WorkerId
 from core.settings import RoutingSettings
 from projections.rebuild import take_snapshot
-from streams.journal_file import SUFFIX
-from streams.snapshots import SnapshotStore
+from streams.outbox.journal_file import SUFFIX
+from streams.snapshot_store import SnapshotStore
 from tests.simulation.engine import BLOCK_SIZE, KEY, CacheEngine
 from tests.simulation.loop import Process, VirtualClock, VirtualLoop
 from tests.simulation.mix_ups import MixUps

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from core.errors import Unavailable
 from core.ids import StreamName, StreamSeq
-from streams.log import Record, StreamState, Tail
-from streams.memory import MemoryLog
-from streams.queue_limits import QUEUE_LIMITS, QueueLimits
+from streams.log import QUEUE_LIMITS, QueueLimits, Record, StreamState, Tail
+from streams.memory.memory_log import MemoryLog
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.options import Options

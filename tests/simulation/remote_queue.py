@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from streams.memory_queue import MemoryDelivery, MemoryQueue
+from streams.memory.memory_queue import MemoryDelivery, MemoryQueue
 
 if TYPE_CHECKING:
     from tests.simulation.remote_log import RemoteLog
 
 
 class RemoteDelivery:
-    """See `streams.queue.Delivery`."""
+    """See `streams.log.Delivery`."""
 
     def __init__(self, log: RemoteLog, source: MemoryDelivery) -> None:
         self.record = source.record
@@ -37,7 +37,7 @@ class RemoteDelivery:
 
 
 class RemoteQueue:
-    """One process's end; see `streams.queue.Queue`."""
+    """One process's end; see `streams.log.Queue`."""
 
     def __init__(self, log: RemoteLog, source: MemoryQueue) -> None:
         self._log = log

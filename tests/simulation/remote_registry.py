@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from core.errors import Unavailable
-from streams.memory_registry import MemoryRegistry
+from streams.memory.memory_registry import MemoryRegistry
 from streams.registry import Change
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network

@@ -16,9 +16,9 @@ import actors.suspicion
 import actors.voice
 import projections.plan
 from actors.prefilling.service import PrefillService
-from streams.journal_file import JournalFile
-from streams.outbox import Outbox
-from streams.queue_limits import QUEUE_LIMITS
+from streams.log import QUEUE_LIMITS
+from streams.outbox.journal_file import JournalFile
+from streams.outbox.outbox import Outbox
 from tests.simulation.loop import PROCESS
 from tests.simulation.options import Options
 

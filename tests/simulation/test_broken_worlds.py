@@ -21,8 +21,8 @@ from projections.projection import MASK64
 from projections.requests import RoutingProjection
 from projections.state import State
 from projections.view import View
-from streams.memory_stream import MemoryStream
-from streams.outbox import Outbox
+from streams.memory.memory_log import MemoryStream
+from streams.outbox.outbox import Outbox
 from tests.simulation.breaking import KEPT, Broken, does_nothing, replaces
 
 

@@ -11,8 +11,8 @@ import pytest
 from core.errors import Unavailable
 from core.ids import StreamSeq
 from core.subjects import JOBS, asked_token, asked_wildcard, subject
-from streams.memory import MemoryLog
-from streams.queue_limits import QueueLimits
+from streams.log import QueueLimits
+from streams.memory.memory_log import MemoryLog
 from tests.simulation.loop import Process, VirtualClock, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.options import Options

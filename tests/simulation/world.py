@@ -19,9 +19,8 @@ from core.prompt import tokens_to_bytes
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream
 from projections.jobs import JobsProjection
 from streams.log import Record
-from streams.memory import MemoryLog
-from streams.memory_registry import MemoryRegistry, MemoryRegistryStore
-from streams.memory_stream import MemoryStream
+from streams.memory.memory_log import MemoryLog, MemoryStream
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.simulation import faults
 from tests.simulation.engine import BLOCK_SIZE, MODEL
 from tests.simulation.loop import Process, VirtualClock, VirtualLoop

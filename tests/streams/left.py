@@ -8,10 +8,10 @@ from core.codec import decode_message, encode_message
 from core.events import CacheCleared, Event
 from core.keys import DeploymentKey
 from core.subjects import ROUTING
-from streams.backlog import OutboxLimits
-from streams.journal import Journal, identity
-from streams.journal_file import Identity
-from streams.sealed import Sealed, chain_digest, seal
+from streams.outbox.backlog import OutboxLimits
+from streams.outbox.journal import Journal, identity
+from streams.outbox.journal_file import JournalIdentity
+from streams.outbox.source_chain import SealedMessage, chain_digest, seal
 from tests.streams.source import SOURCE, said
 
 NAMESPACE = "test"
@@ -21,7 +21,7 @@ SMALL_BYTES = 4096
 LIMITS = OutboxLimits()
 
 
-def whose(source: str = SOURCE, namespace: str = NAMESPACE, key: bytes = KEY) -> Identity:
+def whose(source: str = SOURCE, namespace: str = NAMESPACE, key: bytes = KEY) -> JournalIdentity:
     return identity(namespace, ROUTING, source, key)
 
 
@@ -43,7 +43,7 @@ def put(journal: Journal, *names: object) -> None:
         assert journal.offer(said(name))
 
 
-def seal_next(journal: Journal) -> Sealed:
+def seal_next(journal: Journal) -> SealedMessage:
     """What waits is in a message, as an outbox makes it."""
     at, batch = journal.standing, journal.take()
     sealed = seal(journal.source, at.n_acked, at.head, 5, batch.encodings, readable=batch.readable)
@@ -51,7 +51,7 @@ def seal_next(journal: Journal) -> Sealed:
     return sealed
 
 
-def acknowledge(journal: Journal, sealed: Sealed, seq: int) -> None:
+def acknowledge(journal: Journal, sealed: SealedMessage, seq: int) -> None:
     journal.acknowledge(sealed.n + 1, chain_digest(sealed, KEY), seq)
 
 

@@ -11,9 +11,9 @@ from core.codec import CHAIN_START, Message, decode_message, digest
 from core.events import CacheCleared, Event
 from core.ids import SourceId, StreamSeq
 from core.subjects import kv_stream, subject
-from streams.backlog import Backlog, Item, OutboxLimits
 from streams.log import EventLog, Record
-from streams.outbox import Outbox
+from streams.outbox.backlog import Backlog, Item, OutboxLimits
+from streams.outbox.outbox import Outbox
 
 KV = kv_stream(0)
 KEY = b"key"

@@ -11,9 +11,9 @@ from replay.closed_loop.answer import Answer
 from replay.closed_loop.closed_loop import Asked, closed_loop
 from replay.recording import Recording
 from replay.redacting.redaction import redact
-from streams.archive import Archive
-from streams.archiving import Range
-from streams.snapshots import SnapshotStore
+from streams.archive.archive_export import Range
+from streams.archive.archive_reader import ArchiveReader
+from streams.snapshot_store import SnapshotStore
 from tests.actors.world import KEY, NAMESPACE, world
 from tests.replay.recorded import archived, conversations
 
@@ -49,7 +49,7 @@ async def test_a_record_with_a_snapshot_before_it(tmp_path: Path) -> None:
     assert both.basis.workers == cut.basis.workers == ("left", "right")
     assert cut.recorded.hit_rate > cut.baseline.report.hit_rate  # what was in the caches is in no record
 
-    with Archive.open(whole) as source:
+    with ArchiveReader.open(whole) as source:
         redact(source, tmp_path / "redacted", KEY.chain_key, program="contrail test", made_ms=1)
     nameless = run_again(tmp_path / "redacted")
     assert nameless.recorded == both.recorded

@@ -1,0 +1,187 @@
+"""The form of an archive: a stretch of a namespace's log in one file, which needs no server to be read.
+
+1. The file is MAGIC, blocks, snapshots, contents, footer. A block holds messages of one stream, in order, as zstd over
+   a msgpack list of rows; a snapshot is its content as the log has it, in zstd; the contents are JSON and say where
+   each of them stands and what its bytes hash to; the footer says the same of the contents.
+2. A checksum (BLAKE2b, 16 bytes, no key) tells damage. Who means harm is told by the chains of the messages
+   themselves, to whoever has the deployment's key.
+3. A payload stands here as it was sealed, byte for byte, so chains and digests can be proved again anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import NamedTuple
+
+import msgspec
+
+from core.errors import Corrupt
+from core.snapshot_manifest import Manifest
+
+ARCHIVE_VERSION = 1
+"""Changed whenever a reader of the one before could not read this one."""
+MAGIC = b"CTRLLOG\x01"
+END = b"CTRLEND\x01"
+FOOTER = struct.Struct("<QQ16s8s")
+"""Offset, size and checksum of the contents, then END."""
+CHECKSUM_BYTES = 16
+CHAIN_KEY_BYTES = 32
+BLOCK_BYTES = 512 * 1024
+"""A block is closed once its payloads are this long."""
+ZSTD_LEVEL = 3
+
+
+class Row(NamedTuple):
+    """One message in a block."""
+
+    seq: int
+    time_ms: int
+    owner: str
+    """Whose subject it stands on: the subject's last token."""
+    payload: bytes
+
+
+class FileExtent(msgspec.Struct, frozen=True):
+    """Where some bytes stand in the file, and what they are."""
+
+    offset: int
+    size: int
+    checksum: str
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Messages of one stream."""
+
+    stream: str
+    first_seq: int
+    last_seq: int
+    first_ms: int
+    last_ms: int
+    messages: int
+    piece: FileExtent
+
+
+class Span(msgspec.Struct, frozen=True):
+    """What an archive holds of one stream."""
+
+    epoch: int
+    first_seq: int
+    """The first message that it would hold if the log had it; what lies before is in a snapshot, or gone."""
+    last_seq: int
+    """The last one; first_seq - 1 if there is none."""
+    log_first_seq: int
+    """The oldest that the log retained then."""
+
+
+class SavedSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot in the archive."""
+
+    manifest: Manifest
+    piece: FileExtent
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The end of one source's chain in the archive."""
+
+    n: int
+    digest: str
+    """Chain digest of that message, 32 hex digits."""
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What an archive is and holds, as JSON that a person can read."""
+
+    v: int = ARCHIVE_VERSION
+    namespace: str
+    program: str
+    """Name and version of the program that wrote it."""
+    made_ms: int
+    from_ms: int
+    """From which moment it was asked for; 0 for all that the log had. What lies before is there to fold from."""
+    to_ms: int
+    key_check: str
+    """Tells whether a key is this deployment's, and nothing else of it; 32 hex digits."""
+    redacted: bool = False
+    """Names were removed and the chains sealed anew, with `chain_key`: they prove order, not origin."""
+    chain_key: str = ""
+    streams: dict[str, Span]
+    blocks: list[Block]
+    snapshots: list[SavedSnapshot]
+    """Oldest first."""
+    heads: dict[str, dict[str, Head]]
+    """Per stream and source."""
+
+    def to_bytes(self) -> bytes:
+        """The inverse of `parse`."""
+        return msgspec.json.encode(self)
+
+    @property
+    def messages(self) -> int:
+        """In all streams."""
+        return sum(block.messages for block in self.blocks)
+
+    @property
+    def end_ms(self) -> int:
+        """The moment up to which it tells: that which was asked for, else its newest message's."""
+        return self.to_ms or max((block.last_ms for block in self.blocks), default=self.made_ms)
+
+    @staticmethod
+    def parse(value: bytes) -> Contents:
+        """Corrupt if it is none, or of a version that this program does not read."""
+        try:
+            version = _version.decode(value).v
+            if version != ARCHIVE_VERSION:
+                raise Corrupt(f"it is of version {version} of an export's form; this program reads {ARCHIVE_VERSION}")
+            return _decoder.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Corrupt(f"its contents cannot be read: {error}") from error
+
+    def check(self, start: int, end: int) -> None:
+        """Corrupt unless the pieces lie one behind the other from `start` to `end`, and blocks and spans fit: what is
+        read later relies on it. Some microseconds per block."""
+        at = start
+        for piece in sorted(self._pieces(), key=lambda piece: piece.offset):
+            if piece.offset != at or piece.size <= 0 or not _is_hex(piece.checksum, CHECKSUM_BYTES):
+                raise Corrupt(f"its contents name bytes that are not there, or leave some out, at {at}")
+            at += piece.size
+        if at != end:
+            raise Corrupt(f"its contents name {at} bytes of {end}")
+        last = {stream: span.first_seq - 1 for stream, span in self.streams.items()}
+        for block in self.blocks:
+            if not last.get(block.stream, block.last_seq) < block.first_seq <= block.last_seq:
+                raise Corrupt(f"its contents name blocks of {block.stream!r} that are not in order")
+            last[block.stream] = block.last_seq
+        if any(seq > self.streams[stream].last_seq for stream, seq in last.items()):
+            raise Corrupt("its contents name messages beyond the end of a stream")
+        digests = [head.digest for heads in self.heads.values() for head in heads.values()]
+        if not all(_is_hex(digest, CHECKSUM_BYTES) for digest in [*digests, self.key_check]):
+            raise Corrupt("its contents name digests that are none")
+        if self.redacted and not _is_hex(self.chain_key, CHAIN_KEY_BYTES):
+            raise Corrupt("its contents name a key that is none")
+
+    def _pieces(self) -> list[FileExtent]:
+        return [block.piece for block in self.blocks] + [saved.piece for saved in self.snapshots]
+
+
+def checksum(data: bytes) -> bytes:
+    """What tells damage."""
+    return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).digest()
+
+
+def _is_hex(text: str, size: int) -> bool:
+    return len(text) == 2 * size and not set(text) - _HEX_DIGITS
+
+
+def key_check(chain_key: bytes) -> str:
+    """What tells one chain key from another, and gives nothing of it away."""
+    return hashlib.blake2b(b"archive", key=chain_key, digest_size=CHECKSUM_BYTES).hexdigest()
+
+
+class _Version(msgspec.Struct):
+    v: int
+
+
+_HEX_DIGITS = set("0123456789abcdef")
+_version: msgspec.json.Decoder[_Version] = msgspec.json.Decoder(_Version)
+_decoder: msgspec.json.Decoder[Contents] = msgspec.json.Decoder(Contents)

@@ -1,0 +1,105 @@
+"""ArchiveLog: an archive read as the log that it was made from, by whoever knows logs; nothing can be written to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import NoReturn
+
+from core.errors import Refused
+from core.ids import Epoch, StreamName, StreamSeq
+from core.snapshot_manifest import Manifest
+from streams.archive.archive_reader import ArchiveReader
+from streams.log import QUEUE_LIMITS, Queue, QueueLimits, Record, StreamState, Tail
+
+
+class ArchiveLog:
+    """See `streams.log.EventLog`. Calls do not wait: a read is a piece of the file. Corrupt if one is damaged."""
+
+    def __init__(self, archive: ArchiveReader) -> None:
+        """The archive stays whoever's it is."""
+        self.archive = archive
+
+    def __repr__(self) -> str:
+        return f"<ArchiveLog of {self.archive!r}>"
+
+    async def ensure(self, streams: list[StreamName]) -> None:
+        self._refuse(streams)
+
+    async def append(
+        self, stream: StreamName, subject: str, payload: bytes, message_id: str, expected_seq: StreamSeq
+    ) -> StreamSeq:
+        self._refuse(stream, subject, payload, message_id, expected_seq)
+
+    async def last(self, stream: StreamName, subject: str) -> Record | None:
+        """The newest message of a subject. O(messages): an archive has no list of subjects."""
+        found = None
+        for record in self.archive.read(stream):
+            if record.subject == subject:
+                found = record
+        return found
+
+    async def at(self, stream: StreamName, seq: StreamSeq) -> Record | None:
+        return self.archive.at(stream, seq)
+
+    async def state(self, stream: StreamName) -> StreamState:
+        """As if the log had been cut where the archive begins."""
+        span = self.archive.span(stream)
+        blocks = [block for block in self.archive.contents.blocks if block.stream == stream]
+        first_seq = min(max(span.first_seq, span.log_first_seq), span.last_seq + 1)
+        return StreamState(
+            Epoch(span.epoch),
+            StreamSeq(first_seq),
+            StreamSeq(span.last_seq),
+            sum(block.messages for block in blocks),
+            sum(block.piece.size for block in blocks),
+        )
+
+    async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
+        return self.archive.seek(stream, time_ms)
+
+    async def read(self, stream: StreamName, start: StreamSeq) -> AsyncIterator[Record]:
+        for record in self.archive.read(stream, start):
+            yield record
+
+    async def tail(
+        self,
+        stream: StreamName,
+        start: StreamSeq,
+        on_record: Callable[[Record], None],
+        *,
+        on_reset: Callable[[StreamState], None] | None = None,
+        after: Record | None = None,
+    ) -> Tail:
+        self._refuse(stream, start, on_record, on_reset, after)
+
+    async def queue(self, stream: StreamName, name: str, subjects: str, limits: QueueLimits = QUEUE_LIMITS) -> Queue:
+        self._refuse(stream, name, subjects, limits)
+
+    async def streams(self) -> list[StreamName]:
+        return self.archive.streams
+
+    async def close(self) -> None:
+        pass  # the archive is not ours
+
+    def _refuse(self, *asked: object) -> NoReturn:
+        del asked
+        raise Refused(f"{self.archive.path} is an export: it is read, and never grows")
+
+
+class ArchiveSnapshots:
+    """The snapshots in an archive, as `streams.snapshot_store.SnapshotStore` has those of a log."""
+
+    def __init__(self, archive: ArchiveReader) -> None:
+        self._archive = archive
+
+    def __repr__(self) -> str:
+        return f"<ArchiveSnapshots of {self._archive!r}>"
+
+    async def newest_first(self) -> AsyncGenerator[Manifest, None]:
+        """All of them."""
+        for manifest in reversed(self._archive.snapshots()):
+            yield manifest
+
+    async def read(self, manifest: Manifest) -> bytes:
+        """The content. Corrupt if it is damaged."""
+        return self._archive.snapshot(manifest)

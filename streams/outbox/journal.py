@@ -1,0 +1,282 @@
+"""Journal: a backlog that outlives its process, with the message that is in flight.
+
+Every event that is put stands in the file at once, and so does every sealed message before it is offered. So a
+successor goes on where the process was killed: the message in flight with the same bytes, then what was not sealed.
+When all is told the next record goes to the ring's start again, so that a quiet outbox touches few pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from core.codec import READABLE
+from core.errors import Corrupt
+from core.ids import SourceId, StreamName
+from streams.outbox.backlog import ENVELOPE_BYTES, BacklogSize, Batch, Item, OutboxLimits, encoded
+from streams.outbox.journal_file import (
+    ALIGN,
+    EVENT,
+    READABLE_EVENT,
+    SEALED,
+    SUFFIX,
+    WRAP,
+    JournalFile,
+    JournalIdentity,
+    JournalPosition,
+    next_lap,
+    size_of,
+)
+from streams.outbox.source_chain import SealedMessage
+
+logger = logging.getLogger(__name__)
+
+CAPACITY_BYTES = 256 * 1024 * 1024
+CAPACITY_BYTES_MIN = 1024
+RESERVE_SHARE = 4
+"""This part of the ring is left to sealed messages and restatements …"""
+RESERVE_BYTES_MAX = 8 * 1024 * 1024
+"""… and no more than this."""
+REWIND_BYTES = 256 * 1024
+"""An empty ring begins at its start again once it has come this far."""
+RELEASE_BYTES = 16 * 1024 * 1024
+"""An empty ring that has come this far gives back memory and disk."""
+RECENT_EVENTS_MAX = 1024
+"""So many of the events that wait are in memory too: what is sealed soon need not be read back."""
+SCAN_RECORDS = 512
+"""Records of a dead process's journal that are looked at before others have their turn."""
+
+_SEALED = struct.Struct("<QI")
+_EVENTS = (EVENT, READABLE_EVENT)
+_READABLE = frozenset(READABLE)
+
+
+def identity(namespace: str, stream: StreamName, source: str, chain_key: bytes) -> JournalIdentity:
+    """What a journal's header says; the key itself cannot be had from it."""
+    check = hashlib.blake2b(b"journal", key=chain_key, digest_size=16).digest()
+    return JournalIdentity(check, namespace, stream, source)
+
+
+class Journal:
+    """See `streams.outbox.backlog.Backlog`; one process at a time has it."""
+
+    def __init__(self, file: JournalFile, limits: OutboxLimits) -> None:
+        self.source = SourceId(file.source)
+        """Whose events these are."""
+        self._file = file
+        self._limits = limits
+        self._capacity = file.capacity
+        self._events_max = limits.journal_events_max
+        self._reserve = min(file.capacity // RESERVE_SHARE, RESERVE_BYTES_MAX)
+        self._tail = self._next = file.standing.events_from
+        self._clear = 0
+        """A record whose data would end here, put at the tail, is within the lap, the room and the disk for sure."""
+        self._oldest = _oldest(file.standing)
+        self._events = 0
+        self._bytes = 0
+        self._recent: deque[tuple[int, bytes, int]] = deque()
+        """The first of the events that wait, each as in a StoredRecord."""
+        self._in_flight = False
+
+    @staticmethod
+    def create(
+        folder: Path, whose: JournalIdentity, limits: OutboxLimits, capacity_bytes: int = CAPACITY_BYTES
+    ) -> Journal:
+        """An empty journal in the folder, which is made if it is missing. Unavailable if the disk refuses."""
+        assert capacity_bytes >= CAPACITY_BYTES_MIN
+        return Journal(JournalFile.create(folder / (whose.source + SUFFIX), capacity_bytes, whose), limits)
+
+    @staticmethod
+    def open_left(path: Path, ours: JournalIdentity, limits: OutboxLimits) -> Journal | None:
+        """A dead process's journal, to be scanned first. None, Refused and Corrupt as `JournalFile.open_left`."""
+        file = JournalFile.open_left(path, ours)
+        return None if file is None else Journal(file, limits)
+
+    def __len__(self) -> int:
+        return self._events
+
+    def __repr__(self) -> str:
+        return f"<Journal {self._file.path.name}: {len(self)} events, {self.held.bytes} bytes>"
+
+    @property
+    def standing(self) -> JournalPosition:
+        """How far its outbox has come."""
+        return self._file.standing
+
+    @property
+    def encoded_bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def held(self) -> BacklogSize:
+        return BacklogSize(len(self), self._tail - self._oldest, self._capacity)
+
+    # --- Backlog -----------------------------------------------------------------------------------------------
+
+    def offer(self, item: Item) -> bool:
+        return self._events < self._events_max and self._put(item, self._reserve)
+
+    def restate(self, item: Item) -> bool:
+        return self._put(item, 0)
+
+    def clear(self) -> int:
+        dropped, self._events, self._bytes, self._next = self._events, 0, 0, self._tail
+        self._recent.clear()
+        if self.standing.sealed_at or not self._in_flight:
+            self._mark(self.standing._replace(events_from=self._tail))
+        return dropped
+
+    def take(self) -> Batch:
+        room = self._limits.message_bytes_max - ENVELOPE_BYTES
+        if 0 < len(self._recent) == self._events <= self._limits.events_max and self._bytes <= room:
+            return self._take_recent()
+        encodings: list[bytes] = []
+        readable = True
+        while self._events and len(encodings) < self._limits.events_max:
+            record = kind, data, _ = self._event()
+            if encodings and len(data) > room:
+                break
+            self._pass(record)
+            encodings.append(data)
+            readable = readable and kind == READABLE_EVENT
+            room -= len(data)
+        return Batch(encodings, readable)
+
+    def _take_recent(self) -> Batch:
+        """All that waits, which is the rule while the log is there: one pass over memory alone."""
+        taken = Batch([data for _, data, _ in self._recent], all(kind == READABLE_EVENT for kind, _, _ in self._recent))
+        _, _, self._next = self._recent[-1]
+        self._recent.clear()
+        self._events = self._bytes = 0
+        return taken
+
+    def seal(self, sealed: SealedMessage) -> None:
+        """The message stands in the file; if the disk is full, its events stay there instead."""
+        self._in_flight = True
+        data = _SEALED.pack(sealed.n, sealed.events) + sealed.payload
+        if self._tail + len(data) > self._clear and not self._make_room(len(data), 0):
+            logger.warning("no room for message %d in %r: if the process dies now it is sealed anew", sealed.n, self)
+            return
+        at, (_, _, n_acked, last_seq, head) = self._tail, self._file.standing
+        self._tail = self._file.write(at, SEALED, data)
+        self._mark(JournalPosition(at, self._next, n_acked, last_seq, head))
+
+    def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
+        self._in_flight = False
+        if not self._events:
+            if self._tail % self._capacity >= REWIND_BYTES:
+                self._tail = next_lap(self._tail, self._capacity)
+            self._next = self._tail
+        self._mark(JournalPosition(0, self._next, n_acked, last_seq, head))
+        if not self._events and self._file.allocated >= RELEASE_BYTES:
+            self._file.release()
+            self._clear = 0
+
+    def abandon(self) -> int:
+        """What waits is left to whoever finds the journal."""
+        return 0
+
+    # --- for a successor ---------------------------------------------------------------------------------------
+
+    def scan(self) -> Iterator[None]:
+        """What a dead process left is counted once this has ended; it yields so that others have their turn."""
+        at, seen = self._next, 0
+        while (record := self._file.read(at)) is not None and record.after - self._oldest <= self._capacity:
+            at = self._tail = record.after
+            if record.kind in _EVENTS:
+                self._events += 1
+                self._bytes += len(record.data)
+            seen += 1
+            if seen % SCAN_RECORDS == 0:
+                yield
+        if self.standing.sealed_at > self._tail:
+            logger.error("%r is damaged: events behind offset %d are lost", self, self._tail)
+
+    def in_flight(self) -> SealedMessage | None:
+        """The message that may be in the log already. Corrupt if there was one and it cannot be read."""
+        at = self.standing.sealed_at
+        if not at:
+            return None
+        record = self._file.read(at)
+        if record is None or record.kind != SEALED:
+            raise Corrupt(f"{self!r}: message {self.standing.n_acked} cannot be read")
+        n, events = _SEALED.unpack_from(record.data)
+        return SealedMessage(n, record.data[_SEALED.size :], events)
+
+    def peek(self) -> bytes | None:
+        """The encoding of the first event that waits."""
+        return self._event()[1] if self._events else None
+
+    def skip(self) -> None:
+        """The first event waits no more: a message holds it."""
+        self._pass(self._event())
+
+    def close(self, *, delete: bool) -> None:
+        """The file is gone, or there for another to find. May be called again."""
+        self._file.close(delete=delete)
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    def _put(self, item: Item, reserve: int) -> bool:
+        event = item() if callable(item) else item
+        data = encoded(event, self._limits)
+        kind = READABLE_EVENT if type(event) in _READABLE else EVENT
+        length = len(data)
+        if self._tail + length > self._clear and not self._make_room(length, reserve):
+            return False
+        self._tail = self._file.write(self._tail, kind, data)
+        if len(self._recent) == self._events < RECENT_EVENTS_MAX:
+            self._recent.append((kind, data, self._tail))
+        self._events += 1
+        self._bytes += length
+        return True
+
+    def _make_room(self, length: int, reserve: int) -> bool:
+        """So much data can be written at the tail; False, and nothing changed, if there is no room."""
+        size, at = size_of(length), self._tail
+        wraps = size > self._capacity - at % self._capacity
+        if wraps:
+            at = next_lap(at, self._capacity)
+        room_end = self._oldest + self._capacity
+        if at + size + reserve > room_end or not self._file.has_disk(at, size):
+            return False
+        if wraps:
+            if not self._file.has_disk(self._tail, size_of(0)):
+                return False
+            self._file.write(self._tail, WRAP, b"")
+            self._tail = at
+        lap = at - at % self._capacity
+        self._clear = min(lap + self._file.allocated, room_end - self._reserve) - 2 * ALIGN
+        return True
+
+    def _event(self) -> tuple[int, bytes, int]:
+        """The first event that waits."""
+        if self._recent:
+            return self._recent[0]
+        while True:
+            record = self._file.read(self._next)
+            if record is None:
+                raise Corrupt(f"{self!r}: an event that was written cannot be read")
+            if record.kind in _EVENTS:
+                return record
+            self._next = record.after  # messages stand between the events
+
+    def _pass(self, record: tuple[int, bytes, int]) -> None:
+        if self._recent:
+            self._recent.popleft()
+        _, data, self._next = record
+        self._events -= 1
+        self._bytes -= len(data)
+
+    def _mark(self, standing: JournalPosition) -> None:
+        self._file.mark(standing)
+        self._oldest = _oldest(standing)
+
+
+def _oldest(standing: JournalPosition) -> int:
+    """The first offset that is still needed."""
+    return min(standing.sealed_at or standing.events_from, standing.events_from)
