@@ -1,23 +1,48 @@
-"""The bounds of a work queue over a stream.
+"""The event log, and work queues over its streams, as the rest of Contrail sees them.
 
-A work queue over a stream of the log, as the rest of Contrail sees it.
+A stream is an ordered sequence of sealed messages. A queue is one durable reader that all workers share: it hands each
+message of its stream to one of them at a time, oldest first; the stream keeps its history.
 
-The stream keeps its history; the queue is one durable reader that all workers share, by which each message is handed
-to one of them at a time, oldest first. Two implementations pass one contract suite: `streams.memory.memory_queue` and
-`streams.jetstream.jetstream_queue`.
-
-The event log as the rest of Contrail sees it: ordered streams of sealed messages.
-
-Two implementations pass one contract suite: `streams.memory.memory_log` (tests, simulation) and
-`streams.jetstream.jetstream_log`.
+Two implementations pass one contract suite: `streams.memory` (tests, simulation) and `streams.jetstream`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from core.ids import Epoch, StreamName, StreamSeq
+
+
+class Record(NamedTuple):
+    """One message as the log holds it."""
+
+    stream: StreamName
+    seq: StreamSeq
+    time_ms: int
+    """When the log stored it, by the log's clock."""
+    subject: str
+    payload: bytes
+
+
+class StreamState(NamedTuple):
+    """What a stream holds now."""
+
+    epoch: Epoch
+    first_seq: StreamSeq
+    """The oldest retained; last_seq + 1 if there is none."""
+    last_seq: StreamSeq
+    messages: int
+    bytes: int
+    deleted: int = 0
+    """Missing between the first and the last: retention takes from the front only, so somebody took these away."""
+
+
+class Tail(Protocol):
+    """A running reader; it resumes by itself after reconnects, exactly where it stopped."""
+
+    async def stop(self) -> None:
+        """No record is delivered after this returns."""
 
 
 class QueueLimits(NamedTuple):
@@ -65,41 +90,6 @@ class Queue(Protocol):
 
     async def close(self) -> None:
         """Nothing is asked for any more; what was handed to us and not acknowledged goes to others at once."""
-
-
-if TYPE_CHECKING:
-    pass
-
-
-class Record(NamedTuple):
-    """One message as the log holds it."""
-
-    stream: StreamName
-    seq: StreamSeq
-    time_ms: int
-    """When the log stored it, by the log's clock."""
-    subject: str
-    payload: bytes
-
-
-class StreamState(NamedTuple):
-    """What a stream holds now."""
-
-    epoch: Epoch
-    first_seq: StreamSeq
-    """The oldest retained; last_seq + 1 if there is none."""
-    last_seq: StreamSeq
-    messages: int
-    bytes: int
-    deleted: int = 0
-    """Missing between the first and the last: retention takes from the front only, so somebody took these away."""
-
-
-class Tail(Protocol):
-    """A running reader; it resumes by itself after reconnects, exactly where it stopped."""
-
-    async def stop(self) -> None:
-        """No record is delivered after this returns."""
 
 
 class EventLog(Protocol):

@@ -1,8 +1,7 @@
-"""The registry as the rest of Contrail sees it: who is there, under leases, and live settings.
+"""The registry as the rest of Contrail sees it: leased registrations, and live settings.
 
-Keys are paths below the namespace (`workers/{id}`, `replicas/{id}`, `settings/routing`), values JSON bytes.
-
-What a watch has told so far, so that after an outage exactly what differs is told.
+Keys are paths below the namespace (`workers/{id}`, `replicas/{id}`, `settings/routing`), values JSON bytes. KnownKeys
+holds what a watch has reported, so that after an outage the watch reports exactly the differences.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 
 SEAMS = {
-    "nats": r"streams/(jetstream\w*|embedded_nats)\.py",
-    "etcd3": r"streams/(etcd\w*|embedded_etcd)\.py",
-    "grpc": r"streams/(etcd\w*|embedded_etcd)\.py",
+    "nats": r"streams/(jetstream/\w+|embedded/embedded_nats)\.py",
+    "etcd3": r"streams/(etcd/\w+|embedded/embedded_etcd)\.py",
+    "grpc": r"streams/(etcd/\w+|embedded/embedded_etcd)\.py",
     "vllm": r"actors/engines/vllm\w*\.py|api/openai/tools/vllm\.py",
     "torch": r"actors/engines/vllm\w*\.py",
     "nixl": r"actors/engines/vllm\w*\.py",

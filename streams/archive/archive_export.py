@@ -1,16 +1,11 @@
-"""Reach: the oldest and the newest message of each stream that the decisions of a range rest on.
-
-A decision is written a while after it was made, at a cursor that lags behind the log: what it rests on may lie before
-the range, and by the clocks of several servers behind it.
-
-Archiving: the log, or a range of it, copied into an archive with the snapshot before it.
+"""Export: the log, or a range of it, copied into an archive with the snapshot before it; and a range of an archive.
 
 1. A range holds what its decisions rest on: it begins with a snapshot behind which every decision in it can be folded,
-   however old the cursor that it was made at, and ends no sooner than the newest of these cursors.
+   however old the cursor that it was made at, and ends no sooner than the newest of these cursors. DecisionReach finds
+   both: a decision is written a while after it was made, at a cursor that lags behind the log, so what it rests on may
+   lie before the range and, by the clocks of several servers, behind it.
 2. The routing stream's end is looked at first: whatever a decision has read stood in the log before it.
-3. Without a snapshot before it a range begins where the log does; what retention took is told.
-
-Cutting: a range of an archive as an archive of its own, or all of it written again.
+3. Without a snapshot before it a range begins where the log does; what retention took is reported.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""One connection to etcd: blocking calls, each bounded, each error one of ours.
+"""EtcdConnection makes bounded blocking calls to etcd; EtcdSession runs them on threads and replaces the connection.
 
-The only file, beside the stubs, that knows etcd3 and grpc. etcd3's own Watcher is not used: when etcd dies its thread
-calls again without a pause, tells nobody reliably, and dies with a traceback when the channel is closed. Nor is its
-Lock, which fails under a current tenacity.
+This room alone knows etcd3 and grpc. etcd3's own Watcher is not used: when etcd dies its thread calls again without a
+pause, reports nothing reliably, and dies with a traceback when the channel is closed. Nor is its Lock, which fails
+under a current tenacity.
 
-The way to etcd that outlives its connections.
-
-There is one cure for whatever went wrong with a connection (dead, hung, token void): take another. etcd's simple
-tokens do not survive its restart, and a channel whose other end hangs looks alive for a long time.
+One cure fits every broken connection (dead, hung, token void): take another. etcd's simple tokens do not survive its
+restart, and a channel whose other end hangs looks alive for a long time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Pauses between attempts that go on for as long as it takes.
+"""EtcdWatch: one watch that goes on over outages.
 
-One watch that goes on over outages.
-
-1. It is either following (a stream of changes from the revision of the last full read on) or regaining.
+1. The watch is either following (a stream of changes from the revision of the last full read on) or regaining.
 2. A stream that ends, for whatever reason (etcd gone, connection dropped, history compacted), is followed by a full
-   read; what differs from what was told is told, deletions included. So a lost stream cannot lose a change for good.
-3. Nothing of an old stream is told after the full read that replaced it: the stream's end is handled on the event
+   read; differences from what was reported are reported, deletions included. So a lost stream cannot lose a change.
+3. Nothing of an old stream is reported after the full read that replaced it: the stream's end is handled on the event
    loop after all its changes, by the order of `call_soon_threadsafe`.
 """
 

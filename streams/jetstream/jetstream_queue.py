@@ -1,14 +1,12 @@
-"""The durable consumer that a queue's workers share at the broker: made when it is missing, where it should begin.
+"""A work queue over a stream in JetStream, and the durable consumer behind it; see `streams.log`.
 
-A work queue over a stream in JetStream; see `streams.log`.
-
-1. A request asks for one message, for a short while; whoever waits longer asks again. So a worker takes what it can do
-   now, and a request that the broker lost costs little.
-2. A request outlives a `next` that was cancelled. The next one takes it over; what comes while nobody waits is
+1. A request asks for one message, for a short while, and is then repeated. So a worker takes what it can do now, and a
+   request that the broker lost costs little.
+2. A request outlives a `next` that was cancelled. The next one takes it over; a message that comes in between is
    handed back at once.
-3. A broker that comes back from a crash may have forgotten what it handed out last, and what was acknowledged: such
-   a message comes again as if for the first time, and is not answered for before that. Whoever takes it must know by
-   itself whether it is done; and if `done` was not heard, to say it again is of no use.
+3. A broker that comes back from a crash may have forgotten which messages it handed out last, and which were
+   acknowledged: such a message comes again as if for the first time, and is not acknowledged before that. The worker
+   must know by itself whether its work is done; if `done` was not confirmed, repeating it is of no use.
 """
 
 from __future__ import annotations

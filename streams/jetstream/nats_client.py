@@ -1,14 +1,13 @@
-"""Who is asked for a connection: the servers that were named, and those that the last connection told of.
-
-A cluster tells each client where its servers are, mostly as bare addresses. Those of an earlier connection are
-forgotten: where servers move, the list would grow with every connection, and all of it be tried in an outage.
-
-One connection to the broker that is made again whenever it is lost.
+"""NatsClient: one connection to the broker that is made again whenever it is lost.
 
 The client library's own reconnecting is switched off: it keeps what was written while the broker was away and sends
-it later, and some errors close it for good. Here a lost connection fails what waits for an answer at once, nothing
-is buffered, and the next connection starts clean; whoever reads is told by `on_lost`. The library does not
-always say that it lost its connection (`_finish_closing`), so it is also asked.
+it later, and some errors close it for good. Here a lost connection fails all requests in flight at once, nothing is
+buffered, and the next connection starts clean; readers are told by `on_lost`. The library does not always report that
+it lost its connection (`_finish_closing`), so it is also polled.
+
+A cluster tells each client the addresses of its servers. ServerList keeps the configured servers and those that the
+last connection reported: with those of all earlier connections the list would grow wherever servers move, and an
+outage would try each of them.
 """
 
 from __future__ import annotations

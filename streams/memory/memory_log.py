@@ -1,8 +1,4 @@
-"""One stream of the log in memory.
-
-A reader that follows a stream of the log in memory.
-
-The log in memory: the same rules as the broker's, for tests and simulation, with faults on demand.
+"""MemoryLog: the log in memory, with the rules of the broker's; for tests and simulation, with faults on demand.
 
 1. As in nats-server 2.15 the expected sequence is tested before the message id, so a retry of a stored message is
    a WrongSequence. Set `id_first` for the other order, which writers must live with too.

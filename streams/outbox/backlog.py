@@ -1,6 +1,7 @@
-"""What one outbox still has to seal: in order, bounded, each event encoded once.
+"""Backlog: what one outbox still has to seal, in order and bounded, each event encoded once.
 
-A backlog in memory: a worker's, whose cache can be restated if what waits is lost with the process.
+MemoryBacklog is a worker's, whose cache can be restated if the events are lost with the process; a replica's is
+`streams.outbox.journal`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""One source's chain in one stream, from events that happen to messages that stand in the log.
+"""Outbox: one source's chain in one stream, from events that happen to messages that stand in the log.
 
 1. One append in flight. What happens meanwhile goes into the next message, so batches grow by themselves.
 2. A message is sealed when it is first offered: source, n, the digest of the message before it and its events are
    fixed then. It is offered with the same bytes until the log has it; never dropped, merged or renumbered.
-3. Every append says where the subject ends as far as we know. If the log says otherwise, its last message tells
+3. Every append states the subject's last sequence as far as we know it. If the log disagrees, its last message tells
    why: it is the one in flight (an earlier try was stored), it is another's (we are superseded and stop), or it
    is not where we left it (the log was cut or rolled back, or retention took our end: send on, then restate).
 4. What waits is bounded. An overflow drops all that is not sealed, and discards until the message in flight is
-   acknowledged; then the owner says its whole state again.
+   acknowledged; then the owner restates its whole state.
 5. Where it waits is the backlog's matter: in memory, or in a journal from which a successor goes on.
 """
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from core.ids import StreamName
 from core.subjects import broker_stream
-from streams.jetstream.nats_client import Connection as BrokerConnection
+from streams.jetstream.nats_client import NatsClient
 from tests.e2e.deployment import Running
 
 
@@ -23,7 +23,7 @@ class StreamSize(NamedTuple):
 class Broker:
     """Asks the broker's API, past our own log."""
 
-    def __init__(self, connection: BrokerConnection, namespace: str) -> None:
+    def __init__(self, connection: NatsClient, namespace: str) -> None:
         self._connection = connection
         self._namespace = namespace
 
@@ -67,7 +67,7 @@ class Broker:
 async def broker_of(running: Running) -> AsyncIterator[Broker]:
     """The deployment's broker."""
     it = running.connection
-    connection = BrokerConnection(it.nats, it.nats_credentials, "contrail tests")
+    connection = NatsClient(it.nats, it.nats_credentials, "contrail tests")
     await connection.open()
     try:
         yield Broker(connection, it.namespace)
