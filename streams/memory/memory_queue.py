@@ -13,7 +13,7 @@ from contextlib import suppress
 from core.errors import Unavailable
 from core.ids import Epoch, StreamSeq
 from streams.log import QueueLimits, Record
-from streams.memory.memory_log import MemoryStream
+from streams.memory.memory_stream import MemoryStream
 
 READ_MAX = 64
 """Records that are looked through at once for one of the queue's subjects."""

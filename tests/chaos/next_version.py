@@ -21,6 +21,9 @@ FIELD = (
 )
 EVENTS = '''
 
+from core.events.base import EventBase
+
+
 class CacheMeasured(EventBase, frozen=True):
     """New in the next version: in the kv stream."""
 
@@ -98,7 +101,7 @@ def _say_next(self, event):
 Voice.say = _say_next
 """
 APPENDED = {
-    "core/events.py": EVENTS,
+    "core/events/__init__.py": EVENTS,
     "projections/projection.py": FOLD,
     "projections/kv.py": SKIPS.format(name="KvProjection"),
     "projections/requests.py": SKIPS.format(name="RoutingProjection"),
@@ -111,7 +114,7 @@ def make_next_version(folder: Path) -> Path:
     """The folder holds the packages of the next version; named first in PYTHONPATH, they are what runs."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    events = folder / "core" / "events.py"
+    events = folder / "core" / "events" / "kv.py"
     text = events.read_text()
     assert text.count(FIELD[0]) == 1, "BlocksStored is not what this was written for"
     events.write_text(text.replace(*FIELD))
