@@ -1,8 +1,8 @@
 """Admission: a request is routed when a worker has a place for it; until then it waits here, in order, within bounds.
 
 1. While places are free, nobody waits and nothing is said: a look at three numbers.
-2. Else the request stands in its model's queue (`projections.fair_queue`): RequestQueued. A place that is given back
-   goes to the next one in the same turn of the loop; places that come otherwise (a worker joins, another replica's
+2. Else the request stands in its model's queue (`projections.policy.fair_queue`): RequestQueued. A place that is given
+   back goes to the next one in the same turn of the loop; places that come otherwise (a worker joins, another replica's
    request ends) are seen when that is folded, and within LOOK_EVERY_S at the latest.
 3. It leaves the queue at once when its client hangs up, when its deadline passes, or when it waited too long; and when
    too many wait and its tenant has most of them. Whoever ends without a place is said: RequestTurnedAway.

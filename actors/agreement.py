@@ -22,7 +22,7 @@ from actors.settlement import REFOLD_EVERY_MS, Settlement
 from core.clock import Clock
 from core.events import DivergenceFound, Event, ReplicaReported
 from core.ids import ReplicaId, StreamName, StreamSeq
-from projections.state import State
+from projections.folds.state import State
 from streams.registry import Registry
 
 STEP_EVERY_S = 1.0

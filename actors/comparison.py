@@ -10,9 +10,8 @@ from actors.milestones import Milestones
 from core.codec import DIGEST_BYTES
 from core.events import Points, ReplicaReported
 from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
-from projections.points import Point
-from projections.projection import FOLD_VERSION
-from projections.state import State
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.state import DigestPoint, State
 
 PENDING_MAX = 1024
 """Points that we have not reached yet; the oldest goes first."""
@@ -48,7 +47,7 @@ class Difference(NamedTuple):
     replica: ReplicaId
     stream: StreamName
     said: Said
-    ours: Point
+    ours: DigestPoint
 
     @property
     def of_history(self) -> bool:

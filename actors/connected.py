@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from actors.fleet import Fleet
-from projections.kv import Member
-from projections.state import State
+from projections.folds.kv_fold import Member
+from projections.folds.state import State
 
 
 class Connected:

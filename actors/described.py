@@ -9,11 +9,10 @@ from typing import Any
 from actors.prefill_counts import PrefillCounts
 from actors.voice import Voice
 from core.event_json import hash_text
-from projections.jobs import JobsProjection
-from projections.prefill_queue import prefill_queue
-from projections.projection import FOLD_VERSION
-from projections.runner import Runner
-from projections.state import State
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.jobs_fold import JobsFold, prefill_queue
+from projections.folds.state import State
+from projections.runner.runner import Runner
 
 GAPS_SHOWN_MAX = 16
 """The last ones; `gaps_found` counts all."""
@@ -42,7 +41,7 @@ def described_fold(state: State, runner: Runner) -> dict[str, Any]:
     }
 
 
-def described_prefill(jobs: JobsProjection, now_ms: int, counts: PrefillCounts) -> dict[str, Any]:
+def described_prefill(jobs: JobsFold, now_ms: int, counts: PrefillCounts) -> dict[str, Any]:
     """What waits for prefill workers, and what came of the prompts of our own requests. O(workers + jobs open)."""
     return {**prefill_queue(jobs, now_ms)._asdict(), "verdicts": counts.describe()}
 

@@ -30,12 +30,12 @@ from core.ids import WorkerId
 from core.keys import session_key
 from core.models import GenerationFailed, NoWorkers, Overloaded, unknown_model
 from core.prompt import Prompt, scope_bytes
-from projections.backlog import PrefillTime
-from projections.decide import Decision, decide, record, rejection
-from projections.plan import LIGHT_TOKENS
-from projections.policies import ESTIMATING
-from projections.state import State
-from projections.view import RouteRequest, View
+from projections.folds.state import State
+from projections.policy.binding_plan import LIGHT_TOKENS
+from projections.policy.cost import ESTIMATING_POLICIES
+from projections.policy.decide import Decision, decide, record, rejection
+from projections.policy.prefill_time import PrefillTime
+from projections.policy.view import RouteRequest, View
 
 RESUME_WAIT_S = 5.0
 """How long an answer that was begun waits for a worker when there is none: one that dies alone is started again within
@@ -218,7 +218,7 @@ class Dispatch:
     def _informed(self, asked: RouteRequest) -> RouteRequest:
         """With what this replica has learned by now, if that counts."""
         settings = self._live.current
-        if settings.policy not in ESTIMATING or settings.prefill_us_per_token_m:
+        if settings.policy not in ESTIMATING_POLICIES or settings.prefill_us_per_token_m:
             return asked
         return asked._replace(time=self._flights.learned.time(asked.model))
 

@@ -13,9 +13,9 @@ from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestFinished, RequestPrefilled, RequestRouted
 from core.generation import Output, Take
 from core.ids import RequestId, WorkerId, to_column
-from projections.learned import Learned
-from projections.policies import ESTIMATING
-from projections.requests import in_flight
+from projections.folds.routing_fold import in_flight
+from projections.policy.cost import ESTIMATING_POLICIES
+from projections.policy.prefill_time import PrefillTimeModel
 
 
 class Flights:
@@ -26,7 +26,7 @@ class Flights:
         self.clock = clock
         self.open: dict[tuple[str, int], Flight] = {}
         self.prefills = PrefillCounts()
-        self.learned = Learned()
+        self.learned = PrefillTimeModel()
         self._names: set[RequestId] = set()
         """Requests from their arrival to their end, also while none of their attempts is under way."""
 
@@ -140,7 +140,11 @@ class Flight:
         self._cached_tokens = output.cached_tokens or 0
         if output.prefill is not None:
             self._flights.prefills.note(routed.model, output.prefill)
-        if routed.policy in ESTIMATING and not routed.wait_us and not (output.prefill and output.prefill.remote):
+        if (
+            routed.policy in ESTIMATING_POLICIES
+            and not routed.wait_us
+            and not (output.prefill and output.prefill.remote)
+        ):
             took_us = self._flights.clock.monotonic_us() - self._sent_us
             self._flights.learned.note(routed.model, routed.prompt_tokens - self._cached_tokens, took_us)
         self._flights.say(

@@ -1,7 +1,8 @@
-"""Holding: requests that wait in this replica until the worker that is best for them is free (`projections.plan`).
+"""Holding: requests that wait in this replica until the worker that is best for them is free
+(`projections.policy.binding_plan`).
 
-1. They are planned (`projections.plan`) together once for all that happens in one turn of the loop: requests that came,
-   first tokens here, what the log tells of other replicas' requests, workers that came or went.
+1. They are planned (`projections.policy.binding_plan`) together once for all that happens in one turn of the loop:
+   requests that came, first tokens here, what the log tells of other replicas' requests, workers that came or went.
 2. Whoever is bound leaves for its worker, and its decision for the log, before the next one is planned.
 3. Replicas that learn of each other through the log a little late think alike and may bind to one worker at once. It
    takes the first and declines the others, which are held again, and what it computes counts there.
@@ -28,15 +29,21 @@ from core.events.routing import HELD, INTERNAL, TURNED_AWAY, RequestQueued, Requ
 from core.failure import failure_in
 from core.ids import RequestId, WorkerId
 from core.models import DeadlineExceeded
-from projections.backlog import MILLI
-from projections.decide import Decision
-from projections.declines import Declines
-from projections.placement import Held
-from projections.plan import LIGHT_TOKENS, Planned, computing, held_max, plan
-from projections.view import RouteRequest, View
+from projections.policy.binding_plan import (
+    LIGHT_TOKENS,
+    BusyWorkers,
+    PlannedRequest,
+    UnboundRequest,
+    held_max,
+    plan,
+    tokens_in_progress,
+)
+from projections.policy.decide import Decision
+from projections.policy.prefill_time import MILLI
+from projections.policy.view import RouteRequest, View
 
 OVERLOADED = "overloaded"
-"""Why workers are left out for a while (`projections.decide`)."""
+"""Why workers are left out for a while (`projections.policy.decide`)."""
 
 PLANS_PARTS = 4
 """One part in so many of a replica's time may go into placing those that wait: at thousands of requests a second, with
@@ -49,7 +56,7 @@ Send = Callable[[RouteRequest, Decision], Flight]
 
 
 class _Waiting(NamedTuple):
-    held: Held
+    held: UnboundRequest
     send: Send
     sent: asyncio.Future[Flight | None]
 
@@ -70,7 +77,7 @@ class Holding:
     ) -> None:
         """`view` is what a decision made now sees; `informed` is a request with what the replica has learned by now;
         `decided` hears of each decision: the policy, and how many seconds it took, the plan included."""
-        self.declines = Declines()
+        self.declines = BusyWorkers()
         self._live = live
         self._view = view
         self._wall_ms = wall_ms
@@ -103,7 +110,7 @@ class Holding:
         if self._waiting or asked.prompt.tokens > LIGHT_TOKENS:
             return None
         asked = self._informed(asked)
-        planned = self._planned([Held(asked, since_ms, random_bits64())])
+        planned = self._planned([UnboundRequest(asked, since_ms, random_bits64())])
         if planned is None or planned.decision.worker is None:
             return None
         return send(planned.request, planned.decision)
@@ -116,7 +123,7 @@ class Holding:
         to be decided on alone. It is held since `since_ms`, by the clock of decisions. DeadlineExceeded if it did not
         leave within `deadline_ms`; and what `send` raises. Cancelled, nothing of it goes on."""
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(Held(asked, since_ms, random_bits64()), send, loop.create_future())
+        waiting = _Waiting(UnboundRequest(asked, since_ms, random_bits64()), send, loop.create_future())
         self._waiting[asked.id] = waiting
         self._make_room(workers)
         self.look_soon()
@@ -179,12 +186,12 @@ class Holding:
                 return
         self._tell()
 
-    def _planned(self, queue: list[Held]) -> Planned | None:
+    def _planned(self, queue: list[UnboundRequest]) -> PlannedRequest | None:
         started_us = self._clock.monotonic_us()
         view, now_ms = self._view(), self._wall_ms()
         busy_us: dict[WorkerId, int] = {}
         if self.declines.stand:
-            known = computing(view.outstanding(), self._live.current, now_ms)
+            known = tokens_in_progress(view.outstanding(), self._live.current, now_ms)
             busy_us = self.declines.busy_us(known, now_ms * MILLI)
         planned = plan(view, queue, self._live.current, now_ms, busy_us)
         took_us = self._clock.monotonic_us() - started_us
@@ -240,7 +247,7 @@ class Holding:
             text = f"no worker of model {waiting.held.request.model!r} was free within the request's deadline"
             waiting.sent.set_exception(DeadlineExceeded(text))
 
-    def _turned_away(self, held: Held, reason: str) -> None:
+    def _turned_away(self, held: UnboundRequest, reason: str) -> None:
         """The log knows, once, if it knows that the request waits, or of an attempt that a worker declined."""
         asked = held.request
         if asked.id in self._told or asked.attempt:

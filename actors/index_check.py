@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from core.clock import Clock
 from core.errors import Unavailable
 from core.ids import WorkerId
-from projections.state import State
+from projections.folds.state import State
 
 CHECK_EVERY_S = 60.0
 """A check costs some 0.3 s of CPU per million blocks, in slices of a millisecond."""

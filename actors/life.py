@@ -17,7 +17,7 @@ from actors.suspicion import ReplicaLook
 from actors.voice import Voice
 from core.events import Event, ReplicaJoined
 from core.ids import ReplicaId
-from projections.state import State
+from projections.folds.state import State
 
 
 class Life:

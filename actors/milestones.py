@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from core.events import Points, ReplicaReported
 from core.ids import COLUMN_WIDTH, StreamName, StreamSeq
-from projections.points import Point
-from projections.projection import FOLD_VERSION, Projection
-from projections.state import Position, State
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.source_fold import SourceFold
+from projections.folds.state import DigestPoint, Position, State
 
 MILESTONE_EVERY = 1024
 """Replicas look at different moments, but all of them pass the multiples of this; a power of two."""
@@ -22,9 +22,9 @@ POINTS_MAX = 16
 class _Kept:
     """The milestones of one stream, under the fold that passed them."""
 
-    def __init__(self, projection: Projection) -> None:
+    def __init__(self, projection: SourceFold) -> None:
         self.fold = weakref.ref(projection)  # no more than that: an old fold is large
-        self.points: dict[int, Point] = {}
+        self.points: dict[int, DigestPoint] = {}
         """Oldest first."""
         self.said_seq = 0
         """How far they have been reported."""
@@ -52,7 +52,7 @@ class Milestones:
         if len(points) > MILESTONES_KEPT:
             del points[next(iter(points))]
 
-    def at(self, stream: StreamName, seq: StreamSeq) -> Point | None:
+    def at(self, stream: StreamName, seq: StreamSeq) -> DigestPoint | None:
         """What the fold was after that message; None if that is too long ago."""
         return self._state.point(stream, seq) or self._of(stream).points.get(seq)
 
@@ -68,7 +68,7 @@ class Milestones:
             incomplete=tuple(stream for stream in chosen if self._state.projection(stream).incomplete),
         )
 
-    def _choice(self, stream: StreamName) -> list[Point]:
+    def _choice(self, stream: StreamName) -> list[DigestPoint]:
         """Where the fold stands, and of the milestones passed those that others are likeliest to report too."""
         kept, end = self._of(stream), self._state.cursor[stream].seq
         new = [point for seq, point in kept.points.items() if seq > kept.said_seq and seq != end and point.complete]
@@ -86,7 +86,7 @@ class Milestones:
         return kept
 
 
-def _columns(points: Iterable[Point]) -> Points:
+def _columns(points: Iterable[DigestPoint]) -> Points:
     points = list(points)
     return Points(
         epoch=points[0].epoch,

@@ -38,7 +38,7 @@ from actors.wire import (
 from core.errors import CallerError, ContrailError, PeerError
 from core.generation import Output
 from core.prompt import TOKEN_BYTES
-from projections.plan import is_one_pass
+from projections.policy.binding_plan import is_one_pass
 
 REQUESTS_MAX = 4096
 """Streams open on one connection; one more is refused as overload."""

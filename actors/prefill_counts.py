@@ -7,7 +7,7 @@ from collections.abc import Container
 import msgspec
 
 from core.generation import PrefillReport
-from projections.decide_prefill import OUTCOMES, REASONS
+from projections.policy.prefill_choice import PREFILL_OUTCOMES, PREFILL_REASONS
 
 OTHER = "other"
 """A word that this program does not know: labels stay few, whatever a worker says."""
@@ -18,7 +18,7 @@ class PrefillCount(msgspec.Struct):
 
     model: str
     reason: str
-    """Of the verdict: `projections.decide_prefill.REASONS`."""
+    """Of the verdict: `projections.policy.prefill_choice.PREFILL_REASONS`."""
     outcome: str
     """Of the job, if there was one."""
     requests: int = 0
@@ -39,7 +39,7 @@ class PrefillCounts:
 
     def note(self, model: str, report: PrefillReport) -> None:
         """One more verdict."""
-        key = (model, _known(report.reason, REASONS), _known(report.outcome, OUTCOMES))
+        key = (model, _known(report.reason, PREFILL_REASONS), _known(report.outcome, PREFILL_OUTCOMES))
         count = self._counts.get(key) or self._counts.setdefault(key, PrefillCount(*key))
         count.requests += 1
         count.wait_ms += report.wait_ms

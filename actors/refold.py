@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.ids import Epoch, StreamName, StreamSeq
-from projections.projection import MASK64
-from projections.state import State
+from projections.folds.digest import MASK64
+from projections.folds.state import State
 
 
 class Finding(NamedTuple):

@@ -16,7 +16,7 @@ from core.clock import Clock
 from core.events import DivergenceFound, ReplicaReported
 from core.ids import ReplicaId, WorkerId
 from core.subjects import ROUTING
-from projections.state import State
+from projections.folds.state import State
 
 LOOK_EVERY_S = 1.0
 ASK_MS = 10_000

@@ -16,8 +16,8 @@ from actors.live_settings import LiveSettings
 from actors.suspicion import Suspicion
 from actors.voice import Voice
 from core.ids import WorkerId
-from projections.decide import DOUBTS
-from projections.state import State
+from projections.folds.state import State
+from projections.policy.candidates import LAST_RESORT_REASONS
 
 SPARE_PART = 8
 """One in so many places more than an engine runs at once: the next request is there when one ends."""
@@ -67,7 +67,7 @@ class Rooms:
         if not (sure or doubtful or overloaded):
             return None
         workers = sure or doubtful
-        folded, ahead = self._state.routing.tally.busy, self._voice().ahead.tally.busy
+        folded, ahead = self._state.routing.in_flight_load.busy, self._voice().ahead.in_flight_load.busy
         taken = sum(tally[worker].requests for worker in workers for tally in (folded, ahead) if worker in tally)
         return Room(
             places=sum(map(self._places, workers)),
@@ -78,7 +78,7 @@ class Rooms:
 
     def _usable(self, model: str) -> tuple[list[WorkerId], list[WorkerId], bool]:
         """Those who can take a request, those who would only if nobody else could, and whether others are overloaded;
-        as `projections.decide` sorts them out."""
+        as `projections.policy.decide` sorts them out."""
         serving = self._state.serving()
         local = self._fleet.local(self._state.workers(), self._suspicion.suspected)
         reports, waiting_max = self._state.loads.reports, self._live.current.waiting_max
@@ -93,7 +93,7 @@ class Rooms:
                 continue
             if report is not None and report.waiting >= waiting_max:
                 overloaded = True
-            elif any(worker in local[doubt] for doubt in DOUBTS):
+            elif any(worker in local[doubt] for doubt in LAST_RESORT_REASONS):
                 doubtful.append(worker)
             else:
                 sure.append(worker)

@@ -38,9 +38,9 @@ from core.models import ModelCard
 from core.readiness import Readiness
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.runner import Runner
-from projections.state import Applied, State
-from projections.view import View
+from projections.folds.state import Applied, State
+from projections.policy.view import View
+from projections.runner.runner import Runner
 from streams.log import EventLog
 from streams.outbox.journal import CAPACITY_BYTES
 from streams.registry import Change, Registry

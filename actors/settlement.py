@@ -13,7 +13,7 @@ from actors.refold import Finding, compare
 from core.clock import Clock
 from core.errors import ContrailError, PeerError, Unavailable
 from core.ids import ReplicaId
-from projections.state import State
+from projections.folds.state import State
 from streams.registry import Registry
 
 REFOLD_EVERY_MS = 3_600_000

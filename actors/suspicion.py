@@ -32,8 +32,8 @@ from core.errors import ContrailError, Corrupt, WrongSequence
 from core.events import ReplicaLost, WorkerLost
 from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamName, StreamSeq, WorkerId
 from core.subjects import JOBS, LOAD, ROUTING, answered_token, asked_token, kv_stream, subject
-from projections.kv import Member
-from projections.state import State
+from projections.folds.kv_fold import Member
+from projections.folds.state import State
 from streams.log import EventLog, Record
 
 LOOK_EVERY_S = 0.5

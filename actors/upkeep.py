@@ -21,9 +21,9 @@ from actors.surroundings import Surroundings
 from core.events import DivergenceFound, ReplicaReported
 from core.ids import ReplicaId
 from core.subjects import ROUTING
-from projections.rebuild import rebuild
-from projections.runner import Runner
-from projections.state import Applied, State
+from projections.folds.state import Applied, State
+from projections.runner.rebuild import rebuild
+from projections.runner.runner import Runner
 from streams.snapshot_store import SnapshotStore
 
 TakeSnapshot = Callable[[str, int], Awaitable[None]]

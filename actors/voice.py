@@ -1,4 +1,4 @@
-"""Voice: one life of a replica in the log; what it says counts for it at once (`projections.ahead`).
+"""Voice: one life of a replica in the log; what it says counts for it at once (`projections.folds.pending_events`).
 
 With a folder for it, what the log has not acknowledged stands in a journal there: if the process is killed, a
 successor tells it (`actors.predecessors`).
@@ -17,9 +17,9 @@ from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft, Replica
 from core.ids import ReplicaId, SourceId, WorkerId, new_id
 from core.keys import DeploymentKey
 from core.subjects import ROUTING, subject
-from projections.ahead import Ahead
-from projections.state import State
-from projections.view import Local, by_worker
+from projections.folds.pending_events import PendingEvents
+from projections.folds.state import State
+from projections.policy.view import Local, local_by_worker
 from streams.log import EventLog, Record
 from streams.outbox.backlog import BacklogSize, OutboxLimits
 from streams.outbox.journal import CAPACITY_BYTES, Journal, identity
@@ -53,7 +53,7 @@ class Voice:
     ) -> None:
         """`journal` is the folder of journals; None keeps what waits in memory."""
         self.id = ReplicaId(new_id())
-        self.ahead = Ahead()
+        self.ahead = PendingEvents()
         self._state = state
         self._restate = restate
         self._on_superseded = on_superseded
@@ -98,7 +98,7 @@ class Voice:
 
     def _forget_dropped(self) -> None:
         """What was dropped is not told apart any more: what is in flight counts as one restatement."""
-        self.ahead = Ahead()
+        self.ahead = PendingEvents()
         for event in self._restate():
             self.ahead.emit(event, self._state.routing.replicas.get(self.id))
 
@@ -106,7 +106,7 @@ class Voice:
         """The log knows what only we know, worker by worker, before a decision rests on it."""
         if local is self._looked_at:
             return
-        self._looked_at, now = local, by_worker(local)
+        self._looked_at, now = local, local_by_worker(local)
         for worker in sorted(now.keys() | self._local.keys()):
             reasons = now.get(worker, ())
             if reasons != self._local.get(worker, ()):

@@ -9,7 +9,7 @@ from math import ceil
 from core.generation import TASK_GENERATE, GenerateRequest
 from core.prompt import TOKEN_BYTES
 from core.settings import RoutingSettings
-from projections.fair_queue import FairQueue
+from projections.policy.fair_queue import FairQueue
 
 ANSWER_TOKENS = 256
 """What an answer is taken to have until the first ones have ended."""

@@ -23,8 +23,8 @@ from core.clock import SystemClock
 from core.errors import CallerError
 from core.snapshot_manifest import Manifest
 from core.subjects import SNAPSHOTS
-from projections.projection import FOLD_VERSION
-from projections.rebuild import take_snapshot
+from projections.folds.digest import FOLD_VERSION
+from projections.runner.rebuild import take_snapshot
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.snapshot_store import Coverage, SnapshotStore, coverage
 

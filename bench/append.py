@@ -34,10 +34,10 @@ from core.ids import RequestId, SourceId, StreamName, StreamSeq, WorkerId, new_i
 from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, kv_stream, subject
-from projections.decide import Decision, record
-from projections.policies import Scored
-from projections.state import State
-from projections.view import Candidate, RouteRequest
+from projections.folds.state import State
+from projections.policy.cost import ScoredCandidate
+from projections.policy.decide import Decision, record
+from projections.policy.view import Candidate, RouteRequest
 from streams.embedded.embedded_nats import EmbeddedNats
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.outbox.backlog import Backlog, MemoryBacklog, OutboxLimits
@@ -69,7 +69,9 @@ def decision() -> Decision:
     """What `decide` gives with eight workers; made without it, since a router without a log decides too."""
     workers = sorted(WorkerId(new_id()) for _ in range(WORKERS))
     ranked = [
-        Scored(Candidate(w, "model", BLOCK_SIZE, 10_000, True, (9,), 0, 100 + i, i, 0, 0, False), 31_000 + i, 22_000)
+        ScoredCandidate(
+            Candidate(w, "model", BLOCK_SIZE, 10_000, True, (9,), 0, 100 + i, i, 0, 0, False), 31_000 + i, 22_000
+        )
         for i, w in enumerate(workers)
     ]
     cursor = dict.fromkeys(("kv_0", "load", "routing"), (1790000000000, 1000000))

@@ -20,10 +20,9 @@ from core.block_spans import Blocks
 from core.codec import decode_message
 from core.events import BlocksStored
 from core.ids import Epoch, StreamSeq, WorkerId
-from projections.points import Points
-from projections.prefixes import PrefixIndex
-from projections.rebuild import fold_on
-from projections.state import State
+from projections.folds.state import DigestPoints, State
+from projections.index.prefix_index import PrefixIndex
+from projections.runner.rebuild import fold_on
 
 BLOCKS, BLOCKS_QUICK = 1_000_000, 100_000
 SMALL = 64_000
@@ -90,7 +89,7 @@ def _index_s(sealed: list[tuple[str, bytes]]) -> float:
 
 
 def _point() -> Figure:
-    points, head, projection = Points(), bytes(16), State(CHAIN_KEY).loads
+    points, head, projection = DigestPoints(), bytes(16), State(CHAIN_KEY).loads
     epoch, count = Epoch(1), 100_000
 
     def note() -> None:

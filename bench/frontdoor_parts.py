@@ -25,10 +25,10 @@ from core.ids import Epoch, ReplicaId, RequestId, SourceId, StreamSeq, WorkerId,
 from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream, subject
-from projections.ahead import Ahead
-from projections.decide import Decision, decide, record
-from projections.state import State
-from projections.view import RouteRequest, View
+from projections.folds.pending_events import PendingEvents
+from projections.folds.state import State
+from projections.policy.decide import Decision, decide, record
+from projections.policy.view import RouteRequest, View
 
 T = TypeVar("T")
 BLOCK_SIZE = 16
@@ -89,4 +89,4 @@ def _view() -> View:
         )  # fmt: skip
         message = encode_message(SourceId(worker), 0, CHAIN_START, 1, [encode_event(joined)])
         state.apply(kv, StreamSeq(seq), subject("bench", kv, worker), message)
-    return View(state, ReplicaId(new_id()), Ahead(), {})
+    return View(state, ReplicaId(new_id()), PendingEvents(), {})

@@ -20,7 +20,7 @@ from core.codec import CHAIN_START, decode_message, encode_event, encode_message
 from core.events import BlocksEvent, BlocksRemoved, BlocksStored
 from core.ids import SourceId, WorkerId
 from core.prompt import Prompt, chain_hashes, hashes_to_bytes, tokens_to_bytes
-from projections.prefixes import PrefixIndex
+from projections.index.prefix_index import PrefixIndex
 
 TIER = "device"
 SEED = 7

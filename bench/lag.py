@@ -28,8 +28,8 @@ from core.clock import SystemClock
 from core.events import BlocksStored, WorkerJoined
 from core.ids import SourceId, new_id
 from core.subjects import kv_stream, subject
-from projections.runner import Runner
-from projections.state import Applied, State
+from projections.folds.state import Applied, State
+from projections.runner.runner import Runner
 from streams.embedded.embedded_nats import EmbeddedNats
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.jetstream.nats_credentials import NatsCredentials

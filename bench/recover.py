@@ -19,9 +19,9 @@ import uvloop
 from bench.figures import Figure, main
 from bench.fold_log import CHAIN_KEY, NAMESPACE, broker, written
 from core.snapshot_manifest import Manifest
-from projections.rebuild import Rebuilt, rebuild, take_snapshot
-from projections.snapshot import decode, encode
-from projections.state import State
+from projections.folds.snapshot import decode, encode
+from projections.folds.state import State
+from projections.runner.rebuild import RebuildResult, rebuild, take_snapshot
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.snapshot_store import SnapshotStore
 
@@ -41,7 +41,7 @@ class Start(NamedTuple):
     wall_s: float
     waited_s: float
     """The longest that another task had to wait for its turn, in CPU time."""
-    rebuilt: Rebuilt | None
+    rebuilt: RebuildResult | None
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:

@@ -29,10 +29,10 @@ from core.keys import DeploymentKey
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream, subject
-from projections.ahead import Ahead
-from projections.decide import decide, record
-from projections.state import State
-from projections.view import RouteRequest, View
+from projections.folds.pending_events import PendingEvents
+from projections.folds.state import State
+from projections.policy.decide import decide, record
+from projections.policy.view import RouteRequest, View
 from replay.recorded_prompt import RecordedPrompt
 from replay.recording import Frame
 from streams.archive.archive_writer import ArchiveWriter
@@ -166,7 +166,7 @@ class Replica:
         """Said, and not in the log yet."""
         self._log, self._lag_max, self._dice = log, lag_max, dice
         self._source = Source(log, ROUTING, self.id)
-        self._state, self._ahead = State(KEY.chain_key), Ahead()
+        self._state, self._ahead = State(KEY.chain_key), PendingEvents()
         self._milestones = Milestones(self._state)
         self._local: tuple[str, ...] = ()
         for stream in log.records:

@@ -29,9 +29,9 @@ from api.connection import Connection, connect_by_data
 from bench.figures import Figure, main
 from core.ids import StreamName
 from core.subjects import LOAD, ROUTING, is_kv
-from projections.rebuild import rebuild
-from projections.snapshot import encode
-from projections.state import State
+from projections.folds.snapshot import encode
+from projections.folds.state import State
+from projections.runner.rebuild import rebuild
 from streams.embedded.loopback_ports import free_port
 from streams.jetstream.broker_inspection import BrokerInspection
 from streams.jetstream.jetstream_log import JetStreamLog

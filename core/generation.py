@@ -107,7 +107,7 @@ class PrefillReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     remote: bool
     reason: str
-    """`projections.decide_prefill.REASONS`."""
+    """`projections.policy.prefill_choice.PREFILL_REASONS`."""
     uncached_tokens: int
     """Of the prompt, less what this worker's cache held."""
     queued: int

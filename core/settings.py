@@ -65,7 +65,7 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     them, and the base is ignored."""
     hold_max_ms: int = 5000
     """Policy `time`: a request is held in the router until the worker that is best for it has room in a
-    pass, for so long at most (`projections.plan`). 0 sends it at once."""
+    pass, for so long at most (`projections.policy.binding_plan`). 0 sends it at once."""
     session_wait_max_ms: int = 300
     """Policy `session`: where prefills would have to be waited for longer than this, the session's next worker is
     taken."""

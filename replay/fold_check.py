@@ -7,8 +7,7 @@ from collections.abc import Container
 import msgspec
 
 from core.ids import ReplicaId, StreamName, StreamSeq
-from projections.points import Point
-from projections.state import State
+from projections.folds.state import DigestPoint, State
 from replay.lacks import Lacks
 from replay.reported import Reported
 
@@ -75,7 +74,7 @@ class FoldCheck:
         self.differences = sorted([*self.differences, *differences], key=_place)[:KEPT]
 
 
-def _difference(told: Reported, point: Point) -> FoldDifference:
+def _difference(told: Reported, point: DigestPoint) -> FoldDifference:
     return FoldDifference(
         replica=told.replica,
         stream=told.stream,

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq
-from projections.snapshot import decode, encode
-from projections.state import State
+from projections.folds.snapshot import decode, encode
+from projections.folds.state import State
 from replay.recording import Cursor, Frame, Recording
 from replay.reel import Reel
 from streams.archive.archive_format import Span

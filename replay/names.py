@@ -12,7 +12,7 @@ from core.errors import CallerError, Corrupt
 from core.events import WorkerJoined
 from core.ids import ReplicaId, StreamName, WorkerId
 from core.subjects import kv_stream, owner
-from projections.state import State
+from projections.folds.state import State
 from replay.routing_index import RoutingIndex
 from streams.log import Record
 

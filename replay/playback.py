@@ -17,7 +17,7 @@ from core.events import Event, ReplicaLeft, ReplicaReported, RequestRejected, Re
 from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import JOBS, ROUTING
-from projections.view import RouteRequest, View
+from projections.policy.view import RouteRequest, View
 from replay.doubts import doubts_of
 from replay.fold_check import FoldCheck
 from replay.lacks import Lacks

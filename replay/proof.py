@@ -20,7 +20,7 @@ from core.events import ReplicaReported
 from core.ids import SourceId, StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, ROUTING, owner
-from projections.state import State
+from projections.folds.state import State
 from replay.chain_walk import Broken, ChainWalk
 from replay.lacks import Lack, Lacks
 from replay.recording import Recording

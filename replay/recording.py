@@ -19,10 +19,10 @@ from core.keys import DeploymentKey
 from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING, is_kv, owner
-from projections.projection import FOLD_VERSION
-from projections.requests import Replica
-from projections.snapshot import decode
-from projections.state import State, is_folded
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.routing_fold import ReplicaPart
+from projections.folds.snapshot import decode
+from projections.folds.state import State, is_folded
 from replay.names import Names
 from replay.routing_index import RoutingIndex
 from replay.told_heads import ToldHeads
@@ -246,7 +246,8 @@ class Recording:
             state.skip_to(stream, StreamSeq(seq))
 
     def keep(self, cursor: Cursor, encoded: bytes) -> None:
-        """A keyframe: `encoded` is `projections.snapshot.encode` of the state at the cursor; later ones come later."""
+        """A keyframe: `encoded` is `projections.folds.snapshot.encode` of the state at the cursor; later ones come
+        later."""
         self._keyframes.append((cursor, encoded))
 
     # -----------------------------------------------------------------------------------------------------------
@@ -302,7 +303,7 @@ class _First(NamedTuple):
 
     streams: set[StreamName]
     """Those of which the head is in a snapshot."""
-    replicas: dict[ReplicaId, Replica]
+    replicas: dict[ReplicaId, ReplicaPart]
     names: Names
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from core.codec import DIGEST_BYTES
 from core.events import ReplicaReported
 from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
-from projections.projection import FOLD_VERSION
+from projections.folds.digest import FOLD_VERSION
 
 
 class Reported(NamedTuple):

@@ -17,7 +17,7 @@ from core.errors import CallerError
 from core.ids import LOST_SUFFIX, ReplicaId
 from core.settings import RoutingSettings
 from core.subjects import owner
-from projections.requests import Replica
+from projections.folds.routing_fold import ReplicaPart
 from replay.slim import RoutingEvent, slim_reader
 from streams.log import Record
 
@@ -77,7 +77,7 @@ class RoutingIndex:
     def __init__(
         self,
         records: Iterable[Record],
-        before: Mapping[ReplicaId, Replica] = MappingProxyType({}),
+        before: Mapping[ReplicaId, ReplicaPart] = MappingProxyType({}),
         *,
         from_start: bool = True,
     ) -> None:
@@ -206,7 +206,7 @@ class RoutingIndex:
 
     # -----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, replica: ReplicaId, part: Replica) -> None:
+    def _begin(self, replica: ReplicaId, part: ReplicaPart) -> None:
         """What the replica had said before the first record counts."""
         if part.settings or part.joined is not None:  # who joined and said none goes by the defaults
             self._settings[replica, part.settings_revision] = [(0, part.settings)]

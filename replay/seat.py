@@ -1,8 +1,8 @@
 """Seat: one replica's place at a moment: what it had folded, and what it alone knew, as the log tells it.
 
 The view at a decision is, stream by stream, the fold up to the recorded cursor, plus the replica's own earlier events
-that the cursor does not cover (`Ahead`), plus what only it knew of workers (`LocalChanged`), under the settings that
-it had said last (`SettingsChanged`).
+that the cursor does not cover (`PendingEvents`), plus what only it knew of workers (`LocalChanged`), under the settings
+that it had said last (`SettingsChanged`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from core.events import Event, LocalChanged, ReplicaRestated, SettingsChanged, U
 from core.ids import Epoch, ReplicaId, StreamName, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.ahead import Ahead
-from projections.requests import Replica
-from projections.state import State
-from projections.view import View
+from projections.folds.pending_events import PendingEvents
+from projections.folds.routing_fold import ReplicaPart
+from projections.folds.state import State
+from projections.policy.view import View
 from replay.recording import Frame
 
 UNKNOWN = "unknown"
@@ -32,7 +32,7 @@ class Seat:
         """Its local knowledge and settings are what the fold has of them; `say` what it said since."""
         self.replica = replica
         self.state = state
-        self.ahead = Ahead()
+        self.ahead = PendingEvents()
         self.settings = RoutingSettings()
         self.revision = 0
         self.doubts: dict[str, str] = {}
@@ -55,7 +55,7 @@ class Seat:
         return f"<Seat of {self.replica} at {self.state!r}>"
 
     @property
-    def part(self) -> Replica | None:
+    def part(self) -> ReplicaPart | None:
         """What the fold has of this replica."""
         return self.state.routing.replicas.get(self.replica)
 

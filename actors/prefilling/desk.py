@@ -34,8 +34,8 @@ from core.errors import EngineDead
 from core.generation import NO_HINT, TASK_GENERATE, GenerateRequest, Hint, Output, PrefillReport
 from core.kv_transfer import KvPull
 from core.prompt import Prompt, scope_bytes
-from projections.decide_prefill import PrefillInputs, decide_prefill
-from projections.jobs import JobsProjection
+from projections.folds.jobs_fold import JobsFold
+from projections.policy.prefill_choice import PrefillInputs, decide_prefill
 
 PULL_TIMEOUT_S = 10.0
 """From handing a pull to the engine to its first token: NIXL itself waits for a holder that hangs for ever."""
@@ -67,7 +67,7 @@ class PrefillDesk:
         clock: Clock,
         hash_seed: int,
         *,
-        jobs: Callable[[], JobsProjection],
+        jobs: Callable[[], JobsFold],
         broken: Callable[[str], None],
     ) -> None:
         """`broken` hears why the engine must serve nobody any more."""

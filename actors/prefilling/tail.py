@@ -11,7 +11,7 @@ from core.codec import decode_message, digest
 from core.errors import ContrailError, Corrupt
 from core.ids import StreamSeq
 from core.subjects import JOBS, owner
-from projections.jobs import JobsProjection
+from projections.folds.jobs_fold import JobsFold
 from streams.log import EventLog, Record, StreamState, Tail
 
 HISTORY_MS = 600_000
@@ -26,7 +26,7 @@ class JobsTail:
     """`jobs` is the fold of what was read; `on_event` hears of each event that follows, and who said it."""
 
     def __init__(self, log: EventLog, clock: Clock, chain_key: bytes, on_event: Callable[[str, object], None]) -> None:
-        self.jobs = JobsProjection()
+        self.jobs = JobsFold()
         self._log = log
         self._clock = clock
         self._chain_key = chain_key
@@ -73,7 +73,7 @@ class JobsTail:
                 self._on_event(who, event)
 
     def _on_reset(self, _now: StreamState) -> None:
-        self.jobs = JobsProjection()
+        self.jobs = JobsFold()
 
 
 def _report(task: asyncio.Task[None]) -> None:

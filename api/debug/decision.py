@@ -12,9 +12,10 @@ from core.events import RequestRouted
 from core.ids import from_column
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.backlog import Backlog, PrefillTime
-from projections.policies import BY_BLOCKS, ESTIMATING, MILLI, Scored
-from projections.view import RouteRequest
+from projections.policy.cost import BLOCK_COST_POLICIES, ESTIMATING_POLICIES, MILLI, ScoredCandidate
+from projections.policy.prefill_backlog import PrefillBacklog
+from projections.policy.prefill_time import PrefillTime
+from projections.policy.view import RouteRequest
 from replay.explaining.estimated import source, taken_apart, tokens
 from replay.explaining.ground import recorded, recorded_backlog
 from replay.recorded_prompt import RecordedPrompt
@@ -50,7 +51,7 @@ def decision(archive: ArchiveReader, timeline: Timeline, n: int) -> dict[str, An
         "prefill_tokens": event.prefill_tokens,
         "prefer": event.prefer,
         "prefer_tokens": event.prefer_tokens,
-        "unit": "ms" if event.policy in ESTIMATING else UNITS.get(event.policy, ""),
+        "unit": "ms" if event.policy in ESTIMATING_POLICIES else UNITS.get(event.policy, ""),
         "prefill_time": _prefill_time(event, settings),
         "candidates": _rows(event, settings, known=given is not None),
         "candidates_total": event.candidates_total,
@@ -83,7 +84,7 @@ def _settings(given: dict[str, Any] | None, event: RequestRouted) -> RoutingSett
 
 def _prefill_time(event: RequestRouted, settings: RoutingSettings) -> dict[str, Any] | None:
     """How long a prefill was taken to last, and where that was known from; None where nobody asked."""
-    if event.policy not in ESTIMATING:
+    if event.policy not in ESTIMATING_POLICIES:
         return None
     learned = PrefillTime(*event.prefill_time) if event.prefill_time else None
     base_us, per_token_m = PrefillTime.of(settings, learned)
@@ -111,17 +112,19 @@ def _rows(event: RequestRouted, settings: RoutingSettings, *, known: bool) -> li
             "waiting": candidate.waiting,
             "cache_known": candidate.cache_known,
         }
-        if known and event.policy in BY_BLOCKS:
+        if known and event.policy in BLOCK_COST_POLICIES:
             row["prefill_cost"] = settings.prefill_weight_m * scored.prefill_m / MILLI**2
             row["request_cost"] = settings.request_weight_m * candidate.active_requests / MILLI
             row["decode_cost"] = max(0.0, cost - row["prefill_cost"] - row["request_cost"])
-        elif event.policy in ESTIMATING:
+        elif event.policy in ESTIMATING_POLICIES:
             row |= _estimated(scored, settings, event.block_size, backlog)
         rows.append(row)
     return rows
 
 
-def _estimated(scored: Scored, settings: RoutingSettings, size: int, backlog: Backlog) -> dict[str, Any]:
+def _estimated(
+    scored: ScoredCandidate, settings: RoutingSettings, size: int, backlog: PrefillBacklog
+) -> dict[str, Any]:
     """What one candidate was estimated to take, in milliseconds; under `time` with the terms of its cost."""
     worker = scored.candidate.worker
     found: dict[str, Any] = {

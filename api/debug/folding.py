@@ -12,8 +12,8 @@ from heapq import merge
 from operator import attrgetter
 
 from core.ids import Epoch, StreamName, StreamSeq
-from projections.snapshot import decode, encoding
-from projections.state import State
+from projections.folds.snapshot import decode, encoding
+from projections.folds.state import State
 from replay.recording import Cursor, Frame, Recording
 
 JUMP_S = 0.05

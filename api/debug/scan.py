@@ -13,7 +13,7 @@ from api.debug.rows import Rows, pieces
 from api.debug.timeline import Timeline
 from core.ids import StreamName
 from core.subjects import ROUTING
-from projections.state import is_folded
+from projections.folds.state import is_folded
 from streams.archive.archive_format import Block
 from streams.archive.archive_reader import ArchiveReader
 

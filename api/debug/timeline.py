@@ -15,7 +15,7 @@ from api.debug.slim import Prefilled, Queued, Routed, SlimEvent, slim, usual
 from core.ids import LOST_SUFFIX, StreamName
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, is_kv
-from projections.state import State
+from projections.folds.state import State
 from replay.slim import UNREADABLE
 
 NOTES_MAX = 10_000

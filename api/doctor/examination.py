@@ -29,7 +29,7 @@ from api.snapshots.listed import listed
 from core.clock import SystemClock
 from core.errors import CallerError, PeerError
 from core.subjects import LOAD, subject
-from projections.projection import FOLD_VERSION
+from projections.folds.digest import FOLD_VERSION
 from streams.etcd.etcd_inspection import etcd_status
 from streams.jetstream.broker_inspection import BrokerInspection
 from streams.jetstream.jetstream_log import JetStreamLog

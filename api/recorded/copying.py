@@ -18,7 +18,7 @@ from core.ids import StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from core.subjects import ROUTING, SNAPSHOTS
-from projections.projection import FOLD_VERSION
+from projections.folds.digest import FOLD_VERSION
 from replay.history import position
 from streams.archive.archive_export import ExportedRange, Progress, Range, archive, cut
 from streams.archive.archive_format import key_check

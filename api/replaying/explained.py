@@ -10,7 +10,7 @@ from api.amounts import number_text
 from api.replaying.explained_prefill import of_which, prefill_lines
 from api.replaying.explained_time import estimate_lines, hold_lines, timed_costs, timed_heads
 from api.text_table import text_table
-from projections.policies import BY_BLOCKS
+from projections.policy.cost import BLOCK_COST_POLICIES
 from replay.explaining.explain import UNREAD
 from replay.explaining.form import Attempt, Explanation, Phases, Row
 from replay.explaining.queue_form import Queued
@@ -112,7 +112,7 @@ def _setting(attempt: Attempt) -> list[tuple[str, str]]:
     policy = f"{attempt.policy}, which looks at {LOOKS_AT.get(attempt.policy, 'what this program does not know')}"
     if attempt.settings is None:
         settings = f"revision {attempt.settings_revision}, which the log does not have"
-        settings += ": costs are not taken apart" if attempt.policy in BY_BLOCKS else ""
+        settings += ": costs are not taken apart" if attempt.policy in BLOCK_COST_POLICIES else ""
     else:
         settings = f"revision {attempt.settings_revision}: {changed or 'the defaults'}"
     known = ", ".join(f"{stream}:{seq}" for stream, seq in attempt.cursor.items())

@@ -7,7 +7,7 @@ from textwrap import fill
 
 from api.text_table import text_table
 from core.event_json import time_text
-from projections.backlog import DEFAULT_TIME
+from projections.policy.prefill_time import DEFAULT_TIME
 from replay.supposing.fitted import Fitted
 from replay.supposing.outcome import Outcome, Spread, by_name
 from replay.supposing.regret import Change

@@ -8,7 +8,7 @@ from actors.snapshots import CLAIM
 from core.clock import SystemClock
 from core.errors import Unavailable
 from core.snapshot_manifest import Manifest
-from projections.rebuild import take_snapshot
+from projections.runner.rebuild import take_snapshot
 from streams.log import EventLog
 from streams.registry import Registry
 from streams.snapshot_store import SnapshotStore

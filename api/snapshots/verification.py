@@ -15,10 +15,10 @@ import msgspec
 from core.errors import Corrupt
 from core.ids import StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
-from projections.projection import FOLD_VERSION
-from projections.rebuild import fold_on, in_slices, rebuild
-from projections.snapshot import cursor_of, decoding
-from projections.state import State
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.snapshot import cursor_of, decoding
+from projections.folds.state import State
+from projections.runner.rebuild import fold_on, in_slices, rebuild
 from streams.log import EventLog
 from streams.snapshot_store import SnapshotStore
 

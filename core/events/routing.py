@@ -206,11 +206,13 @@ class RequestRouted(EventBase, frozen=True):
     wait_us: int = 0
     """How long outstanding prefills were expected to hold it up there; 0 under policies that do not ask."""
     prefill_time: tuple[int, ...] = ()
-    """`projections.backlog.PrefillTime` as this replica had learned it, where the settings leave that to it."""
+    """`projections.policy.prefill_backlog.PrefillTime` as this replica had learned it, where the settings leave that to
+    it."""
     held: dict[str, int] = msgspec.field(default_factory=dict)
     """How long requests that the replica held would have held it up, in microseconds, by worker."""
     believed: tuple[int, int] | None = None
-    """`projections.believed.Keeps` under the policy `approximate`: what the worker is taken to keep, this included."""
+    """`projections.folds.approximate_index.CacheRetention` under the policy `approximate`: what the worker is taken to
+    keep, this included."""
     session_parent: str = ""
     """The key of the session that began `session`, as of a sub-agent; empty if the client named none. It informs: no
     decision rests on it."""

@@ -24,7 +24,7 @@ from core.events import (
 from core.ids import StreamName, WorkerId
 from core.prompt import hashes_from_bytes
 from core.subjects import is_kv
-from projections.chain import Chain, Link, missing
+from projections.folds.source_fold import Chain, ChainVerdict, missing_before
 from replay.recording import Frame, Recording
 
 BLOCKS_SHOWN = 8
@@ -142,9 +142,9 @@ class _Shadow:
             return
         self.spoke = True
         n_next, link = self._chain.n_next, self._chain.follow(message, frame.head)
-        if link is Link.REPEAT:
+        if link is ChainVerdict.REPEAT:
             return
-        if link is Link.GAP:
+        if link is ChainVerdict.GAP:
             self._lose(n_next, frame)
         for event in message.events:
             said = Said(seq=frame.seq, n=message.n, event=type(event).__name__, time_ms=frame.time_ms)
@@ -173,7 +173,7 @@ class _Shadow:
         assert frame.message is not None
         if not n_next and not frame.message.n:
             return
-        lost = missing(n_next, frame.message)
+        lost = missing_before(n_next, frame.message)
         self._known, self._parts = False, []
         numbers = f"message {lost.n_to}" if lost.n_to == lost.n_from else f"messages {lost.n_from} to {lost.n_to}"
         self.gaps.append(f"{numbers} before {self._stream}:{frame.seq}")

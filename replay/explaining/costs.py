@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from projections.policies import BY_BLOCKS, MILLI, Scored
+from projections.policy.cost import BLOCK_COST_POLICIES, MILLI, ScoredCandidate
 from replay.explaining.estimated import taken_apart
 from replay.explaining.ground import Ground
 from replay.explaining.needs import terms
@@ -19,10 +19,10 @@ class Costs(NamedTuple):
     wait: float = 0.0
 
 
-def costs_of(on: Ground, scored: Scored) -> Costs:
+def costs_of(on: Ground, scored: ScoredCandidate) -> Costs:
     """The terms of one candidate's cost."""
     settings = on.settings
-    if settings.policy in BY_BLOCKS:
+    if settings.policy in BLOCK_COST_POLICIES:
         if not on.settings_known:
             return Costs()
         per = terms(scored, on.request)

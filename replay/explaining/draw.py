@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core.settings import RoutingSettings
-from projections.policies import MILLI, SOFT_STEPS, SOFT_TABLE, SOFTENED
+from projections.policy.cost import MILLI
+from projections.policy.policies import SOFT_STEPS, SOFT_TABLE, TEMPERATURE_POLICIES
 
 SEED_BITS = 64
 
 
 def drawn(settings: RoutingSettings) -> bool:
     """Whether the policy draws among candidates by their costs."""
-    return settings.policy in SOFTENED and settings.temperature_m > 0
+    return settings.policy in TEMPERATURE_POLICIES and settings.temperature_m > 0
 
 
 def probabilities(costs: Sequence[int], settings: RoutingSettings) -> list[float] | None:
@@ -39,7 +40,7 @@ def draw(seed: int) -> float:
 
 
 def _weights(costs: Sequence[int], temperature_m: int) -> list[int]:
-    """As `projections.policies` has them: 2^(-(cost - min) / (spread * temperature)), in integers."""
+    """As `projections.policy.policies` has them: 2^(-(cost - min) / (spread * temperature)), in integers."""
     lowest, highest = min(costs), max(costs)
     scale = max(1, (highest - lowest) * temperature_m)
     steps = [(cost - lowest) * SOFT_STEPS * MILLI // scale for cost in costs]

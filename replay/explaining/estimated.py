@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from core.events import RequestRouted
 from core.settings import RoutingSettings
-from projections.backlog import Backlog
-from projections.policies import ESTIMATING, MILLI, Estimate, Scored, estimate, pending_beyond
+from projections.policy.cost import ESTIMATING_POLICIES, MILLI, ScoredCandidate, TimeCostTerms, estimate, pending_beyond
+from projections.policy.prefill_backlog import PrefillBacklog
 from replay.explaining.ground import Ground
 from replay.explaining.timed_form import Estimates, Timed
 
@@ -17,7 +17,9 @@ WEIGHTS = {
 SET, LEARNED, DEFAULT = "set", "learned", "default"
 
 
-def taken_apart(scored: Scored, settings: RoutingSettings, size: int, backlog: Backlog) -> Estimate | None:
+def taken_apart(
+    scored: ScoredCandidate, settings: RoutingSettings, size: int, backlog: PrefillBacklog
+) -> TimeCostTerms | None:
     """The terms of a candidate's cost under `time`, in microseconds; None if they are not all of it, because it was
     made with other settings."""
     terms = estimate(scored.candidate, scored.prefill_m, settings, size, backlog)
@@ -27,7 +29,7 @@ def taken_apart(scored: Scored, settings: RoutingSettings, size: int, backlog: B
 def estimates(on: Ground) -> Estimates | None:
     """What the decision estimated by; None under a policy that estimates nothing. O(candidates)."""
     settings = on.settings
-    if settings.policy not in ESTIMATING:
+    if settings.policy not in ESTIMATING_POLICIES:
         return None
     exact = all(_adds_up(on, scored) for scored in on.ranked)
     given = settings.to_mapping()
@@ -48,19 +50,19 @@ def source(event: RequestRouted, settings: RoutingSettings) -> str:
     return SET if settings.prefill_us_per_token_m else DEFAULT
 
 
-def _adds_up(on: Ground, scored: Scored) -> bool:
+def _adds_up(on: Ground, scored: ScoredCandidate) -> bool:
     if on.settings.policy == "time":
         return taken_apart(scored, on.settings, on.event.block_size, on.backlog) is not None
     beyond_us = on.backlog.waits_us.get(scored.candidate.worker, 0) - on.settings.session_wait_max_ms * MILLI
     return scored.cost == max(0, beyond_us)
 
 
-def tokens(scored: Scored, size: int) -> int:
+def tokens(scored: ScoredCandidate, size: int) -> int:
     """Of the prompt, that would be computed there, as `estimate` counts them."""
     return -(-scored.prefill_m * size // MILLI)
 
 
-def timed(on: Ground, scored: Scored, *, exact: bool) -> Timed:
+def timed(on: Ground, scored: ScoredCandidate, *, exact: bool) -> Timed:
     """What was estimated of one candidate."""
     size, candidate = on.event.block_size, scored.candidate
     computes, asks = tokens(scored, size), exact and on.settings.policy == "time"

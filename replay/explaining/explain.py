@@ -12,7 +12,7 @@ from core.events import RequestFinished, RequestMigrated, RequestRejected, Reque
 from core.ids import WorkerId, from_column
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.policies import MILLI, Scored
+from projections.policy.cost import MILLI, ScoredCandidate
 from replay.explaining.costs import costs_of
 from replay.explaining.draw import draw, drawn
 from replay.explaining.estimated import estimates, timed
@@ -142,7 +142,7 @@ def rows(on: Ground, known: dict[WorkerId, Knowledge], names: Names) -> list[Row
 
 def _row(
     on: Ground,
-    scored: Scored,
+    scored: ScoredCandidate,
     known: Knowledge,
     names: Names,
     probability: float | None,

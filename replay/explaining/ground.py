@@ -11,11 +11,12 @@ from core.events.routing import LOCAL_REASONS
 from core.ids import ReplicaId, StreamName, WorkerId, from_column
 from core.settings import TIERS, RoutingSettings
 from core.subjects import ROUTING
-from projections.backlog import NO_BACKLOG, Backlog, PrefillTime
-from projections.decide import Decision, decide
-from projections.policies import ESTIMATING, MILLI, Scored
-from projections.tally import Busy
-from projections.view import Candidate, RouteRequest, View, by_worker
+from projections.folds.in_flight import WorkerLoad
+from projections.policy.cost import ESTIMATING_POLICIES, MILLI, ScoredCandidate
+from projections.policy.decide import Decision, decide
+from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
+from projections.policy.prefill_time import PrefillTime
+from projections.policy.view import Candidate, RouteRequest, View, local_by_worker
 from replay.explaining.form import InFlight
 from replay.lacks import Lacks
 from replay.playback import Playback, Situation
@@ -39,7 +40,7 @@ class Ground(NamedTuple):
     settings: RoutingSettings
     settings_known: bool
     """False: the recording does not say what the revision means, and these are the defaults."""
-    ranked: list[Scored]
+    ranked: list[ScoredCandidate]
     """The chosen one first, then by cost."""
     excluded: Excluded
     local: dict[WorkerId, tuple[str, ...]]
@@ -49,7 +50,7 @@ class Ground(NamedTuple):
     """Of the candidates."""
     again: str
     doubts: list[str]
-    backlog: Backlog
+    backlog: PrefillBacklog
     """What was outstanding, where the policy looks at that."""
 
     @property
@@ -100,7 +101,7 @@ def of_decision(
         settings_known=True,
         ranked=decision.ranked,
         excluded={reason: (len(ids), ids) for reason, ids in sorted(decision.excluded.items())},
-        local=dict(sorted(by_worker(view.local).items())),
+        local=dict(sorted(local_by_worker(view.local).items())),
         turn=view.routed(event.model),
         in_flight={scored.candidate.worker: in_flight(view, scored.candidate) for scored in decision.ranked},
         again=SAME,
@@ -111,7 +112,7 @@ def of_decision(
 
 def in_flight(view: View, candidate: Candidate) -> InFlight:
     """What the worker is busy with, by this view."""
-    ahead = view.ahead.tally.busy.get(candidate.worker, Busy())
+    ahead = view.ahead.in_flight_load.busy.get(candidate.worker, WorkerLoad())
     return InFlight(
         requests=candidate.active_requests,
         blocks=candidate.active_blocks,
@@ -147,12 +148,12 @@ def _as_recorded(recording: Recording, tried: Tried, event: RequestRouted, again
     )
 
 
-def recorded_backlog(event: RequestRouted, request: RouteRequest, settings: RoutingSettings) -> Backlog:
+def recorded_backlog(event: RequestRouted, request: RouteRequest, settings: RoutingSettings) -> PrefillBacklog:
     """What was outstanding on the candidates that the event holds, where the policy looks at that."""
-    if settings.policy not in ESTIMATING:
+    if settings.policy not in ESTIMATING_POLICIES:
         return NO_BACKLOG
     waits = dict(zip(map(WorkerId, from_column(event.candidates)), event.columns.get("wait_us", ()), strict=False))
-    return Backlog(PrefillTime.of(settings, request.time), waits, request.held)
+    return PrefillBacklog(PrefillTime.of(settings, request.time), waits, request.held)
 
 
 def _ordered(reasons: tuple[str, ...]) -> tuple[str, ...]:
@@ -165,7 +166,7 @@ def _recorded_in_flight(candidate: Candidate) -> InFlight:
 
 def recorded(
     event: RequestRouted, settings: RoutingSettings, local: Mapping[WorkerId, tuple[str, ...]]
-) -> list[Scored]:
+) -> list[ScoredCandidate]:
     """The candidates that the event holds, as `score` would give them; what it leaves out is filled in so that they
     cost the same."""
     found = []
@@ -179,7 +180,7 @@ def recorded(
         tokens = _queued_tokens(
             event, settings, candidate, row["prefill"], stale="stale" in local.get(WorkerId(worker), ())
         )
-        found.append(Scored(candidate._replace(prefill_tokens=tokens), row["cost"], row["prefill"]))
+        found.append(ScoredCandidate(candidate._replace(prefill_tokens=tokens), row["cost"], row["prefill"]))
     return found
 
 
@@ -187,7 +188,7 @@ def _queued_tokens(
     event: RequestRouted, settings: RoutingSettings, candidate: Candidate, prefill_m: int, *, stale: bool
 ) -> int:
     """Tokens queued there that give these blocks to prefill: the inverse of what `score` does."""
-    if settings.policy in ESTIMATING:
+    if settings.policy in ESTIMATING_POLICIES:
         return 0  # they have no part in it
     credit, before = 0, 0
     for depth, credit_m in zip(candidate.overlap, settings.credits_m, strict=True):

@@ -14,9 +14,10 @@ import msgspec
 
 from core.ids import WorkerId
 from core.settings import WEIGHT_MAX, RoutingSettings
-from projections.backlog import NO_BACKLOG, Backlog
-from projections.policies import MILLI, Scored, rank, score
-from projections.view import Candidate, RouteRequest
+from projections.policy.cost import MILLI, ScoredCandidate, score
+from projections.policy.policies import rank
+from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
+from projections.policy.view import Candidate, RouteRequest
 from replay.explaining.form import Need
 
 WEIGHT_M_MAX = round(WEIGHT_MAX * MILLI)
@@ -32,7 +33,7 @@ class Case(NamedTuple):
     stale: frozenset[WorkerId]
     turn: int
     seed: int
-    backlog: Backlog = NO_BACKLOG
+    backlog: PrefillBacklog = NO_BACKLOG
 
     def chosen(self, settings: RoutingSettings | None = None, changed: Candidate | None = None) -> WorkerId:
         """Who is chosen with these settings and this candidate instead of the one of its id."""
@@ -187,7 +188,7 @@ def _terms(case: Case, candidate: Candidate) -> _Terms:
     return terms(scored, case.request)
 
 
-def terms(scored: Scored, request: RouteRequest) -> _Terms:
+def terms(scored: ScoredCandidate, request: RouteRequest) -> _Terms:
     """What the weights are multiplied with."""
     candidate, _, prefill_m = scored
     shared = max(0, candidate.pending - candidate.overlap[-1])

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from core.event_json import hash_text
-from projections.policies import MILLI, SESSION_TOKENS, Scored, rank, two_of
+from projections.policy.cost import MILLI, ScoredCandidate
+from projections.policy.policies import SESSION_TOKENS, rank, two_of
 from replay.explaining.ground import Ground
 from replay.explaining.timed_form import Passed, SessionOrder
 from replay.explaining.weighed import ms_text
@@ -33,7 +34,7 @@ def session_order(on: Ground, name: Name) -> SessionOrder | None:
     )
 
 
-def drawn_two(on: Ground) -> list[Scored]:
+def drawn_two(on: Ground) -> list[ScoredCandidate]:
     """The two that `power-of-two` drew, the first one first; none under other policies, of a single candidate, and
     where the record does not hold all: places are drawn, and they count by id."""
     if on.settings.policy != "power-of-two" or len(on.ranked) < max(2, on.event.candidates_total):
@@ -94,7 +95,7 @@ def _whose(on: Ground) -> tuple[str, str, int]:
     return "prefix", hash_text(prompt.key(depth)), depth
 
 
-def _order(on: Ground) -> list[Scored]:
+def _order(on: Ground) -> list[ScoredCandidate]:
     """The candidates as they would be taken one after the other if nobody had anything to wait for."""
     idle = [scored._replace(cost=0) for scored in on.ranked]
     settings = msgspec.structs.replace(on.settings, tie_margin_m=0)
@@ -104,13 +105,13 @@ def _order(on: Ground) -> list[Scored]:
     return [places[scored.candidate.worker] for scored in order]
 
 
-def _follows(on: Ground, order: list[Scored]) -> bool:
+def _follows(on: Ground, order: list[ScoredCandidate]) -> bool:
     """Whether the order says who is chosen: all are there, and the first of those that cost least is the one."""
     highest = min(scored.cost for scored in order) + on.settings.tie_margin_m
     first = next(scored for scored in order if scored.cost <= highest)
     return len(order) >= on.event.candidates_total and first == on.ranked[0]
 
 
-def _passed(on: Ground, scored: Scored, name: Name) -> Passed:
+def _passed(on: Ground, scored: ScoredCandidate, name: Name) -> Passed:
     worker = scored.candidate.worker
     return Passed(worker=worker, name=name(worker), wait_ms=on.backlog.waits_us.get(worker, 0) / MILLI)

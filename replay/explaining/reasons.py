@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core.ids import WorkerId
 from core.settings import APPROXIMATE, RoutingSettings
-from projections.policies import BY_BLOCKS, ESTIMATING, MILLI, Scored, pending_beyond
+from projections.policy.cost import BLOCK_COST_POLICIES, ESTIMATING_POLICIES, MILLI, ScoredCandidate, pending_beyond
 from replay.explaining.draw import draw, drawn, probabilities
 from replay.explaining.form import Need, RunnerUp
 from replay.explaining.ground import Ground
@@ -111,7 +111,7 @@ def _why_drawn(ground: Ground, name: Name) -> str:
     return f"{text}, {name(least)}, which costs {_difference(ground, cheapest, chosen)} less, {chances_[least]:.1%}"
 
 
-def _because(ground: Ground, chosen: Scored, best: Scored, name: Name) -> str:
+def _because(ground: Ground, chosen: ScoredCandidate, best: ScoredCandidate, name: Name) -> str:
     ours, theirs = chosen.candidate, best.candidate
     if ground.settings.policy == "least-loaded":
         busy = [each.active_requests + each.waiting for each in (ours, theirs)]
@@ -122,7 +122,7 @@ def _because(ground: Ground, chosen: Scored, best: Scored, name: Name) -> str:
     return _because_of_blocks(ground, chosen, best, name)
 
 
-def _because_of_blocks(ground: Ground, chosen: Scored, best: Scored, name: Name) -> str:
+def _because_of_blocks(ground: Ground, chosen: ScoredCandidate, best: ScoredCandidate, name: Name) -> str:
     """The weightiest of the terms in which the chosen one is cheaper."""
     ours, theirs, settings = chosen.candidate, best.candidate, ground.settings
     mine, other = (terms(scored, ground.request) for scored in (chosen, best))
@@ -165,7 +165,7 @@ def runner_up(ground: Ground, name: Name) -> RunnerUp | None:
         text = f"{called} {had}; the draw fell at {draw(ground.event.seed):.3f}"
     else:
         found = needs(case(ground), other.candidate)
-        weights = " or of a weight" if ground.settings.policy in BY_BLOCKS else ""
+        weights = " or of a weight" if ground.settings.policy in BLOCK_COST_POLICIES else ""
         text = f"{called} would have won {_listed(found, weights)}"
     return RunnerUp(
         worker=other.candidate.worker,
@@ -184,14 +184,14 @@ def case(ground: Ground) -> Case:
     return Case(candidates, ground.request, ground.settings, stale, turn, event.seed, ground.backlog)
 
 
-def _difference(ground: Ground, less: Scored, more: Scored) -> str:
-    if ground.settings.policy in ESTIMATING:
+def _difference(ground: Ground, less: ScoredCandidate, more: ScoredCandidate) -> str:
+    if ground.settings.policy in ESTIMATING_POLICIES:
         return ms_text(more.cost - less.cost)
     return f"{(more.cost - less.cost) / MILLI:g}"
 
 
 def _unit(settings: RoutingSettings) -> str:
-    return " ms" if settings.policy in ESTIMATING else ""
+    return " ms" if settings.policy in ESTIMATING_POLICIES else ""
 
 
 def _listed(found: list[Need], weights: str) -> str:

@@ -17,7 +17,7 @@ from core.events import BlocksRemoved, BlocksStored, CacheCleared, CacheRestated
 from core.ids import COLUMN_WIDTH, StreamName, WorkerId
 from core.settings import APPROXIMATE
 from core.subjects import ROUTING, is_kv, owner
-from projections.tally import shared_depth
+from projections.folds.in_flight import shared_depth
 from replay.explaining.form import Reuse
 from replay.explaining.ground import Ground, routed_event
 from replay.recording import Recording

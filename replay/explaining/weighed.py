@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from projections.policies import MILLI, Scored, pending_beyond
+from projections.policy.cost import MILLI, ScoredCandidate, pending_beyond
 from replay.explaining.estimated import taken_apart, tokens
 from replay.explaining.ground import Ground
 
@@ -18,7 +18,7 @@ class _Point(NamedTuple):
     text: str
 
 
-def weighed(on: Ground, ours: Scored, theirs: Scored) -> str:
+def weighed(on: Ground, ours: ScoredCandidate, theirs: ScoredCandidate) -> str:
     """What the first does better than the second, the weightiest first, and what worse: `computes 3,100 tokens more
     (190 ms), but waits 240 ms less`. Empty if the costs are not known by their terms."""
     points = list(_points(on, ours, theirs))
@@ -29,7 +29,7 @@ def weighed(on: Ground, ours: Scored, theirs: Scored) -> str:
     return f"{_joined(worse)}, but {_joined(better)}"
 
 
-def _points(on: Ground, ours: Scored, theirs: Scored) -> Iterator[_Point]:
+def _points(on: Ground, ours: ScoredCandidate, theirs: ScoredCandidate) -> Iterator[_Point]:
     size = on.event.block_size
     mine, other = (taken_apart(each, on.settings, size, on.backlog) for each in (ours, theirs))
     if mine is None or other is None:
@@ -50,11 +50,11 @@ def _by(more: int) -> str:
     return f"{abs(more):,} token{'' if abs(more) == 1 else 's'} {'fewer' if more < 0 else 'more'}"
 
 
-def _active(scored: Scored) -> int:
+def _active(scored: ScoredCandidate) -> int:
     return scored.candidate.active_blocks - pending_beyond(scored.candidate)
 
 
-def _holding_up(ours: Scored, theirs: Scored, gain_us: int) -> str:
+def _holding_up(ours: ScoredCandidate, theirs: ScoredCandidate, gain_us: int) -> str:
     mine, other = ours.candidate.active_requests, theirs.candidate.active_requests
     if mine == other:
         how = f"holds up {mine} requests for {'less' if gain_us > 0 else 'more'} time"

@@ -13,10 +13,10 @@ from core.errors import CallerError
 from core.ids import ReplicaId, RequestId
 from core.prompt import Prompt
 from core.subjects import ROUTING
-from projections.ahead import Ahead
-from projections.backlog import PrefillTime
-from projections.decide import decide, record
-from projections.view import RouteRequest, View
+from projections.folds.pending_events import PendingEvents
+from projections.policy.decide import decide, record
+from projections.policy.prefill_time import PrefillTime
+from projections.policy.view import RouteRequest, View
 from replay.explaining.estimated import estimates
 from replay.explaining.explain import excluded_named, rows
 from replay.explaining.form import Row, RunnerUp
@@ -129,7 +129,7 @@ def _by_then(stand: Stand) -> Iterator[Tried]:
 
 
 def _by_log(stand: Stand) -> View:
-    return View(stand.state, NOBODY, Ahead(), MappingProxyType({}))
+    return View(stand.state, NOBODY, PendingEvents(), MappingProxyType({}))
 
 
 def _block_size(stand: Stand, model: str) -> int:

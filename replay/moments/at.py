@@ -15,9 +15,9 @@ from core.ids import ReplicaId, StreamName, StreamSeq, WorkerId
 from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.ahead import Ahead
-from projections.state import State
-from projections.view import View
+from projections.folds.pending_events import PendingEvents
+from projections.folds.state import State
+from projections.policy.view import View
 from replay.lacks import Lacks
 from replay.last_words import Word, last_words
 from replay.moments.held import Held, HeldRequest, HeldSeat, held, requests_of
@@ -152,7 +152,7 @@ def _silent(state: State, replica: ReplicaId) -> Belief:
     for worker, reasons in part.local.items() if part is not None else ():
         for reason in reasons:
             local.setdefault(reason, set()).add(worker)
-    view = View(state, replica, Ahead(), {reason: frozenset(workers) for reason, workers in local.items()})
+    view = View(state, replica, PendingEvents(), {reason: frozenset(workers) for reason, workers in local.items()})
     settings = RoutingSettings.parse(part.settings if part is not None else {})
     return Belief(view, settings, part.settings_revision if part is not None else 0, None, [])
 

@@ -9,7 +9,7 @@ import msgspec
 from core.ids import WorkerId
 from core.prompt import hashes_from_bytes
 from core.settings import TIERS
-from projections.state import State
+from projections.folds.state import State
 from replay.moments.at import Stand
 from replay.moments.held import Held, HeldReplica, HeldRequest, HeldWorker
 

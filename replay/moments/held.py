@@ -16,11 +16,11 @@ from core.event_json import hash_text, time_text
 from core.events import LoadReported
 from core.ids import ReplicaId, WorkerId
 from core.settings import TIERS, RoutingSettings
-from projections.kv import Member
-from projections.requests import Replica
-from projections.state import State
-from projections.tally import Busy
-from projections.view import View, by_worker
+from projections.folds.in_flight import WorkerLoad
+from projections.folds.kv_fold import Member
+from projections.folds.routing_fold import ReplicaPart
+from projections.folds.state import State
+from projections.policy.view import View, local_by_worker
 
 
 class HeldLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +185,7 @@ def settings_of(state: State) -> RoutingSettings:
     return RoutingSettings.parse(newest.settings if newest is not None else {})
 
 
-def _settings(part: Replica | None) -> dict[str, Any]:
+def _settings(part: ReplicaPart | None) -> dict[str, Any]:
     """All of them, with the defaults of what the replica did not say."""
     return RoutingSettings().to_mapping() | (part.settings if part is not None else {})
 
@@ -195,9 +195,9 @@ def _worker(
 ) -> HeldWorker:
     worker, joined = member.worker, member.joined
     assert joined is not None
-    busy = [state.routing.tally.busy.get(worker, Busy())]
+    busy = [state.routing.in_flight_load.busy.get(worker, WorkerLoad())]
     if view is not None:
-        busy.append(view.ahead.tally.busy.get(worker, Busy()))
+        busy.append(view.ahead.in_flight_load.busy.get(worker, WorkerLoad()))
     return HeldWorker(
         worker=worker,
         name=joined.name,
@@ -218,7 +218,7 @@ def _worker(
 
 def _local(state: State, worker: WorkerId, view: View | None) -> dict[str, list[str]]:
     if view is not None:
-        reasons = by_worker(view.local).get(worker, ())
+        reasons = local_by_worker(view.local).get(worker, ())
         return {view.replica: list(reasons)} if reasons else {}
     parts = sorted(state.routing.replicas.items())
     return {replica: list(part.local[worker]) for replica, part in parts if part.local.get(worker)}
@@ -237,7 +237,7 @@ def _load(report: LoadReported | None, reported_ms: int | None, time_ms: int) ->
     )
 
 
-def _replica(part: Replica, settings: dict[str, Any], in_flight: int, view: View | None) -> HeldReplica:
+def _replica(part: ReplicaPart, settings: dict[str, Any], in_flight: int, view: View | None) -> HeldReplica:
     assert part.joined is not None
     routed = Counter(part.routed)
     if view is not None and view.replica == part.replica:
@@ -255,7 +255,7 @@ def _replica(part: Replica, settings: dict[str, Any], in_flight: int, view: View
     )
 
 
-def requests_of(part: Replica) -> list[HeldRequest]:
+def requests_of(part: ReplicaPart) -> list[HeldRequest]:
     """What the fold has of a replica's requests under way."""
     return [
         HeldRequest(

@@ -21,7 +21,7 @@ from core.events.jobs import (
 )
 from core.generation import PrefillReport
 from core.kv_transfer import TRANSPORTS
-from projections.decide_prefill import OUTCOMES, REASONS
+from projections.policy.prefill_choice import PREFILL_OUTCOMES, PREFILL_REASONS
 from replay.redacting.names import TEXT, Names
 
 
@@ -35,7 +35,7 @@ def of_job(event: JobEvent, names: Names) -> JobEvent:
         case PrefillPulled():
             return replace(event, worker=names.id(event.worker), transport=_known(event.transport, TRANSPORTS))
         case PrefillCancelled():
-            return replace(event, reason=_known(event.reason, OUTCOMES), detail=names.text(event.detail))
+            return replace(event, reason=_known(event.reason, PREFILL_OUTCOMES), detail=names.text(event.detail))
         case PrefillStarted():
             return replace(event, requester=names.id(event.requester))
         case PrefillCompleted():
@@ -56,10 +56,10 @@ def verdict(report: PrefillReport, names: Names) -> PrefillReport:
     """A decode worker's verdict without names."""
     return replace(
         report,
-        reason=_known(report.reason, REASONS),
+        reason=_known(report.reason, PREFILL_REASONS),
         job=names.id(report.job),
         worker=names.id(report.worker),
-        outcome=_known(report.outcome, OUTCOMES),
+        outcome=_known(report.outcome, PREFILL_OUTCOMES),
         detail=names.text(report.detail),
     )
 

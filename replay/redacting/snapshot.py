@@ -10,11 +10,10 @@ from core.codec import digest
 from core.ids import ReplicaId, StreamName, WorkerId
 from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, LOAD, ROUTING
-from projections.chain import Chain
-from projections.ended import Ended
-from projections.jobs import JobsProjection
-from projections.snapshot import cursor_of, decode, encode
-from projections.state import State
+from projections.folds.jobs_fold import JobsFold
+from projections.folds.snapshot import cursor_of, decode, encode
+from projections.folds.source_fold import Chain, Tombstones
+from projections.folds.state import State
 from replay.redacting.chain import Passed
 from replay.redacting.events import joined, reported, seated
 from replay.redacting.names import Names, is_id
@@ -76,14 +75,14 @@ def _rename(state: State, names: Names) -> None:
         _bury_anew(state.projection(stream).ended, names)
 
 
-def _rename_jobs(jobs: JobsProjection, names: Names) -> None:
+def _rename_jobs(jobs: JobsFold, names: Names) -> None:
     for part in jobs.parts.values():
         part.asked = {names.id(job): asked for job, asked in part.asked.items()}
         part.taken = {names.id(job): names.id(requester) for job, requester in part.taken.items()}
     jobs.answered = {names.id(job): None for job in jobs.answered}
 
 
-def _bury_anew(ended: Ended, names: Names) -> None:
+def _bury_anew(ended: Tombstones, names: Names) -> None:
     """In their order."""
     buried = [(names.id(who), names.tombstone(why)) for who, why in ended.items()]
     ended.clear()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from core.ids import RequestId
-from projections.decide_prefill import REMOTE
+from projections.policy.prefill_choice import REMOTE
 from replay.simulating.spread import Spread, spread
 from replay.simulating.times import Times, times
 from replay.simulating.verdict import Verdict

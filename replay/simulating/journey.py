@@ -10,7 +10,7 @@ from core.generation import GenerateRequest, Hint, Output, PrefillReport, Sampli
 from core.ids import WorkerId
 from core.keys import session_key
 from core.prompt import hashes_to_bytes
-from projections.view import RouteRequest
+from projections.policy.view import RouteRequest
 from replay.recorded_prompt import RecordedPrompt
 from replay.simulating.arrival import Arrival
 from replay.simulating.served import Served

@@ -13,7 +13,7 @@ class Verdict(NamedTuple):
 
     request: RequestId
     reason: str
-    """`projections.decide_prefill.REASONS`."""
+    """`projections.policy.prefill_choice.PREFILL_REASONS`."""
     outcome: str
     """What became of the job; empty if there was none."""
     place: int = -1

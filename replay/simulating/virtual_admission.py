@@ -18,7 +18,7 @@ from core.events.routing import TURNED_AWAY, RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.settings import RoutingSettings
-from projections.fair_queue import FairQueue
+from projections.policy.fair_queue import FairQueue
 from replay.simulating.agenda import Agenda
 from replay.simulating.journey import MODEL, Journey
 from replay.simulating.virtual_log import VirtualLog

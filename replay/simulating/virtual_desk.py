@@ -23,8 +23,8 @@ from core.generation import Hint, Output, PrefillReport
 from core.ids import RequestId, WorkerId
 from core.prompt import HASH_BYTES
 from core.settings import RoutingSettings
-from projections.decide_prefill import PrefillInputs, decide_prefill
-from projections.jobs import JobsProjection
+from projections.folds.jobs_fold import JobsFold
+from projections.policy.prefill_choice import PrefillInputs, decide_prefill
 from replay.simulating.agenda import Agenda
 from replay.simulating.verdict import Verdict
 from replay.simulating.virtual_job import VirtualJob
@@ -47,7 +47,7 @@ class VirtualDesk:
         agenda: Agenda,
         settings: RoutingSettings,
         *,
-        jobs: JobsProjection,
+        jobs: JobsFold,
         judged: Callable[[Verdict], None],
     ) -> None:
         """`jobs` is the fold of the jobs stream, `judged` hears of each verdict when the first token is there."""

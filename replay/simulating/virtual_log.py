@@ -12,7 +12,7 @@ from core.codec import decode_message
 from core.ids import Epoch, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream, subject
-from projections.jobs import JobsProjection
+from projections.folds.jobs_fold import JobsFold
 from replay.recording import Frame
 from replay.simulating.agenda import Agenda
 from streams.archive.archive_writer import ArchiveWriter
@@ -66,7 +66,7 @@ class VirtualLog:
 
     def __init__(self, agenda: Agenda, archive: ArchiveWriter | None, *, jobs: bool = False) -> None:
         self.streams = (*STREAMS, JOBS) if jobs else STREAMS
-        self.jobs = JobsProjection()
+        self.jobs = JobsFold()
         """The fold of the jobs stream, as workers have it: they do not lag."""
         self.messages = 0
         self.begun = False

@@ -27,16 +27,13 @@ from core.events.routing import HELD, RequestQueued
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.ahead import Ahead
-from projections.backlog import PrefillTime
-from projections.decide import Decision, decide, record, rejection
-from projections.declines import Declines
-from projections.learned import Learned
-from projections.placement import Held
-from projections.plan import computing, plan
-from projections.policies import ESTIMATING
-from projections.state import State
-from projections.view import Local, RouteRequest, View, by_worker
+from projections.folds.pending_events import PendingEvents
+from projections.folds.state import State
+from projections.policy.binding_plan import BusyWorkers, UnboundRequest, plan, tokens_in_progress
+from projections.policy.cost import ESTIMATING_POLICIES
+from projections.policy.decide import Decision, decide, record, rejection
+from projections.policy.prefill_time import PrefillTime, PrefillTimeModel
+from projections.policy.view import Local, RouteRequest, View, local_by_worker
 from replay.simulating.agenda import Agenda
 from replay.simulating.journey import MODEL
 from replay.simulating.virtual_log import EPOCH, VirtualLog
@@ -90,14 +87,14 @@ class VirtualReplica:
             self._state.open(stream, EPOCH)
         self._milestones = Milestones(self._state)
         self._reported_us = 0
-        self._ahead = Ahead()
-        self._learns = settings.policy in ESTIMATING and not settings.prefill_us_per_token_m
-        self._learned = Learned()
+        self._ahead = PendingEvents()
+        self._learns = settings.policy in ESTIMATING_POLICIES and not settings.prefill_us_per_token_m
+        self._learned = PrefillTimeModel()
         self._alone: dict[tuple[str, int], tuple[int, int]] = {}
         """Attempts that were sent to a worker without outstanding prefills, of which no token has come: when, and the
         length of the prompt."""
-        self._declines = Declines()
-        self._held: dict[RequestId, Held] = {}
+        self._declines = BusyWorkers()
+        self._held: dict[RequestId, UnboundRequest] = {}
         """In the order in which they came."""
         self._held_told: set[RequestId] = set()
         """Those of them of which the log knows that they wait."""
@@ -150,7 +147,7 @@ class VirtualReplica:
 
     def hold(self, asked: RouteRequest, since_ms: int, seed: int) -> None:
         """The request waits here for the right worker."""
-        self._held[asked.id] = Held(asked, since_ms, seed)
+        self._held[asked.id] = UnboundRequest(asked, since_ms, seed)
 
     def declined(self, worker: WorkerId, tokens: int) -> int:
         """The worker would not take a held request, because it computes so much for others; returns until when that
@@ -184,7 +181,7 @@ class VirtualReplica:
         while held := [each for name, each in self._held.items() if name not in self.stuck]:
             view = View(self._state, self.id, self._ahead, self._look(gone))
             queue = [each._replace(request=self._informed(each.request)) for each in held]
-            known = computing(view.outstanding(), self._settings, self._log.now_ms)
+            known = tokens_in_progress(view.outstanding(), self._settings, self._log.now_ms)
             busy_us = self._declines.busy_us(known, self._agenda.now_us)
             planned = plan(view, queue, self._settings, self._log.now_ms, busy_us)
             if planned is None:
@@ -230,7 +227,7 @@ class VirtualReplica:
         self._catch_up()
         self._report()
         local = self._local_of(gone)
-        self._say_local(by_worker(local))
+        self._say_local(local_by_worker(local))
         return local
 
     def _choice(self, asked: RouteRequest, local: Local, seed: int) -> Choice:
@@ -273,7 +270,7 @@ class VirtualReplica:
                     read_back(event)  # type: ignore[arg-type]  # what we wrote is of types that we know
 
 
-def _queued(held: Held, depth: int) -> RequestQueued:
+def _queued(held: UnboundRequest, depth: int) -> RequestQueued:
     asked = held.request
     return RequestQueued(
         request=asked.id,

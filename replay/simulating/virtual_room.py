@@ -7,11 +7,13 @@ from collections.abc import Set as AbstractSet
 from actors.room import SPARE_PART, WITH_PREFILL, Room
 from core.ids import WorkerId
 from core.settings import RoutingSettings
-from projections.ahead import Ahead
-from projections.state import State
+from projections.folds.pending_events import PendingEvents
+from projections.folds.state import State
 
 
-def room(state: State, ahead: Ahead, gone: AbstractSet[WorkerId], settings: RoutingSettings, slots: int) -> Room | None:
+def room(
+    state: State, ahead: PendingEvents, gone: AbstractSet[WorkerId], settings: RoutingSettings, slots: int
+) -> Room | None:
     """As `actors.room.Rooms.of`, which tells more kinds of workers apart: here one is connected or gone, and each
     engine runs as many requests as `slots`. O(workers)."""
     usable: list[WorkerId] = []
@@ -30,7 +32,7 @@ def room(state: State, ahead: Ahead, gone: AbstractSet[WorkerId], settings: Rout
     taken = sum(
         tally[worker].requests
         for worker in usable
-        for tally in (state.routing.tally.busy, ahead.tally.busy)
+        for tally in (state.routing.in_flight_load.busy, ahead.in_flight_load.busy)
         if worker in tally
     )
     return Room(len(usable) * (settings.active_max or each), taken, max(1, len(state.routing.replicas)), overloaded)

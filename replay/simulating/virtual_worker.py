@@ -17,7 +17,7 @@ from core.generation import NO_HINT, Hint, Output
 from core.ids import LOST_SUFFIX, RequestId, WorkerId
 from core.prompt import hashes_from_bytes
 from core.subjects import LOAD
-from projections.plan import is_one_pass
+from projections.policy.binding_plan import is_one_pass
 from replay.simulating.agenda import Agenda
 from replay.simulating.copies import Copies
 from replay.simulating.journey import MODEL

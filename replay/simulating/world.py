@@ -21,8 +21,8 @@ from core.events import RequestPrefilled
 from core.generation import Output
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.models import GenerationFailed, NoWorkers
-from projections.plan import held_max
-from projections.view import RouteRequest
+from projections.policy.binding_plan import held_max
+from projections.policy.view import RouteRequest
 from replay.simulating.agenda import Agenda
 from replay.simulating.arrival import Arrival
 from replay.simulating.follows import Follows

@@ -21,7 +21,7 @@ from core.events import (
 from core.events.routing import RequestQueued, RequestTurnedAway
 from core.ids import LOST_SUFFIX, RequestId
 from core.subjects import ROUTING
-from projections.tally import Key
+from projections.folds.in_flight import AttemptKey
 from replay.recording import Frame, Recording
 from replay.supposing.fitted import Fitted, Sample, fitted
 
@@ -82,7 +82,7 @@ class Lives:
         """By model: engines of two models take different times."""
         self._samples: dict[str, list[Sample]] = {}
         self._lives: dict[tuple[int, str, int], Life] = {}
-        self._open: dict[str, dict[Key, Life]] = {}
+        self._open: dict[str, dict[AttemptKey, Life]] = {}
         self._came_ms: dict[tuple[str, str], int] = {}
         """When those came that wait in a router, by replica and request."""
         self._queued: Counter[str] = Counter()
@@ -191,7 +191,7 @@ class Lives:
             sample = Sample(life.prompt_tokens - event.cached_tokens, life.queued, sent_ms)
             self._samples.setdefault(life.model, []).append(sample)
 
-    def _end(self, replica: str, key: Key, at: Place, *, declined: bool = False) -> None:
+    def _end(self, replica: str, key: AttemptKey, at: Place, *, declined: bool = False) -> None:
         life = self._open.get(replica, {}).pop(key, None)
         if life is not None:
             life.ended, life.declined = at, declined

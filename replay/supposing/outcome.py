@@ -8,7 +8,7 @@ from math import sqrt
 
 import msgspec
 
-from projections.view import Candidate
+from projections.policy.view import Candidate
 from replay.supposing.fitted import Fitted
 from replay.supposing.regret import Change
 from replay.supposing.scenario import Scenario

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from core.events import RequestRouted
-from projections.policies import pending_beyond
-from projections.view import Candidate
+from projections.policy.cost import pending_beyond
+from projections.policy.view import Candidate
 from replay.supposing.fitted import Fitted
 
 

@@ -16,9 +16,8 @@ from core.ids import WorkerId
 from core.prompt import Prompt
 from core.settings import APPROXIMATE, RoutingSettings
 from core.subjects import ROUTING
-from projections.backlog import Outstanding
-from projections.tally import ANYBODY, InFlight, Key, beyond, shared_depth
-from projections.view import NOTHING, Candidate, View
+from projections.folds.in_flight import ANY_HASH, AttemptKey, InFlight, OutstandingPrefill, hash_beyond, shared_depth
+from projections.policy.view import NO_OVERLAP, Candidate, View
 from replay.supposing.lives import Life, Place, place, seq_of
 
 UNCHANGED = (0, 0, 0)
@@ -42,7 +41,7 @@ class Supposed(View):
         supposed._ledger, supposed._sight = ledger, sight
         return supposed
 
-    def outstanding(self) -> dict[WorkerId, list[Outstanding]]:
+    def outstanding(self) -> dict[WorkerId, list[OutstandingPrefill]]:
         return self._ledger.outstanding(self._sight)
 
     def routed(self, model: str) -> int:
@@ -55,7 +54,7 @@ class Supposed(View):
     def candidates(self, _prompt: Prompt, cached: Mapping[WorkerId, tuple[int, ...]] | None = None) -> list[Candidate]:
         if cached is None or cached is AS_IN_ROWS:
             return self._rows
-        return [row._replace(overlap=cached.get(row.worker, NOTHING)) for row in self._rows]
+        return [row._replace(overlap=cached.get(row.worker, NO_OVERLAP)) for row in self._rows]
 
 
 class Sight(NamedTuple):
@@ -78,7 +77,7 @@ class Entry(NamedTuple):
     """One attempt that the scenario weighs otherwise than the record. Flat, because every decision looks at all that
     are in flight."""
 
-    key: Key
+    key: AttemptKey
     replica: str
     at: Place
     prefilled: Place
@@ -93,7 +92,7 @@ class Entry(NamedTuple):
     supposed_begins_us: int
 
     @staticmethod
-    def of(key: Key, life: Life, recorded: InFlight, supposed: InFlight | None) -> Entry:
+    def of(key: AttemptKey, life: Life, recorded: InFlight, supposed: InFlight | None) -> Entry:
         """What the attempt weighs as recorded, and as supposed."""
         return Entry(
             key,
@@ -135,7 +134,7 @@ class Ledger:
     def rows(self, sight: Sight, prompt: Prompt) -> list[Candidate]:
         """The candidates of the sight as they are supposed to be; the very ones if nothing differs."""
         sums: Sums = {}
-        moved: dict[Key, WorkerId | None] = {}
+        moved: dict[AttemptKey, WorkerId | None] = {}
         mine, own, limit = sight.replica, sight.at, sight.limit
         for key, replica, at, prefilled, ended, worker, blocks, tokens, to, to_blocks, to_tokens, _ in self._entries:
             until = own if replica == mine else limit
@@ -155,7 +154,7 @@ class Ledger:
                     after[2] += to_tokens
         return _changed(sight, prompt, sums, moved) if sums else sight.rows
 
-    def outstanding(self, sight: Sight) -> dict[WorkerId, list[Outstanding]]:
+    def outstanding(self, sight: Sight) -> dict[WorkerId, list[OutstandingPrefill]]:
         """The prefills of the sight as they are supposed to be outstanding; O(all of them + entries)."""
         found, limit = sight.view.outstanding(), sight.limit
         for entry in self._entries:
@@ -165,12 +164,12 @@ class Ledger:
             before = found.get(entry.worker, [])
             before[:] = [row for row in before if (row.request, row.attempt) != entry.key]
             if entry.supposed_worker is not None:
-                row = Outstanding(entry.supposed_begins_us, *entry.key, entry.supposed_prefill_tokens)
+                row = OutstandingPrefill(entry.supposed_begins_us, *entry.key, entry.supposed_prefill_tokens)
                 found.setdefault(entry.supposed_worker, []).append(row)
         return {worker: rows for worker, rows in found.items() if rows}
 
 
-def _changed(sight: Sight, prompt: Prompt, sums: Sums, moved: Mapping[Key, WorkerId | None]) -> list[Candidate]:
+def _changed(sight: Sight, prompt: Prompt, sums: Sums, moved: Mapping[AttemptKey, WorkerId | None]) -> list[Candidate]:
     pending = _pending(sight.view, prompt, moved) if moved else None
     rows = []
     for row in sight.rows:
@@ -187,13 +186,13 @@ def _changed(sight: Sight, prompt: Prompt, sums: Sums, moved: Mapping[Key, Worke
     return rows
 
 
-def _pending(view: View, prompt: Prompt, moved: Mapping[Key, WorkerId | None]) -> dict[WorkerId, int] | None:
+def _pending(view: View, prompt: Prompt, moved: Mapping[AttemptKey, WorkerId | None]) -> dict[WorkerId, int] | None:
     """As the view counts them, and as cheaply, with the moved ones where they would be; None if none of them has to do
     with this."""
     found: dict[WorkerId, int] = {}
-    deeper, depth, touched = {0: ANYBODY}, 0, False
-    for tally in (view.state.routing.tally, view.ahead.tally):
-        known = () if tally is view.ahead.tally else view.ahead.computed
+    deeper, depth, touched = {0: ANY_HASH}, 0, False
+    for tally in (view.state.routing.in_flight_load, view.ahead.in_flight_load):
+        known = () if tally is view.ahead.in_flight_load else view.ahead.computed
         for key, entry in tally.pending(prompt):
             if key in known:
                 continue
@@ -202,7 +201,7 @@ def _pending(view: View, prompt: Prompt, moved: Mapping[Key, WorkerId | None]) -
             if worker is None:
                 continue
             least = found.get(worker, 0)
-            place, block = deeper.get(least) or deeper.setdefault(least, beyond(prompt, least))
+            place, block = deeper.get(least) or deeper.setdefault(least, hash_beyond(prompt, least))
             if hashes[place] == block:
                 found[worker] = depth = shared_depth(hashes, prompt, depth)
     return found if touched else None

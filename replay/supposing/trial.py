@@ -12,11 +12,11 @@ import xxhash
 from core.events import RequestRouted
 from core.ids import RequestId, WorkerId
 from core.settings import RoutingSettings
-from projections.decide import Decision, decide
-from projections.policies import ESTIMATING, MILLI, pending_beyond
-from projections.requests import in_flight
-from projections.tally import InFlight
-from projections.view import Candidate
+from projections.folds.in_flight import InFlight
+from projections.folds.routing_fold import in_flight
+from projections.policy.cost import ESTIMATING_POLICIES, MILLI, pending_beyond
+from projections.policy.decide import Decision, decide
+from projections.policy.view import Candidate
 from replay.playback import Situation
 from replay.supposing.fitted import Fitted
 from replay.supposing.lives import Life
@@ -129,8 +129,8 @@ class Trial:
         if settings is None:
             given = {**situation.settings.to_mapping(), **self.scenario.settings}
             settings = self._settings[situation.settings] = RoutingSettings.parse(given)
-        estimates = settings.policy in ESTIMATING and not settings.prefill_us_per_token_m
-        self.unlearned += estimates and event.policy not in ESTIMATING
+        estimates = settings.policy in ESTIMATING_POLICIES and not settings.prefill_us_per_token_m
+        self.unlearned += estimates and event.policy not in ESTIMATING_POLICIES
         view = Supposed.of(seen, self._ledger, rows, self._fewer[situation.replica, event.model])
         return decide(view, situation.request, settings, event.now_ms, event.seed)
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from core.ids import WorkerId
 from core.settings import APPROXIMATE
 from core.subjects import ROUTING
-from projections.decide import decide
-from projections.kv import Member
-from projections.state import State
-from projections.view import NOTHING, Candidate
+from projections.folds.kv_fold import Member
+from projections.folds.state import State
+from projections.policy.decide import decide
+from projections.policy.view import NO_OVERLAP, Candidate
 from replay.playback import Playback, Situation
 from replay.proof import lacks_of
 from replay.recording import Recording
@@ -220,4 +220,4 @@ def _rows(situation: Situation) -> list[Candidate]:
     if settings.policy != APPROXIMATE:
         return rows
     cached, held = view.cached(prompt, settings, situation.event.now_ms), view.state.index.blocks
-    return [row if held(row.worker) else row._replace(overlap=cached.get(row.worker, NOTHING)) for row in rows]
+    return [row if held(row.worker) else row._replace(overlap=cached.get(row.worker, NO_OVERLAP)) for row in rows]

@@ -13,7 +13,7 @@ from core.errors import Corrupt
 from core.events import ReplicaReported
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq
 from core.subjects import ROUTING, owner
-from projections.points import Point
+from projections.folds.state import DigestPoint
 from replay.recording import Recording
 from replay.reported import Reported, places
 
@@ -41,7 +41,7 @@ class LogFolds:
 
     def __init__(self, recording: Recording, wanted: Mapping[StreamName, set[StreamSeq]]) -> None:
         """O(all messages up to the last place that is wanted)."""
-        self._points: dict[tuple[StreamName, StreamSeq], Point] = {}
+        self._points: dict[tuple[StreamName, StreamSeq], DigestPoint] = {}
         for stream, seqs in sorted(wanted.items()):
             if stream in recording.streams:
                 self._fold(recording, stream, sorted(seqs))
@@ -49,7 +49,7 @@ class LogFolds:
     def __repr__(self) -> str:
         return f"<LogFolds at {len(self._points)} places>"
 
-    def at(self, stream: StreamName, seq: StreamSeq) -> Point | None:
+    def at(self, stream: StreamName, seq: StreamSeq) -> DigestPoint | None:
         """The fold after that message; None if the recording does not hold it."""
         return self._points.get((stream, seq))
 

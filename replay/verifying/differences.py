@@ -15,8 +15,8 @@ from core.events import RequestRouted
 from core.events.routing import COLUMNS, TIMED_COLUMNS
 from core.ids import from_column
 from core.settings import RoutingSettings
-from projections.decide import Decision, record, shown
-from projections.view import RouteRequest
+from projections.policy.decide import Decision, record, recorded_exclusions
+from projections.policy.view import RouteRequest
 
 BEFORE_COST = (
     "overlap", "overlap_all", "pending", "active_blocks", "active_requests", "prefill", "waiting", "known", "wait_us",
@@ -121,7 +121,7 @@ def equal(recorded: RequestRouted, recomputed: RequestRouted) -> bool:
 
 def left_out(decision: Decision) -> dict[str, tuple[int, bytes]]:
     """Its exclusions, as `first_difference` takes them."""
-    return shown(decision.excluded)
+    return recorded_exclusions(decision.excluded)
 
 
 def _differences(

@@ -16,7 +16,7 @@ import msgspec
 from core.generation import PrefillReport
 from core.ids import ReplicaId, StreamName
 from core.subjects import ROUTING, owner
-from projections.decide_prefill import OUTCOMES, REASONS, decide_prefill, inputs_of
+from projections.policy.prefill_choice import PREFILL_OUTCOMES, PREFILL_REASONS, decide_prefill, inputs_of
 from replay.recording import Recording
 from replay.slim import RoutingEvent, slim_reader
 from replay.verifying.job_ends import JobEnds
@@ -169,7 +169,7 @@ class _Judge:
         found.total += 1
         found.remote += report.remote
         about = f"{said.request}\t{said.attempt}\tprefill {report.reason}"
-        if report.reason not in REASONS or report.outcome not in OUTCOMES:
+        if report.reason not in PREFILL_REASONS or report.outcome not in PREFILL_OUTCOMES:
             self._not_judged["version"] += 1
             return f"{about}\tnot judged\n"
         made = decide_prefill(inputs_of(report))

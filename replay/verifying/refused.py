@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.ids import RequestId, WorkerId
-from projections.decide import decide, shown
-from projections.view import RouteRequest, View
+from projections.policy.decide import decide, recorded_exclusions
+from projections.policy.view import RouteRequest, View
 from replay.playback import Refusal
 from replay.recorded_prompt import RecordedPrompt
 
@@ -34,7 +34,7 @@ def _asked(at: Refusal, block_size: int) -> Again:
     event, prompt = at.event, RecordedPrompt(1, block_size, b"")
     request = RouteRequest(RequestId(event.request), event.attempt, event.model, prompt)
     decision = decide(at.view, request, at.settings, event.now_ms, 0)
-    excluded = shown(decision.excluded)
+    excluded = recorded_exclusions(decision.excluded)
     return Again(decision.worker is None and excluded == event.excluded, decision.worker, excluded)
 
 

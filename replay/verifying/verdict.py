@@ -9,7 +9,7 @@ import msgspec
 
 from core.events import RequestRouted
 from core.settings import RoutingSettings
-from projections.decide import Decision, decide
+from projections.policy.decide import Decision, decide
 from replay.doubts import rolled_back
 from replay.names import Names
 from replay.playback import Playback, Refusal, Situation

@@ -13,7 +13,7 @@ from actors.voice import Voice
 from core.clock import SystemClock
 from core.events import LocalChanged, ReplicaJoined
 from core.subjects import ROUTING
-from projections.state import State
+from projections.folds.state import State
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.jetstream.nats_credentials import NatsCredentials
 from streams.log import EventLog

@@ -11,7 +11,7 @@ from core.clock import ManualClock
 from core.events import DivergenceFound, Event, ReplicaReported
 from core.ids import ReplicaId, StreamSeq, WorkerId
 from core.subjects import LOAD, ROUTING, kv_stream
-from projections.state import State
+from projections.folds.state import State
 from streams.log import Record
 from streams.memory.memory_log import MemoryLog
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore

@@ -15,8 +15,8 @@ from core.block_spans import single
 from core.events import CacheRestated, DivergenceFound, Points, ReplicaReported
 from core.ids import ReplicaId, StreamName, StreamSeq
 from core.prompt import hashes_to_bytes
-from projections.points import POINTS_KEPT
-from projections.projection import FOLD_VERSION
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.state import POINTS_KEPT
 from tests.actors.replicas import KV, WORKER, Replicas, ReplicaUnderTest
 from tests.projections.facts import joined
 

@@ -14,9 +14,9 @@ from core.clock import ManualClock
 from core.events import DivergenceFound, Event, ReplicaReported
 from core.ids import ReplicaId, StreamSeq, WorkerId
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream
-from projections.rebuild import rebuild, take_snapshot
-from projections.runner import Runner
-from projections.state import Applied, State
+from projections.folds.state import Applied, State
+from projections.runner.rebuild import rebuild, take_snapshot
+from projections.runner.runner import Runner
 from streams.memory.memory_log import MemoryLog
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from streams.snapshot_store import SnapshotStore

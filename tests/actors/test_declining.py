@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actors.wire import Cancel, Failed, Generate
 from core.generation import Hint, Output
-from projections.plan import PASS_TOKENS
+from projections.policy.binding_plan import PASS_TOKENS
 from tests.actors.test_port import site
 from tests.actors.world import request
 from tests.fixtures.eventually import eventually

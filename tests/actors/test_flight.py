@@ -8,7 +8,7 @@ from core.clock import ManualClock
 from core.events import Event
 from core.generation import Output, Take
 from core.ids import RequestId
-from projections.requests import in_flight, restated
+from projections.folds.routing_fold import in_flight, restated_requests
 from tests.actors.world import request
 from tests.projections.facts import prompt, routed, worker_id
 
@@ -31,7 +31,7 @@ async def test_a_restatement_names_what_the_fold_would_have() -> None:
     Flight(waiting, OneToken(), flights, 0)  # type: ignore[arg-type]
     answer = Told(request([1]), 4096)
     await Flight(done, OneToken(), flights, 0).run(answer, lambda _: True, lambda: None)  # type: ignore[arg-type]
-    told = dict(restated(flights.restated("test")))
+    told = dict(restated_requests(flights.restated("test")))
     assert told[RequestId("waiting"), 0].begins_us == in_flight(waiting).begins_us == 1_000_250
     assert told[RequestId("done"), 0] == in_flight(done).prefilled()
     assert [type(event).__name__ for event in said] == ["RequestPrefilled"]

@@ -88,8 +88,8 @@ async def test_many_hang_ups_leave_nothing() -> None:
         await it.settled(router)
         assert not router.flights.open
         assert not router.flights._names
-        assert not router.state.routing.tally.busy
-        assert not router.voice.ahead.tally.busy
+        assert not router.state.routing.in_flight_load.busy
+        assert not router.voice.ahead.in_flight_load.busy
         assert not any(link.streams for link in router.fleet.links.values())
         ends = await it.told(ROUTING, RequestFinished)
         assert {end.outcome for end in ends} == {"abort"}

@@ -17,8 +17,8 @@ from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.models import DeadlineExceeded, NoWorkers
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.decide import Decision
-from projections.view import RouteRequest
+from projections.policy.decide import Decision
+from projections.policy.view import RouteRequest
 from streams.memory.memory_log import MemoryLog
 from tests.actors.test_holding import ENGINE, TOKENS, asked, route_request
 from tests.actors.world import World, collect, world

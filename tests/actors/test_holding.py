@@ -25,9 +25,9 @@ from core.ids import RequestId, StreamSeq
 from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.decide import Decision
-from projections.plan import LIGHT_TOKENS
-from projections.view import RouteRequest
+from projections.policy.binding_plan import LIGHT_TOKENS
+from projections.policy.decide import Decision
+from projections.policy.view import RouteRequest
 from replay.recording import Recording
 from replay.verifying.verify import verify
 from tests.actors.world import KEY, NAMESPACE, World, collect, request, world

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from actors.milestones import MILESTONE_EVERY, MILESTONES_KEPT, POINTS_MAX, Milestones
 from core.ids import StreamSeq
-from projections.points import POINTS_KEPT
+from projections.folds.state import POINTS_KEPT
 from tests.actors.replicas import KV, Replicas, ReplicaUnderTest
 
 

@@ -14,8 +14,8 @@ from core.events import BlocksRemoved, BlocksStored, Event
 from core.ids import WorkerId
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
 from core.settings import TIERS
-from projections.block_table import BlockTable
-from projections.prefixes import PrefixIndex
+from projections.index.block_table import BlockTable
+from projections.index.prefix_index import PrefixIndex
 
 SIZE = 2
 SEED = 7

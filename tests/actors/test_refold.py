@@ -8,8 +8,7 @@ from core.codec import encode_event
 from core.events import CacheCleared, Event, WorkerLeft, WorkerLost
 from core.ids import LOST_SUFFIX, Epoch, StreamSeq, WorkerId
 from core.subjects import LOAD, ROUTING
-from projections.points import POINTS_KEPT
-from projections.state import State
+from projections.folds.state import POINTS_KEPT, State
 from tests.projections.facts import joined, removed, restated, stored, worker_id
 from tests.projections.site import KV, Site
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker

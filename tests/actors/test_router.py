@@ -15,7 +15,7 @@ from core.ids import StreamSeq
 from core.models import GenerationFailed, NoWorkers, UnknownModel
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, kv_stream
-from projections.state import State
+from projections.folds.state import State
 from replay.explaining.explain import explain
 from tests.actors.world import FAST, KEY, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
@@ -92,8 +92,8 @@ async def test_every_routed_request_has_one_end() -> None:
         await it.settled(router)
         ends = {e.request: e.outcome for e in await events_of(it, ROUTING) if isinstance(e, RequestFinished)}
         assert ends == {"whole": "length", "left": "abort", "stopped": "stop"}
-        assert not router.view().state.routing.tally.busy
-        assert not router.voice.ahead.tally.busy
+        assert not router.view().state.routing.in_flight_load.busy
+        assert not router.voice.ahead.in_flight_load.busy
 
 
 async def test_dead_worker_is_left_out_at_once_and_lost_once() -> None:

@@ -209,7 +209,7 @@ async def test_a_replica_that_dies_is_lost_once_and_its_requests_with_it() -> No
             await it.ready(router)
         stream = routers[0].generate("sim", request(range(40), max_tokens=100_000))
         await anext(stream)
-        await eventually(lambda: routers[1].state.routing.tally.busy, "it is seen to be busy")
+        await eventually(lambda: routers[1].state.routing.in_flight_load.busy, "it is seen to be busy")
         dead = await it.crash_router("frontend-0")
         with pytest.raises(GenerationFailed):
             async for _ in stream:
@@ -217,7 +217,7 @@ async def test_a_replica_that_dies_is_lost_once_and_its_requests_with_it() -> No
         it.store.expire(f"replicas/{dead}")
         for router in routers[1:]:
             await eventually(lambda router=router: dead in router.state.routing.ended, "its end")  # type: ignore[misc]
-            assert not router.state.routing.tally.busy
+            assert not router.state.routing.in_flight_load.busy
         assert len(await it.told(ROUTING, Lost)) == 1
 
 

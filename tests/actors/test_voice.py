@@ -28,7 +28,7 @@ from core.ids import RequestId, StreamName, StreamSeq
 from core.models import GenerationFailed, NoWorkers
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.state import State
+from projections.folds.state import State
 from streams.outbox.backlog import MemoryBacklog, OutboxLimits
 from tests.actors.scripted_engine import ScriptedEngine
 from tests.actors.world import KEY, World, collect, request, world
@@ -52,8 +52,8 @@ async def outcomes(it: World, router: Router) -> list[tuple[str, int, str]]:
     """Every end that was said, once all is in the log and nothing is in flight."""
     await it.settled(router)
     assert not router.flights.open
-    assert not router.state.routing.tally.busy
-    assert not router.voice.ahead.tally.busy
+    assert not router.state.routing.in_flight_load.busy
+    assert not router.voice.ahead.in_flight_load.busy
     ended = await it.told(ROUTING, RequestFinished)
     assert len(ended) == len(await it.told(ROUTING, RequestRouted))
     return [(event.request, event.attempt, event.outcome) for event in ended]
@@ -179,10 +179,10 @@ async def test_events_dropped_while_the_log_is_away_are_made_good(
         assert list(replica.in_flight) == [("long", 0)]
         assert replica.joined is not None
         assert replica.settings
-        assert sum(busy.requests for busy in router.state.routing.tally.busy.values()) == 1
+        assert sum(busy.requests for busy in router.state.routing.in_flight_load.busy.values()) == 1
         await long.aclose()
         await it.settled(router)
-        assert not router.state.routing.tally.busy
+        assert not router.state.routing.in_flight_load.busy
         fresh = State(KEY.chain_key)
         for stream, (epoch, seq) in router.state.cursor.items():
             fresh.open(stream, epoch)
@@ -236,7 +236,7 @@ async def test_a_history_that_was_replaced_is_told_again() -> None:
         await collect(router, request(range(60)))
         await it.settled(router)
         assert router.state.routing.replicas[router.voice.id].joined is not None
-        assert not router.state.routing.tally.busy
+        assert not router.state.routing.in_flight_load.busy
         assert router.state.incomplete == 0
 
 

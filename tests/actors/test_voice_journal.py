@@ -17,7 +17,7 @@ from core.codec import CHAIN_START, decode_message, encode_event, encode_message
 from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft, ReplicaLost
 from core.ids import SourceId, StreamSeq
 from core.subjects import ROUTING, subject
-from projections.state import State
+from projections.folds.state import State
 from streams.memory.memory_log import MemoryLog
 from tests.fixtures.eventually import eventually
 from tests.streams.left import DEPLOYMENT, NAMESPACE

@@ -227,7 +227,7 @@ async def test_an_engine_that_hangs_holds_only_what_it_has() -> None:
         await asyncio.wait(tasks)
         await eventually(lambda: not a.port.streams, "nobody waits on it")
         await eventually(lambda: not len(router.voice.ahead), "the log has it all")
-        assert not router.state.routing.tally.busy
+        assert not router.state.routing.in_flight_load.busy
 
 
 async def test_a_start_that_fails_leaves_nothing() -> None:

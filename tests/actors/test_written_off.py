@@ -12,7 +12,7 @@ from core.events import ReplicaLost, RequestFinished, RequestRouted, SettingsCha
 from core.ids import SourceId, StreamName, StreamSeq, new_id
 from core.prompt import Prompt
 from core.subjects import LOAD, ROUTING, kv_stream, subject
-from projections.state import Applied
+from projections.folds.state import Applied
 from tests.actors.world import NAMESPACE, collect, request, world
 from tests.fixtures.eventually import eventually
 
@@ -61,8 +61,8 @@ async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:
         await it.settled(router)
         fold = router.state.routing
         assert before in fold.ended
-        assert not fold.tally.busy
-        assert not router.voice.ahead.tally.busy
+        assert not fold.in_flight_load.busy
+        assert not router.voice.ahead.in_flight_load.busy
         ends = [event.request for event in await it.told(ROUTING, RequestFinished)]
         assert ends.count("long") == ends.count("new") == 1
         assert "new" in [event.request for event in await it.told(ROUTING, RequestRouted)]

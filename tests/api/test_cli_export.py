@@ -23,7 +23,7 @@ from core.events import Event, ReplicaJoined
 from core.ids import SourceId, StreamName, StreamSeq, new_id
 from core.keys import DeploymentKey
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
-from projections.rebuild import take_snapshot
+from projections.runner.rebuild import take_snapshot
 from replay.recording import Recording
 from streams.archive.archive_reader import ArchiveReader
 from streams.embedded.embedded_etcd import EmbeddedEtcd

@@ -16,8 +16,8 @@ from core.codec import Message
 from core.errors import CallerError
 from core.events import BlocksStored
 from core.prompt import hashes_to_bytes
-from projections import decide as rules
-from projections.policies import Scored, score
+from projections.policy import decide as rules
+from projections.policy.cost import ScoredCandidate, score
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
@@ -86,7 +86,7 @@ def test_ranges_and_replicas(log: Path) -> None:
     assert (empty.exit_code, empty.stdout.splitlines()[0]) == (0, "No decision is in this range.")
 
 
-def negated(*given: object) -> list[Scored]:
+def negated(*given: object) -> list[ScoredCandidate]:
     return [each._replace(cost=-each.cost) for each in score(*given)]  # type: ignore[arg-type]
 
 

@@ -22,9 +22,9 @@ from core.ids import Epoch, SourceId, StreamSeq, new_id
 from core.prompt import hashes_to_bytes
 from core.snapshot_manifest import At, Manifest
 from core.subjects import SNAPSHOTS, kv_stream, subject
-from projections.projection import FOLD_VERSION
-from projections.rebuild import rebuild
-from projections.snapshot import cursor_of, encode
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.snapshot import cursor_of, encode
+from projections.runner.rebuild import rebuild
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats
 from streams.etcd.etcd_registry import EtcdRegistry

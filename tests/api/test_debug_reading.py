@@ -27,9 +27,9 @@ from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from core.prompt import hashes_to_bytes
 from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, kv_stream
-from projections.projection import FOLD_VERSION
-from projections.snapshot import cursor_of, encode
-from projections.state import State
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.snapshot import cursor_of, encode
+from projections.folds.state import State
 from replay.recording import Recording
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter

@@ -33,18 +33,18 @@ from core.ids import RequestId, StreamSeq
 from core.keys import session_key
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.decide import decide, record
-from projections.view import RouteRequest
+from projections.policy.decide import decide, record
+from projections.policy.view import RouteRequest
 from replay.explaining.explain import explain
 from replay.verifying.verify import verify
 from tests.actors.world import FAST, KEY, NAMESPACE, world
 from tests.api.conftest import Api
 from tests.api.scripted import files
+from tests.projections.policy.test_policies import ASKED as PROMPT
+from tests.projections.policy.test_policies import NOW_MS
+from tests.projections.policy.test_policies import A as ONE
+from tests.projections.policy.test_policies import B as TWO
 from tests.projections.site import Site
-from tests.projections.test_policies import ASKED as PROMPT
-from tests.projections.test_policies import NOW_MS
-from tests.projections.test_policies import A as ONE
-from tests.projections.test_policies import B as TWO
 from tests.replay.recorded import recorded
 
 ASKED = [{"role": "user", "content": "hi"}]

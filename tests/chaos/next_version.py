@@ -102,9 +102,9 @@ Voice.say = _say_next
 """
 APPENDED = {
     "core/events/__init__.py": EVENTS,
-    "projections/projection.py": FOLD,
-    "projections/kv.py": SKIPS.format(name="KvProjection"),
-    "projections/requests.py": SKIPS.format(name="RoutingProjection"),
+    "projections/folds/digest.py": FOLD,
+    "projections/folds/kv_fold.py": SKIPS.format(name="KvProjection"),
+    "projections/folds/routing_fold.py": SKIPS.format(name="RoutingProjection"),
     "actors/presence.py": WORKER_SPEAKS,
     "actors/voice.py": REPLICA_SPEAKS,
 }

@@ -22,7 +22,7 @@ from api.connection import Connection, connect_by_data
 from core.codec import decode_message
 from core.ids import StreamName, StreamSeq, WorkerId
 from core.prompt import hashes_from_bytes
-from projections.state import State
+from projections.folds.state import State
 from streams.embedded.loopback_ports import free_port
 from streams.jetstream.jetstream_log import JetStreamLog
 from tests.fixtures.eventually import eventually

@@ -11,7 +11,7 @@ from typing import Any
 
 from core.keys import DeploymentKey
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream
-from projections.decide import decide
+from projections.policy.decide import decide
 from replay.playback import Playback
 from replay.recording import Recording
 from streams.archive.archive_reader import ArchiveReader

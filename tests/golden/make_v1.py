@@ -38,10 +38,10 @@ from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq, WorkerI
 from core.prompt import Prompt, hashes_from_bytes, hashes_to_bytes, tokens_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.ahead import Ahead
-from projections.decide import decide, record, shown
-from projections.state import State
-from projections.view import RouteRequest, View
+from projections.folds.pending_events import PendingEvents
+from projections.folds.state import State
+from projections.policy.decide import decide, record, recorded_exclusions
+from projections.policy.view import RouteRequest, View
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
 
 GOLDEN = Path(__file__).parent / "v1.log.jsonl"
@@ -83,7 +83,7 @@ class Scribe:
     def route(self, request: str, model: str = "tiny") -> RequestRouted | RequestRejected:
         """What ROUTER decides now."""
         local = {"stale": frozenset([WorkerId(SHAKY)])}
-        view = View(self.state, ReplicaId(ROUTER), Ahead(), local)
+        view = View(self.state, ReplicaId(ROUTER), PendingEvents(), local)
         asked = RouteRequest(RequestId(request), 0, model, PROMPT, "tenant", 1)
         decision = decide(view, asked, SETTINGS, now_ms=1_700_000_000_500, seed=2**63 + 1)
         if decision.worker is not None:
@@ -95,7 +95,7 @@ class Scribe:
             reason="no_workers",
             status=503,
             cursor=decision.cursor,
-            excluded=shown(decision.excluded),
+            excluded=recorded_exclusions(decision.excluded),
             settings_revision=1,
             now_ms=decision.now_ms,
         )

@@ -36,10 +36,10 @@ from core.keys import DeploymentKey
 from core.prompt import Prompt, hashes_from_bytes, hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream, subject
-from projections.ahead import Ahead
-from projections.decide import decide, record
-from projections.state import State
-from projections.view import RouteRequest, View
+from projections.folds.pending_events import PendingEvents
+from projections.folds.state import State
+from projections.policy.decide import decide, record
+from projections.policy.view import RouteRequest, View
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 
@@ -267,7 +267,7 @@ class Fleet:
     def route(self, id: RequestId, attempt: int, about: Conversation, replica: ReplicaId, arrived_ms: int) -> None:
         """Decided, told, and on its way."""
         asked = RouteRequest(id, attempt, MODEL, Prompt(about.tokens, BLOCK_SIZE, 7))
-        view = View(self.state, replica, Ahead(), self.local)
+        view = View(self.state, replica, PendingEvents(), self.local)
         decision = decide(view, asked, self.settings, self.now_ms, self.dice.getrandbits(64))
         assert decision.worker is not None
         self.say(ROUTING, replica, record(decision, asked, self.settings, self.revision))

@@ -18,7 +18,7 @@ from core.events import (
 )
 from core.ids import to_column
 from core.prompt import Prompt, hashes_to_bytes, tokens_to_bytes
-from projections.tally import InFlight
+from projections.folds.in_flight import InFlight
 
 SEED = 7
 BLOCK_SIZE = 4

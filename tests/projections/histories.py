@@ -19,10 +19,10 @@ from core.events import (
     WorkerLost,
 )
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
-from projections.believed import Kept
-from projections.requests import RoutingProjection
-from projections.state import State
-from projections.tally import InFlight, Tally
+from projections.folds.approximate_index import WorkerBlocks
+from projections.folds.in_flight import InFlight, InFlightLoad
+from projections.folds.routing_fold import RoutingFold
+from projections.folds.state import State
 from tests.projections.facts import (
     finished,
     joined,
@@ -197,19 +197,19 @@ class Log:
             self.records.append((each.stream, StreamSeq(self.last[each.stream]), each))
 
 
-def prefills(tally: Tally) -> dict[WorkerId, list[tuple[Any, ...]]]:
+def prefills(tally: InFlightLoad) -> dict[WorkerId, list[tuple[Any, ...]]]:
     """What is being prefilled where, in one order."""
     return {worker: sorted(rows.values()) for worker, rows in tally.prefills.items()}
 
 
-def pending(tally: Tally) -> list[tuple[Any, ...]]:
+def pending(tally: InFlightLoad) -> list[tuple[Any, ...]]:
     """Whose prompts are being computed where, in one order."""
     return sorted(
         (*key, entry.worker, entry.hashes) for rows in tally._pending.values() for key, entry in rows.values()
     )
 
 
-def believed(routing: RoutingProjection) -> dict[ReplicaId, list[Kept]]:
+def believed(routing: RoutingFold) -> dict[ReplicaId, list[WorkerBlocks]]:
     """What replicas take workers to hold, in the order of its use."""
     return {replica: part.kept() for replica, part in routing.believed.items() if part.blocks}
 

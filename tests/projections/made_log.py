@@ -7,8 +7,8 @@ from core.events import Event, ReplicaJoined
 from core.ids import StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream
-from projections.rebuild import take_snapshot
-from projections.state import State
+from projections.folds.state import State
+from projections.runner.rebuild import take_snapshot
 from streams.memory.memory_log import MemoryLog
 from streams.snapshot_store import SnapshotStore
 from tests.projections.facts import joined, load, restated, routed, stored, worker_id

@@ -9,10 +9,10 @@ from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq, WorkerI
 from core.prompt import Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.ahead import Ahead
-from projections.decide import Decision, decide
-from projections.state import Applied, State
-from projections.view import RouteRequest, View
+from projections.folds.pending_events import PendingEvents
+from projections.folds.state import Applied, State
+from projections.policy.decide import Decision, decide
+from projections.policy.view import RouteRequest, View
 from tests.projections.facts import joined, stored
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
 
@@ -25,7 +25,7 @@ class Site:
 
     def __init__(self) -> None:
         self.state = State(CHAIN_KEY)
-        self.ahead = Ahead()
+        self.ahead = PendingEvents()
         self.local: dict[str, frozenset[WorkerId]] = {}
         self._speakers: dict[tuple[str, str], Speaker] = {}
         for stream in (KV, LOAD, ROUTING):

@@ -8,7 +8,7 @@ from core.codec import CHAIN_START, Message, decode_message, digest, encode_even
 from core.events import Event
 from core.ids import SourceId, StreamName
 from core.subjects import owner, subject
-from projections.projection import Projection
+from projections.folds.source_fold import SourceFold
 
 CHAIN_KEY = bytes(range(32))
 
@@ -55,6 +55,6 @@ class Speaker:
         return Said(self.stream, self.subject, payload)
 
 
-def fold(projection: Projection, *said: Said) -> list[bool]:
+def fold(projection: SourceFold, *said: Said) -> list[bool]:
     """What each apply returned."""
     return [projection.apply(each.owner, each.message, each.digest) for each in said]

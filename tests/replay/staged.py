@@ -15,11 +15,11 @@ from core.prompt import Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
 from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, kv_stream, subject
-from projections.decide import decide, record
-from projections.projection import FOLD_VERSION
-from projections.snapshot import cursor_of, encode
-from projections.state import State
-from projections.view import RouteRequest
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.snapshot import cursor_of, encode
+from projections.folds.state import State
+from projections.policy.decide import decide, record
+from projections.policy.view import RouteRequest
 from replay.recording import Frame, Recording
 from replay.seat import Seat
 from streams.archive.archive_writer import ArchiveWriter

@@ -9,7 +9,7 @@ import msgspec
 
 from core.codec import JSON_START, Message, decode_message, encode_event, encode_message
 from core.ids import Epoch
-from projections.snapshot import decode
+from projections.folds.snapshot import decode
 from replay.redacting.chain import Resealing
 from replay.redacting.snapshot import rechained
 from streams.archive.archive_reader import ArchiveReader

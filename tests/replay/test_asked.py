@@ -11,9 +11,9 @@ from core.ids import RequestId
 from core.moments import AtRequest, AtTime, Moment
 from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
-from projections.backlog import PrefillTime
-from projections.decide import Decision, decide, record
-from projections.view import RouteRequest
+from projections.policy.decide import Decision, decide, record
+from projections.policy.prefill_time import PrefillTime
+from projections.policy.view import RouteRequest
 from replay.moments.ask import Asked, Asking, ask
 from replay.moments.at import stand
 from tests.projections.facts import SEED, joined, prompt, stored, worker_id

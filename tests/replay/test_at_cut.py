@@ -14,7 +14,7 @@ from core.ids import RequestId, StreamName, StreamSeq
 from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.snapshot import encode
+from projections.folds.snapshot import encode
 from replay.moments.at import at
 from tests.projections.facts import joined, load, stored
 from tests.replay.staged import ASKED, HASHES, KV, START_MS, A, B, R, Stage

@@ -14,8 +14,8 @@ from core.events import BlocksStored, SettingsChanged
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections import decide as rules
-from projections.policies import Scored, score
+from projections.policy import decide as rules
+from projections.policy.cost import ScoredCandidate, score
 from replay.bisecting.against import against
 from replay.bisecting.bisect import first_departure
 from replay.bisecting.settings import of_changes, of_revisions, parting
@@ -34,7 +34,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("made") / "log", SCALE)
 
 
-def negated(*given: object) -> list[Scored]:
+def negated(*given: object) -> list[ScoredCandidate]:
     return [each._replace(cost=-each.cost) for each in score(*given)]  # type: ignore[arg-type]
 
 

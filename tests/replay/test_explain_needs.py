@@ -14,9 +14,10 @@ from core.ids import RequestId, WorkerId
 from core.prompt import hashes_from_bytes
 from core.settings import POLICIES, WEIGHT_MAX, RoutingSettings
 from core.subjects import LOAD
-from projections.decide import decide
-from projections.policies import MILLI, rank, score
-from projections.view import Candidate, RouteRequest
+from projections.policy.cost import MILLI, score
+from projections.policy.decide import decide
+from projections.policy.policies import rank
+from projections.policy.view import Candidate, RouteRequest
 from replay.explaining.draw import probabilities
 from replay.explaining.form import Need
 from replay.explaining.ground import ground, recorded, routed_event

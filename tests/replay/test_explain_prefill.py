@@ -18,8 +18,8 @@ from core.events import RequestRouted
 from core.events.jobs import PrefillPulled
 from core.kv_transfer import RECOMPUTED as REASONS
 from core.subjects import JOBS, ROUTING
-from projections.decide_prefill import REASONS as VERDICTS
-from projections.decide_prefill import PrefillInputs, decide_prefill
+from projections.policy.prefill_choice import REASONS as VERDICTS
+from projections.policy.prefill_choice import PrefillInputs, decide_prefill
 from replay.explaining import prefill_job
 from replay.explaining.explain import explain
 from replay.explaining.form import Attempt

@@ -16,9 +16,9 @@ from core.ids import RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.backlog import PrefillTime
-from projections.decide import decide, record
-from projections.view import RouteRequest
+from projections.policy.decide import decide, record
+from projections.policy.prefill_time import PrefillTime
+from projections.policy.view import RouteRequest
 from replay.explaining.explain import explain
 from replay.explaining.form import Attempt
 from replay.recording import Recording

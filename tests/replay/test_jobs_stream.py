@@ -14,7 +14,7 @@ from core.events.jobs import JobEvent, PrefillCompleted, PrefillRequested
 from core.ids import SourceId, StreamSeq, WorkerId
 from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, SNAPSHOTS, answered_token, asked_token, owner, subject
-from projections.rebuild import take_snapshot
+from projections.runner.rebuild import take_snapshot
 from replay.playback import Playback
 from replay.proof import prove
 from replay.recording import Recording

@@ -18,8 +18,8 @@ from core.events import SettingsChanged
 from core.ids import ReplicaId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, SNAPSHOTS, kv_stream
-from projections.decide import decide
-from projections.rebuild import take_snapshot
+from projections.policy.decide import decide
+from projections.runner.rebuild import take_snapshot
 from replay.playback import Playback, Situation
 from replay.recording import Recording
 from replay.verifying import work as verify_work

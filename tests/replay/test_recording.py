@@ -13,7 +13,7 @@ from core.ids import RequestId, StreamSeq
 from core.moments import AtCursor, AtRequest, AtSequence, AtTime
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, subject
-from projections.snapshot import encode
+from projections.folds.snapshot import encode
 from replay import told_heads
 from replay.last_words import LOOK_FIRST, last_words
 from replay.recording import PROGRESS_EVERY, Recording
@@ -79,7 +79,7 @@ def test_the_index_has_what_the_events_say(stage: Stage, tmp_path: Path) -> None
             assert (tried.ended_seq, tried.outcome) == ((ends[0][0], "stop") if ends else (0, ""))
             assert (tried.prefilled_seq, tried.cached_tokens) == ((firsts[0][0], 4) if firsts else (0, -1))
             state = recording.state_at({ROUTING: tried.seq - 1})
-            busy = state.routing.tally.busy.get(tried.worker)  # type: ignore[call-overload]
+            busy = state.routing.in_flight_load.busy.get(tried.worker)  # type: ignore[call-overload]
             assert len(index.before(tried)) == (busy.requests if busy else 0)
             part = state.routing.replicas[tried.replica]  # type: ignore[index]
             flying = {(each.request, each.attempt) for each in index.own_under_way(tried.replica, tried.at)}

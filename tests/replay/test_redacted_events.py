@@ -16,8 +16,8 @@ from core.ids import Epoch, SourceId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING, kv_stream, subject
-from projections.snapshot import cursor_of, encode
-from projections.state import State
+from projections.folds.snapshot import cursor_of, encode
+from projections.folds.state import State
 from replay.recording import Recording
 from replay.redacting.events import redacted
 from replay.redacting.names import Names

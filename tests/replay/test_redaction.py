@@ -14,9 +14,9 @@ from core.events import DivergenceFound, LoadReported, ReplicaReported, RequestF
 from core.ids import StreamName, StreamSeq
 from core.prompt import tokens_to_bytes
 from core.subjects import ROUTING, SNAPSHOTS
-from projections.decide import decide
-from projections.rebuild import take_snapshot
-from projections.snapshot import decode
+from projections.folds.snapshot import decode
+from projections.policy.decide import decide
+from projections.runner.rebuild import take_snapshot
 from replay.playback import Playback, Situation
 from replay.recording import Recording
 from replay.redacting.redaction import Redacted, redact

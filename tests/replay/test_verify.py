@@ -18,10 +18,11 @@ from core.ids import ReplicaId, StreamName, to_column
 from core.prompt import HASH_BYTES, hashes_from_bytes, hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, is_kv
-from projections import decide as rules
-from projections.backlog import Backlog
-from projections.policies import Scored, rank, score
-from projections.view import Candidate, RouteRequest
+from projections.policy import decide as rules
+from projections.policy.cost import ScoredCandidate, score
+from projections.policy.policies import rank
+from projections.policy.prefill_backlog import PrefillBacklog
+from projections.policy.view import Candidate, RouteRequest
 from replay.lacks import Lacks
 from replay.lanes import SharedLanes
 from replay.playback import Playback
@@ -150,16 +151,20 @@ def test_a_process_that_fails_is_told(path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def negated(
-    candidates: list[Candidate], request: RouteRequest, settings: RoutingSettings, stale: object, backlog: Backlog
-) -> list[Scored]:
+    candidates: list[Candidate],
+    request: RouteRequest,
+    settings: RoutingSettings,
+    stale: object,
+    backlog: PrefillBacklog,
+) -> list[ScoredCandidate]:
     """A sign."""
     scored = score(candidates, request, settings, stale, backlog)  # type: ignore[arg-type]
     return [each._replace(cost=-each.cost) for each in scored]
 
 
 def last_of_equals(
-    scored: list[Scored], request: RouteRequest, settings: RoutingSettings, turn: int, seed: int
-) -> list[Scored]:
+    scored: list[ScoredCandidate], request: RouteRequest, settings: RoutingSettings, turn: int, seed: int
+) -> list[ScoredCandidate]:
     """A tie-break: of two that cost the same the other one."""
     ranked = rank(scored, request, settings, turn, seed)
     if len(ranked) > 1 and ranked[0].cost == ranked[1].cost:
@@ -193,7 +198,7 @@ def test_a_wrong_tie_break_shows(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_rules_that_fail_are_a_difference(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not an end of the run."""
 
-    def fails(*_: object) -> list[Scored]:
+    def fails(*_: object) -> list[ScoredCandidate]:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(rules, "rank", fails)

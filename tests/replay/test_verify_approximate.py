@@ -13,8 +13,8 @@ from actors.engines.simulated_settings import SimulatedSettings
 from core.events import BlocksStored, RequestPrefilled, RequestRouted
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.snapshot import decode, encode
-from projections.state import State
+from projections.folds.snapshot import decode, encode
+from projections.folds.state import State
 from replay.explaining.explain import explain
 from replay.playback import Playback
 from replay.recording import Recording

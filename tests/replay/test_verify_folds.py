@@ -12,7 +12,7 @@ from core.events import ReplicaLeft
 from core.ids import StreamSeq, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import LOAD
-from projections.points import POINTS_KEPT
+from projections.folds.state import POINTS_KEPT
 from replay.fold_check import FoldDifference
 from replay.verifying.verify import Verified, verify
 from tests.projections.facts import joined, load, prompt, stored

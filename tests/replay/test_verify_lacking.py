@@ -13,8 +13,8 @@ from core.events import LocalChanged, ReplicaLeft, ReplicaRestated, SettingsChan
 from core.ids import Epoch, SourceId, StreamName
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING
-from projections import decide as rules
-from projections.policies import Scored, score
+from projections.policy import decide as rules
+from projections.policy.cost import ScoredCandidate, score
 from replay.recording import Recording
 from replay.verifying.verify import Verified, verify
 from streams.archive.archive_reader import ArchiveReader
@@ -57,7 +57,7 @@ def verified(it: Stage, path: Path, gone: set[tuple[StreamName, int]] | None = N
         return verify(recording)
 
 
-def shifted(*given: object) -> list[Scored]:
+def shifted(*given: object) -> list[ScoredCandidate]:
     """A bug in the rules: every cost is one too high."""
     return [each._replace(cost=each.cost + 1) for each in score(*given)]  # type: ignore[arg-type]
 

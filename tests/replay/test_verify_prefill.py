@@ -17,7 +17,7 @@ from core.events import RequestPrefilled, RequestRouted, WorkerLeft
 from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.ids import StreamName
 from core.subjects import JOBS, ROUTING
-from projections import decide_prefill as rules
+from projections.policy import prefill_choice as rules
 from replay.explaining.explain import explain
 from replay.recording import Recording
 from replay.redacting.redaction import redact

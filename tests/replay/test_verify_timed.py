@@ -12,8 +12,8 @@ from bench.replay_log import KEY, Scale, made
 from core.events import RequestRouted
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.snapshot import decode, encode
-from projections.state import State
+from projections.folds.snapshot import decode, encode
+from projections.folds.state import State
 from replay.explaining.explain import explain
 from replay.playback import Playback
 from replay.recording import Recording
@@ -63,8 +63,8 @@ def test_a_snapshot_taken_anywhere_goes_on_alike(path: Path) -> None:
             if number % 40 == 39:
                 state: State = situation.view.state
                 again = decode(KEY.chain_key, b"".join(encode(state)))
-                assert prefills(again.routing.tally) == prefills(state.routing.tally)
-                seen += sum(map(len, again.routing.tally.prefills.values()))
+                assert prefills(again.routing.in_flight_load) == prefills(state.routing.in_flight_load)
+                seen += sum(map(len, again.routing.in_flight_load.prefills.values()))
     assert seen
 
 

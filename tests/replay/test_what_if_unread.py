@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from api.replaying.what_if_text import one_text, several_text
 from core.events import RequestPrefilled
 from core.settings import POLICIES, RoutingSettings
-from projections.decide import decide
-from projections.view import RouteRequest
+from projections.policy.decide import decide
+from projections.policy.view import RouteRequest
 from replay.supposing.outcome import Outcome
 from replay.supposing.scenario import QUEUEING, UNREAD, Scenario
 from replay.supposing.what_if import what_if

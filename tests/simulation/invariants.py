@@ -10,8 +10,8 @@ from core.codec import CHAIN_START, decode_message, digest
 from core.events import DivergenceFound, RequestRouted
 from core.ids import StreamName
 from core.subjects import JOBS, LOAD, ROUTING, owner
-from projections.rebuild import rebuild
-from projections.state import State
+from projections.folds.state import State
+from projections.runner.rebuild import rebuild
 from streams.snapshot_store import SnapshotStore
 from tests.simulation import faults
 from tests.simulation.engine import KEY
@@ -134,10 +134,10 @@ def the_dead_leave_nothing(world: World) -> None:
                 raise Broken(f"{part.name} still has blocks of worker {worker}, which is over")
             if any(worker in kv.members for kv in state.kv.values()):
                 raise Broken(f"{part.name} still has a part of worker {worker}, which is over")
-        if busy := {worker: load for worker, load in state.routing.tally.busy.items() if load}:
+        if busy := {worker: load for worker, load in state.routing.in_flight_load.busy.items() if load}:
             raise Broken(f"{part.name} has requests in flight at rest: {busy}")
-        if any(ahead.tally.busy.values()) or ahead.computed:
-            raise Broken(f"{part.name} is ahead of the log at rest: {ahead.tally.busy}, {ahead.computed}")
+        if any(ahead.in_flight_load.busy.values()) or ahead.computed:
+            raise Broken(f"{part.name} is ahead of the log at rest: {ahead.in_flight_load.busy}, {ahead.computed}")
         for other in state.routing.replicas.values():
             if other.in_flight or (other.ended and (other.local or other.predicted)):
                 raise Broken(f"{part.name} keeps what replica {other.replica} had in flight: {other}")

@@ -16,7 +16,7 @@ from actors.worker import Worker, WorkerOptions
 from core.events.kv import PREFILL
 from core.ids import ReplicaId, WorkerId
 from core.settings import RoutingSettings
-from projections.rebuild import take_snapshot
+from projections.runner.rebuild import take_snapshot
 from streams.outbox.journal_file import SUFFIX
 from streams.snapshot_store import SnapshotStore
 from tests.simulation.engine import BLOCK_SIZE, KEY, CacheEngine

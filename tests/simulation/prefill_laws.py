@@ -11,7 +11,7 @@ from core.events import Event, RequestPrefilled, UnknownEvent
 from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.ids import StreamName, WorkerId
 from core.subjects import JOBS, ROUTING, owner
-from projections.decide_prefill import OUTCOMES, decide_prefill, inputs_of
+from projections.policy.prefill_choice import PREFILL_OUTCOMES, decide_prefill, inputs_of
 from tests.simulation.waits import most_job_s
 from tests.simulation.witness import Broken
 
@@ -115,7 +115,7 @@ def verdicts_replay(world: World) -> None:
         found, again = event.prefill, decide_prefill(inputs_of(event.prefill))
         if (found.remote, found.reason) != (again.remote, again.reason):
             raise Broken(f"the verdict on {event.request} was {found}, replays {again}")
-        if found.outcome not in OUTCOMES or bool(found.outcome) != found.remote:
+        if found.outcome not in PREFILL_OUTCOMES or bool(found.outcome) != found.remote:
             raise Broken(f"{event.request} has no outcome that fits its verdict: {found}")
 
 

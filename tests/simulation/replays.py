@@ -11,10 +11,10 @@ from core.ids import BlockHash, ReplicaId, SourceId, StreamName, StreamSeq, Work
 from core.prompt import Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, owner
-from projections.ahead import Ahead
-from projections.decide import decide
-from projections.state import State
-from projections.view import RouteRequest, View
+from projections.folds.pending_events import PendingEvents
+from projections.folds.state import State
+from projections.policy.decide import decide
+from projections.policy.view import RouteRequest, View
 from tests.simulation.engine import KEY
 from tests.simulation.parts import first_settings
 from tests.simulation.witness import Broken
@@ -81,7 +81,7 @@ class Replay:
 
     def _again(self, event: RequestRouted, before: list[Said]) -> str:
         self._fold_to(event.cursor)
-        ahead, folded = Ahead(), self._state.routing.replicas.get(self.replica)
+        ahead, folded = PendingEvents(), self._state.routing.replicas.get(self.replica)
         read_to = self._state.cursor[ROUTING].seq if ROUTING in self._state.cursor else 0
         for said in before:
             if said.seq > read_to:

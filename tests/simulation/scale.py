@@ -14,7 +14,7 @@ import actors.prefilling.desk
 import actors.snapshots
 import actors.suspicion
 import actors.voice
-import projections.plan
+import projections.policy.binding_plan
 from actors.prefilling.service import PrefillService
 from streams.log import QUEUE_LIMITS
 from streams.outbox.journal_file import JournalFile
@@ -48,7 +48,7 @@ def scaled(options: Options) -> Iterator[None]:
         if options.pass_tokens:
             light, small = options.pass_tokens // 4, options.pass_tokens // 8
             of_a_pass = mock.patch.multiple(
-                projections.plan, PASS_TOKENS=options.pass_tokens, LIGHT_TOKENS=light, SMALL_TOKENS=small
+                projections.policy.binding_plan, PASS_TOKENS=options.pass_tokens, LIGHT_TOKENS=light, SMALL_TOKENS=small
             )
             patches.enter_context(of_a_pass)
             patches.enter_context(mock.patch.object(actors.holding, "LIGHT_TOKENS", light))

@@ -17,7 +17,7 @@ from actors.prefilling.doubts import Doubts
 from actors.prefilling.job import Job
 from core.generation import PrefillReport
 from core.ids import RequestId
-from projections.decide_prefill import PrefillInputs
+from projections.policy.prefill_choice import PrefillInputs
 from tests.simulation.breaking import KEPT, Broken, Patch, does_nothing, replaces
 from tests.simulation.options import MESSAGES, PREFILL_RATES, RATES
 

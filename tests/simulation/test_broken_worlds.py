@@ -15,12 +15,12 @@ from core.block_spans import Blocks, packed, single, unpacked
 from core.errors import WrongSequence
 from core.ids import StreamSeq
 from core.subjects import LOAD, ROUTING
-from projections.kv import KvProjection
-from projections.prefixes import PrefixIndex
-from projections.projection import MASK64
-from projections.requests import RoutingProjection
-from projections.state import State
-from projections.view import View
+from projections.folds.digest import MASK64
+from projections.folds.kv_fold import KvFold
+from projections.folds.routing_fold import RoutingFold
+from projections.folds.state import State
+from projections.index.prefix_index import PrefixIndex
+from projections.policy.view import View
 from streams.memory.memory_log import MemoryStream
 from streams.outbox.outbox import Outbox
 from tests.simulation.breaking import KEPT, Broken, does_nothing, replaces
@@ -96,17 +96,17 @@ def _throws_dice(decide: Any) -> Any:
 
 
 def _ends_no_requests(end: Any) -> Any:
-    def new(self: RoutingProjection, part: Any, reason: str) -> None:
+    def new(self: RoutingFold, part: Any, reason: str) -> None:
         kept = dict(part.in_flight)
         end(self, part, reason)
         for key, entry in kept.items():
-            self.tally.add(key, entry)
+            self.in_flight_load.add(key, entry)
 
     return new
 
 
 def _keeps_blocks(end: Any) -> Any:
-    def new(self: KvProjection, member: Any, reason: str) -> None:
+    def new(self: KvFold, member: Any, reason: str) -> None:
         held = self.index.held(member.worker)
         end(self, member, reason)
         self.index.store(member.worker, "device", single(sorted(held)))
@@ -135,10 +135,10 @@ BROKEN = {
         replaces(actors.dispatch, "decide", _throws_dice), "replays", {"workers": 3, **KEPT}
     ),
     "requests that outlive their replica": Broken(
-        replaces(RoutingProjection, "_end", _ends_no_requests), "in flight", {"kill_replica": 0.5, **KEPT}
+        replaces(RoutingFold, "_end", _ends_no_requests), "in flight", {"kill_replica": 0.5, **KEPT}
     ),
     "blocks that outlive their worker": Broken(
-        replaces(KvProjection, "_end", _keeps_blocks), "", {"kill_worker": 0.5, **KEPT}
+        replaces(KvFold, "_end", _keeps_blocks), "", {"kill_worker": 0.5, **KEPT}
     ),
     "replicas that do not listen to each other": Broken(
         replaces(Agreement, "hear", lambda _: lambda *_: None),

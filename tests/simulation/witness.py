@@ -11,7 +11,7 @@ import xxhash
 
 from core.ids import LOST_SUFFIX, StreamName, StreamSeq, WorkerId
 from core.subjects import SNAPSHOTS, is_kv, owner
-from projections.state import State
+from projections.folds.state import State
 from streams.log import Record
 from tests.simulation.loop import Process, VirtualLoop
 

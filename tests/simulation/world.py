@@ -17,7 +17,7 @@ from core.ids import RequestId, StreamName
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from core.prompt import tokens_to_bytes
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream
-from projections.jobs import JobsProjection
+from projections.folds.jobs_fold import JobsFold
 from streams.log import Record
 from streams.memory.memory_log import MemoryLog, MemoryStream
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
@@ -90,7 +90,7 @@ class World:
         """Workers that are up and whose engines move blocks."""
         return [part for part in self.workers.values() if part.started and self.options.prefill_workers]
 
-    def job_folds(self) -> list[tuple[str, JobsProjection]]:
+    def job_folds(self) -> list[tuple[str, JobsFold]]:
         """Who follows the jobs stream, and what came of it."""
         decoding = [(part.name, part.decodes) for part in self.workers.values()]
         return [

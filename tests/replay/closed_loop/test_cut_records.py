@@ -6,7 +6,7 @@ from pathlib import Path
 
 from core.ids import StreamSeq
 from core.subjects import SNAPSHOTS
-from projections.rebuild import take_snapshot
+from projections.runner.rebuild import take_snapshot
 from replay.closed_loop.answer import Answer
 from replay.closed_loop.closed_loop import Asked, closed_loop
 from replay.recording import Recording

@@ -22,7 +22,7 @@ from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, ReplicaId
 from core.subjects import ROUTING
-from projections.requests import in_flight
+from projections.folds.routing_fold import in_flight
 from replay.closed_loop import history as why
 from replay.closed_loop.history import History, history
 from replay.closed_loop.stretches import stretches

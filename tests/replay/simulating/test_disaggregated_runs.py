@@ -11,7 +11,7 @@ import pytest
 
 from core.settings import RoutingSettings
 from core.subjects import JOBS
-from projections.decide_prefill import REASONS
+from projections.policy.prefill_choice import PREFILL_REASONS
 from replay.explaining.explain import explain
 from replay.recording import Recording
 from replay.simulating.arrival import Arrival
@@ -81,7 +81,7 @@ def test_numbers_add_up() -> None:
     assert told.disaggregation == found
     assert [each.output_tokens for each in served] == [each.output_tokens for each in families(COUNT)]
     assert sum(found.verdicts.values()) == len(verdicts) == COUNT
-    assert found.verdicts.keys() <= set(REASONS)
+    assert found.verdicts.keys() <= set(PREFILL_REASONS)
     assert len(found.verdicts) >= 3
     pulled = fleet.pulled_tokens()
     for each in served:

@@ -1,0 +1,178 @@
+"""Of projections.policy.prefill_backlog.
+
+Tally: what requests in flight weigh on each worker, and which prompts are being computed where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from core.ids import RequestId, WorkerId
+from core.prompt import Prompt
+
+
+class OutstandingPrefill(NamedTuple):
+    """One prefill that was not done when last heard of; they are ordered as a worker takes them."""
+
+    begins_us: int
+    """When it was expected to begin, by its replica's clock; 0 if nobody said."""
+    request: RequestId
+    attempt: int
+    tokens: int
+
+
+HASH_BYTES = 8
+
+AttemptKey = tuple[RequestId, int]
+"""A request and its attempt."""
+Place = TypeVar("Place", WorkerId, bytes)
+Row = TypeVar("Row")
+HashAt = tuple[slice, bytes]
+"""A place in a prompt's hashes, and what stands there."""
+ANY_HASH: HashAt = slice(0, 0), b""
+NO_HASH: HashAt = slice(0, 0), b"none"
+
+
+class InFlight(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One attempt between its routing and its end, with what was fixed when it was routed."""
+
+    worker: WorkerId
+    blocks: int
+    prefill_tokens: int
+    """Tokens still to be computed before its first one; 0 once that came."""
+    hashes: bytes = msgspec.field(default_factory=bytes)  # so it is written when empty, too, as it always was
+    """Block hashes of its prompt while it is prefilled."""
+    begins_us: int = 0
+    """When its prefill was expected to begin, by the clock of the replica that routed it; 0 if that is not known, and
+    once the first token came."""
+    believed: tuple[int, int] | None = None
+    """`projections.folds.approximate_index.CacheRetention` while it is prefilled, where the policy was
+    `approximate`."""
+
+    def prefilled(self) -> InFlight:
+        """The same after its first token."""
+        return InFlight(self.worker, self.blocks, 0)
+
+
+Entries = dict[int, tuple[AttemptKey, InFlight]]
+"""By the object's own identity: two replicas may have the same request, with an id that its client chose. Whoever goes
+through them must not depend on their order."""
+
+
+class WorkerLoad(msgspec.Struct):
+    """The sum over one worker's requests in flight."""
+
+    blocks: int = 0
+    requests: int = 0
+    prefill_tokens: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks or self.requests or self.prefill_tokens)
+
+
+class InFlightLoad:
+    """Sums per worker, and what is being prefilled there, kept up to date with each change; O(1) each."""
+
+    def __init__(self) -> None:
+        self.busy: dict[WorkerId, WorkerLoad] = {}
+        self.prefills: dict[WorkerId, dict[int, OutstandingPrefill]] = {}
+        """Requests of which no first token has come, by the identity of their entries; a worker without any is not in
+        it."""
+        self._pending: dict[bytes, Entries] = {}
+        """Their entries, by the first block of their prompts where that is known."""
+
+    def add(self, key: AttemptKey, entry: InFlight) -> None:
+        """The entry counts. Whoever adds it keeps the object until it is subtracted: it is known by its identity."""
+        self.weigh(entry, 1)
+        if not entry.prefill_tokens:
+            return
+        place, (request, attempt) = id(entry), key
+        row = tuple.__new__(
+            OutstandingPrefill, (entry.begins_us, request, attempt, entry.prefill_tokens)
+        )  # half its price
+        self.prefills.setdefault(entry.worker, {})[place] = row
+        if entry.hashes:
+            self._pending.setdefault(entry.hashes[:HASH_BYTES], {})[place] = key, entry
+
+    def subtract(self, entry: InFlight) -> None:
+        """The entry counts no more; sums may be negative where it was added elsewhere."""
+        self.weigh(entry, -1)
+        if entry.prefill_tokens:
+            _drop(self.prefills, entry.worker, entry)
+            _drop(self._pending, entry.hashes[:HASH_BYTES], entry)
+
+    def computed(self, entry: InFlight) -> None:
+        """The entry's prompt was computed: it counts as its `prefilled` does from now on."""
+        if entry.prefill_tokens:
+            self.weigh_prefill(entry, -1)
+            _drop(self.prefills, entry.worker, entry)
+            _drop(self._pending, entry.hashes[:HASH_BYTES], entry)
+
+    def weigh(self, entry: InFlight, sign: int) -> None:
+        """The sums have the entry's weight once more, or once less for -1; what is prefilled and pending stays."""
+        busy = self.busy.get(entry.worker)
+        if busy is None:
+            busy = self.busy[entry.worker] = WorkerLoad()
+        busy.blocks += sign * entry.blocks
+        busy.requests += sign
+        busy.prefill_tokens += sign * entry.prefill_tokens
+        if not (busy.requests or busy.blocks or busy.prefill_tokens):  # as __bool__, without the call
+            del self.busy[entry.worker]
+
+    def weigh_prefill(self, entry: InFlight, sign: int) -> None:
+        """The same of its prefill alone."""
+        busy = self.busy.get(entry.worker)
+        if busy is None:
+            busy = self.busy[entry.worker] = WorkerLoad()
+        busy.prefill_tokens += sign * entry.prefill_tokens
+        if not (busy.prefill_tokens or busy.requests or busy.blocks):
+            del self.busy[entry.worker]
+
+    def pending(self, prompt: Prompt) -> Collection[tuple[AttemptKey, InFlight]]:
+        """Requests being prefilled whose first block is the prompt's."""
+        if not self._pending or not prompt.blocks_reusable:
+            return ()
+        same_start = self._pending.get(prompt.block(1))
+        return () if same_start is None else same_start.values()
+
+
+def _drop(table: dict[Place, dict[int, Row]], place: Place, entry: InFlight) -> None:
+    """The very entry is there no more, if it was."""
+    entries = table.get(place)
+    if entries is not None and entries.pop(id(entry), None) is not None and not entries:
+        del table[place]
+
+
+def shared_depth(hashes: bytes, prompt: Prompt, guess: int = 0) -> int:
+    """How many first blocks the two have in common, at most those reusable; O(log blocks) probes, two where it is
+    what was guessed."""
+    low, high = 0, min(len(hashes) // HASH_BYTES, prompt.blocks_reusable)
+    block = prompt.block
+    if 0 < guess <= high:
+        end = guess * HASH_BYTES
+        if hashes[end - HASH_BYTES : end] != block(guess):
+            high = guess - 1
+        elif guess == high or hashes[end : end + HASH_BYTES] != block(guess + 1):
+            return guess
+        else:
+            low = guess + 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        end = middle * HASH_BYTES
+        if hashes[end - HASH_BYTES : end] == block(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def hash_beyond(prompt: Prompt, depth: int) -> HashAt:
+    """What the hashes of another prompt must have, and where, if it shares more than its first `depth` blocks; one
+    probe."""
+    if depth >= prompt.blocks_reusable:
+        return NO_HASH
+    start = depth * HASH_BYTES
+    return slice(start, start + HASH_BYTES), prompt.block(depth + 1)

@@ -1,0 +1,282 @@
+"""JobsFold: the prefills that decode workers asked others for and that are not over, and who computes which.
+
+How a part becomes whole again. Behind a gap a part counts no job, so all that it counts later is open: an event that
+opens a job adds it, one that ends a job takes it out if it was counted. What a part counts is thus always among what
+is open, and as soon as there are as many of them as the worker says (`open`), they are the same. Numbers that agree
+by accident would need a job counted that is not open. No gap makes one; an end that this program cannot read could,
+or a worker that miscounts: then the next number differs in all likelihood, and the part begins from nothing, too. Two
+such ends whose wrongs make up for each other between two numbers are not noticed before a number differs.
+
+PrefillQueue: what waits for prefill workers, as the log tells; a pure view of the jobs that were folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, assert_never
+
+import msgspec
+
+from core.codec import Message
+from core.events import UnknownEvent, WorkerLeft, WorkerLost
+from core.events.jobs import (
+    JobEvent,
+    JobsRestated,
+    PrefillCancelled,
+    PrefillCompleted,
+    PrefillFailed,
+    PrefillPulled,
+    PrefillRequested,
+    PrefillStarted,
+)
+from core.ids import LOST_SUFFIX, SourceId, WorkerId
+from core.subjects import job_kind
+from projections.folds.digest import MASK64, mix
+from projections.folds.source_fold import Chain, ChainVerdict, MissingMessages, Tombstones, missing_before, stamp
+
+ANSWERED_KEPT = 4096
+"""Jobs answered whose requesters have not said so yet: they wait for nobody. The oldest makes room."""
+OPEN_MAX = 65_536
+"""Jobs of one part at most; beyond, it is unknown until it has fewer. No worker of ours has a thousandth of that."""
+
+
+class RequestedJob(msgspec.Struct, frozen=True):
+    """A job as its requester asked for it."""
+
+    model: str
+    tokens: int
+    """Prompt tokens that the requester's cache lacked."""
+    asked_ms: int
+    """By the requester's clock; for people and metrics."""
+
+
+class JobsPart(msgspec.Struct):
+    """What one worker said in the jobs stream. A decode worker has jobs asked for, a prefill worker jobs taken."""
+
+    worker: WorkerId
+    chain: Chain = msgspec.field(default_factory=Chain)
+    known: bool = True
+    """False from a gap until what it says of how many are open is what we count."""
+    asked: dict[str, RequestedJob] = msgspec.field(default_factory=dict)
+    taken: dict[str, str] = msgspec.field(default_factory=dict)
+    """Job to requester."""
+    answers: bool = False
+    """Whether it speaks as a prefill worker: that is another subject. No part of the digest."""
+    kind: str = ""
+    """Of the jobs that it asks for: they have a subject of their own. No part of the digest."""
+    digest: int = 0
+
+    @property
+    def open(self) -> int:
+        """How many jobs are counted here."""
+        return len(self.asked) + len(self.taken)
+
+
+class JobsFold:
+    """The fold of the jobs stream."""
+
+    def __init__(self) -> None:
+        self.parts: dict[WorkerId, JobsPart] = {}
+        """Of everybody who said anything and has not ended."""
+        self.ended = Tombstones()
+        self.unknown: set[WorkerId] = set()
+        """Those of whose jobs some may be missing here."""
+        self.unknown_events = 0
+        self.missing: list[MissingMessages] = []
+        self.dead_letters = 0
+        """Jobs given up by the queue since this fold began; no part of the digest."""
+        self.answered: dict[str, None] = {}
+        """Jobs computed or given up for good, oldest first, until their requesters go on. No part of the digest
+        either: it only bridges the moment between two workers' words."""
+        self._digest = 0
+
+    def __repr__(self) -> str:
+        return f"<JobsFold {self.open} jobs open, digest {self._digest:016x}>"
+
+    @property
+    def digest(self) -> int:
+        return self._digest
+
+    @property
+    def incomplete(self) -> int:
+        return len(self.unknown)
+
+    @property
+    def open(self) -> int:
+        """Jobs asked for and not over."""
+        return sum(len(part.asked) for part in self.parts.values())
+
+    @property
+    def taken(self) -> int:
+        """Jobs that prefill workers say they compute."""
+        return sum(len(part.taken) for part in self.parts.values())
+
+    def waiting(self) -> dict[str, RequestedJob]:
+        """Jobs that nobody has taken yet. O(workers + jobs open)."""
+        taken = {job for part in self.parts.values() if part.taken for job in part.taken}
+        return {
+            job: asked
+            for part in self.parts.values()
+            if part.asked
+            for job, asked in part.asked.items()
+            if job not in taken and job not in self.answered
+        }
+
+    def apply(self, owner: str, message: Message, digest: bytes) -> bool:
+        """Folds one message of the worker `owner`."""
+        worker = WorkerId(owner)
+        if worker in self.ended:
+            return False
+        if message.source == SourceId(worker):
+            return self._apply_own(worker, message, digest)
+        if message.source == worker + LOST_SUFFIX:
+            return self._apply_lost(worker, message)
+        return False
+
+    def restore(self, part: JobsPart) -> None:
+        """A part as a snapshot has it is there."""
+        self.parts[part.worker] = part
+        part.digest = 0
+        self._account(part)
+
+    def _apply_own(self, worker: WorkerId, message: Message, digest: bytes) -> bool:
+        part = self.parts.get(worker) or self.parts.setdefault(worker, JobsPart(worker))
+        n_next = part.chain.n_next
+        verdict = part.chain.follow(message, digest)
+        if verdict is ChainVerdict.REPEAT:
+            return False
+        if verdict is ChainVerdict.GAP:
+            self.missing.append(missing_before(n_next, message))
+            _forget(part)
+        for event in message.events:
+            if isinstance(event, WorkerLeft):
+                self._end(worker, f"left: {event.reason}")
+                return True
+            self._fold(part, event, message.sent_ms)
+        self._account(part)
+        return True
+
+    def _fold(self, part: JobsPart, event: object, sent_ms: int) -> None:
+        if isinstance(event, UnknownEvent):
+            self.unknown_events += 1
+        if isinstance(event, JobsRestated):
+            if event.open != part.open:
+                _forget(part)
+            part.known = event.open == part.open
+        if not isinstance(event, JobEvent):
+            return
+        part.answers = isinstance(event, PrefillStarted | PrefillCompleted | PrefillFailed)
+        if isinstance(event, PrefillRequested):
+            part.kind = job_kind(event.model, event.block_size)
+        _count(part, event, sent_ms)
+        if part.known and event.open != part.open:
+            _forget(part)
+            _count(part, event, sent_ms)
+        part.known = event.open == part.open
+        self._note_answer(event)
+
+    def _note_answer(self, event: JobEvent) -> None:
+        match event:
+            case PrefillPulled() | PrefillCancelled():
+                self.answered.pop(event.job, None)
+            case PrefillCompleted():
+                self._answer(event.job)
+            case PrefillFailed(dead=True):
+                self.dead_letters += 1
+                self._answer(event.job)
+
+    def _answer(self, job: str) -> None:
+        self.answered[job] = None
+        if len(self.answered) > ANSWERED_KEPT:
+            del self.answered[next(iter(self.answered))]
+
+    def _apply_lost(self, worker: WorkerId, message: Message) -> bool:
+        for event in message.events:
+            if isinstance(event, WorkerLost):
+                self._end(worker, f"lost: {event.reason}")
+                return True
+        return False
+
+    def _account(self, part: JobsPart) -> None:
+        jobs_sum = _jobs_sum(part.asked, part.taken) if part.known else 0
+        now = stamp(part.chain, mix(part.worker, part.known, jobs_sum))
+        self._digest = (self._digest - part.digest + now) & MASK64
+        part.digest = now
+        if part.known:
+            self.unknown.discard(part.worker)
+        else:
+            self.unknown.add(part.worker)
+
+    def _end(self, worker: WorkerId, reason: str) -> None:
+        part = self.parts.pop(worker, None)
+        self._digest = (self._digest - (part.digest if part else 0)) & MASK64
+        if part is not None:
+            for job in part.asked:
+                self.answered.pop(job, None)
+        self.unknown.discard(worker)
+        self.ended.add(worker, reason)
+
+
+def _forget(part: JobsPart) -> None:
+    """Nothing is counted any more; unknown until that is so of the worker, too."""
+    part.known = False
+    part.asked.clear()
+    part.taken.clear()
+
+
+def _count(part: JobsPart, event: JobEvent, sent_ms: int) -> None:
+    """The part has what the event opens, and not what it ends."""
+    match event:
+        case PrefillRequested():
+            if len(part.asked) < OPEN_MAX:
+                part.asked[event.job] = RequestedJob(event.model, event.prompt_tokens - event.cached_tokens, sent_ms)
+        case PrefillPulled() | PrefillCancelled():
+            part.asked.pop(event.job, None)
+        case PrefillStarted():
+            if len(part.taken) < OPEN_MAX:
+                part.taken[event.job] = event.requester
+        case PrefillCompleted() | PrefillFailed():
+            part.taken.pop(event.job, None)
+        case _:
+            assert_never(event)
+
+
+def _jobs_sum(*jobs: Iterable[str]) -> int:
+    """A sum over the jobs, the same in whatever order they came."""
+    return sum(mix(side, job) for side, table in enumerate(jobs) for job in table) & MASK64
+
+
+class PrefillQueue(NamedTuple):
+    """How long the queue is. Of workers whose jobs are half known it is at least this."""
+
+    waiting: int
+    """Jobs that nobody has taken yet."""
+    waiting_tokens: int
+    """Prompt tokens to be computed for these."""
+    oldest_ms: int
+    """How long the oldest of them has waited; 0 if none does, or if the clock of who asked is ahead."""
+    open: int
+    """Jobs asked for and not over: those that wait, that are computed, and whose blocks are fetched."""
+    taken: int
+    """Jobs that somebody computes, as prefill workers say."""
+    dead_letters: int
+    """Jobs handed out too often and given up, since the fold began."""
+    unknown: int
+    """Workers of whose jobs some may be missing here."""
+
+
+def prefill_queue(jobs: JobsFold, now_ms: int, model: str | None = None) -> PrefillQueue:
+    """The queue of one model, or of all; `now_ms` is wall-clock time, compared with that of whoever asked.
+
+    What is taken, dead letters and what is unknown count for all models. O(workers + jobs open).
+    """
+    waiting = [asked for asked in jobs.waiting().values() if model in {None, asked.model}]
+    return PrefillQueue(
+        waiting=len(waiting),
+        waiting_tokens=sum(asked.tokens for asked in waiting),
+        oldest_ms=max(0, *(now_ms - asked.asked_ms for asked in waiting)) if waiting else 0,
+        open=sum(model in {None, asked.model} for part in jobs.parts.values() for asked in part.asked.values()),
+        taken=jobs.taken,
+        dead_letters=jobs.dead_letters,
+        unknown=jobs.incomplete,
+    )

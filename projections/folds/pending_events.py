@@ -1,0 +1,188 @@
+"""Ahead: a replica's own events that it has not read back yet, as sums and sets keyed by request.
+
+A replica must not wait for the log to see its own decisions. What it emits counts here at once; when the log gives
+it back, it is folded there and leaves here, in the same order, so that the sum of both never jumps.
+
+An event dropped before it was sealed never comes back. A restatement follows it, which replaces everything before
+it, here as in the fold; so what is ahead of a cursor after a restatement depends on the log alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from core.events import (
+    Event,
+    ReplicaRestated,
+    RequestFinished,
+    RequestPrefilled,
+    RequestRouted,
+)
+from projections.folds.in_flight import AttemptKey, InFlight, InFlightLoad
+from projections.folds.routing_fold import ReplicaPart, in_flight, restated_requests
+
+PENDING_PROMPTS_MAX = 64
+"""Prompts that count as held by their workers before the log gives their first tokens back; more, and the oldest do not
+until it does."""
+EventKey = tuple[type, Any]
+"""What tells an event of this replica from its others that change anything here."""
+T = TypeVar("T")
+_UNCHANGED: Mapping[str, int] = MappingProxyType({})
+
+
+InFlightEntry = tuple[AttemptKey, InFlight]
+
+
+class _Effect(NamedTuple):
+    name: EventKey
+    taken: tuple[InFlightEntry, ...]
+    added: tuple[InFlightEntry, ...]
+    routed: Mapping[str, int]
+    computed: tuple[AttemptKey, InFlight, InFlight] | None = None
+    """Whose first token it is: as it was before, and as it is after that."""
+
+
+class PendingEvents:
+    """What to add to the fold of this replica's own part to have it as it is now."""
+
+    def __init__(self) -> None:
+        self.in_flight_load = InFlightLoad()
+        self.routed: dict[str, int] = {}
+        self.computed: dict[AttemptKey, int] = {}
+        """Requests that the fold may still show as being prefilled though they are not, here; with a count of the
+        events that say so."""
+        self.believed: deque[InFlight] = deque(maxlen=PENDING_PROMPTS_MAX)
+        """Prompts that workers are believed to hold (`projections.folds.approximate_index`), in the order of their
+        first tokens."""
+        self._entries: dict[AttemptKey, InFlight] = {}
+        self._effects: deque[_Effect] = deque()
+        self._names: dict[EventKey, int] = {}
+        """How many of the effects have which name."""
+
+    def __repr__(self) -> str:
+        return f"<PendingEvents {len(self._effects)} events>"
+
+    def __len__(self) -> int:
+        return len(self._effects)
+
+    def emit(self, event: Event, folded: ReplicaPart | None) -> None:
+        """The event counts from now on. `folded` is this replica's own part of the fold."""
+        effect = self._effect(event, folded)
+        if effect is None:
+            return
+        name, taken, added, routed, computed = effect
+        self._effects.append(effect)
+        self._names[name] = self._names.get(name, 0) + 1
+        if isinstance(event, ReplicaRestated):
+            self.believed.clear()  # some of it may rest on events that were dropped
+        for key, entry in taken:
+            self.in_flight_load.subtract(entry)
+            self.computed[key] = self.computed.get(key, 0) + 1
+            self._entries.pop(key, None)
+        for key, entry in added:
+            self.in_flight_load.add(key, entry)
+            self._entries[key] = entry
+        if computed is not None:
+            key, before, after = computed
+            self.in_flight_load.computed(before)
+            self.computed[key] = self.computed.get(key, 0) + 1
+            self._entries[key] = after
+            if before.believed is not None:
+                self.believed.append(before)
+        if routed:
+            self._count(routed, 1)
+
+    def read_back(self, event: Event) -> None:
+        """The log gave this event back: the fold has it now, and what was emitted before it will not come any more.
+
+        An event that was not emitted here changes nothing. Of two restatements that say the same, the earlier may be
+        taken for the later; what is left then adds up to nothing, and goes with the next event. O(1) for each event
+        that leaves, and for one that was not emitted: after an outage many of those come while very much is ahead.
+        """
+        name = _event_key(event)
+        if name is None or name not in self._names:
+            return
+        read = None
+        while read != name:
+            effect = self._effects.popleft()
+            self._undo(effect)
+            read = effect.name
+            _less(self._names, read)
+
+    def _undo(self, effect: _Effect) -> None:
+        _, taken, added, routed, computed = effect
+        for key, entry in added:
+            self.in_flight_load.subtract(entry)
+            if self._entries.get(key) is entry:
+                del self._entries[key]
+        for key, entry in taken:
+            self.in_flight_load.weigh(entry, 1)  # the sums alone: what is being prefilled is the fold's to say
+            _less(self.computed, key)
+        if computed is not None:
+            key, before, after = computed
+            self.in_flight_load.weigh_prefill(before, 1)
+            _less(self.computed, key)
+            if self._entries.get(key) is after:
+                del self._entries[key]
+            if self.believed and self.believed[0] is before:
+                self.believed.popleft()
+        if routed:
+            self._count(routed, -1)
+
+    def _count(self, routed: Mapping[str, int], sign: int) -> None:
+        for model, count in routed.items():
+            self.routed[model] = self.routed.get(model, 0) + sign * count
+
+    def _effect(self, event: Event, folded: ReplicaPart | None) -> _Effect | None:
+        name = _event_key(event)
+        if name is None:
+            return None
+        if isinstance(event, ReplicaRestated):
+            taken = tuple(self._all(folded).items())
+            return _Effect(name, taken, tuple(dict(restated_requests(event)).items()), self._uncounted(folded))
+        key: AttemptKey = name[1]
+        entry = self._entries.get(key)
+        if entry is None and folded is not None and key not in self.computed:
+            entry = folded.in_flight.get(key)
+        gone = () if entry is None else ((key, entry),)
+        if type(event) is RequestRouted:
+            return _Effect(name, gone, ((key, in_flight(event)),), {event.model: 1})
+        if type(event) is RequestFinished or entry is None:
+            return _Effect(name, gone, (), _UNCHANGED)
+        return _Effect(name, (), (), _UNCHANGED, (key, entry, entry.prefilled()))
+
+    def _all(self, folded: ReplicaPart | None) -> dict[AttemptKey, InFlight]:
+        """Everything in flight on this replica now."""
+        known = folded.in_flight if folded is not None else {}
+        return {key: entry for key, entry in known.items() if key not in self.computed} | self._entries
+
+    def _uncounted(self, folded: ReplicaPart | None) -> dict[str, int]:
+        """What takes the counts of decisions back to 0."""
+        known = folded.routed if folded is not None else {}
+        return {model: -known.get(model, 0) - self.routed.get(model, 0) for model in known.keys() | self.routed.keys()}
+
+
+def _less(counts: dict[T, int], what: T) -> None:
+    """It counts once less; at 0 it is not there."""
+    left = counts[what] - 1
+    if left:
+        counts[what] = left
+    else:
+        del counts[what]
+
+
+def _event_key(event: Event) -> EventKey | None:
+    kind = type(event)
+    if kind in _OF_REQUESTS:
+        return kind, (event.request, event.attempt)  # type: ignore[union-attr]  # these have both: their key
+    if isinstance(event, ReplicaRestated):
+        return kind, msgspec.structs.astuple(event)
+    return None
+
+
+_OF_REQUESTS = frozenset({RequestRouted, RequestPrefilled, RequestFinished})

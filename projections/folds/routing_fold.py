@@ -1,0 +1,331 @@
+"""RoutingFold: the routing stream folded into requests in flight per replica, and expected against real reuse."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, assert_never
+
+import msgspec
+
+from core.codec import Message
+from core.events import (
+    DivergenceFound,
+    LocalChanged,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    ReplicaReported,
+    ReplicaRestated,
+    RequestFinished,
+    RequestMigrated,
+    RequestPrefilled,
+    RequestRejected,
+    RequestRouted,
+    RoutingEvent,
+    SettingsChanged,
+)
+from core.events.routing import RequestQueued, RequestTurnedAway
+from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, WorkerId, from_column
+from projections.folds.approximate_index import ApproximateIndex, CacheRetention
+from projections.folds.digest import MASK64, mix, mix_repr
+from projections.folds.in_flight import AttemptKey, InFlight, InFlightLoad
+from projections.folds.source_fold import Chain, ChainVerdict, MissingMessages, Tombstones, missing_before, stamp
+
+MILLI = 1000
+
+
+class ReuseTotals(msgspec.Struct):
+    """What was expected of caches against what engines said."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    predicted_tokens: int = 0
+    """Of requests whose first token came."""
+    cached_tokens: int = 0
+
+
+class ReplicaPart(msgspec.Struct):
+    """One router's part."""
+
+    replica: ReplicaId
+    joined: ReplicaJoined | None = None
+    ended: str = ""
+    known: bool = True
+    """False after a gap, until it has said who it is and restated itself."""
+    chain: Chain = msgspec.field(default_factory=Chain)
+    in_flight: dict[AttemptKey, InFlight] = msgspec.field(default_factory=dict)
+    predicted: dict[AttemptKey, tuple[int, int]] = msgspec.field(default_factory=dict)
+    """Predicted cached tokens and prompt tokens of requests whose first token has not come."""
+    routed: dict[str, int] = msgspec.field(default_factory=dict)
+    """Decisions since it joined or last restated itself, per model: what round-robin goes by."""
+    reuse: ReuseTotals = msgspec.field(default_factory=ReuseTotals)
+    local: dict[WorkerId, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    """What only it knows of workers: the reasons of LocalChanged."""
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    settings_revision: int = 0
+    identity: int = 0
+    """64 bits of what it said when it joined."""
+    contents: int = 0
+    """64 bits, a sum over what is in flight, what was routed and what only it knows."""
+    digest: int = 0
+    """What this part adds to the projection's digest; 0 until it joined."""
+
+
+class RoutingFold:
+    """The fold of the routing stream."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[ReplicaId, ReplicaPart] = {}
+        """Those that have not ended."""
+        self.ended = Tombstones()
+        self.unknown: set[ReplicaId] = set()
+        """Those of whose requests nothing is known until they restate them."""
+        self.in_flight_load = InFlightLoad()
+        self.believed: dict[ReplicaId, ApproximateIndex] = {}
+        """What replicas take workers to hold; only of those that decided so since they restated themselves."""
+        self.unknown_events = 0
+        self.missing: list[MissingMessages] = []
+        self._digest = 0
+
+    def __repr__(self) -> str:
+        flying = sum(len(part.in_flight) for part in self.replicas.values())
+        return f"<RoutingFold {len(self.replicas)} replicas, {flying} in flight, digest {self._digest:016x}>"
+
+    @property
+    def digest(self) -> int:
+        return self._digest
+
+    @property
+    def incomplete(self) -> int:
+        return len(self.unknown)
+
+    def apply(self, owner: str, message: Message, digest: bytes) -> bool:
+        """Folds one message of the replica `owner`."""
+        replica = ReplicaId(owner)
+        if replica in self.ended:
+            return False
+        if message.source == SourceId(replica):
+            return self._apply_own(replica, message, digest)
+        if message.source == replica + LOST_SUFFIX:
+            return self._apply_lost(replica, message)
+        return False
+
+    def restore(self, part: ReplicaPart, believed: ApproximateIndex | None = None) -> None:
+        """A part as a snapshot has it is there, with what it has in flight and what it takes workers to hold."""
+        self.replicas[part.replica] = part
+        if believed is not None and believed.blocks:
+            self.believed[part.replica] = believed
+        if part.joined is not None:
+            part.identity = _identity(part.joined)
+        part.contents = contents(part)
+        for key, entry in part.in_flight.items():
+            self.in_flight_load.add(key, entry)
+        self._account(part)
+
+    def _apply_own(self, replica: ReplicaId, message: Message, digest: bytes) -> bool:
+        part = self.replicas.get(replica)
+        if part is None:
+            part = self.replicas[replica] = ReplicaPart(replica)
+        n_next = part.chain.n_next
+        verdict = part.chain.follow(message, digest)
+        if verdict is ChainVerdict.REPEAT:
+            return False
+        if verdict is ChainVerdict.GAP:
+            self.missing.append(missing_before(n_next, message))
+            self._forget(part)
+            part.known = False
+        for event in message.events:
+            if part.ended:
+                return True  # nothing follows an end, in its own message neither
+            if self._request(part, event):
+                continue
+            if isinstance(event, RoutingEvent):
+                self._event(part, event)
+            else:
+                self.unknown_events += 1
+        if not part.ended:
+            self._account(part)
+        return True
+
+    def _account(self, part: ReplicaPart) -> None:
+        """The sums have the part as it is now."""
+        before = part.digest
+        if part.joined is not None:
+            whole = stamp(part.chain, part.identity) + part.contents + 2 * part.settings_revision + part.known
+            if part.replica in self.believed:
+                whole += self.believed[part.replica].digest
+            part.digest = whole & MASK64
+            self._digest = (self._digest - before + part.digest) & MASK64
+        if part.known:
+            self.unknown.discard(part.replica)
+        else:
+            self.unknown.add(part.replica)
+
+    def _apply_lost(self, replica: ReplicaId, message: Message) -> bool:
+        for event in message.events:
+            if isinstance(event, ReplicaLost):
+                self._end(self.replicas.get(replica) or ReplicaPart(replica), f"lost: {event.reason}")
+                return True
+        return False
+
+    def _event(self, part: ReplicaPart, event: RoutingEvent) -> None:
+        match event:
+            case RequestRouted() | RequestPrefilled() | RequestFinished():
+                pass  # `_request`
+            case ReplicaJoined():
+                part.joined, part.identity = event, _identity(event)
+            case ReplicaRestated():
+                self._restated(part, event)
+            case ReplicaLeft():
+                self._end(part, f"left: {event.reason}")
+            case ReplicaLost():
+                pass  # counts only from its own source
+            case RequestMigrated() | RequestRejected() | RequestQueued() | RequestTurnedAway():
+                pass  # these leave no state, nor do those
+            case ReplicaReported() | DivergenceFound():
+                pass
+            case SettingsChanged():
+                part.settings, part.settings_revision = event.settings, event.revision
+            case LocalChanged():
+                _local_changed(part, event)
+            case _:
+                assert_never(event)
+
+    def _request(self, part: ReplicaPart, event: object) -> bool:
+        """Whether it was of a request: nearly all are, and to look at the type costs less than to try all there are."""
+        if type(event) is RequestRouted:
+            self._routed(part, event)
+        elif type(event) is RequestPrefilled:
+            self._prefilled(part, event)
+        elif type(event) is RequestFinished:
+            self._finished(part, event)
+        else:
+            return False
+        return True
+
+    def _routed(self, part: ReplicaPart, event: RequestRouted) -> None:
+        part.routed[event.model] = part.routed.get(event.model, 0) + 1
+        part.contents += _of_model(event.model)
+        if part.known:
+            key = (RequestId(event.request), event.attempt)
+            part.predicted[key] = (event.predicted_cached_tokens, event.prompt_tokens)
+            self._put(part, key, in_flight(event))
+
+    def _prefilled(self, part: ReplicaPart, event: RequestPrefilled) -> None:
+        key = (RequestId(event.request), event.attempt)
+        predicted = part.predicted.pop(key, None)
+        if predicted is not None:
+            part.reuse.requests += 1
+            part.reuse.predicted_tokens += predicted[0]
+            part.reuse.prompt_tokens += predicted[1]
+            part.reuse.cached_tokens += event.cached_tokens
+        entry = part.in_flight.pop(key, None)
+        if entry is not None:
+            after = part.in_flight[key] = entry.prefilled()
+            part.contents += request_weight(key, after) - request_weight(key, entry)
+            self.in_flight_load.computed(entry)
+            if entry.believed is not None:
+                self._believe(part.replica, entry, CacheRetention(*entry.believed))
+
+    def _finished(self, part: ReplicaPart, event: RequestFinished) -> None:
+        key = (RequestId(event.request), event.attempt)
+        part.predicted.pop(key, None)
+        self._take(part, key)
+
+    def _believe(self, replica: ReplicaId, entry: InFlight, retention: CacheRetention) -> None:
+        """The prompt was computed: its worker holds it from now on."""
+        part = self.believed.get(replica)
+        if part is None:
+            part = self.believed[replica] = ApproximateIndex()
+        part.take(entry.worker, entry.hashes, max(0, entry.begins_us // MILLI), retention)
+
+    def _restated(self, part: ReplicaPart, event: ReplicaRestated) -> None:
+        """What it says replaces all before it, and makes it known if it said who it is."""
+        self._forget(part)
+        part.known = part.known or part.joined is not None
+        part.routed.clear()
+        part.contents = 0
+        if part.known:
+            for key, entry in restated_requests(event):
+                self._put(part, key, entry)
+
+    def _put(self, part: ReplicaPart, key: AttemptKey, entry: InFlight) -> None:
+        self._take(part, key)
+        part.in_flight[key] = entry
+        part.contents += request_weight(key, entry)
+        self.in_flight_load.add(key, entry)
+
+    def _take(self, part: ReplicaPart, key: AttemptKey) -> InFlight | None:
+        entry = part.in_flight.pop(key, None)
+        if entry is not None:
+            part.contents -= request_weight(key, entry)
+            self.in_flight_load.subtract(entry)
+        return entry
+
+    def _forget(self, part: ReplicaPart) -> None:
+        for key in list(part.in_flight):
+            self._take(part, key)
+        part.predicted.clear()
+        self.believed.pop(part.replica, None)
+        for worker, reasons in part.local.items():
+            part.contents -= mix(worker, reasons)
+        part.local.clear()
+
+    def _end(self, part: ReplicaPart, reason: str) -> None:
+        """Nothing is left of the part but its tombstone."""
+        self._forget(part)
+        part.ended = reason
+        self._digest = (self._digest - part.digest) & MASK64
+        self.replicas.pop(part.replica, None)
+        self.unknown.discard(part.replica)
+        self.ended.add(part.replica, reason)
+
+
+def _local_changed(part: ReplicaPart, event: LocalChanged) -> None:
+    worker = WorkerId(event.worker)
+    before = part.local.pop(worker, ())
+    if before:
+        part.contents -= mix(worker, before)
+    if event.reasons:
+        part.local[worker] = event.reasons
+        part.contents += mix(worker, event.reasons)
+
+
+def in_flight(event: RequestRouted) -> InFlight:
+    """What a routed request weighs until its end."""
+    begins_us = event.now_ms * MILLI + event.wait_us
+    return InFlight(WorkerId(event.worker), event.blocks, event.prefill_tokens, event.hashes, begins_us, event.believed)
+
+
+def restated_requests(event: ReplicaRestated) -> list[tuple[AttemptKey, InFlight]]:
+    """The requests in flight that a restatement names."""
+    keys = zip(map(RequestId, event.requests), event.attempts, strict=True)
+    begins_us = event.begins_us or (0,) * len(event.requests)
+    workers = map(WorkerId, from_column(event.workers))
+    columns = zip(workers, event.blocks, event.prefill_tokens, begins_us, strict=True)
+    return [
+        (key, InFlight(worker, blocks, tokens, begins_us=begins))
+        for key, (worker, blocks, tokens, begins) in zip(keys, columns, strict=True)
+    ]
+
+
+def request_weight(key: AttemptKey, entry: InFlight) -> int:
+    """64 bits of a request in flight as restatements always named it: the hashes of its prompt and the time when its
+    prefill begins have no part in it."""
+    request, attempt = key
+    return mix_repr(f"({request!r}, {attempt}, {entry.worker!r}, {entry.blocks}, {entry.prefill_tokens})")
+
+
+def contents(part: ReplicaPart) -> int:
+    """The sum that `ReplicaPart.contents` is kept at, made anew."""
+    flying = sum(request_weight(key, entry) for key, entry in part.in_flight.items())
+    routed = sum(count * _of_model(model) for model, count in part.routed.items())
+    return flying + routed + sum(mix(worker, reasons) for worker, reasons in part.local.items())
+
+
+_of_model = lru_cache(maxsize=1024)(mix)
+"""Every decision adds it."""
+
+
+def _identity(joined: ReplicaJoined) -> int:
+    return mix(joined.name, joined.version, joined.address)

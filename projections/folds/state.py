@@ -1,0 +1,279 @@
+"""Points: where a fold stood after each of its last messages, so that replicas can compare what they had there.
+
+State: all projections of a namespace with the cursor that they stand at, as one value.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from core.codec import CHAIN_START, Message, decode_message, digest
+from core.errors import Corrupt
+from core.events.kv import PREFILL
+from core.ids import Epoch, StreamName, StreamSeq, WorkerId
+from core.subjects import JOBS, LOAD, ROUTING, is_kv, owner
+from projections.folds.digest import MASK64, mix
+from projections.folds.jobs_fold import JobsFold
+from projections.folds.kv_fold import KvFold, Member
+from projections.folds.load_fold import LoadFold
+from projections.folds.routing_fold import RoutingFold
+from projections.folds.source_fold import ChainGap, SourceFold
+from projections.index.prefix_index import PrefixIndex
+
+POINTS_KEPT = 4096
+"""Messages of one stream; a power of two, so that a place in the ring is a mask away."""
+
+_RING_MASK = POINTS_KEPT - 1
+
+_PointRow = tuple[Epoch, StreamSeq, int, bytes, bool]
+"""A point before anybody asks for it: a plain tuple costs a third of a named one, and few are ever asked for."""
+
+
+class DigestPoint(NamedTuple):
+    """One stream's fold right after the message at `seq`."""
+
+    epoch: Epoch
+    seq: StreamSeq
+    digest: int
+    """Of the stream's projection."""
+    head: bytes
+    """Chain digest of the message at `seq`."""
+    complete: bool
+    """Whether every source was known: only then may others be expected to have the same digest."""
+
+
+class DigestPoints:
+    """A ring of the last POINTS_KEPT points of one stream."""
+
+    def __init__(self) -> None:
+        self._ring: list[_PointRow | None] = [None] * POINTS_KEPT
+
+    def note(self, row: _PointRow) -> None:
+        """The fold stands there now. O(1)."""
+        self._ring[row[1] & _RING_MASK] = row
+
+    def at(self, seq: StreamSeq) -> DigestPoint | None:
+        """The point after that message; None if it is too long ago or was never folded here."""
+        row = self._ring[seq & _RING_MASK]
+        return DigestPoint(*row) if row is not None and row[1] == seq else None
+
+
+GAPS_KEPT = 256
+"""The last gaps found, for people; `State.gaps_found` counts all."""
+
+
+class Position(NamedTuple):
+    """How far one stream has been folded."""
+
+    epoch: Epoch
+    seq: StreamSeq
+
+
+class Applied(NamedTuple):
+    """What one record was: for whoever must react to it."""
+
+    stream: StreamName
+    seq: StreamSeq
+    owner: str
+    message: Message
+    changed: bool
+
+
+def is_folded(stream: StreamName) -> bool:
+    """Whether this program has a fold for the stream; a newer one may write others too."""
+    return is_kv(stream) or stream in (LOAD, ROUTING, JOBS)
+
+
+class State:
+    """The fold of the log up to `cursor`. Records go in by `apply`, in the order of each stream."""
+
+    def __init__(self, chain_key: bytes) -> None:
+        self.index = PrefixIndex()
+        self.loads = LoadFold()
+        self.routing = RoutingFold()
+        self.jobs = JobsFold()
+        self.kv: dict[StreamName, KvFold] = {}
+        self.cursor: dict[StreamName, Position] = {}
+        self.corrupt = 0
+        """Records that are no messages of ours: skipped and counted."""
+        self.gaps: deque[ChainGap] = deque(maxlen=GAPS_KEPT)
+        """Messages that chains lack, as they were noticed."""
+        self.gaps_found = 0
+        self.chain_key = chain_key
+        self._points: dict[StreamName, DigestPoints] = {}
+        self._alive: list[Member] = []
+        self._workers: list[WorkerId] = []
+        self._serving: list[Member] = []
+        self._prefilling: list[Member] = []
+        self._turnovers: dict[KvFold, int] = {}
+        """When these lists were made."""
+
+    def __repr__(self) -> str:
+        at = " ".join(f"{stream}:{position.seq}" for stream, position in sorted(self.cursor.items()))
+        return f"<State at {at or 'the start'}, digest {self.digest:016x}>"
+
+    def open(self, stream: StreamName, epoch: Epoch) -> StreamSeq:
+        """The stream is folded from here on; returns the last sequence applied (0 for none)."""
+        if stream not in self.cursor:
+            if is_kv(stream):
+                self.kv[stream] = KvFold(self.index)
+            self.resume(stream, Position(epoch, StreamSeq(0)), CHAIN_START)
+        return self.cursor[stream].seq
+
+    def resume(self, stream: StreamName, position: Position, head: bytes) -> None:
+        """What is folded of the stream now is its fold up to there; `head` is the chain digest of the message there
+        (empty if the log has it no more)."""
+        self.cursor[stream] = position
+        self._points[stream] = points = DigestPoints()
+        if head and position.seq:
+            projection = self.projection(stream)
+            points.note((*position, projection.digest, head, not projection.incomplete))
+
+    def skip_to(self, stream: StreamName, seq: StreamSeq) -> None:
+        """The log has nothing more of the stream up to there: what follows the cursor was taken by retention."""
+        position = self.cursor[stream]
+        assert seq >= position.seq
+        self.cursor[stream] = Position(position.epoch, seq)
+
+    def reset(self, stream: StreamName, epoch: Epoch) -> None:
+        """The stream's history was replaced: what was folded of it is void, it starts again."""
+        if is_kv(stream):
+            for worker in self.kv[stream].members:
+                self.index.drop(worker)
+            self.kv[stream] = KvFold(self.index)
+        elif stream == LOAD:
+            self.loads = LoadFold()
+        elif stream == JOBS:
+            self.jobs = JobsFold()
+        else:
+            self.routing = RoutingFold()
+        self.resume(stream, Position(epoch, StreamSeq(0)), CHAIN_START)
+
+    def become(self, other: State) -> None:
+        """Everybody who holds this state sees the folds, cursor and points of `other`, which has what was here."""
+        assert other is not self
+        assert other.chain_key == self.chain_key
+        self.__dict__, other.__dict__ = other.__dict__, self.__dict__
+
+    def apply(self, stream: StreamName, seq: StreamSeq, subject: str, payload: bytes) -> Applied | None:
+        """Folds one record and moves the cursor; None if it was applied before or is no message of ours."""
+        if seq <= self.cursor[stream].seq:
+            return None
+        try:
+            message = decode_message(payload)
+        except Corrupt:
+            message = None
+        return self.fold(stream, seq, owner(subject), message, digest(payload, self.chain_key))
+
+    def fold(
+        self, stream: StreamName, seq: StreamSeq, owner: str, message: Message | None, head: bytes
+    ) -> Applied | None:
+        """`apply` of a record that was decoded before: None for what is no message of ours; `head` is its digest."""
+        epoch, last = self.cursor[stream]
+        if seq <= last:
+            return None
+        projection, applied = self.projection(stream), None
+        if message is None:
+            self.corrupt += 1
+        else:
+            applied = Applied(stream, seq, owner, message, projection.apply(owner, message, head))
+        if projection.missing:
+            self._note_gaps(projection, stream, seq)
+        self.cursor[stream] = Position(epoch, seq)
+        self._points[stream].note((epoch, seq, projection.digest, head, not projection.incomplete))
+        return applied
+
+    def projection(self, stream: StreamName) -> SourceFold:
+        """The stream's own fold."""
+        if stream == LOAD:
+            return self.loads
+        if stream == ROUTING:
+            return self.routing
+        if stream == JOBS:
+            return self.jobs
+        return self.kv[stream]
+
+    @property
+    def digest(self) -> int:
+        """64 bits over all streams with their positions; equal for equal states at equal cursors."""
+        parts = (mix(stream, at.seq, self.projection(stream).digest) for stream, at in self.cursor.items())
+        return sum(parts) & MASK64
+
+    def digest_of(self, stream: StreamName) -> int:
+        """64 bits of what is folded of this stream alone; O(1)."""
+        return self.projection(stream).digest
+
+    def point(self, stream: StreamName, seq: StreamSeq) -> DigestPoint | None:
+        """Where the stream's fold stood after that message; None if it is not among the last POINTS_KEPT."""
+        points = self._points.get(stream)
+        return points.at(seq) if points is not None else None
+
+    @property
+    def incomplete(self) -> int:
+        """Sources that are unknown until they restate themselves."""
+        return sum(self.projection(stream).incomplete for stream in self.cursor)
+
+    @property
+    def unknown_events(self) -> int:
+        """Events of types that this program does not know."""
+        return sum(self.projection(stream).unknown_events for stream in self.cursor)
+
+    def unknown(self) -> list[WorkerId]:
+        """Workers of whose cache nothing is known until they restate it, by id; those of whom not even the start was
+        read are among them."""
+        return sorted({worker for projection in self.kv.values() for worker in projection.unknown})
+
+    def member(self, worker: WorkerId) -> Member | None:
+        """The worker's part, whichever kv stream it writes to; of one that ended, its id and why."""
+        for projection in self.kv.values():
+            if worker in projection.members:
+                return projection.members[worker]
+        for projection in self.kv.values():
+            if worker in projection.ended:
+                return Member(worker, ended=projection.ended[worker])
+        return None
+
+    def alive(self) -> list[Member]:
+        """Workers that joined and have not ended, by id; O(1) while nobody comes or goes. Not to be changed."""
+        self._sort_out()
+        return self._alive
+
+    def workers(self) -> list[WorkerId]:
+        """Their ids; the very list of the last time while nobody comes or goes."""
+        self._sort_out()
+        return self._workers
+
+    def serving(self) -> list[Member]:
+        """Those of them that answer requests: candidates of a decision; as cheap."""
+        self._sort_out()
+        return self._serving
+
+    def prefilling(self) -> list[Member]:
+        """Those of them that compute prompts for others; as cheap."""
+        self._sort_out()
+        return self._prefilling
+
+    def _sort_out(self) -> None:
+        known = self._turnovers.get
+        for projection in self.kv.values():
+            if known(projection) != projection.turnover:
+                break
+        else:
+            return  # a loop, because a decision asks seven times and any() costs four times as much
+        self._turnovers = {projection: projection.turnover for projection in self.kv.values()}
+        members = [member for projection in self.kv.values() for member in projection.alive.values()]
+        self._alive = sorted(members, key=lambda member: member.worker)
+        self._workers = [member.worker for member in self._alive]
+        self._serving = [member for member in self._alive if not _is_prefill(member)]
+        self._prefilling = [member for member in self._alive if _is_prefill(member)]
+
+    def _note_gaps(self, projection: SourceFold, stream: StreamName, seq: StreamSeq) -> None:
+        for found in projection.missing:
+            self.gaps.append(ChainGap(stream, *found, seq))
+            self.gaps_found += 1
+        projection.missing.clear()
+
+
+def _is_prefill(member: Member) -> bool:
+    return member.joined is not None and member.joined.role == PREFILL

@@ -1,0 +1,387 @@
+"""Declines: workers that would not take a held request, because they compute prompts of other replicas of which the log
+has not told yet.
+
+Placement: where each of many held requests would go, were all of them sent now.
+
+The longest is placed first, each where it costs least behind those placed before it: there it waits, for each of them,
+for the shorter one of the two prefills, since a worker takes its shortest first. What does not depend on who asks is
+looked up once for all.
+
+Plan: requests held in the router, bound to a worker as late as can be.
+
+Asked at each arrival and each first token, again and again until nobody is to go. Every held request is placed
+tentatively on the worker where it costs least, the longest first, under the rules of `time`; the wait there is what is
+outstanding plus, for each request placed there before, the shorter one of the two prefills, since a worker takes its
+shortest first. Then a worker without outstanding prefills, or with so few that one more fits into a pass of its engine
+with them, gets of its own, of those whose priority comes first, the one whose prefill is shortest, age counting for it.
+What is left stays held, to be placed anew.
+
+A request that goes is one decision like any other, with one input more: how long those placed before it would hold it
+up (`RouteRequest.held`), which stands in its record. So each is made again, bit for bit, without the queue.
+
+Nobody is overtaken for ever by its equals: a request gains AGE_M of each millisecond that it waits. How long one may
+wait at most is its caller's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from core.ids import WorkerId
+from core.settings import RoutingSettings
+from projections.folds.in_flight import OutstandingPrefill
+from projections.policy.candidates import find_candidates
+from projections.policy.cost import ScoredCandidate, score
+from projections.policy.decide import Decision, decide
+from projections.policy.pending_prefixes import PendingPrefixes
+from projections.policy.policies import rank
+from projections.policy.prefill_backlog import PrefillBacklog
+from projections.policy.prefill_time import MILLI, PrefillTime
+from projections.policy.view import NO_OVERLAP, Candidate, RouteRequest, View
+
+
+class BusyWorker(NamedTuple):
+    """What one worker said."""
+
+    tokens: int
+    """What it computes for other replicas."""
+    until_us: int
+    """When that should be over."""
+
+
+class BusyWorkers:
+    """What this replica was told, until the log tells of it or it should be over."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How often a worker declined."""
+        self._reports: dict[WorkerId, BusyWorker] = {}
+
+    def __repr__(self) -> str:
+        return f"<Declines: {self.count}, of {len(self._reports)} workers now>"
+
+    @property
+    def stand(self) -> bool:
+        """Whether any may count."""
+        return bool(self._reports)
+
+    def note(self, worker: WorkerId, tokens: int, until_us: int) -> None:
+        """The worker declined: it computes so many tokens for others, and should be done with them then."""
+        self.count += 1
+        self._reports[worker] = BusyWorker(tokens, until_us)
+
+    def busy_us(self, known: Mapping[WorkerId, int], now_us: int) -> dict[WorkerId, int]:
+        """How long each should be busy yet with what the log has not told of, by worker's id.
+
+        `known` are the tokens of its outstanding prefills. With as many as it said it is forgotten: what it declined
+        does not fit beside those either, so a plan knows all that it knew.
+        """
+        self._reports = {
+            worker: said
+            for worker, said in sorted(self._reports.items())
+            if said.until_us > now_us and known.get(worker, 0) < max(1, said.tokens)
+        }
+        return {worker: said.until_us - now_us for worker, said in self._reports.items()}
+
+
+class UnboundRequest(NamedTuple):
+    """One request that waits in the router."""
+
+    request: RouteRequest
+    since_ms: int
+    """When it came, by the clock of `now_ms`."""
+    seed: int = 0
+    """Of its decision."""
+
+
+class ScoredRequest(NamedTuple):
+    """One of them with what does not depend on the others; the lists are in one order, and of one length."""
+
+    held: UnboundRequest
+    scored: list[ScoredCandidate]
+    tokens: list[int]
+    """What it would compute on each of those."""
+    own_us: list[int]
+    """How long that lasts."""
+
+
+class PlacedRequest(NamedTuple):
+    """One of them with its place."""
+
+    held: UnboundRequest
+    worker: WorkerId
+    tokens: int
+    own_us: int
+    held_us: dict[WorkerId, int]
+    """How long others would hold it up, by worker; what these compute that declined one is in it."""
+
+
+class PlacementInputs:
+    """What all that are held see alike, at one moment."""
+
+    def __init__(
+        self,
+        view: View,
+        settings: RoutingSettings,
+        now_ms: int,
+        outstanding: Mapping[WorkerId, list[OutstandingPrefill]],
+    ) -> None:
+        self._view = view
+        self._settings = settings
+        self._now_ms = now_ms
+        self._outstanding = outstanding
+        self._prefixes = PendingPrefixes(view)
+        self._backlogs: dict[PrefillTime, PrefillBacklog] = {}
+        self._candidates: dict[tuple[str, int], list[Candidate]] = {}
+        """By model and block size: as one prompt saw them."""
+
+    def __repr__(self) -> str:
+        return f"<PlacementInputs {len(self._outstanding)} workers that prefill>"
+
+    def asked(self, held: UnboundRequest) -> ScoredRequest:
+        """The request with its candidates, by id, as `decide` would score them for it alone."""
+        request, settings = held.request, self._settings
+        time = PrefillTime.of(settings, request.time)
+        backlog = self._backlogs.get(time)
+        if backlog is None:
+            backlog = self._backlogs[time] = PrefillBacklog.of(time, self._outstanding, self._now_ms)
+        scored = score(self._seen(request), request, settings, self._view.local.get("stale", ()), backlog)
+        size = request.prompt.block_size
+        tokens = [-(-prefill_m * size // MILLI) for _, _, prefill_m in scored]
+        return ScoredRequest(held, scored, tokens, [time.us(each) for each in tokens])
+
+    def _seen(self, request: RouteRequest) -> list[Candidate]:
+        """Whom it can be sent to does not depend on the prompt, only what they have of it."""
+        prompt = request.prompt
+        kind = request.model, prompt.block_size
+        candidates = self._candidates.get(kind)
+        if candidates is None:
+            found = self._candidates[kind] = find_candidates(self._view, request, self._settings, self._now_ms).left
+            return found
+        overlap, pending = (
+            self._view.cached(prompt, self._settings, self._now_ms).get,
+            self._prefixes.pending(prompt).get,
+        )
+        new = tuple.__new__
+        return [
+            new(Candidate, (*one[:5], overlap(one[0], NO_OVERLAP), pending(one[0], 0), *one[7:])) for one in candidates
+        ]
+
+
+class _PlacedQueue:
+    """Those placed on one worker."""
+
+    def __init__(self) -> None:
+        self.placed: list[PlacedRequest] = []
+        self._shortest = self._longest = self._sum = 0
+
+    def __repr__(self) -> str:
+        return f"<_PlacedQueue {len(self.placed)} requests>"
+
+    def add(self, placed: PlacedRequest) -> None:
+        own_us = placed.own_us
+        self._shortest = min(self._shortest, own_us) if self.placed else own_us
+        self._longest = max(self._longest, own_us)
+        self._sum += own_us
+        self.placed.append(placed)
+
+    def wait_us(self, own_us: int) -> int:
+        """How long one more that lasts so long waits for them: for each the shorter one of the two."""
+        if own_us <= self._shortest:  # nearly always: the longest are placed first
+            return own_us * len(self.placed)
+        if own_us >= self._longest:
+            return self._sum
+        return sum([min(other.own_us, own_us) for other in self.placed])
+
+
+def place_all(
+    asked: Sequence[ScoredRequest], view: View, settings: RoutingSettings, busy_us: Mapping[WorkerId, int]
+) -> dict[WorkerId, list[PlacedRequest]]:
+    """Every one of them, by worker; each has a candidate. `busy_us` is what workers compute of which the view does not
+    know. O(requests * workers), where those that are placed later are not much longer somewhere than those before."""
+    queues: dict[WorkerId, _PlacedQueue] = {}
+    turns: dict[str, int] = {}
+    for each in sorted(asked, key=_longest_first):
+        model = each.held.request.model
+        if model not in turns:
+            turns[model] = view.routed(model)
+        placed = _place(each, queues, settings, busy_us, turns[model])
+        queues.setdefault(placed.worker, _PlacedQueue()).add(placed)
+    return {worker: queue.placed for worker, queue in queues.items()}
+
+
+def _longest_first(asked: ScoredRequest) -> tuple[int, int, str, int]:
+    """By its prefill where most of it is cached."""
+    request = asked.held.request
+    return -min(asked.own_us), asked.held.since_ms, request.id, request.attempt
+
+
+def _place(
+    asked: ScoredRequest,
+    queues: Mapping[WorkerId, _PlacedQueue],
+    settings: RoutingSettings,
+    busy_us: Mapping[WorkerId, int],
+    turn: int,
+) -> PlacedRequest:
+    """Where it costs least, with those that are placed already."""
+    held_us: dict[WorkerId, int] = {}
+    costs: list[int] = []
+    for (candidate, cost, _), own_us in zip(asked.scored, asked.own_us, strict=True):
+        worker = candidate[0]
+        queue = queues.get(worker)
+        more_us = busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us))
+        if more_us:
+            held_us[worker] = more_us
+        costs.append(cost + more_us)
+    at = _cheapest(asked, costs, settings, turn)
+    return PlacedRequest(asked.held, asked.scored[at].candidate.worker, asked.tokens[at], asked.own_us[at], held_us)
+
+
+def _cheapest(asked: ScoredRequest, costs: list[int], settings: RoutingSettings, turn: int) -> int:
+    """The place of the one that a decision with these costs would choose."""
+    least = min(costs)
+    if costs.count(least) == 1 and not (settings.temperature_m or settings.tie_margin_m):
+        return costs.index(least)  # as `rank`, which would sort all
+    dearer = [scored._replace(cost=cost) for scored, cost in zip(asked.scored, costs, strict=True)]
+    chosen = rank(dearer, asked.held.request, settings, turn, asked.held.seed)[0]
+    return dearer.index(chosen)
+
+
+HELD_MAX = 64
+"""Requests that a replica holds at a time: a plan looks at all of them, and is made anew for each that goes …"""
+PLACES_MAX = 1024
+"""… and fewer where that times the workers were more than this: then a plan takes 5 ms."""
+AGE_M = 300
+"""What a request gains on shorter ones for each unit of time that it was held, in thousandths."""
+PASS_TOKENS = 4096
+"""Prefills that together compute no more than this may be with a worker at a time: an engine computes them in one pass,
+or the last ones in its next."""
+
+
+def held_max(workers: int) -> int:
+    """How many requests a replica may hold, with so many workers."""
+    return min(HELD_MAX, max(1, PLACES_MAX // max(1, workers)))
+
+
+def tokens_in_progress(
+    outstanding: Mapping[WorkerId, Iterable[OutstandingPrefill]], settings: RoutingSettings, now_ms: int
+) -> dict[WorkerId, int]:
+    """The workers that others wait for, with the tokens of their outstanding prefills. Not for a prefill that should
+    have begun longer ago than anybody is held: who would tell of its end may be gone, or out of reach."""
+    since_us = (now_ms - settings.hold_max_ms) * MILLI
+    found: dict[WorkerId, int] = {}
+    for worker, all_ in outstanding.items():
+        for begins_us, _, _, tokens in all_:
+            if begins_us > since_us:
+                found[worker] = found.get(worker, 0) + tokens
+    return found
+
+
+def is_one_pass(tokens: int) -> bool:
+    """Whether prefills that compute so many tokens together may be with a worker at a time."""
+    return tokens <= PASS_TOKENS
+
+
+def fits(tokens: int, worker: WorkerId, computes: Mapping[WorkerId, int]) -> bool:
+    """Whether the worker may get a prefill of so many tokens now."""
+    return worker not in computes or computes[worker] + tokens <= PASS_TOKENS
+
+
+SMALL_TOKENS = PASS_TOKENS // 8
+"""A prompt of so many tokens, cached or not, holds nobody up: it goes as if it were alone, ahead of longer ones, so
+that a crowd of such costs no more than their decisions."""
+
+
+LIGHT_TOKENS = PASS_TOKENS // 4
+"""A prompt of so many tokens, where nobody waits, need not wait for what else comes at the same moment: it would hardly
+go elsewhere for that."""
+
+
+class PlannedRequest(NamedTuple):
+    """One of them that is to be sent now, or that nobody can serve."""
+
+    request: RouteRequest
+    """With what else is held."""
+    decision: Decision
+
+
+def plan(
+    view: View,
+    queue: Sequence[UnboundRequest],
+    settings: RoutingSettings,
+    now_ms: int,
+    busy_us: Mapping[WorkerId, int],
+) -> PlannedRequest | None:
+    """The one of the queue that is to be sent now, or that nobody can serve; None if all stay held.
+
+    Whoever sends it says so, takes it out of the queue, and asks again: the next one's view has this one. `busy_us` is
+    how long workers should compute yet what the view does not know of, as they said when they declined a request: they
+    are not free. `settings` are of the policy `time`. O(queue * (workers + queue)), or O(workers) if nobody is free;
+    the order of the queue does not matter. Requests have ids of their own.
+    """
+    assert settings.policy == "time"
+    outstanding = view.outstanding()
+    computes = tokens_in_progress(outstanding, settings, now_ms)
+    if _nobody_is_free(view, computes, busy_us):
+        return None
+    if not busy_us:
+        if len(queue) == 1:
+            return _plan_alone(view, queue[0], settings, now_ms, outstanding, computes)
+        small = [held for held in queue if held.request.prompt.tokens <= SMALL_TOKENS]
+        if small and (
+            planned := _plan_alone(view, min(small, key=_arrival_order), settings, now_ms, outstanding, computes)
+        ):
+            return planned
+    inputs = PlacementInputs(view, settings, now_ms, outstanding)
+    asked = [inputs.asked(held) for held in queue]
+    nobody = min((each.held for each in asked if not each.scored), key=lambda held: held.request.id, default=None)
+    if nobody is not None:
+        return PlannedRequest(nobody.request, decide(view, nobody.request, settings, now_ms, nobody.seed, outstanding))
+    for worker, placed in sorted(place_all(asked, view, settings, busy_us).items()):
+        if worker in busy_us or not fits(0, worker, computes):
+            continue
+        next_one = min(placed, key=lambda each: _turn_order(each, now_ms))
+        if fits(next_one.tokens, worker, computes):
+            request = next_one.held.request._replace(held=next_one.held_us)
+            return PlannedRequest(request, decide(view, request, settings, now_ms, next_one.held.seed, outstanding))
+    return None
+
+
+def _tokens(scored: ScoredCandidate, request: RouteRequest) -> int:
+    return -(-scored.prefill_m * request.prompt.block_size // MILLI)
+
+
+def _arrival_order(held: UnboundRequest) -> tuple[int, int, str, int]:
+    return held.request.priority, held.since_ms, held.request.id, held.request.attempt
+
+
+def _nobody_is_free(view: View, computes: Mapping[WorkerId, int], busy_us: Mapping[WorkerId, int]) -> bool:
+    if not computes and not busy_us:
+        return False
+    serving = view.state.serving()
+    if not len(computes) + len(busy_us) >= len(serving) > 0:
+        return False
+    return all(each.worker in busy_us or not fits(1, each.worker, computes) for each in serving)
+
+
+def _plan_alone(
+    view: View,
+    held: UnboundRequest,
+    settings: RoutingSettings,
+    now_ms: int,
+    outstanding: dict[WorkerId, list[OutstandingPrefill]],
+    computes: Mapping[WorkerId, int],
+) -> PlannedRequest | None:
+    """As `plan` where nobody else is to be placed, at a third of its price."""
+    decision = decide(view, held.request, settings, now_ms, held.seed, outstanding)
+    goes = decision.worker is None or fits(_tokens(decision.ranked[0], held.request), decision.worker, computes)
+    return PlannedRequest(held.request, decision) if goes else None
+
+
+def _turn_order(placed: PlacedRequest, now_ms: int) -> tuple[int, int, int, str, int]:
+    """In which order a worker should get its own; lower first."""
+    held = placed.held
+    age_us = (now_ms - held.since_ms) * MILLI
+    turn = placed.own_us - AGE_M * age_us // MILLI
+    return held.request.priority, turn, held.since_ms, held.request.id, held.request.attempt

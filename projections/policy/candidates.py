@@ -1,0 +1,67 @@
+"""Of projections.policy.decide."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from core.ids import WorkerId
+from core.settings import RoutingSettings
+from projections.policy.view import EXCLUSION_REASONS, Candidate, RouteRequest, View
+
+LAST_RESORT_REASONS = ("suspected", "failed")
+"""Reasons to leave a worker out only for as long as another one is left."""
+
+
+class CandidateSet(NamedTuple):
+    """Who can be chosen, by id, and who is left out."""
+
+    left: list[Candidate]
+    excluded: dict[str, list[WorkerId]]
+
+
+def find_candidates(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> CandidateSet:
+    """Of every worker: those in doubt only if nobody else can serve."""
+    left, doubtful, excluded = _sort_candidates(view, request, settings, now_ms)
+    if not left:
+        return CandidateSet([candidate for _, candidate in doubtful], excluded)
+    for reason, candidate in doubtful:
+        excluded.setdefault(reason, []).append(candidate.worker)
+    return CandidateSet(left, excluded)
+
+
+class _SortedCandidates(NamedTuple):
+    left: list[Candidate]
+    doubtful: list[tuple[str, Candidate]]
+    excluded: dict[str, list[WorkerId]]
+
+
+def _sort_candidates(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> _SortedCandidates:
+    """Who can serve, who only if nobody else can, and who cannot at all: all by id."""
+    local: dict[WorkerId, str] = {}
+    for reason in reversed(EXCLUSION_REASONS):  # the first one counts
+        if workers := view.local.get(reason):
+            local.update(dict.fromkeys(workers, reason))
+    out = _SortedCandidates([], [], {})
+    model, block_size, waiting_max = request.model, request.prompt.block_size, settings.waiting_max
+    left = out.left.append
+    for candidate in view.candidates(request.prompt, view.cached(request.prompt, settings, now_ms)):
+        # unpacked at once: this runs for every worker, and each name of a tuple's costs a call
+        worker, its_model, its_block_size, _, _, _, _, _, _, _, waiting, draining = candidate
+        if its_model != model:
+            reason = "other_model"
+        elif its_block_size != block_size:
+            reason = "other_block_size"
+        elif local and worker in local:
+            reason = local[worker]
+        elif draining:
+            reason = "draining"
+        elif waiting >= waiting_max:
+            reason = "overloaded"
+        else:
+            left(candidate)
+            continue
+        if reason in LAST_RESORT_REASONS:
+            out.doubtful.append((reason, candidate))
+        else:
+            out.excluded.setdefault(reason, []).append(worker)
+    return out

@@ -1,0 +1,157 @@
+"""Of projections.policy.policies."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import NamedTuple
+
+from core.ids import WorkerId
+from core.settings import APPROXIMATE, RoutingSettings
+from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
+from projections.policy.view import Candidate, RouteRequest
+
+MILLI = 1000
+
+
+ESTIMATING_POLICIES = frozenset({"time", "session"})
+"""Policies that look at how long outstanding prefills hold up a new one; their costs are in microseconds."""
+
+
+BLOCK_COST_POLICIES = frozenset({"kv", APPROXIMATE})
+"""Policies with the cost of `kv`, in thousandths of a weighted block."""
+
+
+class ScoredCandidate(NamedTuple):
+    """A candidate with its cost and the terms of it that a record shows."""
+
+    candidate: Candidate
+    cost: int
+    prefill_m: int
+    """Blocks to prefill there, in thousandths: queued ones included, credit taken off."""
+
+
+def score(
+    candidates: list[Candidate],
+    request: RouteRequest,
+    settings: RoutingSettings,
+    stale: Container[WorkerId],
+    backlog: PrefillBacklog = NO_BACKLOG,
+) -> list[ScoredCandidate]:
+    """The candidates, in their order, with their costs; lower is better. Round-robin and random leave the costs 0.
+
+    One loop without calls: with many workers it is most of a decision.
+    """
+    if settings.policy in ESTIMATING_POLICIES:
+        return _score_by_time(candidates, request, settings, stale, backlog)
+    size, hold = request.prompt.block_size, request.prompt.blocks_to_hold
+    wanted_m = request.prompt.tokens * MILLI // size
+    credits_m, pending_credit_m = _Credits(settings.credits_m), settings.pending_credit_m
+    per_prefill, per_block = settings.prefill_weight_m, settings.decode_weight_m
+    per_request = settings.request_weight_m * MILLI
+    new = tuple.__new__  # half the price of Scored(…)
+    kv, least_loaded = settings.policy in BLOCK_COST_POLICIES, settings.policy in {"least-loaded", "power-of-two"}
+    found = []
+    for candidate in candidates:
+        worker, _, _, _, _, overlap, pending, active_blocks, active_requests, prefill_tokens, waiting, _ = candidate
+        credit = credits_m[overlap]
+        queued = prefill_tokens * MILLI // size
+        shared = pending - overlap[-1]  # as pending_beyond
+        if shared > 0:  # blocks that both would compute are computed once
+            credit += shared * pending_credit_m
+            queued -= shared * MILLI
+            active_blocks -= shared
+        if worker in stale:
+            credit = credit * settings.stale_credit_m // MILLI
+        prefill_m = queued if queued > 0 else 0  # noqa: FURB136 — a call of max() costs as much as all of this
+        if wanted_m > credit:
+            prefill_m += wanted_m - credit
+        cost = 0
+        if kv:
+            active_m = (active_blocks + hold) * MILLI
+            cost = (per_prefill * prefill_m + per_block * active_m + per_request * active_requests) // MILLI
+        elif least_loaded:
+            cost = (active_requests + waiting) * MILLI
+        found.append(new(ScoredCandidate, (candidate, cost, prefill_m)))
+    return found
+
+
+def _score_by_time(
+    candidates: list[Candidate],
+    request: RouteRequest,
+    settings: RoutingSettings,
+    stale: Container[WorkerId],
+    backlog: PrefillBacklog,
+) -> list[ScoredCandidate]:
+    """`score` of the policies that estimate times. The blocks to prefill are the request's own."""
+    size = request.prompt.block_size
+    wanted_m = request.prompt.tokens * MILLI // size
+    credits_m, pending_credit_m = _Credits(settings.credits_m), settings.pending_credit_m
+    (base_us, per_token_m), wait_us = backlog.time, backlog.waits_us.get
+    per_own, per_request = settings.own_weight_m, settings.own_request_weight_m
+    per_active = settings.active_weight_m * per_token_m * size // MILLI
+    bound_us = settings.session_wait_max_ms * MILLI
+    by_time, new = settings.policy == "time", tuple.__new__
+    found = []
+    for candidate in candidates:
+        worker, _, _, _, _, overlap, pending, active_blocks, active_requests, _, _, _ = candidate
+        credit = credits_m[overlap]
+        shared = pending - overlap[-1]  # as pending_beyond
+        if shared > 0:
+            credit += shared * pending_credit_m
+            active_blocks -= shared
+        if worker in stale:
+            credit = credit * settings.stale_credit_m // MILLI
+        prefill_m = wanted_m - credit if wanted_m > credit else 0
+        cost = wait_us(worker, 0)
+        if by_time:  # as estimate(…), without the call
+            own = base_us + per_token_m * -(-prefill_m * size // MILLI) // MILLI
+            cost += per_own * own // MILLI + per_request * own * active_requests // MILLI
+            cost += per_active * active_blocks // MILLI
+        else:
+            cost = cost - bound_us if cost > bound_us else 0
+        found.append(new(ScoredCandidate, (candidate, cost, prefill_m)))
+    return found
+
+
+class TimeCostTerms(NamedTuple):
+    """What the cost of `time` is the sum of; microseconds."""
+
+    own: int
+    wait: int
+    decode: int
+    requests: int
+
+
+def estimate(
+    candidate: Candidate, prefill_m: int, settings: RoutingSettings, size: int, backlog: PrefillBacklog
+) -> TimeCostTerms:
+    """The terms for a candidate with these blocks of the request to prefill, in thousandths."""
+    own = backlog.time.us(-(-prefill_m * size // MILLI))
+    active_blocks = candidate.active_blocks - pending_beyond(candidate)  # what both hold is held once
+    return TimeCostTerms(
+        own=settings.own_weight_m * own // MILLI,
+        wait=backlog.waits_us.get(candidate.worker, 0),
+        decode=settings.active_weight_m * backlog.time.per_token_m * size // MILLI * active_blocks // MILLI,
+        requests=settings.own_request_weight_m * own * candidate.active_requests // MILLI,
+    )
+
+
+class _Credits(dict[tuple[int, ...], int]):
+    """What cached blocks take off the prefill, in thousandths, by overlap: most candidates have one of a few."""
+
+    def __init__(self, credits_m: tuple[int, ...]) -> None:
+        super().__init__()
+        self._credits_m = credits_m
+
+    def __missing__(self, overlap: tuple[int, ...]) -> int:
+        credit = before = 0
+        for depth, credit_m in zip(overlap, self._credits_m, strict=True):
+            credit += (depth - before) * credit_m
+            before = depth
+        self[overlap] = credit
+        return credit
+
+
+def pending_beyond(candidate: Candidate) -> int:
+    """Blocks of the prompt that are not cached there, but are being computed for another request."""
+    return max(0, candidate.pending - candidate.overlap[-1])

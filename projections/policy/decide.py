@@ -1,0 +1,227 @@
+"""The decision: a pure function of view, request, settings, now and seed. No clock, no I/O, integer costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import repeat
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+
+from core.events import RequestRejected, RequestRouted
+from core.events.routing import DECIDE_VERSION, EXCLUDED_SHOWN_MAX
+from core.ids import WorkerId, to_column
+from core.settings import APPROXIMATE, RoutingSettings
+from projections.folds.approximate_index import APPROXIMATE_BLOCKS_MAX, CacheRetention
+from projections.folds.in_flight import OutstandingPrefill
+from projections.policy.candidates import find_candidates
+from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, pending_beyond, score
+from projections.policy.policies import rank
+from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
+from projections.policy.prefill_choice import NO_PREFERENCE, preferred_worker
+from projections.policy.prefill_time import PrefillTime
+from projections.policy.view import Candidate, RouteRequest, View, recorded_local
+
+_canonical = msgspec.msgpack.Encoder()
+
+
+class Decision(NamedTuple):
+    """What was decided, with everything that the record needs."""
+
+    worker: WorkerId | None
+    """None if every worker was left out."""
+    ranked: list[ScoredCandidate]
+    """All candidates, the chosen one first, then by cost."""
+    excluded: dict[str, list[WorkerId]]
+    local: dict[str, list[WorkerId]]
+    cursor: dict[str, tuple[int, int]]
+    now_ms: int
+    seed: int
+    prefill_tokens: int
+    """Tokens that the chosen worker is expected to compute."""
+    predicted_cached_tokens: int
+    digest: str
+    """Of all of this with every candidate: 16 hex digits; equal digests mean equal decisions."""
+    prefer: str = ""
+    """The prefill worker that holds more of the prompt than the chosen one; empty if none does."""
+    prefer_tokens: int = 0
+    """How much it holds."""
+    backlog: PrefillBacklog = NO_BACKLOG
+    """What was outstanding, where the policy looks at that."""
+    wait_us: int = 0
+    """How long that is expected to hold it up on the chosen worker."""
+    believed: CacheRetention | None = None
+    """What the chosen worker is taken to keep, where the policy goes by that."""
+
+
+def decide(
+    view: View,
+    request: RouteRequest,
+    settings: RoutingSettings,
+    now_ms: int,
+    seed: int,
+    outstanding: Mapping[WorkerId, list[OutstandingPrefill]] | None = None,
+) -> Decision:
+    """Chooses a worker for the request; the same arguments give the same bytes. O(workers).
+
+    `outstanding` is the view's, from whoever has it already.
+    A worker in doubt (DOUBTS) still serves when nobody else can: a try costs less than a refusal.
+    """
+    left, excluded = find_candidates(view, request, settings, now_ms)
+    ranked: list[ScoredCandidate] = []
+    backlog = NO_BACKLOG
+    if settings.policy in ESTIMATING_POLICIES:
+        if outstanding is None:
+            outstanding = view.outstanding()
+        backlog = PrefillBacklog.of(PrefillTime.of(settings, request.time), outstanding, now_ms, request.held)
+    if left:
+        scored = score(left, request, settings, view.local.get("stale", ()), backlog)
+        ranked = rank(scored, request, settings, view.routed(request.model), seed)
+    believed = _retention(ranked[0].candidate, view, settings) if ranked and settings.policy == APPROXIMATE else None
+    return conclude(ranked, excluded, view, request, now_ms, seed, backlog, believed)
+
+
+def _retention(chosen: Candidate, view: View, settings: RoutingSettings) -> CacheRetention:
+    """This replica's share of the worker's room, which fills by the decisions of all."""
+    room = chosen.capacity_blocks or APPROXIMATE_BLOCKS_MAX
+    room = min(room, settings.approximate_blocks_max or room)
+    return CacheRetention(max(1, room // max(1, len(view.state.routing.replicas))), settings.approximate_ttl_s * 1000)
+
+
+def conclude(
+    ranked: list[ScoredCandidate],
+    excluded: dict[str, list[WorkerId]],
+    view: View,
+    request: RouteRequest,
+    now_ms: int,
+    seed: int,
+    backlog: PrefillBacklog,
+    believed: CacheRetention | None,
+) -> Decision:
+    """The decision for the first of the ranked, or for nobody, with its digest."""
+    prompt = request.prompt
+    prefer = NO_PREFERENCE
+    if ranked and view.state.prefilling():
+        prefer = preferred_worker(view, request, ranked[0].candidate.overlap[-1])
+    chosen = ranked[0].candidate if ranked else None
+    predicted = max(chosen.overlap[-1], chosen.pending) * prompt.block_size if chosen else 0
+    cursor, local = view.cursor, recorded_local(view.local)
+    everything: tuple[object, ...] = (
+        DECIDE_VERSION, request.id, request.attempt, request.model, prompt.tokens, now_ms, seed, cursor, local,
+        sorted(excluded.items()), ranked,
+    )  # fmt: skip
+    if prefer.worker:  # else the bytes are those of times without prefill workers
+        everything = (*everything, prefer)
+    if request.session:  # the like
+        everything = (*everything, request.session)
+    if backlog is not NO_BACKLOG:
+        everything = (*everything, backlog.time, sorted(backlog.waits_us.items()))
+    if believed is not None:
+        everything = (*everything, believed)
+    return Decision(
+        worker=chosen.worker if chosen else None,
+        ranked=ranked,
+        excluded=excluded,
+        local=local,
+        cursor=cursor,
+        now_ms=now_ms,
+        seed=seed,
+        prefill_tokens=prompt.tokens - predicted,
+        predicted_cached_tokens=predicted,
+        digest=xxhash.xxh3_64_hexdigest(_canonical.encode(everything)),
+        prefer=prefer.worker,
+        prefer_tokens=prefer.tokens,
+        backlog=backlog,
+        wait_us=backlog.outstanding_us(chosen.worker) if chosen else 0,
+        believed=believed,
+    )
+
+
+def record(decision: Decision, request: RouteRequest, settings: RoutingSettings, revision: int) -> RequestRouted:
+    """The event of a decision that chose a worker. Computes all block hashes of the prompt: off the hot path."""
+    # unpacked once: this runs for every request, and each name of a tuple's costs a call
+    worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision[:10]
+    prefer, prefer_tokens, backlog, wait_us, believed = decision[10:]
+    request_id, attempt, model, prompt, tenant, priority, session, time, held, parent = request
+    assert worker is not None
+    workers, columns = _columns(ranked[: settings.candidates_recorded_max], backlog)
+    learned: tuple[int, ...] = ()
+    if backlog is not NO_BACKLOG and time is not None and not settings.prefill_us_per_token_m:
+        learned = time
+    return RequestRouted(
+        request=request_id,
+        attempt=attempt,
+        model=model,
+        prompt_tokens=prompt.tokens,
+        block_size=prompt.block_size,
+        hashes=prompt.hashes(),
+        policy=settings.policy,
+        settings_revision=revision,
+        decide_version=DECIDE_VERSION,
+        seed=seed,
+        now_ms=now_ms,
+        cursor=cursor,
+        worker=worker,
+        candidates=workers,
+        columns=columns,
+        candidates_total=len(ranked),
+        excluded=recorded_exclusions(excluded) if excluded else {},
+        blocks=prompt.blocks_to_hold - pending_beyond(ranked[0].candidate),
+        prefill_tokens=prefill_tokens,
+        predicted_cached_tokens=predicted,
+        digest=digest,
+        tenant=tenant,
+        priority=priority,
+        prefer=prefer,
+        prefer_tokens=prefer_tokens,
+        session=session,
+        wait_us=wait_us,
+        prefill_time=learned,
+        held={str(worker): held_us for worker, held_us in held.items()} if held else {},
+        believed=believed,
+        session_parent=parent,
+    )
+
+
+def rejection(decision: Decision, request: RouteRequest, revision: int, status: int) -> RequestRejected:
+    """The event of a decision that chose nobody; `status` is what the client gets."""
+    return RequestRejected(
+        request=request.id,
+        attempt=request.attempt,
+        model=request.model,
+        reason="overloaded" if "overloaded" in decision.excluded else "no_workers",
+        status=status,
+        cursor=decision.cursor,
+        excluded=recorded_exclusions(decision.excluded),
+        settings_revision=revision,
+        now_ms=decision.now_ms,
+        tenant=request.tenant,
+    )
+
+
+def recorded_exclusions(excluded: dict[str, list[WorkerId]]) -> dict[str, tuple[int, bytes]]:
+    """Exclusions as a record holds them: the whole count, the first few ids."""
+    return {reason: (len(ids), to_column(list(ids[:EXCLUDED_SHOWN_MAX]))) for reason, ids in sorted(excluded.items())}
+
+
+def _columns(best: list[ScoredCandidate], backlog: PrefillBacklog) -> tuple[bytes, dict[str, tuple[int, ...]]]:
+    """The ids of these candidates, and their columns by core.events.routing.COLUMNS, and those of TIMED_COLUMNS where
+    times are estimated: turned over by zip, not row by row."""
+    candidates, costs, prefills = zip(*best, strict=True)
+    workers, _, _, _, known, overlaps, pending, blocks, requests, _, waiting, _ = zip(*candidates, strict=True)
+    levels = [*zip(*overlaps, strict=True)]
+    columns: dict[str, tuple[int, ...]] = {  # spelt out: half the price of zipping the names to them
+        "cost": costs,
+        "overlap": levels[0],
+        "overlap_all": levels[-1],
+        "pending": pending,
+        "prefill": prefills,
+        "active_blocks": blocks,
+        "active_requests": requests,
+        "waiting": waiting,
+        "known": tuple(map(int, known)),
+    }
+    if backlog is not NO_BACKLOG:
+        columns["wait_us"] = tuple(map(backlog.waits_us.get, workers, repeat(0)))
+    return to_column(workers), columns

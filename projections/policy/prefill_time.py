@@ -1,0 +1,172 @@
+"""Of projections.policy.prefill_backlog.
+
+Learned: how long prefills of each model last, from the first tokens of requests that had nothing to wait for.
+
+Samples are kept in classes by the tokens computed, each twice as wide as the one before, the newest few of each. The
+line goes through the classes' medians with the median of all slopes between two of them (Theil and Sen), so that some
+slow requests among many change nothing. Integers throughout: the same samples in the same order give the same line
+anywhere. What was learned is an input of the decision that uses it, and stands in its record.
+
+A line whose tokens cost next to nothing is not learned: under it cached tokens would count nothing, and something else
+would decide. Prefills that seem equally long give such lines, because something other than computing made them last.
+The line that was learned before stays, or the default.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import combinations
+from typing import NamedTuple
+
+from core.settings import RoutingSettings
+
+MILLI = 1000
+
+
+class PrefillTime(NamedTuple):
+    """How long a prefill is taken to last, by the tokens that it computes."""
+
+    base_us: int
+    per_token_m: int
+    """Thousandths of a microsecond."""
+
+    @staticmethod
+    def of(settings: RoutingSettings, learned: PrefillTime | None) -> PrefillTime:
+        """As the settings have it; if they leave it to what was learned, that, or the default until something was."""
+        if settings.prefill_us_per_token_m:
+            return PrefillTime(settings.prefill_base_us, settings.prefill_us_per_token_m)
+        return DEFAULT_TIME if learned is None else learned
+
+    def us(self, tokens: int) -> int:
+        """Of so many tokens."""
+        return self.base_us + self.per_token_m * tokens // MILLI
+
+
+DEFAULT_TIME = PrefillTime(8_000, 20_500)
+"""Until something was learned: an 8B model on an A100."""
+
+
+SAMPLES_KEPT = 31
+"""Samples of one class: older ones go."""
+CLASS_MIN = 5
+"""A class with fewer samples has no say."""
+SAMPLES_MIN = 16
+"""With fewer samples in all nothing is learned yet."""
+REFIT_EVERY = 8
+"""Samples of a model between two looks at the line."""
+WHOLE_CONTEXT = 131_072
+"""Tokens of the prompt by which lines are compared. A bound and not the model's own context: a line is judged without
+the model's card, alike in every replica and simulation. In a short context the base would hide what a token costs."""
+SOUND_SHARE = 20
+"""The tokens of a whole context cost at least this part of what the line that is known says: a twentieth."""
+REFUSED_MAX = 8
+"""Looks in a row whose lines are refused by the line that was learned before. The next one is compared with the default
+alone: prompts of some ten tokens can teach a price of a token that is hundreds of times too high."""
+
+
+class PrefillTimeSample(NamedTuple):
+    """One first token."""
+
+    tokens: int
+    """Of the prompt that were computed."""
+    us: int
+
+
+class _ModelSamples:
+    """What is known of one model's prefills."""
+
+    def __init__(self) -> None:
+        self.noted = 0
+        self.time: PrefillTime | None = None
+        self._refused = 0
+        """Looks in a row."""
+        self._classes: dict[int, deque[PrefillTimeSample]] = {}
+        self._middles: dict[int, PrefillTimeSample] = {}
+        self._changed: set[int] = set()
+        """Classes with samples that their middles do not have yet."""
+
+    def note(self, sample: PrefillTimeSample) -> None:
+        """It counts with the next look at the line."""
+        of = sample.tokens.bit_length()
+        self._classes.setdefault(of, deque(maxlen=SAMPLES_KEPT)).append(sample)
+        self._changed.add(of)
+        self.noted += 1
+
+    def refit(self) -> None:
+        """The time is that of all samples, if that is sound. O(samples of the classes that changed + classes^2)."""
+        for of in sorted(self._changed):
+            if len(self._classes[of]) >= CLASS_MIN:
+                self._middles[of] = _median_sample(list(self._classes[of]))
+        self._changed.clear()
+        middles = sorted(self._middles.values())
+        found = theil_sen(middles)
+        if found is None or not self._sound(found):
+            self._refused += 1
+        else:
+            self.time = found
+            # one class tells no slope: the next line is not held to it
+            self._refused = 0 if len(middles) > 1 else REFUSED_MAX
+
+    def _sound(self, found: PrefillTime) -> bool:
+        """Whether a token costs enough beside the default, and beside the line that was learned before."""
+        known = [DEFAULT_TIME] if self.time is None or self._refused >= REFUSED_MAX else [DEFAULT_TIME, self.time]
+        tokens_us = found.per_token_m * WHOLE_CONTEXT // MILLI
+        return all(tokens_us * SOUND_SHARE >= each.us(WHOLE_CONTEXT) for each in known)
+
+
+class PrefillTimeModel:
+    """See the module's text. Memory is bounded by the models, at some 20 classes each."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _ModelSamples] = {}
+
+    def __repr__(self) -> str:
+        times = {name: model.time for name, model in self._models.items()}
+        return f"<PrefillTimeModel {times}>"
+
+    def note(self, model: str, tokens: int, us: int) -> None:
+        """A first token came that long after its request was sent to a worker without outstanding prefills, which had
+        to compute so many tokens for it. 1 us, and some 20 us with each REFIT_EVERY-th."""
+        if tokens < 1 or us < 0:
+            return  # a report that cannot be
+        known = self._models.get(model)
+        if known is None:
+            known = self._models[model] = _ModelSamples()
+        known.note(PrefillTimeSample(tokens, us))
+        if known.noted >= SAMPLES_MIN and not known.noted % REFIT_EVERY:
+            known.refit()
+
+    def time(self, model: str) -> PrefillTime | None:
+        """The newest sound line of the model; None until there is one. Its tokens cost at least a twentieth of what the
+        default says."""
+        known = self._models.get(model)
+        return None if known is None else known.time
+
+
+def theil_sen(middles: list[PrefillTimeSample]) -> PrefillTime | None:
+    """The one through these classes' medians; None if there are none, or if longer prompts took no longer. From one
+    class alone the price of a token is all of it."""
+    if not middles:
+        return None
+    slopes = [
+        (above.us - below.us) * MILLI // (above.tokens - below.tokens)
+        for below, above in combinations(middles, 2)
+        if above.tokens > below.tokens
+    ]
+    if not slopes:
+        (tokens, us), *_ = middles
+        return PrefillTime(0, us * MILLI // tokens) if us * MILLI >= tokens else None
+    per_token_m = _median(slopes)
+    if per_token_m < 1:
+        return None
+    base_us = _median([us - per_token_m * tokens // MILLI for tokens, us in middles])
+    return PrefillTime(max(0, base_us), per_token_m)
+
+
+def _median_sample(samples: list[PrefillTimeSample]) -> PrefillTimeSample:
+    return PrefillTimeSample(_median([sample.tokens for sample in samples]), _median([sample.us for sample in samples]))
+
+
+def _median(numbers: list[int]) -> int:
+    """The lower one of two in the middle."""
+    return sorted(numbers)[(len(numbers) - 1) // 2]

@@ -1,0 +1,250 @@
+"""Held requests: placed together, bound when a worker is free, shortest first, and none is overtaken for ever."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.ids import RequestId, WorkerId
+from core.prompt import Prompt
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING
+from projections.policy import binding_plan as plan_module
+from projections.policy.binding_plan import AGE_M, PASS_TOKENS, PlannedRequest, UnboundRequest, held_max, plan
+from projections.policy.decide import Decision, decide, record
+from projections.policy.view import RouteRequest
+from tests.projections.facts import load, prefilled, prompt, routed, worker_id
+from tests.projections.site import Site
+
+A, B, C = (WorkerId(worker_id(number)) for number in (1, 2, 3))
+NOW_MS = 1_000_000
+OTHER = "dd" * 8
+GIVEN = RoutingSettings(policy="time", own_weight_m=3000, prefill_base_us=0, prefill_us_per_token_m=1_000_000)
+"""A millisecond a token."""
+BLOCKS_OF_A_PASS = PASS_TOKENS // 4
+
+
+@pytest.fixture
+def site() -> Site:
+    made = Site()
+    made.join(A, B)
+    return made
+
+
+def held(name: str, blocks: int, *, start: int = 0, ago_ms: int = 0, model: str = "tiny") -> UnboundRequest:
+    """A prompt of so many blocks of 4 and one token, whose first block is named by `start`."""
+    asked = prompt(*range(start, start + blocks))
+    return UnboundRequest(RouteRequest(RequestId(name), 0, model, asked), NOW_MS - ago_ms)
+
+
+def planned(site: Site, *queue: UnboundRequest) -> list[PlannedRequest]:
+    """All that go now, one after the other; what was outstanding before is so afterwards."""
+    site, left, found = deepcopy(site), list(queue), list[PlannedRequest]()
+    while (one := plan(site.view, left, GIVEN, NOW_MS, {})) is not None:
+        found.append(one)
+        left = [each for each in left if each.request.id != one.request.id]
+        if one.decision.worker is not None:
+            site.say(ROUTING, OTHER, record(one.decision, one.request, GIVEN, 0))
+    return found
+
+
+def sent(site: Site, *queue: UnboundRequest) -> list[tuple[str, str | None]]:
+    """Which request goes where now."""
+    return [(each.request.id, each.decision.worker) for each in planned(site, *queue)]
+
+
+def decisions_of(site: Site, *queue: UnboundRequest) -> list[Decision]:
+    return [each.decision for each in planned(site, *queue)]
+
+
+def busy(site: Site, worker: str, tokens: int = 40) -> None:
+    site.say(ROUTING, OTHER, routed(f"x{worker}", worker, prompt(*range(500, 500 + tokens // 4)), now_ms=NOW_MS - 1))
+
+
+def test_one_request_on_idle_workers_goes_where_it_would_at_once(site: Site) -> None:
+    """The same worker, costs and digest as of `decide`."""
+    site.cache(B, prompt(*range(10)), 5)
+    (decision,) = decisions_of(site, held("r", 10)._replace(seed=7))
+    assert decision == decide(site.view, held("r", 10).request, GIVEN, NOW_MS, 7)
+    assert decision.worker == B
+
+
+@pytest.fixture
+def none_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "SMALL_TOKENS", 0)
+
+
+@pytest.fixture
+def small_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "PASS_TOKENS", 40)
+
+
+@pytest.mark.usefixtures("small_passes")
+def test_nothing_is_sent_to_a_worker_that_prefills(site: Site) -> None:
+    """It waits for the one that holds its prompt while that is worth it; the other one is free."""
+    site.cache(A, prompt(*range(100)), 100)
+    busy(site, A)
+    assert sent(site, held("r", 99)) == []
+    assert sent(site, held("r", 99), held("q", 10, start=300)) == [("q", B)]
+    site.say(ROUTING, OTHER, prefilled(f"x{A}"))
+    assert sent(site, held("r", 99)) == [("r", A)]
+
+
+def test_it_goes_elsewhere_where_the_wait_is_longer_than_what_is_saved(site: Site) -> None:
+    """Three times 399 ms saved are not worth a wait of 1.05 * 1201 ms and more."""
+    site.cache(A, prompt(*range(100)), 100)
+    busy(site, A, 1200)
+    assert sent(site, held("r", 100)) == [("r", B)]
+    assert sent(site, held("r", 101)) == [("r", B)]
+
+
+def test_requests_of_one_moment_are_spread(site: Site) -> None:
+    """Each one placed makes its worker dearer, by the shorter of the two prefills."""
+    decisions = decisions_of(site, held("r", 2000), held("q", 1900, start=5000))
+    assert {decision.worker for decision in decisions} == {A, B}
+
+
+def test_what_it_would_wait_for_stands_in_its_record(site: Site) -> None:
+    """So it is made again without the queue: the same costs, the same digest."""
+    placed_second = UnboundRequest(RouteRequest(RequestId("q"), 0, "tiny", prompt(*range(5000, 6900))), NOW_MS)
+    site.exclude("not_connected", [B])
+    busy(site, A)
+    alone = decide(site.view, placed_second.request, GIVEN, NOW_MS, 0)
+    behind = decide(site.view, placed_second.request._replace(held={A: 5_000_000}), GIVEN, NOW_MS, 0)
+    assert behind.ranked[0].cost - alone.ranked[0].cost == 5_000_000
+    assert behind.digest != alone.digest
+    assert behind.wait_us == alone.wait_us
+    event = record(behind, placed_second.request._replace(held={A: 5_000_000}), GIVEN, 0)
+    again = decide(site.view, RouteRequest.of(event, placed_second.request.prompt), GIVEN, NOW_MS, 0)
+    assert again == behind
+
+
+@pytest.mark.usefixtures("none_is_small")
+def test_the_shortest_goes_first_and_fills_a_pass(site: Site) -> None:
+    """As many as one pass computes; each begins behind those before it. The rest stays held."""
+    site.exclude("not_connected", [B])
+    queue = held("long", BLOCKS_OF_A_PASS - 40), held("mid", 30, start=5000), held("short", 5, start=6000)
+    assert sent(site, *queue) == [("short", A), ("mid", A), ("long", A)]
+    assert [each.wait_us for each in decisions_of(site, *queue)] == [0, 1050 * 21, 1050 * (21 + 121)]
+    queue = held("long", BLOCKS_OF_A_PASS - 30), held("mid", 30, start=5000), held("short", 5, start=6000)
+    assert sent(site, *queue) == [("short", A), ("mid", A)]
+    assert sent(site, held("huge", 2 * BLOCKS_OF_A_PASS)) == [("huge", A)]
+
+
+def test_a_pass_is_full_at_its_bound(site: Site) -> None:
+    """PASS_TOKENS fit, one more does not."""
+    site.exclude("not_connected", [B])
+    rest = PASS_TOKENS - 21
+    for extra, count in ((0, 2), (1, 1)):
+        asked = prompt(*range(5000, 5000 + rest // 4), extra=rest % 4 + extra)
+        other = UnboundRequest(RouteRequest(RequestId("other"), 0, "tiny", asked), NOW_MS)
+        assert len(planned(site, held("short", 5), other)) == count
+
+
+@pytest.mark.usefixtures("none_is_small")
+def test_age_counts(site: Site) -> None:
+    """A longer one that was held for long enough goes before a shorter one that just came, at the bound too."""
+    assert AGE_M == 300
+    site.exclude("not_connected", [B])
+    long, fresh = BLOCKS_OF_A_PASS, held("fresh", 100, start=5000)  # 4097 and 401 ms
+    enough_ms = (4097 - 401) * 1000 // AGE_M
+    assert sent(site, held("old", long, ago_ms=enough_ms - 1), fresh)[0] == ("fresh", A)
+    assert sent(site, held("old", long, ago_ms=enough_ms), fresh) == [("old", A)]
+
+
+def test_who_can_be_served_by_nobody_is_told_so(site: Site) -> None:
+    """With the reasons, as `decide` has them."""
+    site.say(LOAD, A, load(draining=True))
+    site.exclude("not_connected", [B])
+    (decision,) = decisions_of(site, held("r", 10))
+    assert (decision.worker, decision.excluded) == (None, {"draining": [A], "not_connected": [B]})
+    assert decision == decide(site.view, held("r", 10).request, GIVEN, NOW_MS, 0)
+    assert plan(site.view, [], GIVEN, NOW_MS, {}) is None
+
+
+def test_models_do_not_mix(site: Site) -> None:
+    """Each request among the workers of its own."""
+    site.join(C, model="other")
+    assert sent(site, held("r", 10, model="other"), held("q", 12)) in (
+        [("q", A), ("r", C)],
+        [("q", B), ("r", C)],
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_the_order_of_the_queue_does_not_matter(data: st.DataObject) -> None:
+    """The same decisions, bit for bit; nobody is sent twice, and no more than a pass to anyone who got several."""
+    site = Site()
+    site.join(A, B, C)
+    cached: Prompt = prompt(*range(200))
+    site.cache(A, cached, data.draw(st.integers(0, 200)))
+    if data.draw(st.booleans()):
+        busy(site, B)
+    shapes = data.draw(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 2), st.integers(0, 5000)), max_size=8))
+    queue = [held(f"r{at}", blocks, start=1000 * start, ago_ms=ago) for at, (blocks, start, ago) in enumerate(shapes)]
+    found = planned(site, *queue)
+    assert planned(site, *data.draw(st.permutations(queue))) == found
+    decisions = [each.decision for each in found]
+    assert len({each.request.id for each in found}) == len(found)
+    assert len({each.digest for each in decisions}) == len(decisions) <= len(queue)
+    for worker in (A, B, C):
+        theirs = [each for each in decisions if each.worker == worker]
+        assert len(theirs) <= 1 or sum(each.prefill_tokens for each in theirs) <= PASS_TOKENS
+    assert not queue or decisions or site.view.outstanding()
+
+
+def test_a_worker_that_declined_is_not_free(site: Site) -> None:
+    """What it says to compute is waited for there, as if the log had told of it; the decision's inputs have it."""
+    one = held("one", 10)
+    assert sent(site, one) == [("one", A)] or sent(site, one) == [("one", B)]
+    first = plan(site.view, [one], GIVEN, NOW_MS, {})
+    assert first is not None
+    chosen = first.decision.worker
+    assert chosen is not None
+    (other,) = {A, B} - {chosen}
+    again = plan(site.view, [one], GIVEN, NOW_MS, {chosen: 500_000})
+    assert again is not None
+    assert again.decision.worker == other
+    assert again.request.held == {chosen: 500_000}
+    assert again.decision.backlog.waits_us == {chosen: 500_000}
+    assert plan(site.view, [one], GIVEN, NOW_MS, {A: 500_000, B: 400_000}) is None
+
+
+def test_with_many_workers_fewer_are_held() -> None:
+    """A plan takes no longer for them."""
+    assert [held_max(workers) for workers in (0, 1, 16, 17, 64, 5000)] == [64, 64, 64, 60, 16, 1]
+
+
+@pytest.mark.usefixtures("small_passes")
+@pytest.mark.parametrize(("ago_ms", "goes"), [(GIVEN.hold_max_ms - 1, False), (GIVEN.hold_max_ms, True)])
+def test_a_prefill_of_which_nothing_is_heard_holds_nobody_for_ever(site: Site, ago_ms: int, goes: bool) -> None:
+    """Its replica may have ended without a word."""
+    site.cache(A, prompt(*range(100)), 100)
+    site.say(ROUTING, OTHER, routed("x", A, prompt(*range(500, 510)), now_ms=NOW_MS - ago_ms))
+    assert sent(site, held("r", 99)) == ([("r", A)] if goes else [])
+
+
+@pytest.mark.parametrize("model", ["tiny", "other"])
+@pytest.mark.parametrize("computes", [(), (A,), (A, B)])
+def test_one_alone_goes_as_it_would_among_others(site: Site, computes: tuple[str, ...], model: str) -> None:
+    """The short way and the long way come to the same, byte by byte."""
+    for worker in computes:
+        busy(site, worker)
+    one = held("one", 10, model=model)
+    stranger = {WorkerId("ff" * 8): 1}
+    assert plan(site.view, [one], GIVEN, NOW_MS, {}) == plan(site.view, [one], GIVEN, NOW_MS, stranger)
+
+
+def test_small_ones_do_not_wait_for_long_ones(site: Site) -> None:
+    """By priority, then in the order in which they came, each as if it were alone; the long one stays held."""
+    long, small, smaller = held("long", 3000, ago_ms=9), held("small", 120, start=5000), held("less", 100, start=6000)
+    first = held("first", 110, start=7000)
+    first = first._replace(request=first.request._replace(priority=-1))
+    assert [name for name, _ in sent(site, long, small, smaller, first)] == ["first", "less", "small"]
+    site.join(C)
+    alone = plan(site.view, [small], GIVEN, NOW_MS, {})
+    assert plan(site.view, [long, small], GIVEN, NOW_MS, {}) == alone
