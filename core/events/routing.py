@@ -206,7 +206,7 @@ class RequestRouted(EventBase, frozen=True):
     wait_us: int = 0
     """How long outstanding prefills were expected to hold it up there; 0 under policies that do not ask."""
     prefill_time: tuple[int, ...] = ()
-    """`projections.policy.prefill_backlog.PrefillTime` as this replica had learned it, where the settings leave that to
+    """`projections.policy.prefill_time.PrefillTime` as this replica had learned it, where the settings leave that to
     it."""
     held: dict[str, int] = msgspec.field(default_factory=dict)
     """How long requests that the replica held would have held it up, in microseconds, by worker."""

@@ -1,4 +1,4 @@
-"""Believed: what a replica takes workers to hold, from its own decisions alone, where nobody asks the index.
+"""ApproximateIndex: the blocks that a replica assumes its workers hold, from its own decisions alone.
 
 Under the policy `approximate` a block counts as cached on the worker that a request was sent to, from the request's
 first token on (until then it is pending there, as under any policy), for as long as the decision's record says

@@ -1,15 +1,8 @@
-"""What every projection is: a pure fold of one stream, in parts, one per source, with a digest of all of them.
+"""Digest: the hash functions of all folds, and the version by which their results are compared.
 
-1. An event changes only the part of its own source, so the order between sources cannot matter; what needs two
-   streams is joined in `projections.policy.view`. There is no clock, no randomness and no I/O in a fold: live tail,
-   rebuild and replay run the same code.
-2. The digest is the sum over the parts that are alive, and covers only what a restatement makes whole. So a fold from
-   the log's start, one from a snapshot and one of a log whose head was cut have equal digests at an equal cursor as
-   soon as no source is unknown.
-3. A part that ended leaves a tombstone (`projections.folds.source_fold`) and nothing else.
-4. Named fields of events are covered, never whole events: a later program may write a field that this one ignores.
-
-The sum of a column of hashes, which says of a set of blocks what it is, whatever the order they came in.
+1. The digest of a fold is the sum over its parts (one per source), so the order of the sources does not matter.
+2. `mix` hashes the `repr` of its arguments; `hash_sum` adds a column of block hashes.
+3. Named fields of events are covered, never whole events: a later program may write a field that this one ignores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Of projections.policy.prefill_backlog.
-
-Tally: what requests in flight weigh on each worker, and which prompts are being computed where.
-"""
+"""InFlightLoad: the load of requests in flight on each worker, and the prompts that are being computed there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JobsFold: the prefills that decode workers asked others for and that are not over, and who computes which.
+"""JobsFold: the prefill jobs that decode workers requested and that are not over, and the worker that computes each.
 
 How a part becomes whole again. Behind a gap a part counts no job, so all that it counts later is open: an event that
 opens a job adds it, one that ends a job takes it out if it was counted. What a part counts is thus always among what
@@ -7,7 +7,7 @@ by accident would need a job counted that is not open. No gap makes one; an end 
 or a worker that miscounts: then the next number differs in all likelihood, and the part begins from nothing, too. Two
 such ends whose wrongs make up for each other between two numbers are not noticed before a number differs.
 
-PrefillQueue: what waits for prefill workers, as the log tells; a pure view of the jobs that were folded.
+`prefill_queue` is a pure view of these jobs: how many wait for prefill workers, and for how long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""KvFold: one kv stream folded into who is there (members) and which blocks each one holds (the index).
+"""KvFold: one kv stream folded into its workers (members) and the blocks that each one holds (the index).
 
 Per worker: `known` while every message followed on the one before, `unknown` after a gap (its blocks are retired at
 once, stores and removals are skipped, until it has said who it is and the last part of a restatement), a tombstone

@@ -1,4 +1,4 @@
-"""Ahead: a replica's own events that it has not read back yet, as sums and sets keyed by request.
+"""PendingEvents: a replica's own events that it has not read back yet, as sums and sets keyed by request.
 
 A replica must not wait for the log to see its own decisions. What it emits counts here at once; when the log gives
 it back, it is folded there and leaves here, in the same order, so that the sum of both never jumps.

@@ -1,8 +1,14 @@
-"""The chain of one source in one stream: does the next message follow on what was applied?
+"""SourceFold: a pure fold of one stream, in parts, one per source, with a digest of all parts.
 
-Ended: who is over for good, as a bounded list of tombstones; of anything else that ended a fold keeps nothing.
-
-Of projections.folds.digest.
+1. An event changes only the part of its own source, so the order between sources cannot matter; what needs two
+   streams is joined in `projections.policy.view`. There is no clock, no randomness and no I/O in a fold: live tail,
+   rebuild and replay run the same code.
+2. Each source's messages form a chain. `Chain.follow` says whether the next message continues it. After a gap the
+   source is unknown until it restates itself.
+3. The digest is the sum over the parts that are alive, and covers only what a restatement makes whole. So a fold from
+   the log's start, one from a snapshot and one of a log whose head was cut have equal digests at an equal cursor as
+   soon as no source is unknown.
+4. A part that ended leaves an entry in `Tombstones` and nothing else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Points: where a fold stood after each of its last messages, so that replicas can compare what they had there.
+"""State: all folds of a namespace with the cursor that they stand at, as one value.
 
-State: all projections of a namespace with the cursor that they stand at, as one value.
+`DigestPoints` keeps each stream's digest after its last messages, so that replicas can compare their folds there.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ then. 256 small ones stand still for 2 ms each, and can be gone through one at a
 A shard's keys are what follows the first byte: 56 bits, which Python keeps in a third less memory than 64. In a column
 of hashes (little-endian uint64) the first byte is every eighth, so a column is split without a loop.
 
-Sweep: bits of workers that are gone leave the tables, a bounded number of entries at a time.
+The bits of workers that are gone are swept out of the tables, a bounded number of entries at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gallop: how deep each group of workers reaches into a prompt, by a few probes instead of a walk.
+"""Galloping search: how deep each group of workers reaches into a prompt, by a few probes instead of a walk.
 
 Whoever holds block d holds all before it, so holders only become fewer with depth. Depths that grow by leaps are
 probed until nobody is left; between two neighbours with different holders the range is halved until each group's

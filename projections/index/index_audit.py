@@ -1,4 +1,4 @@
-"""Audit: what each worker holds, added up anew from the tables while they go on changing.
+"""IndexAudit: what each worker holds, added up anew from the tables while they go on changing.
 
 Shards are added up one after the other. What a change does to shards that were added up already is added to the sums
 as well; one of a shard still to come is seen when its turn comes. So at the end the sums are those of the tables.

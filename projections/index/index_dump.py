@@ -1,4 +1,4 @@
-"""Holding: blocks that have the same holders on one tier: how a snapshot keeps the index."""
+"""Dump of the index as a snapshot keeps it: groups of blocks that have the same holders on one tier."""
 
 from __future__ import annotations
 

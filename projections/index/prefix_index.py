@@ -1,9 +1,8 @@
-"""Shelf: what one worker holds on one tier, in numbers: the blocks themselves stand in the tier's table.
-
-PrefixIndex: which worker holds which block.
+"""PrefixIndex: which worker holds which block.
 
 Theory of operation. A block hash covers its whole prefix, and every worker's set of blocks is closed under prefixes
-(its mirror sees to that), so whoever holds block d of a prompt holds all before it, and a lookup gallops (`gallop`).
+(its mirror sees to that). So a worker that holds block d of a prompt holds all before it, and a lookup gallops
+(`galloping_search`).
 
 Each tier is a table from block hash to a bit mask of workers; sixteen neighbours that the same workers hold are one
 entry of it (`block_table`, `block_changes`). The level of a tier is that tier and all nearer ones;
@@ -36,7 +35,7 @@ from projections.index.worker_sets import WorkerSets
 
 
 class TierCounts:
-    """How many blocks, and what their hashes add up to."""
+    """How many blocks one worker holds on one tier, and the sum of their hashes. The tier's table has the blocks."""
 
     __slots__ = ("bit", "count", "factor", "table", "total", "worker")
 
@@ -202,7 +201,7 @@ class PrefixIndex:
             return change(counts.table, self._sets, counts.bit, blocks)
 
     def _changed(self, counts: TierCounts, column: bytes, unchanged: Sequence[int], sign: int) -> None:
-        """The shelf follows a change of these blocks, but for those that stayed as they were; some more is swept."""
+        """The counts follow a change of these blocks, but for those that stayed as they were; some more is swept."""
         counts.count += sign * (len(column) // HASH_BYTES - len(unchanged))
         counts.total += sign * (hash_sum(column) - sum(unchanged))
         if self._sets.retired:

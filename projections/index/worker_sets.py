@@ -1,4 +1,4 @@
-"""Teams: sets of workers as bit masks, one int object per distinct set.
+"""WorkerSets: sets of workers as bit masks, one int object per distinct set.
 
 A worker has a bit from its first block on. When it goes, its bit is retired: it counts for nobody, and is given to
 another worker only when the index has swept it out of all tables.

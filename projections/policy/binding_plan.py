@@ -1,13 +1,4 @@
-"""Declines: workers that would not take a held request, because they compute prompts of other replicas of which the log
-has not told yet.
-
-Placement: where each of many held requests would go, were all of them sent now.
-
-The longest is placed first, each where it costs least behind those placed before it: there it waits, for each of them,
-for the shorter one of the two prefills, since a worker takes its shortest first. What does not depend on who asks is
-looked up once for all.
-
-Plan: requests held in the router, bound to a worker as late as can be.
+"""Binding plan: requests held in the router are bound to a worker as late as possible.
 
 Asked at each arrival and each first token, again and again until nobody is to go. Every held request is placed
 tentatively on the worker where it costs least, the longest first, under the rules of `time`; the wait there is what is
@@ -21,6 +12,9 @@ up (`RouteRequest.held`), which stands in its record. So each is made again, bit
 
 Nobody is overtaken for ever by its equals: a request gains AGE_M of each millisecond that it waits. How long one may
 wait at most is its caller's to say.
+
+`BusyWorkers` are workers that declined a held request, because they compute prompts of other replicas that the log has
+not shown yet.
 """
 
 from __future__ import annotations
@@ -42,7 +36,7 @@ from projections.policy.view import NO_OVERLAP, Candidate, RouteRequest, View
 
 
 class BusyWorker(NamedTuple):
-    """What one worker said."""
+    """A worker that declined a request."""
 
     tokens: int
     """What it computes for other replicas."""
@@ -51,7 +45,7 @@ class BusyWorker(NamedTuple):
 
 
 class BusyWorkers:
-    """What this replica was told, until the log tells of it or it should be over."""
+    """Workers that declined, until the log shows their prefills or these should be over."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -59,7 +53,7 @@ class BusyWorkers:
         self._reports: dict[WorkerId, BusyWorker] = {}
 
     def __repr__(self) -> str:
-        return f"<Declines: {self.count}, of {len(self._reports)} workers now>"
+        return f"<BusyWorkers: {self.count} declined, {len(self._reports)} workers now>"
 
     @property
     def stand(self) -> bool:

@@ -1,4 +1,4 @@
-"""Of projections.policy.decide."""
+"""Candidates of a decision: the workers that can be chosen, and those that are left out with the reason."""
 
 from __future__ import annotations
 

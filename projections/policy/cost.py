@@ -1,4 +1,24 @@
-"""Of projections.policy.policies."""
+"""Cost of a candidate: a pure function of the candidate and the settings, in integers.
+
+The cost of `kv` is that of Dynamo's router in spirit (prefill that is left, plus active blocks), in thousandths:
+
+    cost(w) = prefill_weight * (blocks to prefill on w, queued ones included, less overlap credit by tier)
+            + decode_weight  * (active blocks on w with this request added)
+            + request_weight * (active requests on w)
+
+That of `time` is an estimate in microseconds of what the request costs on w, itself and others (the weights were
+searched on public traces; own_weight above 1 stands for what the copy that it makes pushes out):
+
+    cost(w) = own_weight * own(w) + wait(w)
+            + active_weight * (prefill of each token that fits into the active blocks on w)
+            + own_request_weight * own(w) * (active requests on w)
+
+where own(w) is how long the prefill that is left lasts there, with the same credits as above, and wait(w) how long
+those outstanding hold it up (`projections.policy.prefill_backlog`).
+
+`approximate` has the cost of `kv`, with the cached blocks that were believed instead of reported
+(`projections.folds.approximate_index`).
+"""
 
 from __future__ import annotations
 
@@ -11,12 +31,8 @@ from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.view import Candidate, RouteRequest
 
 MILLI = 1000
-
-
 ESTIMATING_POLICIES = frozenset({"time", "session"})
 """Policies that look at how long outstanding prefills hold up a new one; their costs are in microseconds."""
-
-
 BLOCK_COST_POLICIES = frozenset({"kv", APPROXIMATE})
 """Policies with the cost of `kv`, in thousandths of a weighted block."""
 
@@ -48,7 +64,7 @@ def score(
     credits_m, pending_credit_m = _Credits(settings.credits_m), settings.pending_credit_m
     per_prefill, per_block = settings.prefill_weight_m, settings.decode_weight_m
     per_request = settings.request_weight_m * MILLI
-    new = tuple.__new__  # half the price of Scored(…)
+    new = tuple.__new__  # half the price of ScoredCandidate(…)
     kv, least_loaded = settings.policy in BLOCK_COST_POLICIES, settings.policy in {"least-loaded", "power-of-two"}
     found = []
     for candidate in candidates:

@@ -66,7 +66,7 @@ def decide(
     """Chooses a worker for the request; the same arguments give the same bytes. O(workers).
 
     `outstanding` is the view's, from whoever has it already.
-    A worker in doubt (DOUBTS) still serves when nobody else can: a try costs less than a refusal.
+    A worker in doubt (LAST_RESORT_REASONS) still serves when nobody else can: a try costs less than a refusal.
     """
     left, excluded = find_candidates(view, request, settings, now_ms)
     ranked: list[ScoredCandidate] = []

@@ -1,4 +1,4 @@
-"""Starts: which starts of prompts are being computed where, for many prompts that are asked about at one moment."""
+"""PendingPrefixes: which prefixes of many prompts are being computed on which workers, at one moment."""
 
 from __future__ import annotations
 

@@ -1,23 +1,4 @@
-"""How a policy orders candidates: each is a pure function from candidates to costs; integer arithmetic throughout.
-
-The cost of `kv` is that of Dynamo's router in spirit (prefill that is left, plus active blocks), in thousandths:
-
-    cost(w) = prefill_weight * (blocks to prefill on w, queued ones included, less overlap credit by tier)
-            + decode_weight  * (active blocks on w with this request added)
-            + request_weight * (active requests on w)
-
-That of `time` is an estimate in microseconds of what the request costs on w, itself and others (the weights were
-searched on public traces; own_weight above 1 stands for what the copy that it makes pushes out):
-
-    cost(w) = own_weight * own(w) + wait(w)
-            + active_weight * (prefill of each token that fits into the active blocks on w)
-            + own_request_weight * own(w) * (active requests on w)
-
-where own(w) is how long the prefill that is left lasts there, with the same credits as above, and wait(w) how long
-those outstanding hold it up (`projections.policy.prefill_backlog`).
-
-`approximate` has the cost of `kv`, with the cached blocks that were believed instead of reported
-(`projections.folds.approximate_index`).
+"""Policies: how each one orders the candidates by their costs (`projections.policy.cost`), and which one it chooses.
 
 `session` keeps requests that name one session, or begin alike, on one worker: by rendezvous hashing, among those where
 the wait is no longer than a bound; what it is beyond is the cost. `power-of-two` takes the one with fewer requests of

@@ -1,4 +1,4 @@
-"""Backlog: how long the prefills that are outstanding on a worker would hold up a new one, estimated.
+"""PrefillBacklog: how long the prefills that are outstanding on a worker would hold up a new one, estimated.
 
 A worker prefills in the order in which requests came, so that it is free again at
 

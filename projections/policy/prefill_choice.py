@@ -1,6 +1,7 @@
-"""Where a decode worker has a prompt computed: a pure function of what it sees. No clock, no I/O.
+"""Prefill choice: whether a decode worker has a prompt computed elsewhere, and the prefill worker that suits best.
 
-Which prefill worker holds most of a prompt: a hint that a decision gives the worker that it chose.
+Both are pure functions, without clock and I/O: `decide_prefill` of its inputs, `preferred_worker` of a view. A decision
+gives the preferred worker to the decode worker that it chose, as a hint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Of projections.policy.prefill_backlog.
-
-Learned: how long prefills of each model last, from the first tokens of requests that had nothing to wait for.
+"""PrefillTimeModel: how long prefills of each model last, from first tokens of requests that had nothing to wait for.
 
 Samples are kept in classes by the tokens computed, each twice as wide as the one before, the newest few of each. The
 line goes through the classes' medians with the median of all slopes between two of them (Theil and Sen), so that some

@@ -1,6 +1,6 @@
-"""Lag: how far a fold is behind the log, by the log's own numbers and clock.
+"""Status of a fold: how far it is behind the log (FoldLag), and the gaps that it found (GapLog).
 
-GapLog: what chains lack is said once in the process's log, whichever fold finds it.
+The lag goes by the log's own numbers and clock. Each gap is logged once, whichever fold finds it.
 """
 
 from __future__ import annotations

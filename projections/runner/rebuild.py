@@ -1,6 +1,4 @@
-"""Arrivals: records that tails deliver while a fold is made beside the live one, kept until it can take them.
-
-Rebuild: a State folded anew from the log, from the newest snapshot that is good for it, beside whatever lives.
+"""Rebuild: a State folded anew from the log, from the newest snapshot that is good for it, beside whatever lives.
 
 1. A snapshot is good if the log still says what it rests on: per stream the same epoch, the same message at the
    cursor, nothing cut behind it; and if its content has the checksum and the digests that its manifest names.
@@ -37,7 +35,7 @@ BUFFERED_BYTES_MAX = 64 * 1024 * 1024
 
 
 class RecordBuffer:
-    """In the order in which they came."""
+    """Records that tails deliver while a fold is made beside the live one, in their order, until it can take them."""
 
     def __init__(self) -> None:
         self.overflowed = False

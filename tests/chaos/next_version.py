@@ -50,12 +50,14 @@ _mix_before = mix
 def mix(*values: object) -> int:
     return _mix_before("next", *values)
 
+"""
+STAMP = """
 
-if "stamp" in globals():
-    _stamp_before = stamp
+_stamp_before = stamp
 
-    def stamp(chain, identity):
-        return _stamp_before(chain, identity) ^ 0x5EED
+
+def stamp(chain, identity):
+    return _stamp_before(chain, identity) ^ 0x5EED
 """
 SKIPS = """
 
@@ -103,8 +105,9 @@ Voice.say = _say_next
 APPENDED = {
     "core/events/__init__.py": EVENTS,
     "projections/folds/digest.py": FOLD,
-    "projections/folds/kv_fold.py": SKIPS.format(name="KvProjection"),
-    "projections/folds/routing_fold.py": SKIPS.format(name="RoutingProjection"),
+    "projections/folds/source_fold.py": STAMP,
+    "projections/folds/kv_fold.py": SKIPS.format(name="KvFold"),
+    "projections/folds/routing_fold.py": SKIPS.format(name="RoutingFold"),
     "actors/presence.py": WORKER_SPEAKS,
     "actors/voice.py": REPLICA_SPEAKS,
 }

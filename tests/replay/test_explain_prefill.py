@@ -18,8 +18,7 @@ from core.events import RequestRouted
 from core.events.jobs import PrefillPulled
 from core.kv_transfer import RECOMPUTED as REASONS
 from core.subjects import JOBS, ROUTING
-from projections.policy.prefill_choice import REASONS as VERDICTS
-from projections.policy.prefill_choice import PrefillInputs, decide_prefill
+from projections.policy.prefill_choice import PREFILL_REASONS, PrefillInputs, decide_prefill
 from replay.explaining import prefill_job
 from replay.explaining.explain import explain
 from replay.explaining.form import Attempt
@@ -243,7 +242,7 @@ def test_every_verdict_and_every_ending_has_words() -> None:
         (asked._replace(busy=True), "on their way to it for another request"),
     )
     reports = [decide_prefill(inputs) for inputs, _ in cases]
-    assert {report.reason for report in reports} == set(VERDICTS)
+    assert {report.reason for report in reports} == set(PREFILL_REASONS)
     for report, (_, words) in zip(reports, cases, strict=True):
         assert words in verdict_text(report, "decode-0")
     assert CAME.keys() >= {"pulled", "client_gone", *REASONS}

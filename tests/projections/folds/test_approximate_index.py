@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.ids import WorkerId
 from core.prompt import Prompt, hashes_from_bytes
-from projections.folds import approximate_index as believed_module
+from projections.folds import approximate_index as approximate_index_module
 from projections.folds.approximate_index import NEVER, ApproximateIndex, CacheRetention
 from tests.projections.facts import prompt, worker_id
 
@@ -142,7 +142,7 @@ def test_who_is_never_chosen_again_is_forgotten() -> None:
 
 def test_all_workers_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """At it nothing goes; beyond it the worker that was chosen longest ago loses its oldest."""
-    monkeypatch.setattr(believed_module, "BELIEVED_MAX", 6)
+    monkeypatch.setattr(approximate_index_module, "APPROXIMATE_BLOCKS_MAX", 6)
     part = ApproximateIndex()
     take(part, A, prompt(1, 2, 3))
     take(part, B, prompt(1, 2, 3))

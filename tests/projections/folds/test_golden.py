@@ -34,7 +34,7 @@ from projections.folds.in_flight import WorkerLoad
 from projections.folds.state import State
 from tests.projections.speaker import CHAIN_KEY
 
-V1 = Path(__file__).parents[1] / "golden" / "v1.log.jsonl"
+V1 = Path(__file__).parents[2] / "golden" / "v1.log.jsonl"
 V1_DIGEST = 0x960D255F65E4F292
 """Under FOLD_VERSION 2. A fold of another version may have another digest; what it holds, below, stays."""
 LATER = {

@@ -20,7 +20,7 @@ from projections.folds.state import State
 from tests.golden.make_v1 import GONE, HASHES, KV_0, LOST, ROUTER, SHAKY, STEADY
 from tests.projections.speaker import CHAIN_KEY
 
-V2 = Path(__file__).parents[1] / "golden" / "v2.log.jsonl"
+V2 = Path(__file__).parents[2] / "golden" / "v2.log.jsonl"
 V2_DIGEST = 0xC110E124F9A706D0
 """Under FOLD_VERSION 2. A fold of another version may have another digest; what it holds, below, stays."""
 EPOCH = Epoch(1_700_000_000_000)

@@ -28,7 +28,7 @@ from tests.golden.make_v1 import GONE, LOST, PROMPT, ROUTER, SHAKY, STEADY
 from tests.golden.make_v3 import FOURTH, PREFILL, SECOND
 from tests.projections.speaker import CHAIN_KEY
 
-V3 = Path(__file__).parents[1] / "golden" / "v3.log.jsonl"
+V3 = Path(__file__).parents[2] / "golden" / "v3.log.jsonl"
 V3_DIGEST = 0x50F60537FE59405D
 """Under FOLD_VERSION 2. A fold of another version may have another digest; what it holds, below, stays."""
 EPOCH = Epoch(1_700_000_000_000)

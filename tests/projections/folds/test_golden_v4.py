@@ -19,7 +19,7 @@ from projections.folds.state import State
 from tests.golden.make_v1 import ROUTER, STEADY
 from tests.projections.speaker import CHAIN_KEY
 
-V4 = Path(__file__).parents[1] / "golden" / "v4.log.jsonl"
+V4 = Path(__file__).parents[2] / "golden" / "v4.log.jsonl"
 V4_DIGEST = 0x82A9420E85E6E515
 """Under FOLD_VERSION 2. A fold of another version may have another digest; what it holds, below, stays."""
 

@@ -20,7 +20,7 @@ from tests.golden.make_v1 import ROUTER, STEADY
 from tests.golden.make_v5 import BEGUN, SESSION
 from tests.projections.speaker import CHAIN_KEY
 
-V5 = Path(__file__).parents[1] / "golden" / "v5.log.jsonl"
+V5 = Path(__file__).parents[2] / "golden" / "v5.log.jsonl"
 V5_DIGEST = 0xEDBA396D7A14B29D
 """Under FOLD_VERSION 2. A fold of another version may have another digest; what it holds, below, stays."""
 

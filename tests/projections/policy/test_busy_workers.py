@@ -1,4 +1,4 @@
-"""Declines count until the log tells of what a worker computes, or that should be over."""
+"""Busy workers count until the log tells of what a worker computes, or that should be over."""
 
 from __future__ import annotations
 

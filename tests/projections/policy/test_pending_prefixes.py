@@ -10,7 +10,7 @@ from core.ids import ReplicaId, RequestId, WorkerId
 from projections.folds.in_flight import InFlight
 from projections.folds.pending_events import PendingEvents
 from projections.folds.state import State
-from projections.policy import pending_prefixes as starts_module
+from projections.policy import pending_prefixes as pending_prefixes_module
 from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.view import View
 from tests.projections.facts import prompt, worker_id
@@ -23,7 +23,7 @@ rows = st.tuples(blocks, st.sampled_from(WORKERS), st.booleans(), st.booleans())
 
 @pytest.fixture
 def none_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts_module, "ALONE", 0)
+    monkeypatch.setattr(pending_prefixes_module, "ALONE", 0)
 
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])

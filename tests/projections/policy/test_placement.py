@@ -84,8 +84,8 @@ def test_as_by_the_definition(seed: int, settings: RoutingSettings) -> None:
     """Scores too are those that each request has alone, and nobody sees another's cached blocks."""
     site, queue = made(seed)
     outstanding = site.view.outstanding()
-    sight = PlacementInputs(site.view, settings, NOW_MS, outstanding)
-    asked = [sight.asked(held) for held in queue]
+    inputs = PlacementInputs(site.view, settings, NOW_MS, outstanding)
+    asked = [inputs.asked(held) for held in queue]
     for each in asked:
         request = each.held.request
         time = PrefillTime.of(settings, request.time)

@@ -14,7 +14,7 @@ from core.ids import StreamName, StreamSeq, WorkerId
 from core.subjects import LOAD, ROUTING, kv_stream
 from projections.folds.snapshot import encode
 from projections.folds.state import Applied, State
-from projections.runner import rebuild as arrivals_module
+from projections.runner import rebuild as rebuild_module
 from projections.runner import runner as runner_module
 from projections.runner.rebuild import RecordBuffer
 from projections.runner.runner import OWN_RECORDS_KEPT, Runner
@@ -206,7 +206,7 @@ async def test_rebuilds_asked_for_at_once_are_one() -> None:
 
 async def test_too_many_arrivals_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is lost, and nothing is held without a bound."""
-    monkeypatch.setattr(arrivals_module, "ARRIVALS_MAX", 4)
+    monkeypatch.setattr(rebuild_module, "BUFFERED_RECORDS_MAX", 4)
     it = await made()
     async with running(it) as found:
 
@@ -351,9 +351,9 @@ async def test_the_rate_is_measured() -> None:
 
 def test_arrivals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By number and by bytes; one more lets all of them go."""
-    for name, value in (("ARRIVALS_MAX", 3), ("ARRIVALS_BYTES_MAX", 30)):
+    for name, value in (("BUFFERED_RECORDS_MAX", 3), ("BUFFERED_BYTES_MAX", 30)):
         with monkeypatch.context() as patched:
-            patched.setattr(arrivals_module, name, value)
+            patched.setattr(rebuild_module, name, value)
             held = RecordBuffer()
             record = Record(KV, StreamSeq(1), 0, "s", bytes(10))
             for _ in range(3):
