@@ -16,9 +16,8 @@ from core.codec import decode_message
 from core.errors import CallerError, Corrupt
 from core.event_json import message_lines
 from core.ids import StreamName, StreamSeq
-from core.moments import Moment, parse_moment
 from core.subjects import SNAPSHOTS
-from replay.history import FIRST, position
+from replay.recording.moment import FIRST, Moment, parse_moment, position_in_log
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.log import EventLog, Record
 
@@ -80,8 +79,8 @@ def _chosen(there: list[StreamName], chosen: str | None) -> list[StreamName]:
 
 
 async def _within(log: EventLog, stream: StreamName, span: Span) -> AsyncIterator[Record]:
-    start = FIRST if span.start is None else await position(log, stream, span.start)
-    end = None if span.end is None else await position(log, stream, span.end)
+    start = FIRST if span.start is None else await position_in_log(log, stream, span.start)
+    end = None if span.end is None else await position_in_log(log, stream, span.end)
     async for record in log.read(stream, start):
         if end is not None and record.seq >= end:
             return
@@ -114,7 +113,7 @@ async def _follow(log: EventLog, names: list[StreamName], span: Span) -> None:
 
     for stream in names:
         state = await log.state(stream)
-        start = StreamSeq(state.last_seq + 1) if span.start is None else await position(log, stream, span.start)
+        start = StreamSeq(state.last_seq + 1) if span.start is None else await position_in_log(log, stream, span.start)
         await log.tail(stream, start, shown)
     await ended
 

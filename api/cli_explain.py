@@ -15,11 +15,10 @@ from api.recorded.source import Source, recording_options
 from api.replaying.explained import explained
 from api.replaying.explained_list import listed_text
 from core.errors import CallerError
-from core.moments import AtTime, Moment, parse_moment
 from replay.explaining.explain import explain
 from replay.explaining.listing import LOST, REJECTED, UNDER_WAY, requests
-from replay.history import routed
-from replay.redacting.names import OUTCOMES
+from replay.recording.moment import AtTime, Moment, parse_moment, routed_record
+from replay.redact.pseudonyms import REQUEST_OUTCOMES
 
 AFTER_MS = 900_000
 """Of a running deployment's log so much is read behind a request, or behind the end of a range, for what came of it."""
@@ -28,7 +27,7 @@ BEFORE_MS = 60_000
 LAST_MS = 3_600_000
 """How far a list of a running deployment's requests goes back if no start is given."""
 LIMIT = 20
-KNOWN_OUTCOMES = (*sorted(OUTCOMES), REJECTED, LOST, UNDER_WAY)
+KNOWN_OUTCOMES = (*sorted(REQUEST_OUTCOMES), REJECTED, LOST, UNDER_WAY)
 
 
 @click.command("explain")
@@ -94,7 +93,7 @@ def _around(source: Source, request: str) -> Wanted:
 async def _asked(source: Source, request: str) -> Wanted:
     assert source.connection is not None
     async with open_log(source.connection) as log:
-        found = await routed(log, request)
+        found = await routed_record(log, request)
     return Wanted(AtTime(found.time_ms - BEFORE_MS), AtTime(found.time_ms + AFTER_MS))
 
 

@@ -14,8 +14,8 @@ from api.recorded.exported import Exported, exported, exported_text
 from api.recorded.progress import told
 from api.recorded.source import Source, recording_options
 from core.clock import Clock, SystemClock
-from core.moments import parse_moment
-from replay.redacting.redaction import Redacted, redact
+from replay.recording.moment import parse_moment
+from replay.redact.redaction import RedactionResult, redact
 from streams.archive.archive_export import ExportedRange
 from streams.archive.archive_reader import ArchiveReader
 
@@ -67,7 +67,7 @@ def _plain(source: Source, written: Path, wanted: Wanted) -> tuple[ExportedRange
     return source.copied(written, wanted, told()), None
 
 
-def _redacted(source: Source, written: Path, wanted: Wanted, clock: Clock) -> tuple[ExportedRange, Redacted]:
+def _redacted(source: Source, written: Path, wanted: Wanted, clock: Clock) -> tuple[ExportedRange, RedactionResult]:
     with tempfile.TemporaryDirectory(prefix="contrail-") as folder:  # for nobody else to read
         path = Path(folder) / "log"
         archived = source.copied(path, wanted, told())

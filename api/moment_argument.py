@@ -13,7 +13,7 @@ _MARK = "\0"
 
 
 class MomentType(click.ParamType[str]):
-    """The text of a moment; what it means depends on what is asked (`core.moments.parse_moment`)."""
+    """The text of a moment; what it means depends on what is asked (`replay.recording.moment.parse_moment`)."""
 
     name = "moment"
 

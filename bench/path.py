@@ -35,7 +35,7 @@ from core.ids import WorkerId
 from core.keys import DeploymentKey
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream
-from replay.session import Session
+from replay.session import ReplaySession
 from streams.archive.archive_export import archive
 from streams.archive.archive_writer import ArchiveWriter
 from streams.memory.memory_log import MemoryLog
@@ -232,7 +232,7 @@ async def stored(it: Deployment, number: int) -> Followed:
 
 def verified(file: Path) -> Followed:
     """Every decision of the recording, made again from it."""
-    with Session.open(file) as session, followed() as path:
+    with ReplaySession.open(file) as session, followed() as path:
         if not (result := session.verify()).holds:
             raise AssertionError(f"the recording does not verify: {result}")
     return path

@@ -17,13 +17,13 @@ from pathlib import Path
 from bench.figures import MICRO, Figure, lap, main, median_s
 from bench.replay_log import KEY, Scale, made
 from core.ids import StreamName
-from replay.lacks import Lacks
-from replay.playback import Playback
-from replay.proof import prove
-from replay.recording import Recording
-from replay.verifying.jobs import undisturbed
-from replay.verifying.verdict import VERIFIED, verdicts
-from replay.verifying.verify import verify
+from replay.playback.playback import Playback
+from replay.recording.gaps import Gaps
+from replay.recording.recording import Recording
+from replay.verify.chain_proof import prove
+from replay.verify.judge import VERIFIED, verdicts
+from replay.verify.process_pool import collector_paused
+from replay.verify.verify import verify
 
 DECISIONS, DECISIONS_QUICK = 20_000, 3_000
 LARGE = 100_000
@@ -62,8 +62,8 @@ def _verified(what: str, path: Path) -> Iterator[Figure]:
 
 
 def _verify(path: Path) -> None:
-    with Recording.open(path, KEY) as recording, undisturbed():
-        assert all(verdict.verdict == VERIFIED for verdict in verdicts(Playback(recording, lacks=Lacks())))
+    with Recording.open(path, KEY) as recording, collector_paused():
+        assert all(verdict.verdict == VERIFIED for verdict in verdicts(Playback(recording, gaps=Gaps())))
 
 
 def _opened(path: Path, decisions: int) -> Iterator[Figure]:

@@ -26,15 +26,14 @@ from core.events import (
 )
 from core.ids import Epoch, ReplicaId, RequestId, SourceId, StreamName, StreamSeq, WorkerId
 from core.keys import DeploymentKey
-from core.prompt import hashes_to_bytes
+from core.prompt import HashedPrompt, hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream, subject
 from projections.folds.pending_events import PendingEvents
 from projections.folds.state import State
 from projections.policy.decide import decide, record
 from projections.policy.view import RouteRequest, View
-from replay.recorded_prompt import RecordedPrompt
-from replay.recording import Frame
+from replay.recording.recording import RecordedFrame
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 
@@ -97,7 +96,7 @@ class Log:
     def __init__(self) -> None:
         self.now_us = EPOCH * 1000
         self.records: dict[StreamName, list[Record]] = {KV: [], LOAD: [], ROUTING: []}
-        self.frames: dict[StreamName, list[Frame]] = {KV: [], LOAD: [], ROUTING: []}
+        self.frames: dict[StreamName, list[RecordedFrame]] = {KV: [], LOAD: [], ROUTING: []}
 
     @property
     def now_ms(self) -> int:
@@ -108,7 +107,7 @@ class Log:
         seq = StreamSeq(len(self.records[stream]) + 1)
         where = subject(NAMESPACE, stream, source)
         self.records[stream].append(Record(stream, seq, self.now_ms, where, payload))
-        self.frames[stream].append(Frame(stream, seq, self.now_ms, source, head, decode_message(payload)))
+        self.frames[stream].append(RecordedFrame(stream, seq, self.now_ms, source, head, decode_message(payload)))
 
     def archived(self, path: Path) -> Path:
         """All of it stands in the file."""
@@ -265,7 +264,7 @@ class Site:
             replica.change_settings(quarter)
         blocks = [*self.dice.choice(self._prefixes), *self._blocks(self.scale.own_blocks)]
         request = f"req-{step:08}"
-        prompt = RecordedPrompt(len(blocks) * BLOCK_SIZE + 5, BLOCK_SIZE, hashes_to_bytes(blocks))
+        prompt = HashedPrompt(len(blocks) * BLOCK_SIZE + 5, BLOCK_SIZE, hashes_to_bytes(blocks))
         worker = replica.decide(RouteRequest(RequestId(request), 0, MODEL, prompt), self.doubted)
         self.workers[worker].running += 1
         self._due.append((step + 12, replica, worker, request, blocks, False))

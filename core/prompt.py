@@ -3,6 +3,8 @@
 A block hash is XXH3-64 (seeded per deployment) of the canonical bytes from the start up to and including the
 block: first, if an adapter or a cache salt is set, 16 bytes BLAKE2b of both; then the token ids as little-endian
 `uint32`. So an equal hash means an equal prefix in an equal scope, and one digest answers for all blocks before it.
+
+HashedPrompt: a prompt of which the log has the length and the block hashes, and nothing else.
 """
 
 from __future__ import annotations
@@ -161,3 +163,23 @@ def hashes_to_bytes(hashes: Iterable[int]) -> bytes:
 def hashes_from_bytes(raw: bytes) -> list[int]:
     """The inverse of `hashes_to_bytes`."""
     return array("Q", raw).tolist()
+
+
+class HashedPrompt(Prompt):
+    """Answers for its hashes as the prompt itself did when it was routed."""
+
+    __slots__ = ("_column", "_recorded")
+
+    def __init__(self, tokens: int, block_size: int, hashes: bytes) -> None:
+        super().__init__(b"", block_size, seed=0)
+        self.tokens = tokens
+        self._recorded = hashes
+        self._column = memoryview(hashes)[: len(hashes) // HASH_BYTES * HASH_BYTES].cast("Q")
+
+    def key(self, depth: int) -> BlockHash:
+        """The hash of the first `depth` blocks; IndexError if it was not recorded."""
+        return BlockHash(self._column[depth - 1])
+
+    def hashes(self) -> bytes:
+        """All of them, as they were recorded."""
+        return self._recorded

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 
 from core.errors import CallerError
-from replay.session import Session
+from replay.session import ReplaySession
 
 
-def why_was_it_slow(log: Session) -> None:
+def why_was_it_slow(log: ReplaySession) -> None:
     """The slowest request of all: why it went there, and where its time went."""
     for slow in log.decisions(slowest=1):
         attempt = log.explain(slow.request).attempts[-1]
@@ -23,7 +23,7 @@ def why_was_it_slow(log: Session) -> None:
             print(f"  {attempt.reuse.text}")
 
 
-def which_worker_should_not_have_got_it(log: Session) -> None:
+def which_worker_should_not_have_got_it(log: ReplaySession) -> None:
     """The decision that the best of the usual settings would have made otherwise, and that cost most."""
     best = log.compare()[0]
     print(f"best of the usual settings: {best.scenario.label}, an estimated {best.ttft_new_ms:.1f} ms to a first token")
@@ -32,7 +32,7 @@ def which_worker_should_not_have_got_it(log: Session) -> None:
         print(f"  {case.request} went to {went}; on {instead} it had {case.regret_blocks} blocks less to compute")
 
 
-def would_round_robin_have_been_better(log: Session) -> None:
+def would_round_robin_have_been_better(log: ReplaySession) -> None:
     """Everything decided again, by turns."""
     turns = log.what_if(policy="round-robin")
     print(
@@ -42,7 +42,7 @@ def would_round_robin_have_been_better(log: Session) -> None:
     )
 
 
-def do_the_replicas_agree(log: Session) -> None:
+def do_the_replicas_agree(log: ReplaySession) -> None:
     """Every decision of every replica again, and every digest that they told, against what the log gives."""
     found = log.verify()
     print(
@@ -51,7 +51,7 @@ def do_the_replicas_agree(log: Session) -> None:
     )
 
 
-def what_did_a_replica_believe(log: Session) -> None:
+def what_did_a_replica_believe(log: ReplaySession) -> None:
     """In the middle of what the last one recorded decided."""
     last = log.decisions()[-1]
     mine = log.decisions(replica=last.replica)
@@ -73,7 +73,7 @@ QUESTIONS = (
 
 def main(path: str, key_file: str | None = None) -> None:
     """Each question with its answer."""
-    with Session.open(path, key_file) as log:
+    with ReplaySession.open(path, key_file) as log:
         for question in QUESTIONS:
             print(f"{question.__name__.replace('_', ' ')}?")
             question(log)

@@ -8,7 +8,7 @@
         log.what_if(policy="round-robin").ttft_new_ms
 
 A moment is what the commands take (`2026-11-20T14:03:05Z`, `14:03`, `-15m` before the recording's end, `routing:1234`,
-a request id), or a `core.moments.Moment`; None is open. `contrail export FILE` makes the file.
+a request id), or a `replay.recording.moment.Moment`; None is open. `contrail export FILE` makes the file.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from pathlib import Path
 from typing import Any, Self
 
 from core.keys import DeploymentKey
-from core.moments import Moment, parse_moment
 from core.subjects import ROUTING
-from replay.bisecting.bisect import Departure, first_departure
-from replay.bisecting.cache import CacheParting, between_index_and_cache
-from replay.bisecting.replicas import ReplicaParting, between_replicas
-from replay.bisecting.settings import SettingsParting, of_changes, parting
+from replay.bisect.cache_comparison import CacheComparison, compare_cache
+from replay.bisect.first_difference import FirstDifference, find_first_difference
+from replay.bisect.replica_comparison import ReplicaComparison, compare_replicas
+from replay.bisect.settings_comparison import SettingsComparison, compare_settings, settings_with_changes
 from replay.explaining.explain import explain
 from replay.explaining.form import Explanation
 from replay.explaining.listing import Listed, requests
-from replay.moments.at import at
-from replay.moments.held import Held
-from replay.recording import Recording
-from replay.supposing.lives import Lives
-from replay.supposing.outcome import Outcome, ranked
-from replay.supposing.scenario import USUAL, Scenario, scenarios
-from replay.supposing.what_if import Progress, what_if
-from replay.verifying.verify import Verified, verify
+from replay.recording.moment import Moment, parse_moment
+from replay.recording.recording import Recording
+from replay.state_at.state_at import summary_at
+from replay.state_at.state_summary import StateSummary
+from replay.verify.verify import VerifyResult, verify
+from replay.whatif.attempt_records import AttemptRecords
+from replay.whatif.outcome import Outcome, ranked
+from replay.whatif.scenario import USUAL_SCENARIOS, Scenario, scenarios
+from replay.whatif.whatif import Progress, what_if
 
 When = Moment | str | None
 
@@ -43,22 +43,22 @@ def _quiet(_done: int, _of: int) -> None:
     pass
 
 
-class Session:
+class ReplaySession:
     """See the module's text. Used by one thread at a time."""
 
     def __init__(self, recording: Recording) -> None:
         """The recording is the session's from now on."""
         self.recording = recording
-        self._lives: Lives | None = None
+        self._lives: AttemptRecords | None = None
 
     def __repr__(self) -> str:
-        return f"<Session on {self.recording!r}>"
+        return f"<ReplaySession on {self.recording!r}>"
 
     @staticmethod
-    def open(path: Path | str, key_file: Path | str | None = None) -> Session:
+    def open(path: Path | str, key_file: Path | str | None = None) -> ReplaySession:
         """On an export. With the deployment's key, chains are proved. CallerError or Corrupt if it cannot be used."""
         key = DeploymentKey.load(Path(key_file)) if key_file is not None else None
-        return Session(Recording.open(Path(path), key))
+        return ReplaySession(Recording.open(Path(path), key))
 
     def __enter__(self) -> Self:
         return self
@@ -116,15 +116,15 @@ class Session:
         *,
         jobs: int = 1,
         progress: Progress = _quiet,
-    ) -> Verified:
+    ) -> VerifyResult:
         """Every decision made again; `holds` says whether all came out as recorded."""
         replicas = self.recording.names.replicas_called(replica) if replica is not None else None
         return verify(self.recording, *self._range(start, end), replicas=replicas, jobs=jobs, progress=progress)
 
-    def at(self, moment: When, replica: str | None = None) -> Held:
+    def at(self, moment: When, replica: str | None = None) -> StateSummary:
         """The whole state then; with a replica's name or id, what that one believed. None is the recording's end."""
         known = self._moment(moment)
-        return at(self.recording, known if known is not None else self.recording.end, replica)
+        return summary_at(self.recording, known if known is not None else self.recording.end, replica)
 
     def what_if(self, start: When = None, end: When = None, *, progress: Progress = _quiet, **given: Any) -> Outcome:
         """What would have been under these settings, and `without`, `delay_ms` and `follow_load` (see Scenario)."""
@@ -143,30 +143,34 @@ class Session:
     ) -> list[Outcome]:
         """The same for each of `tries` and every combination of `sweep`, all over `given`: the best first. Without
         either, the usual ones are tried."""
-        asked = scenarios(given, tries or (() if sweep else USUAL), sweep or {})
+        asked = scenarios(given, tries or (() if sweep else USUAL_SCENARIOS), sweep or {})
         return ranked(self._what_if(asked, start, end, progress))
 
-    def first_departure(self, start: When = None, end: When = None, *, progress: Progress = _quiet) -> Departure | None:
+    def first_departure(
+        self, start: When = None, end: When = None, *, progress: Progress = _quiet
+    ) -> FirstDifference | None:
         """The first decision that does not follow from the log; None if all do, or cannot be judged."""
-        return first_departure(self.recording, *self._range(start, end), progress=progress)
+        return find_first_difference(self.recording, *self._range(start, end), progress=progress)
 
     def part(
         self, start: When = None, end: When = None, *, progress: Progress = _quiet, **changes: Any
-    ) -> SettingsParting | None:
+    ) -> SettingsComparison | None:
         """The first decision that would have been another with these settings; None if none would."""
-        return parting(self.recording, of_changes(changes), *self._range(start, end), progress=progress)
+        return compare_settings(
+            self.recording, settings_with_changes(changes), *self._range(start, end), progress=progress
+        )
 
-    def compare_replicas(self, first: str, second: str, start: When = None, end: When = None) -> ReplicaParting:
+    def compare_replicas(self, first: str, second: str, start: When = None, end: When = None) -> ReplicaComparison:
         """Where the folds of two replicas, by name or id, parted; `part` says whether they did."""
-        return between_replicas(self.recording, first, second, *self._range(start, end))
+        return compare_replicas(self.recording, first, second, *self._range(start, end))
 
-    def compare_cache(self, worker: str) -> list[CacheParting]:
+    def compare_cache(self, worker: str) -> list[CacheComparison]:
         """Where what the log says of a worker's cache parted from what the worker restated; one of each life."""
-        return between_index_and_cache(self.recording, worker)
+        return compare_cache(self.recording, worker)
 
     def _what_if(self, asked: Sequence[Scenario], start: When, end: When, progress: Progress) -> list[Outcome]:
         if self._lives is None:
-            self._lives = Lives.of(self.recording)
+            self._lives = AttemptRecords.of(self.recording)
         return what_if(self.recording, asked, *self._range(start, end), progress, lives=self._lives)
 
     def _moment(self, when: When) -> Moment | None:

@@ -10,6 +10,7 @@ from core.codec import decode_message
 from core.errors import CallerError
 from core.events import RequestRouted
 from core.ids import from_column
+from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.policy.cost import BLOCK_COST_POLICIES, ESTIMATING_POLICIES, MILLI, ScoredCandidate
@@ -18,7 +19,6 @@ from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
 from replay.explaining.estimated import source, taken_apart, tokens
 from replay.explaining.ground import recorded, recorded_backlog
-from replay.recorded_prompt import RecordedPrompt
 from streams.archive.archive_reader import ArchiveReader
 
 UNITS = {"kv": "blocks", "approximate": "blocks", "least-loaded": "requests", "power-of-two": "requests"}
@@ -94,7 +94,7 @@ def _prefill_time(event: RequestRouted, settings: RoutingSettings) -> dict[str, 
 def _rows(event: RequestRouted, settings: RoutingSettings, *, known: bool) -> list[dict[str, Any]]:
     """Costs in their unit. There are terms where they add up to the cost: not without the settings, and not for
     policies whose cost is no sum."""
-    request = RouteRequest.of(event, RecordedPrompt(event.prompt_tokens, event.block_size, event.hashes))
+    request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
     backlog = recorded_backlog(event, request, settings)
     rows = []
     for scored in recorded(event, settings, {}):

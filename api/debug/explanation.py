@@ -8,7 +8,7 @@ import msgspec
 
 from api.debug.decisions import PLACES
 from replay.explaining.explain import explain
-from replay.recording import Recording
+from replay.recording.recording import Recording
 
 
 def explanation(recording: Recording, request: str, n: int, number: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from core.ids import Epoch, StreamName, StreamSeq
 from projections.folds.snapshot import decode, encoding
 from projections.folds.state import State
-from replay.recording import Cursor, Frame, Recording
+from replay.recording.recording import Cursor, RecordedFrame, Recording
 
 JUMP_S = 0.05
 """What a jump may take by our reckoning; the way to the screen takes about as long again, and the promise is 200 ms."""
@@ -69,7 +69,7 @@ class Folding:
         self.total = sum(recording.end.values())
         self.messages = _reach(state)
         yield
-        batch: list[Frame] = []
+        batch: list[RecordedFrame] = []
         for frame in _by_time(recording, state):
             if len(batch) >= STEP_MESSAGES and frame.time_ms > batch[-1].time_ms:
                 self._fold(state, batch)
@@ -89,7 +89,7 @@ class Folding:
             self._state.open(stream, Epoch(recording.archive.span(stream).epoch))
         return self._state
 
-    def _fold(self, state: State, batch: list[Frame]) -> None:
+    def _fold(self, state: State, batch: list[RecordedFrame]) -> None:
         if not batch:
             return
         started_s = time.perf_counter()
@@ -126,7 +126,7 @@ class Folding:
         return min(DISTANCE_MAX, max(DISTANCE_MIN, by_time, by_memory))
 
 
-def _by_time(recording: Recording, state: State) -> Iterator[Frame]:
+def _by_time(recording: Recording, state: State) -> Iterator[RecordedFrame]:
     """What the state lacks, of all streams, in the order of time."""
     readers = [recording.frames(stream, state.cursor[stream].seq + 1) for stream in recording.streams]
     return merge(*readers, key=attrgetter("time_ms"))

@@ -13,7 +13,7 @@ from api.debug.timeline import Timeline
 from core.errors import Unavailable
 from core.keys import DeploymentKey
 from core.subjects import ROUTING
-from replay.recording import Cursor, Recording
+from replay.recording.recording import Cursor, Recording
 from streams.archive.archive_reader import ArchiveReader
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from api.debug.decisions import PLACES, Decisions
 from core.errors import CallerError
-from core.moments import AtSequence, AtTime, Moment, parse_moment
 from core.subjects import ROUTING
+from replay.recording.moment import AtSequence, AtTime, Moment, parse_moment
 
 FOUND_MAX = 50
 TEXT_MAX = 200

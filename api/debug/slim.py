@@ -1,11 +1,11 @@
-"""What a timeline shows of an event, and nothing else is read of it (see `replay.slim`)."""
+"""What a timeline shows of an event, and nothing else is read of it (see `replay.recording.messages`)."""
 
 from __future__ import annotations
 
 import msgspec
 
 from core.events import Points
-from replay.slim import RoutingEvent, slim_reader
+from replay.recording.messages import RoutingEvent, partial_reader
 
 
 class SlimEvent(RoutingEvent, gc=False):
@@ -79,6 +79,7 @@ class Usual(msgspec.Struct, gc=False):
 
 
 usual = msgspec.msgpack.Decoder(Usual).decode
-"""The message, if it is of nothing but usual events; else one of `replay.slim.UNREADABLE` is raised. About 0.6 us."""
-slim = slim_reader(SlimEvent)
+"""The message, if it is of nothing but usual events; else one of `replay.recording.messages.UNREADABLE` is raised.
+About 0.6 us."""
+slim = partial_reader(SlimEvent)
 """Any message."""

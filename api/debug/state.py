@@ -9,10 +9,10 @@ import msgspec
 from api.debug.decisions import PLACES
 from core.errors import ContrailError
 from core.ids import StreamSeq
-from core.moments import AtSequence, AtTime
 from core.subjects import ROUTING
-from replay.moments.at import at, within
-from replay.recording import Cursor, Recording
+from replay.recording.moment import AtSequence, AtTime
+from replay.recording.recording import Cursor, Recording
+from replay.state_at.state_at import summary_at, within
 
 REQUESTS_MAX = 500
 """In flight, in one answer; all are counted."""
@@ -29,7 +29,7 @@ def state(recording: Recording, n: int | None, ms: int | None, replica: str | No
     not there."""
     moment = before(n) if n is not None else AtTime(ms or 0)
     check_near(recording, within(recording, moment))
-    found: dict[str, Any] = msgspec.to_builtins(at(recording, moment, replica))
+    found: dict[str, Any] = msgspec.to_builtins(summary_at(recording, moment, replica))
     flying = found["in_flight"]
     return found | {"in_flight": flying[:REQUESTS_MAX], "in_flight_total": len(flying)}
 

@@ -16,7 +16,7 @@ from core.ids import LOST_SUFFIX, StreamName
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, is_kv
 from projections.folds.state import State
-from replay.slim import UNREADABLE
+from replay.recording.messages import UNREADABLE
 
 NOTES_MAX = 10_000
 """Of one kind; later ones are counted only."""

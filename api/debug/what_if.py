@@ -13,12 +13,11 @@ from api.debug.state import before, check_near
 from core.codec import Message
 from core.errors import CallerError
 from core.ids import StreamName
-from replay.recording import Frame, Recording
-from replay.supposing.lives import Lives
-from replay.supposing.outcome import Outcome
-from replay.supposing.regret import Change
-from replay.supposing.scenario import Scenario
-from replay.supposing.what_if import what_if
+from replay.recording.recording import RecordedFrame, Recording
+from replay.whatif.attempt_records import AttemptRecords
+from replay.whatif.outcome import DecisionChange, Outcome
+from replay.whatif.scenario import Scenario
+from replay.whatif.whatif import what_if
 from streams.log import Record
 
 WINDOW_MAX = 2000
@@ -55,7 +54,7 @@ class WhatIfs:
 
     def __init__(self) -> None:
         self._window: tuple[Recording, int, int] | None = None
-        self._lives: Lives | None = None
+        self._lives: AttemptRecords | None = None
 
     def __repr__(self) -> str:
         return f"<WhatIfs about {self._window}>"
@@ -75,9 +74,9 @@ class WhatIfs:
         (outcome,) = what_if(recording, [scenario], start, end, lives=lives, worst=WORST)
         return _shown(outcome, decisions, (numbers[low], numbers[high - 1]))
 
-    def _known(self, recording: Recording, start: int, end: int) -> Lives:
+    def _known(self, recording: Recording, start: int, end: int) -> AttemptRecords:
         if self._lives is None or self._window != (recording, start, end):
-            self._lives = Lives.of(_Stretch(recording, max(1, start - AROUND), end + AROUND))
+            self._lives = AttemptRecords.of(_Stretch(recording, max(1, start - AROUND), end + AROUND))
             self._window = recording, start, end
         return self._lives
 
@@ -89,7 +88,7 @@ class _Stretch(Recording):
         super().__init__(whole.archive, whole.key)
         self._whole, self._start, self._end = whole, start, end
 
-    def frames(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[Frame]:
+    def frames(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[RecordedFrame]:
         return self._whole.frames(stream, max(start, self._start), min(end or self._end, self._end))
 
     def said(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[tuple[Record, Message]]:
@@ -102,7 +101,7 @@ def _shown(outcome: Outcome, decisions: Decisions, window: tuple[int, int]) -> d
         del answer[name]
     numbers = {(change.seq, change.request, change.attempt): _number(decisions, change) for change in outcome.changes}
 
-    def rows(changes: list[Change]) -> list[dict[str, Any]]:
+    def rows(changes: list[DecisionChange]) -> list[dict[str, Any]]:
         return [
             {
                 "n": numbers[change.seq, change.request, change.attempt],
@@ -124,7 +123,7 @@ def _shown(outcome: Outcome, decisions: Decisions, window: tuple[int, int]) -> d
     }
 
 
-def _number(decisions: Decisions, change: Change) -> int:
+def _number(decisions: Decisions, change: DecisionChange) -> int:
     """What the decision is called here; -1 if the timeline does not have it."""
     numbers, attempts = decisions.column("n"), decisions.column("attempt")
     at = bisect_left(numbers, change.seq * PLACES)

@@ -16,10 +16,9 @@ from core.errors import CallerError
 from core.event_json import time_text
 from core.ids import StreamName, StreamSeq
 from core.keys import DeploymentKey
-from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from core.subjects import ROUTING, SNAPSHOTS
 from projections.folds.digest import FOLD_VERSION
-from replay.history import position
+from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment, position_in_log
 from streams.archive.archive_export import ExportedRange, Progress, Range, archive, cut
 from streams.archive.archive_format import key_check
 from streams.archive.archive_log import ArchiveLog
@@ -153,10 +152,10 @@ async def _place(
     if isinstance(moment, AtCursor):
         return {stream: StreamSeq(moment.seq(stream) + 1) for stream in streams}
     if isinstance(moment, AtRequest):  # looked for once
-        moment = AtSequence(ROUTING, await position(log, ROUTING, moment))
+        moment = AtSequence(ROUTING, await position_in_log(log, ROUTING, moment))
     if isinstance(moment, AtSequence) and moment.stream not in streams:
         raise CallerError(f"there is no stream {moment.stream}; there are {', '.join(streams) or 'none yet'}")
-    return {stream: await position(log, stream, moment) for stream in streams}
+    return {stream: await position_in_log(log, stream, moment) for stream in streams}
 
 
 async def _beyond(log: EventLog, streams: list[StreamName]) -> dict[StreamName, StreamSeq]:

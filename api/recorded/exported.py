@@ -10,7 +10,7 @@ import msgspec
 from api.amounts import bytes_text, number_text
 from api.recorded.copying import Wanted
 from core.event_json import time_text
-from replay.redacting.redaction import Redacted
+from replay.redact.redaction import RedactionResult
 from streams.archive.archive_export import ExportedRange
 from streams.archive.archive_format import Contents
 from streams.archive.archive_reader import ArchiveReader
@@ -55,7 +55,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename={"start": "from
 
 
 def exported(
-    file: Path, draft: Path, wanted: Wanted, archived: ExportedRange, done: Redacted | None, took_s: float
+    file: Path, draft: Path, wanted: Wanted, archived: ExportedRange, done: RedactionResult | None, took_s: float
 ) -> Exported:
     """What the draft holds, which is read once from end to end. Corrupt if the disk gives back something else than it
     was given."""
@@ -132,7 +132,7 @@ def _cut(archived: ExportedRange, contents: Contents) -> Iterator[str]:
         )
 
 
-def _left(done: Redacted) -> Iterator[str]:
+def _left(done: RedactionResult) -> Iterator[str]:
     if done.foreign_requests:
         least = "at least " if done.foreign_is_bound else ""
         count = f"{least}{number_text(done.foreign_requests)}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from core.moments import Moment
 from core.subjects import ROUTING
-from replay.recording import Recording
+from replay.recording.moment import Moment
+from replay.recording.recording import Recording
 
 
 def positions(recording: Recording, start: Moment | None, end: Moment | None) -> tuple[int, int | None]:

@@ -25,7 +25,7 @@ from api.recorded.copying import Wanted, copy, copy_of
 from core.clock import SystemClock
 from core.errors import CallerError, ContrailError
 from core.keys import DeploymentKey
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from streams.archive.archive_export import ExportedRange, Progress
 from streams.archive.archive_format import Contents, key_check
 from streams.archive.archive_reader import ArchiveReader

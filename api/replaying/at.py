@@ -18,13 +18,12 @@ from api.replaying.prompt import Given, prompt_bytes
 from api.replaying.shown_state import asked_text, difference_text, held_text
 from core.errors import CallerError
 from core.keys import DeploymentKey
-from core.moments import AtCursor, AtRequest, AtSequence, AtTime, Moment, parse_moment
 from core.prompt import scope_bytes
-from replay.history import routed
-from replay.moments.ask import Asking, ask, models
-from replay.moments.at import Stand, stand
-from replay.moments.difference import difference
-from replay.recording import Recording
+from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment, parse_moment, routed_record
+from replay.recording.recording import Recording
+from replay.state_at.route_prompt import PromptQuery, models, route_prompt
+from replay.state_at.state_at import StateAt, state_at
+from replay.state_at.state_diff import state_diff
 from streams.log import EventLog
 
 BACK_MS = 600_000
@@ -66,11 +65,11 @@ def at(source: Source, moment: str, replica: str | None, until: str | None, as_j
     asks = given.text is not None or given.tokens is not None
     _check(given, asks=asks, differs=until is not None)
     with source.opened(_wanted(source, moments, BACK_MS if replica is None else BELIEF_BACK_MS)) as recording:
-        stands = [stand(recording, each, replica, told("folding the log")) for each in moments]
+        stands = [state_at(recording, each, replica, told("folding the log")) for each in moments]
         if asks:
             _ask(source, recording, stands[0], given, as_json=as_json, **asked)
         elif until is not None:
-            found = difference(*stands)
+            found = state_diff(*stands)
             _say(found, difference_text(found), as_json=as_json)
         else:
             held = stands[0].held()
@@ -87,7 +86,7 @@ def _check(given: Given, *, asks: bool, differs: bool) -> None:
 def _ask(
     source: Source,
     recording: Recording,
-    here: Stand,
+    here: StateAt,
     given: Given,
     *,
     model: str | None,
@@ -102,7 +101,7 @@ def _ask(
             raise CallerError(f"which model? Give --model: there were {', '.join(there) or 'none'}")
         model = there[0]
     tokens = prompt_bytes(given, model, source.connection)
-    found = ask(here, Asking(tokens, model, scope_bytes(adapter, cache_salt)), key.hash_seed)
+    found = route_prompt(here, PromptQuery(tokens, model, scope_bytes(adapter, cache_salt)), key.hash_seed)
     _say(found, asked_text(found, here.held()), as_json=as_json)
 
 
@@ -141,7 +140,7 @@ async def _times(log: EventLog, moment: Moment) -> list[int]:
         case AtTime(time_ms):
             return [time_ms]
         case AtRequest(request):
-            return [(await routed(log, request)).time_ms]
+            return [(await routed_record(log, request)).time_ms]
         case AtSequence(stream, seq):
             records = [await log.at(stream, seq)]
         case AtCursor(seqs):

@@ -18,15 +18,15 @@ from api.replaying.verify import MOMENT, SAYS_NO, positions
 from core.errors import CallerError
 from core.event_json import time_text
 from core.ids import ReplicaId
-from core.moments import Moment, parse_moment
-from replay.bisecting.against import against as compare_against
-from replay.bisecting.bisect import first_departure
-from replay.bisecting.cache import between_index_and_cache
-from replay.bisecting.replicas import between_replicas
-from replay.bisecting.settings import of_changes, of_revisions, parting
-from replay.lacks import Lacks
-from replay.proof import prove
-from replay.recording import Recording
+from replay.bisect.cache_comparison import compare_cache
+from replay.bisect.first_difference import find_first_difference
+from replay.bisect.replica_comparison import compare_replicas
+from replay.bisect.settings_comparison import compare_settings, settings_of_revisions, settings_with_changes
+from replay.bisect.version_comparison import against as compare_against
+from replay.recording.gaps import Gaps
+from replay.recording.moment import Moment, parse_moment
+from replay.recording.recording import Recording
+from replay.verify.chain_proof import prove
 
 
 class Asked(NamedTuple):
@@ -38,9 +38,9 @@ class Asked(NamedTuple):
     end: int | None
     replicas: set[ReplicaId] | None
 
-    def lacks(self) -> Lacks:
+    def gaps(self) -> Gaps:
         """What the recording lacks."""
-        return prove(self.recording).lacks
+        return prove(self.recording).gaps
 
 
 class Answer(NamedTuple):
@@ -139,31 +139,35 @@ def _asked(
 
 
 def _decisions(it: Asked) -> Answer:
-    found = first_departure(it.recording, it.start, it.end, replicas=it.replicas, lacks=it.lacks(), progress=deciding())
+    found = find_first_difference(
+        it.recording, it.start, it.end, replicas=it.replicas, gaps=it.gaps(), progress=deciding()
+    )
     return Answer("decisions", found is not None, found, departure_text(found))
 
 
 def _replicas(it: Asked, replicas: tuple[str, str]) -> Answer:
-    found = between_replicas(it.recording, *replicas, it.start, it.end, lacks=it.lacks(), progress=deciding())
+    found = compare_replicas(it.recording, *replicas, it.start, it.end, gaps=it.gaps(), progress=deciding())
     return Answer("replicas", found.part, found, replicas_text(found))
 
 
 def _settings(it: Asked, revisions: tuple[int, int]) -> Answer:
-    choose = of_revisions(it.recording, *revisions)
-    found = parting(it.recording, choose, it.start, it.end, replicas=it.replicas, progress=deciding())
+    choose = settings_of_revisions(it.recording, *revisions)
+    found = compare_settings(it.recording, choose, it.start, it.end, replicas=it.replicas, progress=deciding())
     text = settings_text(found, f"revision {revisions[0]}", f"revision {revisions[1]}")
     return Answer("settings", found is not None, found, text)
 
 
 def _set(it: Asked, changes: dict[str, Any]) -> Answer:
-    found = parting(it.recording, of_changes(changes), it.start, it.end, replicas=it.replicas, progress=deciding())
+    found = compare_settings(
+        it.recording, settings_with_changes(changes), it.start, it.end, replicas=it.replicas, progress=deciding()
+    )
     changed = ", ".join(f"{key}={value}" for key, value in changes.items())
     return Answer("settings", found is not None, found, settings_text(found, "what was in force", changed))
 
 
 def _against(it: Asked, path: Path) -> Answer:
     found = compare_against(
-        it.recording, path, it.start, it.end, replicas=it.replicas, lacks=it.lacks(), progress=deciding()
+        it.recording, path, it.start, it.end, replicas=it.replicas, gaps=it.gaps(), progress=deciding()
     )
     return Answer("against", found.parting is not None, found, against_text(found))
 
@@ -174,7 +178,7 @@ def _worker(it: Asked, worker: str) -> Answer:
         None if moment is None else {stream: recording.position(stream, moment) for stream in recording.streams}
         for moment in it.moments
     )
-    found = between_index_and_cache(recording, worker, start, end)
+    found = compare_cache(recording, worker, start, end)
     return Answer("worker", any(each.first is not None for each in found), found, cache_text(found))
 
 

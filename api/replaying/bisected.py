@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping
 
 from api.replaying.verified import SHOWN, difference_lines, many, side_line, value_text
 from core.event_json import time_text
-from replay.bisecting.against import Compared
-from replay.bisecting.bisect import Departure
-from replay.bisecting.cache import CacheParting, Restatement, Stray
-from replay.bisecting.replicas import OtherLives, ReplicaParting, StreamParting
-from replay.bisecting.settings import SettingsParting
-from replay.verifying.differences import TERMS
+from replay.bisect.cache_comparison import CacheComparison, Restatement, StrayBlocks
+from replay.bisect.first_difference import FirstDifference
+from replay.bisect.replica_comparison import OtherLivesComparison, ReplicaComparison, StreamComparison
+from replay.bisect.settings_comparison import SettingsComparison
+from replay.bisect.version_comparison import VersionComparison
+from replay.verify.comparison import TERMS
 
 
-def departure_text(found: Departure | None) -> str:
+def departure_text(found: FirstDifference | None) -> str:
     """The first decision that does not follow from the log."""
     if found is None:
         return "Every decision that can be judged follows from the log."
     return "\n".join(_departure(found))
 
 
-def settings_text(found: SettingsParting | None, first: str, second: str) -> str:
+def settings_text(found: SettingsComparison | None, first: str, second: str) -> str:
     """The first decision that two settings make otherwise."""
     if found is None:
         return f"Under {first} and under {second} every decision has the same choice."
@@ -40,7 +40,7 @@ def settings_text(found: SettingsParting | None, first: str, second: str) -> str
     )
 
 
-def against_text(found: Compared) -> str:
+def against_text(found: VersionComparison) -> str:
     """The first decision that another version makes otherwise."""
     it = found.parting
     if it is None:
@@ -56,7 +56,7 @@ def against_text(found: Compared) -> str:
     )
 
 
-def replicas_text(found: ReplicaParting) -> str:
+def replicas_text(found: ReplicaComparison) -> str:
     """Two replicas, stream by stream, and in short other lives of theirs."""
     names = _lives(found.replicas)
     apart = [stream for stream in found.streams if stream.first_different]
@@ -79,7 +79,7 @@ def replicas_text(found: ReplicaParting) -> str:
     return "\n".join([*lines, *_other_lives(found.others)])
 
 
-def cache_text(found: list[CacheParting]) -> str:
+def cache_text(found: list[CacheComparison]) -> str:
     """A worker's index and cache, life by life."""
     parted = [it for it in found if it.first is not None]
     name, restated = found[0].name, sum(len(it.restatements) for it in found)
@@ -97,7 +97,7 @@ def cache_text(found: list[CacheParting]) -> str:
     return "\n".join(lines)
 
 
-def _other_lives(others: list[OtherLives]) -> Iterator[str]:
+def _other_lives(others: list[OtherLivesComparison]) -> Iterator[str]:
     if not others:
         return
     yield ""
@@ -114,7 +114,7 @@ def _lives(replicas: Mapping[str, str]) -> str:
     return " and ".join(f"{name} ({replica})" for replica, name in replicas.items())
 
 
-def _departure(found: Departure) -> Iterator[str]:
+def _departure(found: FirstDifference) -> Iterator[str]:
     it = found.difference
     which = f"{it.request} attempt {it.attempt}, at routing:{it.seq}"
     yield f"The first decision that does not follow from the log is {which}."
@@ -137,7 +137,7 @@ def _departure(found: Departure) -> Iterator[str]:
         yield f"    {near.stream}:{near.seq} {time_text(near.time_ms)} {near.event}: {near.what}"
 
 
-def _stream(it: StreamParting, found: ReplicaParting) -> Iterator[str]:
+def _stream(it: StreamComparison, found: ReplicaComparison) -> Iterator[str]:
     if not it.first_different:
         last = f", the last is {it.last_equal}" if it.compared else ""
         yield f"  {it.stream}: equal at {many(it.compared, 'place')}{last}"
@@ -166,7 +166,7 @@ def _restatement(it: Restatement, stream: str) -> Iterator[str]:
         yield f"      {_stray(stray, stream)}: the cache held them, and no store was told"
 
 
-def _stray(it: Stray, stream: str) -> str:
+def _stray(it: StrayBlocks, stream: str) -> str:
     last = "nothing here speaks of them"
     if it.said is not None:
         last = f"last spoken of by {it.said.event} at {stream}:{it.said.seq} (message {it.said.n})"

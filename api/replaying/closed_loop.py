@@ -17,11 +17,11 @@ from api.recorded.progress import told
 from api.recorded.source import Source
 from api.replaying.closed_loop_text import answer_text, notes
 from core.errors import CallerError
-from core.moments import parse_moment
 from replay.closed_loop.answer import Answer, Rerun
 from replay.closed_loop.closed_loop import Asked, closed_loop
+from replay.recording.moment import parse_moment
 from replay.simulating.options import SEED_MAX
-from replay.supposing.scenario import Scenario
+from replay.whatif.scenario import Scenario
 
 
 class LoopOptions(NamedTuple):

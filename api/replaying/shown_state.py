@@ -10,9 +10,9 @@ from api.replaying.explained import candidates_table, left_out, titled
 from api.replaying.explained_time import SOURCES_ASKED, estimate_lines
 from api.text_table import text_table
 from core.settings import RoutingSettings
-from replay.moments.ask import Asked
-from replay.moments.difference import Difference, Someone, WorkerChange
-from replay.moments.held import Held, HeldReplica, HeldSeat, HeldWorker
+from replay.state_at.route_prompt import PromptRoute
+from replay.state_at.state_diff import Participant, StateDiff, WorkerChange
+from replay.state_at.state_summary import BeliefSummary, ReplicaSummary, StateSummary, WorkerSummary
 
 _WORKERS = ("worker", "model", "role", "blocks", "of", "in flight", "to prefill", "running", "waiting", "reported", "")
 _REPLICAS = (
@@ -28,7 +28,7 @@ _REPLICAS = (
 NONE = "-"
 
 
-def held_text(held: Held) -> str:
+def held_text(held: StateSummary) -> str:
     """Whose state it is and when, then who was there."""
     names = {each.replica: each.name for each in held.replicas}
     lines = [*_whose(held), f"settings  {_settings(held)}", ""]
@@ -49,11 +49,11 @@ def held_text(held: Held) -> str:
     return "\n".join(lines)
 
 
-def _by_name(each: HeldWorker | HeldReplica) -> tuple[str, str]:
-    return each.name, each.worker if isinstance(each, HeldWorker) else each.replica
+def _by_name(each: WorkerSummary | ReplicaSummary) -> tuple[str, str]:
+    return each.name, each.worker if isinstance(each, WorkerSummary) else each.replica
 
 
-def _whose(held: Held) -> list[str]:
+def _whose(held: StateSummary) -> list[str]:
     upto = ", ".join(f"{stream}:{seq}" for stream, seq in held.cursor.items())
     seat = held.seat
     cut = [f"          {', '.join(held.cut)}: who was silent since then is not known"] if held.cut else []
@@ -65,7 +65,7 @@ def _whose(held: Held) -> list[str]:
     return [*lines, *cut, *(f"          in doubt: {doubt}" for doubt in seat.doubts)]
 
 
-def _believed(seat: HeldSeat) -> str:
+def _believed(seat: BeliefSummary) -> str:
     who = f"{seat.name} ({seat.replica})"
     if seat.request is None:
         return f"{who} had decided nothing that this log knows: the log's own state, and what it had said"
@@ -73,7 +73,7 @@ def _believed(seat: HeldSeat) -> str:
     return f"what {who} believed when it routed {seat.request}{attempt} (routing:{seat.seq})"
 
 
-def _settings(held: Held) -> str:
+def _settings(held: StateSummary) -> str:
     text = _changed(held.settings)
     return f"{text}; replicas go by different ones" if held.settings_differ and held.seat is None else text
 
@@ -84,7 +84,7 @@ def _changed(settings: dict[str, Any]) -> str:
     return ", ".join(changed) or "the defaults"
 
 
-def _worker(worker: HeldWorker, names: dict[str, str]) -> tuple[str, ...]:
+def _worker(worker: WorkerSummary, names: dict[str, str]) -> tuple[str, ...]:
     load = worker.load
     return (
         f"{worker.name} ({worker.worker})",
@@ -102,7 +102,7 @@ def _worker(worker: HeldWorker, names: dict[str, str]) -> tuple[str, ...]:
     )
 
 
-def _remarks(worker: HeldWorker, names: dict[str, str]) -> list[str]:
+def _remarks(worker: WorkerSummary, names: dict[str, str]) -> list[str]:
     remarks = [] if worker.cache_known else ["cache unknown"]
     if worker.load is not None and worker.load.draining:
         remarks.append("draining")
@@ -112,7 +112,7 @@ def _remarks(worker: HeldWorker, names: dict[str, str]) -> list[str]:
     return remarks
 
 
-def _replica(replica: HeldReplica) -> tuple[str, ...]:
+def _replica(replica: ReplicaSummary) -> tuple[str, ...]:
     reuse = replica.reuse
     return (
         f"{replica.name} ({replica.replica})",
@@ -129,7 +129,7 @@ def _replica(replica: HeldReplica) -> tuple[str, ...]:
 # --- differences ---------------------------------------------------------------------------------------------------
 
 
-def difference_text(difference: Difference) -> str:
+def difference_text(difference: StateDiff) -> str:
     """What changed, workers first."""
     first, second = difference.time
     moved = ", ".join(f"{count:,} in {stream}" for stream, count in difference.messages.items() if count)
@@ -162,7 +162,7 @@ def difference_text(difference: Difference) -> str:
     return "\n".join(lines)
 
 
-def _who(someone: Someone) -> str:
+def _who(someone: Participant) -> str:
     return f"{someone.name} ({someone.id})"
 
 
@@ -191,7 +191,7 @@ def _pair(pair: Sequence[int | None]) -> str:
 # --- a prompt asked ------------------------------------------------------------------------------------------------
 
 
-def asked_text(asked: Asked, held: Held) -> str:
+def asked_text(asked: PromptRoute, held: StateSummary) -> str:
     """Where the prompt would have gone, and why."""
     lines = _whose(held)
     goes = "the draw decides; one with seed 0 gives " if asked.drawn else "would go to "

@@ -9,13 +9,13 @@ import msgspec
 
 from api.replaying.verified_prefills import prefill_answer, prefill_counts, prefill_differences, prefills_json
 from core.event_json import hash_text, time_text
-from replay.fold_check import FoldDifference
-from replay.lacks import Lack
-from replay.names import Names
-from replay.proof import Proof
-from replay.verifying.differences import TERMS, Side
-from replay.verifying.verdict import Difference
-from replay.verifying.verify import Verified
+from replay.playback.fold_reports import FoldDifference
+from replay.recording.gaps import RecordingGap
+from replay.recording.participants import Participants
+from replay.verify.chain_proof import ChainProof
+from replay.verify.comparison import TERMS, DecisionSide
+from replay.verify.judge import DecisionDifference
+from replay.verify.verify import VerifyResult
 
 SHOWN = 10
 """Of each list, in text; JSON has all that is kept."""
@@ -36,7 +36,7 @@ REASONS = {
 }
 
 
-def verified_text(found: Verified, names: Names) -> str:
+def verified_text(found: VerifyResult, names: Participants) -> str:
     """The page."""
     lines = [_answer(found), *_chains(found.proof)]
     lines += _limited([line for each in found.differences[:SHOWN] for line in difference_lines(each)], found)
@@ -46,7 +46,7 @@ def verified_text(found: Verified, names: Names) -> str:
     return "\n".join(lines)
 
 
-def verified_json(found: Verified, names: Names) -> dict[str, Any]:
+def verified_json(found: VerifyResult, names: Participants) -> dict[str, Any]:
     """Stable snake_case keys."""
     return {
         "holds": found.holds,
@@ -75,7 +75,7 @@ def verified_json(found: Verified, names: Names) -> dict[str, Any]:
 # --- text --------------------------------------------------------------------------------------------------------
 
 
-def _answer(found: Verified) -> str:
+def _answer(found: VerifyResult) -> str:
     if not found.proof.holds:
         broken = f"The record does not hold: {many(found.proof.broken, 'break')} in its chains"
         differ = found.different + found.refusals.different
@@ -92,7 +92,7 @@ def _answer(found: Verified) -> str:
     return _all_well(found)
 
 
-def _all_well(found: Verified) -> str:
+def _all_well(found: VerifyResult) -> str:
     left = sum(found.not_judged.values())
     if left:
         return f"{found.verified:,} of {many(found.decisions, 'decision')} follow from the log; {left:,} not judged."
@@ -103,14 +103,14 @@ def _all_well(found: Verified) -> str:
     )
 
 
-def _chains(proof: Proof) -> Iterator[str]:
+def _chains(proof: ChainProof) -> Iterator[str]:
     for each in proof.breaks[:SHOWN]:
         yield f"  {each.kind}: {each.what}"
     if proof.broken > SHOWN:
         yield f"  … and {proof.broken - SHOWN:,} more"
 
 
-def difference_lines(it: Difference) -> Iterator[str]:
+def difference_lines(it: DecisionDifference) -> Iterator[str]:
     """A decision that does not follow, with both sides."""
     where = f"routing:{it.seq} ({time_text(it.time_ms)})"
     yield f"  {it.request} attempt {it.attempt}, decided by {it.replica_name} at {where}"
@@ -121,7 +121,7 @@ def difference_lines(it: Difference) -> Iterator[str]:
     yield f"    recomputed {side_line(it.recomputed)}"
 
 
-def side_line(it: Side) -> str:
+def side_line(it: DecisionSide) -> str:
     """One side of a decision."""
     where = f"{it.name} ({it.worker}), cost {it.cost / MILLI:g}" if it.worker else "nobody"
     return f"{where}, digest {it.digest or 'none'}"
@@ -132,20 +132,20 @@ def value_text(value: Any) -> str:
     return value or "nothing" if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _limited(lines: list[str], found: Verified) -> Iterator[str]:
+def _limited(lines: list[str], found: VerifyResult) -> Iterator[str]:
     yield from lines
     more = found.different + found.refusals.different - SHOWN
     if more > 0:
         yield f"  … and {more:,} more; --write FILE has every decision"
 
 
-def _fold_difference(it: FoldDifference, names: Names) -> str:
+def _fold_difference(it: FoldDifference, names: Participants) -> str:
     who, said = f"{names.replica(it.replica)} ({it.replica})", f"routing:{it.reported_seq}"
     ours, theirs = hash_text(it.refolded), hash_text(it.digest)
     return f"{who} had {theirs} as its fold of {it.stream} at {it.seq}, said at {said}; the log gives {ours}"
 
 
-def _counts(found: Verified) -> Iterator[str]:
+def _counts(found: VerifyResult) -> Iterator[str]:
     yield f"  verified    {found.verified:,}"
     if found.different:
         yield f"  different   {found.different:,}"
@@ -169,7 +169,7 @@ def _counts(found: Verified) -> Iterator[str]:
     yield f"  speed       {found.decisions_per_s:,.0f} decisions/s, {found.seconds:.1f} s"
 
 
-def _chains_told(proof: Proof) -> str:
+def _chains_told(proof: ChainProof) -> str:
     what = f"{proof.messages:,} messages of {many(proof.sources, 'source')}"
     if not proof.keyed:
         return f"{what} in order; not proved: give the deployment's key (--key-file) to prove what they say"
@@ -179,7 +179,7 @@ def _chains_told(proof: Proof) -> str:
     return f"{what} {state}, checked with the deployment's key and against {many(proof.witnessed, 'witness')}"
 
 
-def _gaps(gaps: list[Lack]) -> Iterator[str]:
+def _gaps(gaps: list[RecordingGap]) -> Iterator[str]:
     if not gaps:
         yield "  gaps        none"
         return
@@ -199,7 +199,7 @@ def many(count: int, what: str) -> str:
 # --- JSON --------------------------------------------------------------------------------------------------------
 
 
-def difference_json(it: Difference) -> dict[str, Any]:
+def difference_json(it: DecisionDifference) -> dict[str, Any]:
     """The same with stable keys."""
     return {
         "request": it.request,
@@ -219,7 +219,7 @@ def difference_json(it: Difference) -> dict[str, Any]:
     }
 
 
-def _folds_json(found: Verified, names: Names) -> dict[str, Any]:
+def _folds_json(found: VerifyResult, names: Participants) -> dict[str, Any]:
     folds = found.folds
     return {
         "compared": folds.compared,
@@ -241,7 +241,7 @@ def _folds_json(found: Verified, names: Names) -> dict[str, Any]:
     }
 
 
-def _chains_json(proof: Proof) -> dict[str, Any]:
+def _chains_json(proof: ChainProof) -> dict[str, Any]:
     return {
         "holds": proof.holds,
         "keyed": proof.keyed,
@@ -254,7 +254,7 @@ def _chains_json(proof: Proof) -> dict[str, Any]:
     }
 
 
-def _gap_json(lack: Lack) -> dict[str, Any]:
+def _gap_json(lack: RecordingGap) -> dict[str, Any]:
     return {
         "kind": lack.kind,
         "stream": lack.stream,

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from core.event_json import time_text
-from replay.verifying.prefills import PREFILL_TERMS, PrefillDifference, Prefills
+from replay.verify.prefill_decisions import PREFILL_TERMS, PrefillDifference, PrefillResult
 
 SHOWN = 10
 """In text; JSON has all that is kept."""
 NOT_JUDGED = {"version": "given by another version of the program's rules"}
 
 
-def prefill_answer(found: Prefills) -> str:
+def prefill_answer(found: PrefillResult) -> str:
     """The sentence for a record in which these alone differ; empty if they do not."""
     if found.different:
         verdicts = f"{found.different:,} of {found.total:,} verdicts on where to compute a prompt"
@@ -25,7 +25,7 @@ def prefill_answer(found: Prefills) -> str:
     return ""
 
 
-def prefill_differences(found: Prefills) -> Iterator[str]:
+def prefill_differences(found: PrefillResult) -> Iterator[str]:
     """Each with both sides."""
     for it in found.differences[:SHOWN]:
         about = f"{it.request} attempt {it.attempt}, " if it.request else ""
@@ -38,7 +38,7 @@ def prefill_differences(found: Prefills) -> Iterator[str]:
         yield f"  … and {more:,} more of prefills"
 
 
-def prefill_counts(found: Prefills) -> Iterator[str]:
+def prefill_counts(found: PrefillResult) -> Iterator[str]:
     """Nothing where no worker could have had a prompt computed elsewhere."""
     if found.total:
         told = f"{found.verified:,} verdicts verified, {found.remote:,} of {found.total:,} asked others"
@@ -60,7 +60,7 @@ def prefill_counts(found: Prefills) -> Iterator[str]:
         yield f"  not judged  {jobs.not_judged + jobs.untold:,} jobs or more: their messages are not all here"
 
 
-def prefills_json(found: Prefills) -> dict[str, Any]:
+def prefills_json(found: PrefillResult) -> dict[str, Any]:
     """Stable snake_case keys."""
     said: dict[str, Any] = msgspec.to_builtins(found)
     said["differences"] = [_difference_json(it) for it in found.differences]

@@ -16,11 +16,11 @@ from api.recorded.progress import deciding
 from api.recorded.source import Source, recording_options
 from api.replaying.verified import verified_json, verified_text
 from core.errors import CallerError
-from core.moments import Moment, parse_moment
 from core.subjects import ROUTING
-from replay.recording import Recording
-from replay.verifying.verdict import Verdict
-from replay.verifying.verify import verify as verify_all
+from replay.recording.moment import Moment, parse_moment
+from replay.recording.recording import Recording
+from replay.verify.judge import Verdict
+from replay.verify.verify import verify as verify_all
 
 JOBS_MAX = 8
 SAYS_NO = 1

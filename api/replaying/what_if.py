@@ -16,11 +16,11 @@ from api.recorded.source import Source, recording_options
 from api.replaying.closed_loop import LoopOptions, closed_loop_options, run_again
 from api.replaying.what_if_text import left_out_texts, one_text, several_text
 from core.errors import CallerError
-from core.moments import parse_moment
 from core.settings import POLICIES
-from replay.supposing.outcome import Outcome, ranked
-from replay.supposing.scenario import USUAL, Scenario, scenarios
-from replay.supposing.what_if import what_if as decide_again
+from replay.recording.moment import parse_moment
+from replay.whatif.outcome import Outcome, ranked
+from replay.whatif.scenario import USUAL_SCENARIOS, Scenario, scenarios
+from replay.whatif.whatif import what_if as decide_again
 
 WORST = 5
 MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request id."
@@ -128,7 +128,7 @@ def _base(
 
 def _asked(base: dict[str, Any], tries: tuple[str, ...], swept: tuple[str, ...]) -> list[Scenario]:
     if not base.keys() - {"follow_load"} and not tries and not swept:
-        return scenarios(base, USUAL, {})
+        return scenarios(base, USUAL_SCENARIOS, {})
     return scenarios(base, [pairs([text]) for text in tries], sweeps(swept))
 
 

@@ -8,11 +8,10 @@ from textwrap import fill
 from api.text_table import text_table
 from core.event_json import time_text
 from projections.policy.prefill_time import DEFAULT_TIME
-from replay.supposing.fitted import Fitted
-from replay.supposing.outcome import Outcome, Spread, by_name
-from replay.supposing.regret import Change
-from replay.supposing.scenario import QUEUEING
-from replay.supposing.what_if import DECLINED
+from replay.whatif.first_token_fit import FirstTokenFit
+from replay.whatif.outcome import DecisionChange, LoadBalance, Outcome, by_name
+from replay.whatif.scenario import QUEUEING
+from replay.whatif.whatif import DECLINED
 
 WIDTH = 110
 REGRET = (
@@ -98,7 +97,7 @@ def _sides(outcome: Outcome) -> list[str]:
     return text_table(("", "recorded", "what if"), rows, "<>>")
 
 
-def _evenness(recorded: Spread, new: Spread) -> list[tuple[str, str, str]]:
+def _evenness(recorded: LoadBalance, new: LoadBalance) -> list[tuple[str, str, str]]:
     return [
         ("requests per worker: deviation / mean", f"{recorded.requests_cv:.2f}", f"{new.requests_cv:.2f}"),
         (
@@ -145,7 +144,7 @@ def _ranking(outcomes: Sequence[Outcome]) -> list[str]:
     return text_table(heads, rows, "<" + ">" * (len(heads) - 1))
 
 
-def _load(spread: Spread) -> tuple[str, str]:
+def _load(spread: LoadBalance) -> tuple[str, str]:
     return f"{spread.requests_cv:.2f}", f"{spread.blocks_cv:.2f}"
 
 
@@ -160,7 +159,7 @@ def _cases(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _case_table(outcome: Outcome, cases: Sequence[Change]) -> list[str]:
+def _case_table(outcome: Outcome, cases: Sequence[DecisionChange]) -> list[str]:
     rows = [
         (
             time_text(case.time_ms),
@@ -227,7 +226,7 @@ def _unread(names: Iterable[str]) -> str:
     return f"No decision rests on {', '.join(names)}: deciding again cannot tell what that changes."
 
 
-def _fit_text(model: str, fitted: Fitted) -> str:
+def _fit_text(model: str, fitted: FirstTokenFit) -> str:
     if not fitted.usable:
         return (
             f"Times of {model} cannot be estimated from {fitted.samples:,} first tokens: "

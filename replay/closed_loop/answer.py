@@ -9,7 +9,7 @@ import msgspec
 
 from replay.closed_loop.speeds import Speeds
 from replay.simulating.report import Report
-from replay.supposing.scenario import QUEUEING, Scenario
+from replay.whatif.scenario import QUEUEING, Scenario
 
 
 class Rerun(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,13 +27,13 @@ from replay.closed_loop.runs import Requests, runs
 from replay.closed_loop.speeds import SAMPLES_MIN, Speeds, speeds
 from replay.closed_loop.stretches import stretches
 from replay.closed_loop.talks import talks
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.arrival import Arrival
 from replay.simulating.options import Options
 from replay.simulating.processes import Progress
 from replay.simulating.report import Report, report
 from replay.simulating.served import Served
-from replay.supposing.scenario import Scenario
+from replay.whatif.scenario import Scenario
 
 US_PER_MS = 1000
 MAX_SEQS = 256

@@ -16,7 +16,7 @@ from core.ids import LOST_SUFFIX, WorkerId
 from core.subjects import is_kv, owner
 from replay.closed_loop.history import History
 from replay.closed_loop.past import UNTOLD
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.options import WORKERS_MAX
 from replay.simulating.stay import FOREVER, Stay
 

@@ -26,7 +26,7 @@ from core.prompt import HASH_BYTES
 from core.subjects import ROUTING, owner
 from replay.closed_loop.past import UNTOLD, Past, Stint
 from replay.closed_loop.replicas import Replicas
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from streams.log import Record
 
 REFUSED = "no worker took them"

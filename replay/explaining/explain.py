@@ -28,9 +28,9 @@ from replay.explaining.reasons import chances, runner_up, why
 from replay.explaining.reuse import reuse
 from replay.explaining.timed_form import Timed
 from replay.explaining.times import phases
-from replay.names import Names
-from replay.recording import Recording
-from replay.routing_index import Tried
+from replay.recording.participants import Participants
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
 
 EXCLUDED_NAMED_MAX = 64
 """Of the workers left out for one reason, so many are named."""
@@ -71,13 +71,13 @@ def explain(recording: Recording, request: str, *, whole: bool | None = None) ->
     )
 
 
-def _unread(recording: Recording, tried: Tried) -> str:
+def _unread(recording: Recording, tried: RequestAttempt) -> str:
     went = f"attempt {tried.attempt} went to {recording.names.life(tried.worker)}"
     return f"{went}; why, {ROUTING}:{tried.seq} says in a form of a newer program, which this one cannot read"
 
 
 def _attempt(
-    recording: Recording, tried: Tried, event: RequestRouted, first_now_ms: int, *, whole: bool | None
+    recording: Recording, tried: RequestAttempt, event: RequestRouted, first_now_ms: int, *, whole: bool | None
 ) -> Attempt:
     on, names = ground(recording, tried, event, whole=whole), recording.names
     made_ms = decided_ms(recording, tried, event)
@@ -129,7 +129,7 @@ def _attempt(
     return attempt
 
 
-def rows(on: Ground, known: dict[WorkerId, Knowledge], names: Names) -> list[Row]:
+def rows(on: Ground, known: dict[WorkerId, Knowledge], names: Participants) -> list[Row]:
     """The candidates with their costs taken apart, the chosen one first."""
     likely, weighed = chances(on), estimates(on)
     found = []
@@ -144,7 +144,7 @@ def _row(
     on: Ground,
     scored: ScoredCandidate,
     known: Knowledge,
-    names: Names,
+    names: Participants,
     probability: float | None,
     estimated: Timed | None,
     *,
@@ -181,7 +181,7 @@ def changed(settings: RoutingSettings) -> dict[str, Any]:
     return {name: value for name, value in settings.to_mapping().items() if value != usual[name]}
 
 
-def excluded_named(excluded: Excluded, names: Names) -> dict[str, dict[str, Any]]:
+def excluded_named(excluded: Excluded, names: Participants) -> dict[str, dict[str, Any]]:
     """Reason to how many, and the first of them by name and id."""
     return {
         reason: {"count": count, "first": [names.life(worker) for worker in workers[:EXCLUDED_NAMED_MAX]]}
@@ -189,7 +189,7 @@ def excluded_named(excluded: Excluded, names: Names) -> dict[str, dict[str, Any]
     }
 
 
-def _told_tokens(recording: Recording, tried: Tried) -> int:
+def _told_tokens(recording: Recording, tried: RequestAttempt) -> int:
     """How much of the answer the client had from an attempt before."""
     told = 0
     for event in _events(recording, tried.migrated_seq):
@@ -204,7 +204,7 @@ def _compared(attempts: list[Attempt]) -> bool:
     return bool(last.told_tokens) and first.attempt == 0 and last.prompt_tokens == first.prompt_tokens
 
 
-def _ended(recording: Recording, tried: Tried, attempt: Attempt) -> None:
+def _ended(recording: Recording, tried: RequestAttempt, attempt: Attempt) -> None:
     """What came of it stands in the attempt."""
     if tried.prefilled_seq:
         attempt.real_cached_tokens, attempt.ttft_ms = tried.cached_tokens, tried.ttft_ms
@@ -217,7 +217,7 @@ def _ended(recording: Recording, tried: Tried, attempt: Attempt) -> None:
             attempt.detail = event.detail
 
 
-def _rejection(recording: Recording, tried: Tried) -> Rejection:
+def _rejection(recording: Recording, tried: RequestAttempt) -> Rejection:
     if (away := turned_away(recording, tried)) is not None:
         return away
     refusals = (event for event in _events(recording, tried.seq) if isinstance(event, RequestRejected))

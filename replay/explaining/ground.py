@@ -9,6 +9,7 @@ from typing import NamedTuple
 from core.events import RequestRouted
 from core.events.routing import LOCAL_REASONS
 from core.ids import ReplicaId, StreamName, WorkerId, from_column
+from core.prompt import HashedPrompt
 from core.settings import TIERS, RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.in_flight import WorkerLoad
@@ -18,11 +19,10 @@ from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import Candidate, RouteRequest, View, local_by_worker
 from replay.explaining.form import InFlight
-from replay.lacks import Lacks
-from replay.playback import Playback, Situation
-from replay.recorded_prompt import RecordedPrompt
-from replay.recording import Recording
-from replay.routing_index import Tried
+from replay.playback.playback import Playback, RecordedDecision
+from replay.recording.gaps import Gaps
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
 
 FOLD_MAX = 30_000
 """Messages that are folded unasked: about half a second."""
@@ -59,7 +59,7 @@ class Ground(NamedTuple):
         return {worker for worker, reasons in self.local.items() if "stale" in reasons}
 
 
-def routed_event(recording: Recording, tried: Tried) -> RequestRouted | None:
+def routed_event(recording: Recording, tried: RequestAttempt) -> RequestRouted | None:
     """The decision as it was recorded; None for a refusal."""
     found = None
     for _, message in recording.said(ROUTING, tried.seq, tried.seq + 1):
@@ -69,19 +69,19 @@ def routed_event(recording: Recording, tried: Tried) -> RequestRouted | None:
     return found
 
 
-def ground(recording: Recording, tried: Tried, event: RequestRouted, *, whole: bool | None) -> Ground:
+def ground(recording: Recording, tried: RequestAttempt, event: RequestRouted, *, whole: bool | None) -> Ground:
     """What the decision stood on; `whole` says whether to fold the log for it, None does if that is quickly done."""
     if whole is None:
         cursor = {StreamName(stream): seq for stream, (_, seq) in event.cursor.items() if stream in recording.streams}
         whole = recording.to_fold(cursor) <= FOLD_MAX
     if whole:
-        for situation in Playback(recording, tried.seq, tried.seq + 1, replica=ReplicaId(tried.replica), lacks=Lacks()):
+        for situation in Playback(recording, tried.seq, tried.seq + 1, replica=ReplicaId(tried.replica), gaps=Gaps()):
             if (situation.event.request, situation.event.attempt) == (event.request, event.attempt):
                 return _made_again(recording, tried, situation)
     return _as_recorded(recording, tried, event, NOT_MADE, [])
 
 
-def _made_again(recording: Recording, tried: Tried, situation: Situation) -> Ground:
+def _made_again(recording: Recording, tried: RequestAttempt, situation: RecordedDecision) -> Ground:
     event, view = situation.event, situation.view
     decision = decide(view, situation.request, situation.settings, event.now_ms, event.seed)
     if decision.digest != event.digest:
@@ -121,11 +121,13 @@ def in_flight(view: View, candidate: Candidate) -> InFlight:
     )
 
 
-def _as_recorded(recording: Recording, tried: Tried, event: RequestRouted, again: str, doubts: list[str]) -> Ground:
+def _as_recorded(
+    recording: Recording, tried: RequestAttempt, event: RequestRouted, again: str, doubts: list[str]
+) -> Ground:
     settings = recording.index.settings(tried.replica, event.settings_revision, tried.seq)
     known = settings is not None
     settings = settings or RoutingSettings(policy=event.policy)
-    request = RouteRequest.of(event, RecordedPrompt(event.prompt_tokens, event.block_size, event.hashes))
+    request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
     told = recording.index.local(tried.replica, tried.seq)
     local = {WorkerId(worker): _ordered(reasons) for worker, reasons in sorted(told.items())}
     ranked = recorded(event, settings, local)

@@ -10,8 +10,8 @@ from core.events import RequestRouted
 from core.events.routing import HELD, RequestQueued
 from core.subjects import ROUTING
 from replay.explaining.timed_form import HeldBeside, HeldBy, Hold
-from replay.recording import Recording
-from replay.routing_index import Tried
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
 
 SHOWN_MAX = 8
 """Of requests beside it, and of those that were computed meanwhile, so many are named."""
@@ -19,7 +19,7 @@ LOOK_MAX = 1024
 """Attempts looked through on each side of a decision."""
 
 
-def hold(recording: Recording, tried: Tried, event: RequestRouted) -> Hold | None:
+def hold(recording: Recording, tried: RequestAttempt, event: RequestRouted) -> Hold | None:
     """What holding had to do with this decision; None if neither the request was held, nor any beside it."""
     held_since = _held(recording, tried)
     beside = list(islice(_beside(recording, tried, event), SHOWN_MAX)) if event.held else []
@@ -30,7 +30,7 @@ def hold(recording: Recording, tried: Tried, event: RequestRouted) -> Hold | Non
     return Hold(held_ms=max(0, event.now_ms - queued.now_ms), by=by[-SHOWN_MAX:], beside=beside)
 
 
-def _held(recording: Recording, tried: Tried) -> tuple[int, RequestQueued] | None:
+def _held(recording: Recording, tried: RequestAttempt) -> tuple[int, RequestQueued] | None:
     """When the log stored that it is held, and the word itself."""
     if not tried.held_seq:
         return None
@@ -41,7 +41,7 @@ def _held(recording: Recording, tried: Tried) -> tuple[int, RequestQueued] | Non
     return None
 
 
-def _by(recording: Recording, tried: Tried, since_ms: int) -> Iterator[HeldBy]:
+def _by(recording: Recording, tried: RequestAttempt, since_ms: int) -> Iterator[HeldBy]:
     """Those before it on the same worker whose first tokens came between its being held and its being sent."""
     tries = recording.index.tries
     at = bisect_left(tries, tried.at, key=lambda each: each.at)
@@ -52,7 +52,7 @@ def _by(recording: Recording, tried: Tried, since_ms: int) -> Iterator[HeldBy]:
             yield HeldBy(request=other.request, tokens=other.prefill_tokens, after_ms=after_ms)
 
 
-def _beside(recording: Recording, tried: Tried, event: RequestRouted) -> Iterator[HeldBeside]:
+def _beside(recording: Recording, tried: RequestAttempt, event: RequestRouted) -> Iterator[HeldBeside]:
     """Those that were held already when it was sent, and sent later by the same replica."""
     tries = recording.index.tries
     at = bisect_left(tries, tried.at, key=lambda each: each.at)

@@ -9,15 +9,14 @@ from core.events import RequestRouted
 from core.ids import SourceId, StreamName, WorkerId
 from core.subjects import LOAD, ROUTING, is_kv, owner
 from replay.explaining.form import Knowledge
-from replay.last_words import LOOK_MAX, Word, last_words
-from replay.recording import Recording
-from replay.routing_index import Tried
+from replay.recording.recording import LOOK_MAX, LastMessage, Recording, last_messages
+from replay.recording.request_history import RequestAttempt
 
 NEAR = 200
 """Messages of the routing stream on each side that tell how a replica's clock stands to the log's."""
 
 
-def decided_ms(recording: Recording, tried: Tried, event: RequestRouted) -> int:
+def decided_ms(recording: Recording, tried: RequestAttempt, event: RequestRouted) -> int:
     """When the decision was made, by the log's clock, to some milliseconds.
 
     The replica's clock said `now_ms`; what it sealed near there was stored some time after it was sealed, and the
@@ -68,10 +67,10 @@ def _streams(recording: Recording, worker: WorkerId) -> list[StreamName]:
 
 def _last(
     recording: Recording, cursor: Mapping[str, tuple[int, int]], stream: StreamName, workers: set[WorkerId]
-) -> dict[str, Word]:
+) -> dict[str, LastMessage]:
     if stream not in recording.streams or stream not in cursor:
         return {}
-    return last_words(recording.archive, stream, cursor[stream][1], workers)
+    return last_messages(recording.archive, stream, cursor[stream][1], workers)
 
 
 def _unseen(recording: Recording, event: RequestRouted, stream: StreamName, decided_ms: int) -> dict[str, _Unseen]:
@@ -88,7 +87,7 @@ def _unseen(recording: Recording, event: RequestRouted, stream: StreamName, deci
 
 
 def _knowledge(
-    stream: StreamName, last: Word | None, unseen: _Unseen | None, load: Word | None, decided_ms: int
+    stream: StreamName, last: LastMessage | None, unseen: _Unseen | None, load: LastMessage | None, decided_ms: int
 ) -> Knowledge:
     return Knowledge(
         stream=stream,

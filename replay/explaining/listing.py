@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import msgspec
 
 from core.event_json import time_text
-from core.moments import Moment
 from core.subjects import ROUTING
-from replay.recording import Recording
-from replay.routing_index import Tried
+from replay.recording.moment import Moment
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
 
 REJECTED, LOST = "rejected", "replica_lost"
 """Outcomes that no RequestFinished says: nobody could take it; its replica ended first."""
@@ -98,17 +98,17 @@ def requests(
     return [_listed(recording, tried) for tried in chosen]
 
 
-def _within(recording: Recording, start: Moment | None, end: Moment | None) -> Iterator[Tried]:
+def _within(recording: Recording, start: Moment | None, end: Moment | None) -> Iterator[RequestAttempt]:
     first = 0 if start is None else recording.position(ROUTING, start)
     behind = None if end is None else recording.position(ROUTING, end)
     return (tried for tried in recording.index.tries if first <= tried.seq and (behind is None or tried.seq < behind))
 
 
-def _by_misprediction(tried: Tried) -> tuple[int, int]:
+def _by_misprediction(tried: RequestAttempt) -> tuple[int, int]:
     return -abs(tried.cached_tokens - tried.predicted_tokens), tried.seq
 
 
-def _outcome(recording: Recording, tried: Tried) -> str:
+def _outcome(recording: Recording, tried: RequestAttempt) -> str:
     if not tried.worker:
         return REJECTED
     if tried.outcome:
@@ -116,7 +116,7 @@ def _outcome(recording: Recording, tried: Tried) -> str:
     return LOST if recording.index.ended.get(tried.replica, 0) > tried.seq else UNDER_WAY
 
 
-def _listed(recording: Recording, tried: Tried) -> Listed:
+def _listed(recording: Recording, tried: RequestAttempt) -> Listed:
     names, routed = recording.names, tried.worker != ""
     return Listed(
         time=time_text(tried.time_ms),

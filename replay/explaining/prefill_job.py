@@ -24,9 +24,9 @@ from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX
 from core.subjects import JOBS, ROUTING, owner
 from replay.explaining.prefill_form import JobTry, PrefillJob
-from replay.names import Names
-from replay.recording import Recording
-from replay.routing_index import Tried
+from replay.recording.participants import Participants
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
 from streams.log import Record
 
 EARLY_MS = 1000
@@ -46,7 +46,9 @@ class _Told(NamedTuple):
     event: Event | UnknownEvent
 
 
-def job_of(recording: Recording, tried: Tried, report: PrefillReport | None, decided_ms: int) -> PrefillJob | None:
+def job_of(
+    recording: Recording, tried: RequestAttempt, report: PrefillReport | None, decided_ms: int
+) -> PrefillJob | None:
     """The job that the attempt's worker asked for; None if it asked for none, as far as the log tells."""
     if report is not None and not report.job:
         return None
@@ -62,14 +64,14 @@ def job_of(recording: Recording, tried: Tried, report: PrefillReport | None, dec
     return _untold(known, tried, recording.names, search.why_not()) if known else None
 
 
-def _untold(job: str, tried: Tried, names: Names, lacks: str) -> PrefillJob:
+def _untold(job: str, tried: RequestAttempt, names: Participants, lacks: str) -> PrefillJob:
     return PrefillJob(job=job, requester=tried.worker, requester_name=names.worker(tried.worker), lacks=lacks)
 
 
 class _Search:
     """One pass over the stretch of the jobs stream in which the job's events stand."""
 
-    def __init__(self, recording: Recording, tried: Tried, job: str) -> None:
+    def __init__(self, recording: Recording, tried: RequestAttempt, job: str) -> None:
         self.job: PrefillJob | None = None
         self._recording = recording
         self._names = recording.names

@@ -9,9 +9,9 @@ from core.generation import PrefillReport
 from core.subjects import ROUTING
 from replay.explaining.ground import Ground
 from replay.explaining.prefill_form import Hint, Prefilled
-from replay.names import Names
-from replay.recording import Recording
-from replay.routing_index import Tried
+from replay.recording.participants import Participants
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
 
 CAME = {
     "pulled": "the blocks were pulled",
@@ -31,7 +31,7 @@ CAME = {
 """What became of a job, for people."""
 
 
-def hint(event: RequestRouted, on: Ground, names: Names) -> Hint | None:
+def hint(event: RequestRouted, on: Ground, names: Participants) -> Hint | None:
     """The prefill worker that the decision preferred; None if none held more of the prompt than the chosen one."""
     if not event.prefer:
         return None
@@ -44,7 +44,7 @@ def hint(event: RequestRouted, on: Ground, names: Names) -> Hint | None:
     return Hint(worker=event.prefer, name=name, tokens=event.prefer_tokens, text=text)
 
 
-def report_of(recording: Recording, tried: Tried) -> PrefillReport | None:
+def report_of(recording: Recording, tried: RequestAttempt) -> PrefillReport | None:
     """What the worker said; None if no first token came, or nobody else could have computed the prompt."""
     found = None
     for _, message in (
@@ -56,7 +56,7 @@ def report_of(recording: Recording, tried: Tried) -> PrefillReport | None:
     return found
 
 
-def prefilled(report: PrefillReport, worker: str, names: Names) -> Prefilled:
+def prefilled(report: PrefillReport, worker: str, names: Participants) -> Prefilled:
     """The verdict of that worker, told."""
     here, there = names.worker(worker), names.worker(report.worker)
     said = msgspec.structs.asdict(report) | {"worker": report.worker or None, "name": there if report.worker else None}

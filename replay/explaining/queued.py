@@ -9,11 +9,11 @@ from core.events.routing import RequestQueued, RequestTurnedAway
 from core.subjects import ROUTING
 from replay.explaining.form import Rejection
 from replay.explaining.queue_form import Queued
-from replay.recording import Recording
-from replay.routing_index import Tried
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
 
 
-def queued(recording: Recording, tried: Tried, until_ms: int | None) -> Queued | None:
+def queued(recording: Recording, tried: RequestAttempt, until_ms: int | None) -> Queued | None:
     """Its wait, up to that time by the replica's clock; None if it had a place at once."""
     if not tried.queued_seq:
         return None
@@ -31,13 +31,13 @@ def queued(recording: Recording, tried: Tried, until_ms: int | None) -> Queued |
     return None
 
 
-def came_ms(recording: Recording, tried: Tried, decided_ms: int) -> int:
+def came_ms(recording: Recording, tried: RequestAttempt, decided_ms: int) -> int:
     """When it came, by the clock of its replica, which decided about it then."""
     waited = queued(recording, tried, decided_ms)
     return decided_ms if waited is None or waited.waited_ms is None else decided_ms - waited.waited_ms
 
 
-def turned_away(recording: Recording, tried: Tried) -> Rejection | None:
+def turned_away(recording: Recording, tried: RequestAttempt) -> Rejection | None:
     """Its end without a decision; None if it ended by one."""
     for record, message in recording.said(ROUTING, tried.seq, tried.seq + 1):
         for event in message.events:

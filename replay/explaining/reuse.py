@@ -20,8 +20,8 @@ from core.subjects import ROUTING, is_kv, owner
 from projections.folds.in_flight import shared_depth
 from replay.explaining.form import Reuse
 from replay.explaining.ground import Ground, routed_event
-from replay.recording import Recording
-from replay.routing_index import Tried
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
 from streams.log import Record
 
 LATE_MS = 1000
@@ -41,7 +41,7 @@ class _Told(NamedTuple):
 
 class _Case(NamedTuple):
     recording: Recording
-    tried: Tried
+    tried: RequestAttempt
     ground: Ground
     decided_ms: int
 
@@ -58,7 +58,7 @@ class _Case(NamedTuple):
         return self.ground.event.hashes[block * COLUMN_WIDTH : (block + 1) * COLUMN_WIDTH]
 
 
-def reuse(recording: Recording, tried: Tried, ground: Ground, decided_ms: int) -> Reuse:
+def reuse(recording: Recording, tried: RequestAttempt, ground: Ground, decided_ms: int) -> Reuse:
     """What was predicted, what the engine took, and why they differ. Reads the kv streams near the decision."""
     size, event = ground.event.block_size, ground.event
     predicted, real = event.predicted_cached_tokens // size, tried.cached_tokens // size
@@ -155,7 +155,7 @@ def _pending(case: _Case, predicted: int) -> _Found:
     return _Found("pending", text, request=shared.request, seq=shared.seq)
 
 
-def _shared(case: _Case, depth: int) -> Tried | None:
+def _shared(case: _Case, depth: int) -> RequestAttempt | None:
     """The newest request being prefilled there, by what the replica saw, that has as much of this prompt's start."""
     read = case.ground.event.cursor.get(ROUTING, (0, 0))[1]
     for other in reversed(case.recording.index.before(case.tried)):

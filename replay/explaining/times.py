@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from replay.explaining.form import Phases
-from replay.recording import Recording
-from replay.routing_index import Tried
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
 
 
-def phases(recording: Recording, tried: Tried, first_now_ms: int, now_ms: int, decided_ms: int) -> Phases | None:
+def phases(
+    recording: Recording, tried: RequestAttempt, first_now_ms: int, now_ms: int, decided_ms: int
+) -> Phases | None:
     """None if no token came. `first_now_ms` and `now_ms` are the replica's clock when the request came (its first
     attempt is decided at once, unless it waits) and at this decision; `decided_ms` is the log's clock at that."""
     if not tried.prefilled_seq:

@@ -9,9 +9,8 @@ from core.events import Event, RequestFinished, RequestMigrated, RequestPrefille
 from core.generation import GenerateRequest, Hint, Output, PrefillReport, Sampling
 from core.ids import WorkerId
 from core.keys import session_key
-from core.prompt import hashes_to_bytes
+from core.prompt import HashedPrompt, hashes_to_bytes
 from projections.policy.view import RouteRequest
-from replay.recorded_prompt import RecordedPrompt
 from replay.simulating.arrival import Arrival
 from replay.simulating.served import Served
 from replay.simulating.virtual_log import KEY
@@ -61,7 +60,7 @@ class Journey:
     def asked(self) -> RouteRequest:
         """What the next attempt asks of a decision: the prompt with the answer so far behind it."""
         self.attempt += 1
-        prompt = RecordedPrompt(self.arrival.prompt_tokens + self.told, self.block_size, self._hashes())
+        prompt = HashedPrompt(self.arrival.prompt_tokens + self.told, self.block_size, self._hashes())
         it = self.arrival
         session = session_key(f"{it.tenant}/{it.session}", KEY.hash_seed) if it.session else ""  # as `actors.dispatch`
         return RouteRequest(it.id, self.attempt, MODEL, prompt, it.tenant, it.priority, session)

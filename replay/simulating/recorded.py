@@ -17,7 +17,7 @@ from core.events.routing import RequestQueued, RequestTurnedAway
 from core.ids import RequestId
 from core.prompt import HASH_BYTES
 from core.subjects import ROUTING, owner
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.trace import US_PER_MS, Asked, Trace
 
 DECLINED = "declined"

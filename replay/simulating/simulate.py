@@ -17,7 +17,7 @@ from replay.simulating.served import Served
 from replay.simulating.verdict import Verdict
 from replay.simulating.virtual_log import KEY, NAMESPACE, START_MS
 from replay.simulating.world import World
-from replay.verifying.jobs import undisturbed
+from replay.verify.process_pool import collector_paused
 from streams.archive.archive_writer import ArchiveWriter
 
 PROGRAM = "contrail simulate"
@@ -55,7 +55,7 @@ def simulate(
     writer = None if archive is None else ArchiveWriter(archive, NAMESPACE, KEY.chain_key, PROGRAM, START_MS)
     try:
         world = World(options, arrivals, progress, writer, follows, judged=judged)
-        with undisturbed():
+        with collector_paused():
             digest = world.run()
         if writer is not None:
             writer.finish(writer.contents(START_MS, world.log.now_ms))

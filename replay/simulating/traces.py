@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core.errors import CallerError
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.mooncake import mooncake
 from replay.simulating.recorded import recorded, recorded_block_size
 from replay.simulating.trace import Trace

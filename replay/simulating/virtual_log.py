@@ -13,7 +13,7 @@ from core.ids import Epoch, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream, subject
 from projections.folds.jobs_fold import JobsFold
-from replay.recording import Frame
+from replay.recording.recording import RecordedFrame
 from replay.simulating.agenda import Agenda
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
@@ -40,7 +40,7 @@ class Reader:
         """`much` is called when so much is unread that all that can be had by now is to be read."""
         self._lag_us = lag_us
         self._much = much
-        self._unread: deque[tuple[int, Frame]] = deque()
+        self._unread: deque[tuple[int, RecordedFrame]] = deque()
 
     def __repr__(self) -> str:
         return f"<Reader {self._lag_us} us behind, {len(self._unread)} messages unread>"
@@ -48,13 +48,13 @@ class Reader:
     def __len__(self) -> int:
         return len(self._unread)
 
-    def put(self, now_us: int, frame: Frame, *, begun: bool) -> None:
+    def put(self, now_us: int, frame: RecordedFrame, *, begun: bool) -> None:
         """The message was written now; what stands in the log before the run has begun is read at once."""
         self._unread.append((now_us + begun * self._lag_us, frame))
         if len(self._unread) >= UNREAD_MAX and self._unread[UNREAD_MAX - 1][0] <= now_us:
             self._much()
 
-    def until(self, now_us: int) -> Iterator[Frame]:
+    def until(self, now_us: int) -> Iterator[RecordedFrame]:
         """What the reader has by now and was not given before, in the order of the log."""
         unread = self._unread
         while unread and unread[0][0] <= now_us:
@@ -98,7 +98,7 @@ class VirtualLog:
         self.messages += 1
         seq = self._last[stream] = self._last[stream] + 1
         message = decode_message(payload)
-        frame = Frame(stream, StreamSeq(seq), self.now_ms, owner, head, message)
+        frame = RecordedFrame(stream, StreamSeq(seq), self.now_ms, owner, head, message)
         if stream == JOBS:
             self.jobs.apply(owner, message, head)
         for reader in self._readers:

@@ -28,8 +28,8 @@ from core.subjects import ROUTING
 from projections.policy.binding_plan import LIGHT_TOKENS
 from projections.policy.decide import Decision
 from projections.policy.view import RouteRequest
-from replay.recording import Recording
-from replay.verifying.verify import verify
+from replay.recording.recording import Recording
+from replay.verify.verify import verify
 from tests.actors.world import KEY, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
 from tests.replay.recorded import archived

@@ -16,7 +16,7 @@ from core.generation import TASK_EMBED, Output
 from core.models import GenerationFailed
 from core.subjects import ROUTING
 from replay.explaining.explain import explain
-from replay.verifying.verify import verify
+from replay.verify.verify import verify
 from tests.actors.moving import SLOW, fleet, greedy, rest, right, scripted, stream_of, until_more, where
 from tests.actors.world import KEY, NAMESPACE, collect, world
 from tests.fixtures.eventually import eventually

@@ -18,7 +18,7 @@ from core.ids import WorkerId
 from core.models import NoWorkers
 from core.prompt import Prompt, hashes_from_bytes, scope_bytes, tokens_to_bytes
 from core.subjects import JOBS, ROUTING, answered_token, asked_token
-from replay.verifying.verify import verify
+from replay.verify.verify import verify
 from tests.actors.test_suspicion import say
 from tests.actors.world import FAST, KEY, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually

@@ -24,7 +24,7 @@ from core.ids import SourceId, StreamName, StreamSeq, new_id
 from core.keys import DeploymentKey
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
 from projections.runner.rebuild import take_snapshot
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from streams.archive.archive_reader import ArchiveReader
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats

@@ -21,13 +21,13 @@ from api.debug.what_if import WINDOW_MAX
 from core.clock import SystemClock
 from core.events import LoadReported, RequestFinished, RequestPrefilled, RequestRouted
 from core.ids import StreamSeq, from_column
-from core.moments import AtSequence
 from core.subjects import LOAD, ROUTING
 from replay.explaining.explain import explain
-from replay.moments.at import at
-from replay.recording import Recording
-from replay.supposing.scenario import Scenario
-from replay.supposing.what_if import what_if
+from replay.recording.moment import AtSequence
+from replay.recording.recording import Recording
+from replay.state_at.state_at import summary_at
+from replay.whatif.scenario import Scenario
+from replay.whatif.whatif import what_if
 from streams.archive.archive_reader import ArchiveReader
 from tests.fixtures.eventually import eventually
 from tests.page.fleet import KEY, Scale, made
@@ -182,7 +182,7 @@ async def test_the_state_is_the_fold(shown: Shown) -> None:
     decisions = recorded(shown.recording)
     for n, _ in decisions[50::150]:
         found = await shown.get("/state", n=n)
-        expected = at(shown.recording, AtSequence(ROUTING, StreamSeq(n // PLACES)))
+        expected = summary_at(shown.recording, AtSequence(ROUTING, StreamSeq(n // PLACES)))
         assert found["digest"] == expected.digest
         assert found["cursor"] == expected.cursor
         assert [worker["name"] for worker in found["workers"]] == [worker.name for worker in expected.workers]
@@ -210,7 +210,7 @@ async def test_a_state_that_is_not_folded_yet_is_waited_for(shown: Shown, monkey
 
 
 async def test_what_if_is_the_library(shown: Shown) -> None:
-    """The same outcome as `replay.supposing.what_if` over the same decisions, with every change by number."""
+    """The same outcome as `replay.whatif.whatif` over the same decisions, with every change by number."""
     columns = await shown.columns()
     window = {"from_n": columns["n"][300], "to_n": columns["n"][399]}
     asked = {**window, "settings": {"decode_weight": 4, "policy": "kv"}, "without": ["decode-5"], "delay_ms": 20}

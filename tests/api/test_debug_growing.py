@@ -11,7 +11,7 @@ from api.debug.scan import Scan
 from core.clock import SystemClock
 from core.events import RequestRouted
 from core.subjects import ROUTING
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record

@@ -30,7 +30,7 @@ from core.subjects import LOAD, ROUTING, kv_stream
 from projections.folds.digest import FOLD_VERSION
 from projections.folds.snapshot import cursor_of, encode
 from projections.folds.state import State
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record

@@ -17,7 +17,7 @@ from core.ids import LOST_SUFFIX, ReplicaId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from replay.explaining.explain import explain
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.simulate import simulate
 from replay.simulating.virtual_log import KEY

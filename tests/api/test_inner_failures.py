@@ -27,7 +27,7 @@ from core.events.routing import RequestTurnedAway
 from core.subjects import ROUTING
 from replay.explaining.explain import explain
 from replay.explaining.listing import requests
-from replay.verifying.verify import verify
+from replay.verify.verify import verify
 from tests.actors.world import FAST, KEY, NAMESPACE, World, world
 from tests.api.conftest import Api
 from tests.api.scripted import files

@@ -36,7 +36,7 @@ from core.subjects import ROUTING
 from projections.policy.decide import decide, record
 from projections.policy.view import RouteRequest
 from replay.explaining.explain import explain
-from replay.verifying.verify import verify
+from replay.verify.verify import verify
 from tests.actors.world import FAST, KEY, NAMESPACE, world
 from tests.api.conftest import Api
 from tests.api.scripted import files

@@ -12,8 +12,8 @@ from typing import Any
 from core.keys import DeploymentKey
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream
 from projections.policy.decide import decide
-from replay.playback import Playback
-from replay.recording import Recording
+from replay.playback.playback import Playback
+from replay.recording.recording import Recording
 from streams.archive.archive_reader import ArchiveReader
 from tests.e2e.deployment import Running, contrail, up
 from tests.fixtures.eventually import eventually

@@ -11,9 +11,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from core.ids import StreamName
 from core.subjects import ROUTING
-from replay.recording import Recording
-from replay.supposing.scenario import Scenario
-from replay.supposing.what_if import what_if
+from replay.recording.recording import Recording
+from replay.whatif.scenario import Scenario
+from replay.whatif.whatif import what_if
 from tests.page.conftest import DECISIONS, NARROW, WIDE, Served, looking, ready, serving
 from tests.page.fleet import Scale, made
 

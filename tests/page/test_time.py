@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from core.settings import RoutingSettings
 from replay.explaining.explain import explain
 from replay.explaining.form import Explanation
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.simulate import simulate
 from tests.fixtures.passes import one_prompt_a_pass

@@ -13,7 +13,7 @@ from actors.router import Router
 from actors.worker import Worker
 from core.events import RequestFinished
 from core.subjects import JOBS, ROUTING
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from streams.memory.memory_log import MemoryLog
 from tests.actors.world import KEY, NAMESPACE, World, collect, request
 from tests.fixtures.eventually import eventually

@@ -10,7 +10,7 @@ from pathlib import Path
 from actors.router import Router
 from core.clock import SystemClock
 from core.keys import DeploymentKey
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from streams.archive.archive_export import Range, archive
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import EventLog

@@ -20,8 +20,8 @@ from projections.folds.snapshot import cursor_of, encode
 from projections.folds.state import State
 from projections.policy.decide import decide, record
 from projections.policy.view import RouteRequest
-from replay.recording import Frame, Recording
-from replay.seat import Seat
+from replay.playback.replica_state import ReplicaState
+from replay.recording.recording import RecordedFrame, Recording
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
 from tests.projections.facts import prompt, worker_id
@@ -45,10 +45,10 @@ class Stage:
         self.clock = ManualClock(START_MS)
         self.skew_ms = 0
         """How far the clock of whoever speaks is ahead of the log's."""
-        self.frames: dict[StreamName, list[Frame]] = {KV: [], LOAD: [], ROUTING: []}
+        self.frames: dict[StreamName, list[RecordedFrame]] = {KV: [], LOAD: [], ROUTING: []}
         self._records: list[Record] = []
         self._chains: dict[tuple[str, str], tuple[int, bytes]] = {}
-        self._seats: dict[ReplicaId, Seat] = {}
+        self._seats: dict[ReplicaId, ReplicaState] = {}
 
     def say(self, stream: StreamName, source: str, *events: Event, about: str = "") -> StreamSeq:
         """The log has one message more, now."""
@@ -68,7 +68,7 @@ class Stage:
 
     def _stored(self, stream: StreamName, owner: str, payload: bytes, message: Message, head: bytes) -> StreamSeq:
         seq = StreamSeq(len(self.frames[stream]) + 1)
-        self.frames[stream].append(Frame(stream, seq, self.clock.now_ms, owner, head, message))
+        self.frames[stream].append(RecordedFrame(stream, seq, self.clock.now_ms, owner, head, message))
         self._records.append(Record(stream, seq, self.clock.now_ms, subject("test", stream, owner), payload))
         return seq
 
@@ -84,7 +84,7 @@ class Stage:
         event = SettingsChanged(revision=seat.revision + 1, settings=settings.to_mapping())
         seat.say(self.say(ROUTING, replica, event), event)
 
-    def seat(self, replica: ReplicaId, lag: Mapping[StreamName, int] | None = None) -> Seat:
+    def seat(self, replica: ReplicaId, lag: Mapping[StreamName, int] | None = None) -> ReplicaState:
         """The replica's place, which has folded all but so many messages of the streams named."""
         seat = self._seat(replica)
         for stream, frames in self.frames.items():
@@ -187,7 +187,7 @@ class Stage:
         )
         return manifest, content
 
-    def _seat(self, replica: ReplicaId) -> Seat:
+    def _seat(self, replica: ReplicaId) -> ReplicaState:
         if replica not in self._seats:
-            self._seats[replica] = Seat(replica, State(KEY.chain_key))
+            self._seats[replica] = ReplicaState(replica, State(KEY.chain_key))
         return self._seats[replica]

@@ -10,8 +10,8 @@ import msgspec
 from core.codec import JSON_START, Message, decode_message, encode_event, encode_message
 from core.ids import Epoch
 from projections.folds.snapshot import decode
-from replay.redacting.chain import Resealing
-from replay.redacting.snapshot import rechained
+from replay.redact.redacted_snapshot import rechained
+from replay.redact.resealing import Resealing
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record

@@ -17,7 +17,7 @@ from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from replay.explaining.explain import explain
 from replay.explaining.form import Attempt
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from tests.actors.world import KEY as WORLD_KEY
 from tests.actors.world import NAMESPACE
 from tests.projections.facts import finished, joined, load, prefilled, prompt, stored

@@ -14,9 +14,9 @@ from core.subjects import ROUTING
 from replay.explaining.explain import explain
 from replay.explaining.form import Attempt
 from replay.explaining.listing import requests
-from replay.moments.at import at
-from replay.supposing.scenario import Scenario
-from replay.supposing.what_if import what_if
+from replay.state_at.state_at import summary_at
+from replay.whatif.scenario import Scenario
+from replay.whatif.whatif import what_if
 from tests.projections.facts import joined, stored
 from tests.replay.staged import ASKED, HASHES, KV, A, B, R, S, Stage
 
@@ -124,7 +124,7 @@ def test_ids_that_are_printed_are_known(stage: Stage, tmp_path: Path) -> None:
         assert (names.workers, names.replicas, names.streams) == ({A: A, B: B}, {R: R}, {A: KV})
         assert [each.request for each in requests(recording, worker=A)] == ["r"]
         assert [each.request for each in requests(recording, worker=B, replica=R)] == ["s"]
-        held = at(recording, {KV: 3, ROUTING: 4}, R)
+        held = summary_at(recording, {KV: 3, ROUTING: 4}, R)
         assert held.seat is not None
         assert (held.seat.request, held.time) == ("s", time_text(stage.clock.now_ms))
         (outcome,) = what_if(recording, [Scenario.parse({"without": A})])

@@ -9,9 +9,9 @@ import pytest
 
 from core.errors import CallerError
 from core.events import ReplicaLeft, RequestFinished, RequestPrefilled, RequestRejected
-from core.moments import AtTime
 from core.subjects import ROUTING
 from replay.explaining.listing import Listed, requests
+from replay.recording.moment import AtTime
 from tests.projections.facts import joined, prompt
 from tests.replay.staged import KV, START_MS, A, B, S, Stage
 

@@ -23,7 +23,7 @@ from replay.explaining.form import Need
 from replay.explaining.ground import ground, recorded, routed_event
 from replay.explaining.needs import Case, needs
 from replay.explaining.reasons import case, runner_up
-from replay.playback import Playback
+from replay.playback.playback import Playback
 from tests.projections.facts import joined, load, prompt, stored, worker_id
 from tests.replay.staged import KV, A, B, C, Stage
 

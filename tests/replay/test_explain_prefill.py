@@ -24,7 +24,7 @@ from replay.explaining.explain import explain
 from replay.explaining.form import Attempt
 from replay.explaining.prefill_form import PrefillJob
 from replay.explaining.prefilled import CAME, verdict_text
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from tests.replay.disagg_run import AGAIN, PREFERRED, PULLED, RECOMPUTED, SHORT, WAIT_MS, WAITING, run_of
 
 

@@ -13,7 +13,7 @@ from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from replay.explaining.explain import explain
 from replay.explaining.listing import requests
-from replay.verifying.verify import verify
+from replay.verify.verify import verify
 from tests.actors.world import KEY as WORLD_KEY
 from tests.actors.world import NAMESPACE, collect, request, world
 from tests.projections.facts import finished, joined, load, stored

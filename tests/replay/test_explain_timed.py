@@ -21,7 +21,7 @@ from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
 from replay.explaining.explain import explain
 from replay.explaining.form import Attempt
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.simulate import simulate
 from replay.simulating.virtual_log import KEY

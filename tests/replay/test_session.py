@@ -10,10 +10,10 @@ import pytest
 
 from core.errors import CallerError
 from core.events import BlocksStored, RequestPrefilled
-from core.moments import AtTime
 from core.settings import RoutingSettings
 from core.subjects import LOAD
-from replay.session import Session
+from replay.recording.moment import AtTime
+from replay.session import ReplaySession
 from tests.projections.facts import finished, joined, load, prompt
 from tests.replay.staged import KEY, KV, START_MS, A, B, R, S, Stage
 
@@ -52,7 +52,7 @@ def key_file(tmp_path: Path) -> Path:
 
 def test_decisions_are_listed(path: Path) -> None:
     """All, of one worker, of one replica, in a stretch of time, the slowest."""
-    with Session.open(path) as log:
+    with ReplaySession.open(path) as log:
         every = log.decisions()
         assert len(every) == 30
         assert log.workers == {A: "decode-0", B: "decode-1"}
@@ -68,7 +68,7 @@ def test_decisions_are_listed(path: Path) -> None:
 
 def test_every_question_is_answered(path: Path, key_file: Path) -> None:
     """Explained, verified, looked at and asked what if: the same things that the commands say."""
-    with Session.open(path, key_file) as log:
+    with ReplaySession.open(path, key_file) as log:
         attempt = log.explain("talk0-1").attempts[0]
         assert attempt.ttft_ms == log.decisions(slowest=1)[0].ttft_ms
         found = log.verify()
@@ -99,15 +99,15 @@ def test_every_question_is_answered(path: Path, key_file: Path) -> None:
 
 def test_what_is_not_there_is_said(path: Path, tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="cannot be read"):
-        Session.open(tmp_path / "nothing")
-    with Session.open(path) as log:
+        ReplaySession.open(tmp_path / "nothing")
+    with ReplaySession.open(path) as log:
         for ask in (lambda: log.explain("nobody"), lambda: log.decisions(worker="x"), lambda: log.at("nobody")):
             with pytest.raises(CallerError):
                 ask()
     other = tmp_path / "other"
     other.write_text(bytes(range(32)).hex())
     with pytest.raises(CallerError, match="key"):
-        Session.open(path, other)
+        ReplaySession.open(path, other)
 
 
 def test_the_example_answers_its_five_questions(path: Path, key_file: Path) -> None:

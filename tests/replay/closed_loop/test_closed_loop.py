@@ -18,14 +18,14 @@ from core.settings import RoutingSettings
 from core.subjects import LOAD
 from replay.closed_loop.answer import Answer, Rerun, ranked
 from replay.closed_loop.closed_loop import Asked, closed_loop
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.arrival import Arrival
 from replay.simulating.follows import Follows
 from replay.simulating.options import Options
 from replay.simulating.report import report
 from replay.simulating.simulate import simulate
 from replay.simulating.stay import Stay
-from replay.supposing.scenario import Scenario
+from replay.whatif.scenario import Scenario
 from tests.projections.facts import finished, joined, load, prompt, routed
 from tests.replay.simulating.families import BLOCK_SIZE, families
 from tests.replay.staged import KV, A, R, S, Stage

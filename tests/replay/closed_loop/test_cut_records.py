@@ -9,8 +9,8 @@ from core.subjects import SNAPSHOTS
 from projections.runner.rebuild import take_snapshot
 from replay.closed_loop.answer import Answer
 from replay.closed_loop.closed_loop import Asked, closed_loop
-from replay.recording import Recording
-from replay.redacting.redaction import redact
+from replay.recording.recording import Recording
+from replay.redact.redaction import redact
 from streams.archive.archive_export import Range
 from streams.archive.archive_reader import ArchiveReader
 from streams.snapshot_store import SnapshotStore

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from core.events import Event, UnknownEvent
 from core.ids import StreamName
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.virtual_log import KEY, START_MS
 
 

@@ -9,7 +9,7 @@ import pytest
 from core.events.routing import RequestQueued
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.simulate import simulate
 from replay.simulating.virtual_log import KEY

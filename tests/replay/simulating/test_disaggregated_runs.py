@@ -13,7 +13,7 @@ from core.settings import RoutingSettings
 from core.subjects import JOBS
 from projections.policy.prefill_choice import PREFILL_REASONS
 from replay.explaining.explain import explain
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.arrival import Arrival
 from replay.simulating.disaggregation import PrefillFleet, disaggregation
 from replay.simulating.options import Options
@@ -21,7 +21,7 @@ from replay.simulating.report import report
 from replay.simulating.simulate import Simulated, simulate
 from replay.simulating.verdict import Verdict
 from replay.simulating.virtual_log import KEY
-from replay.verifying.verify import verify
+from replay.verify.verify import verify
 from tests.replay.simulating.families import ENGINE, families
 
 COUNT = 150

@@ -13,13 +13,13 @@ from core.ids import RequestId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from replay.explaining.explain import explain
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.served import Served
 from replay.simulating.simulate import simulate
 from replay.simulating.together import together
 from replay.simulating.virtual_log import KEY, START_MS
-from replay.verifying.verify import verify
+from replay.verify.verify import verify
 from tests.fixtures.passes import one_prompt_a_pass
 from tests.replay.simulating.families import ENGINE, families
 from tests.replay.simulating.said import said

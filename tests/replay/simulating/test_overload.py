@@ -15,14 +15,14 @@ from core.events.routing import RequestQueued, RequestTurnedAway
 from core.prompt import HASH_BYTES
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.arrival import Arrival
 from replay.simulating.options import Options
 from replay.simulating.report import report
 from replay.simulating.served import TOO_LONG, Served
 from replay.simulating.simulate import Simulated, simulate
 from replay.simulating.virtual_log import KEY
-from replay.verifying.verify import verify
+from replay.verify.verify import verify
 from tests.replay.simulating.families import ENGINE, families
 from tests.replay.simulating.said import said
 

@@ -13,7 +13,7 @@ from core.events import RequestFinished, RequestRejected, RequestRouted
 from core.events.routing import RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.setup import Setup
 from replay.simulating.trace import Pace

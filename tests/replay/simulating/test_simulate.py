@@ -27,11 +27,11 @@ from core.keys import session_key
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from replay.explaining.explain import explain
-from replay.recording import Recording
+from replay.recording.recording import Recording
 from replay.simulating.options import Options
 from replay.simulating.simulate import Simulated, simulate
 from replay.simulating.virtual_log import KEY, KV, START_MS
-from replay.verifying.verify import Verified, verify
+from replay.verify.verify import VerifyResult, verify
 from tests.replay.simulating.families import ENGINE, families
 from tests.replay.simulating.said import said
 
@@ -45,7 +45,7 @@ def run(path: Path | None = None, **options: Any) -> Simulated:
     return simulate(wanted, families(COUNT), archive=path)
 
 
-def verified(path: Path) -> Verified:
+def verified(path: Path) -> VerifyResult:
     with Recording.open(path, KEY) as recording:
         return verify(recording)
 

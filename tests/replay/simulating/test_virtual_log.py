@@ -8,7 +8,7 @@ from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import CacheCleared
 from core.ids import SourceId
 from core.subjects import LOAD
-from replay.recording import Frame
+from replay.recording.recording import RecordedFrame
 from replay.simulating.agenda import Agenda
 from replay.simulating.options import Options
 from replay.simulating.simulate import simulate
@@ -61,7 +61,7 @@ def test_idle_workers_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     unread: list[int] = []
     put = Reader.put
 
-    def counted(reader: Reader, now_us: int, frame: Frame, *, begun: bool) -> None:
+    def counted(reader: Reader, now_us: int, frame: RecordedFrame, *, begun: bool) -> None:
         put(reader, now_us, frame, begun=begun)
         unread.append(len(reader))
 

@@ -6,7 +6,7 @@ from core.codec import CHAIN_START, JSON_START, digest
 from core.events import BlocksRemoved, Event, WorkerLeft
 from core.prompt import hashes_to_bytes
 from core.subjects import owner
-from replay.recording import Frame
+from replay.recording.recording import RecordedFrame
 from replay.simulating.agenda import Agenda
 from replay.simulating.virtual_log import KEY, KV, START_MS, VirtualLog
 from replay.simulating.virtual_source import EVENTS_MAX, MESSAGE_BYTES_MAX, VirtualSource
@@ -28,7 +28,7 @@ class Kept:
         self.records.append(record)
 
 
-def said(*batches: list[Event]) -> tuple[list[Frame], list[Record]]:
+def said(*batches: list[Event]) -> tuple[list[RecordedFrame], list[Record]]:
     kept = Kept()
     log = VirtualLog(Agenda(), kept)  # type: ignore[arg-type]  # all that it is asked for
     reader, source = log.reader(0), VirtualSource(log, KV, WORKER)

@@ -10,7 +10,7 @@ from core.generation import GenerateRequest, Output, Sampling
 from core.ids import LOST_SUFFIX, RequestId, StreamSeq, WorkerId
 from core.prompt import hashes_to_bytes
 from core.subjects import LOAD
-from replay.recording import Frame
+from replay.recording.recording import RecordedFrame
 from replay.simulating.agenda import Agenda
 from replay.simulating.virtual_log import KV, VirtualLog
 from replay.simulating.virtual_worker import VirtualWorker
@@ -50,7 +50,7 @@ class Bench:
             self.agenda.advance()
             self.happened += 1
 
-    def frames(self) -> list[Frame]:
+    def frames(self) -> list[RecordedFrame]:
         return list(self._reader.until(self.agenda.now_us))
 
     def tokens(self, name: str) -> int:

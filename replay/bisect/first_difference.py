@@ -1,0 +1,227 @@
+"""Bisect: the first decision that does not follow from the log, and what happened just before it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from core.events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheRestated,
+    Event,
+    LoadReported,
+    LocalChanged,
+    ReplicaRestated,
+    RequestFinished,
+    RequestPrefilled,
+    RequestRejected,
+    RequestRouted,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
+from core.ids import ReplicaId, StreamName, from_column
+from core.prompt import hashes_from_bytes
+from core.subjects import LOAD, ROUTING, is_kv
+from replay.playback.playback import Playback
+from replay.recording.gaps import Gaps
+from replay.recording.recording import Recording
+from replay.verify.judge import DIFFERENT, DecisionDifference, verdicts
+from replay.verify.verify import PROGRESS_EVERY, Progress
+
+NEAR_MAX = 20
+"""The last events before a decision that are told."""
+CACHE_TERMS = frozenset({"overlap", "overlap_all", "known"})
+BUSY_TERMS = frozenset(
+    {"pending", "active_blocks", "active_requests", "prefill", "wait_us", "wait", "blocks", "predicted"}
+)
+
+
+class NearbyEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event between two decisions of a replica that touches the term in which the second one differs."""
+
+    stream: str
+    seq: int
+    time_ms: int
+    source: str
+    n: int
+    event: str
+    what: str
+
+
+class FirstDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """The first decision that does not follow from the log."""
+
+    difference: DecisionDifference
+    followed: int
+    """Decisions before it that do."""
+    not_judged: int
+    before: str | None
+    """The replica's decision before it, as `routing:SEQ`; None if it is its first here."""
+    near: list[NearbyEvent]
+    """What came between the two and touches the term; the last NEAR_MAX."""
+    near_total: int
+    inputs_equal: bool
+    """Whether all that it rests on is the same, so that it is the rules that differ."""
+
+
+class _EventPlace(NamedTuple):
+    seq: int
+    number: int
+
+
+def find_first_difference(
+    recording: Recording,
+    start: int = 1,
+    end: int | None = None,
+    *,
+    replicas: Collection[ReplicaId] | None = None,
+    gaps: Gaps | None = None,
+    progress: Progress = lambda _done, _of: None,
+) -> FirstDifference | None:
+    """None if every decision in the range follows from the log, or cannot be judged."""
+    last: dict[str, _EventPlace] = {}
+    followed = not_judged = 0
+    total = sum(start <= tried.seq < (end or tried.seq + 1) for tried in recording.index.tries)
+    for number, verdict in enumerate(verdicts(Playback(recording, start, end, replica=replicas, gaps=gaps))):
+        if number % PROGRESS_EVERY == 0:
+            progress(number, total)
+        if verdict.verdict == DIFFERENT and verdict.difference is not None:
+            progress(total, total)
+            place, before = _EventPlace(verdict.seq, verdict.number), last.get(verdict.replica)
+            near = list(_near(recording, verdict.difference, place, before))
+            return FirstDifference(
+                difference=verdict.difference,
+                followed=followed,
+                not_judged=not_judged,
+                before=None if before is None else f"{ROUTING}:{before.seq}",
+                near=near[-NEAR_MAX:],
+                near_total=len(near),
+                inputs_equal=verdict.difference.term in {"cost", "choice", "order", "failure"},
+            )
+        followed += not verdict.reason
+        not_judged += bool(verdict.reason)
+        last[verdict.replica] = _EventPlace(verdict.seq, verdict.number)
+    progress(total, total)
+    return None
+
+
+def _near(
+    recording: Recording, it: DecisionDifference, place: _EventPlace, before: _EventPlace | None
+) -> Iterator[NearbyEvent]:
+    event, earlier = _decision(recording, place), None if before is None else _decision(recording, before)
+    streams = _streams(recording, it.term)
+    for stream in streams:
+        start = earlier.cursor.get(stream, (0, 0))[1] if earlier is not None else 0
+        yield from _said(recording, stream, start, event.cursor.get(stream, (0, 0))[1], it, event)
+    if ROUTING in streams:  # what it said itself counts at once, wherever it stands
+        cursor = event.cursor.get(ROUTING, (0, 0))[1]
+        yield from _said(recording, ROUTING, max(cursor, before.seq - 1 if before else 0), it.seq, it, event)
+
+
+def _decision(recording: Recording, place: _EventPlace) -> RequestRouted | RequestRejected:
+    record = recording.archive.at(ROUTING, place.seq)
+    assert record is not None
+    message = recording.frame(record).message
+    assert message is not None
+    event = message.events[place.number]
+    assert isinstance(event, RequestRouted | RequestRejected)
+    return event
+
+
+def _streams(recording: Recording, term: str) -> list[StreamName]:
+    """Those whose events can change the term."""
+    if term in CACHE_TERMS:
+        return [stream for stream in recording.streams if is_kv(stream)]
+    if term in BUSY_TERMS:
+        return [ROUTING] if ROUTING in recording.streams else []
+    if term == "waiting":
+        return [LOAD] if LOAD in recording.streams else []
+    return recording.streams if term in {"candidates", "excluded", "digest"} else []
+
+
+def _said(
+    recording: Recording,
+    stream: StreamName,
+    start: int,
+    end: int,
+    it: DecisionDifference,
+    event: RequestRouted | RequestRejected,
+) -> Iterator[NearbyEvent]:
+    """What stands behind `start`, up to `end`, and touches the term; beyond the cursor only what the replica said."""
+    cursor = event.cursor.get(stream, (0, 0))[1]
+    for frame in recording.frames(stream, start + 1, end + 1):
+        if frame.message is None or (frame.seq > cursor and frame.owner != it.replica):
+            continue
+        for said in frame.message.events:
+            what = _touches(recording, frame.owner, said, it, event)  # type: ignore[arg-type]
+            if what:
+                yield NearbyEvent(
+                    stream=stream,
+                    seq=frame.seq,
+                    time_ms=frame.time_ms,
+                    source=frame.message.source,
+                    n=frame.message.n,
+                    event=type(said).__name__,
+                    what=what,
+                )
+
+
+def _touches(
+    recording: Recording, owner: str, said: Event, it: DecisionDifference, event: RequestRouted | RequestRejected
+) -> str:
+    """What the event does to the term, in a few words; empty if nothing."""
+    if isinstance(said, RequestRouted | RequestPrefilled | RequestFinished | ReplicaRestated):
+        return _busy(recording, said, it)
+    name = recording.names.worker
+    if isinstance(said, LocalChanged):
+        about = owner == it.replica and it.term in {"excluded", "digest", "prefill", "candidates"}
+        return f"{name(said.worker)} is {', '.join(said.reasons) or 'well again'} to {it.replica_name}" if about else ""
+    return "" if it.term_worker and owner != it.term_worker else _of_worker(name(owner), said, event)
+
+
+def _of_worker(worker: str, said: Event, event: RequestRouted | RequestRejected) -> str:
+    match said:
+        case WorkerJoined() | WorkerLeft() | WorkerLost():
+            return f"{worker}: {type(said).__name__}"
+        case BlocksStored() | BlocksRemoved() | CacheRestated():
+            return _blocks(said, worker, event)
+        case CacheCleared():
+            return f"{worker} cleared its cache"
+        case LoadReported():
+            return f"{worker}: {said.waiting} waiting{', draining' if said.draining else ''}"
+        case _:
+            return ""
+
+
+def _blocks(said: BlocksStored | BlocksRemoved | CacheRestated, worker: str, event: Event) -> str:
+    """Of the prompt alone: what is said of other blocks changes no overlap."""
+    if isinstance(said, CacheRestated):
+        return f"{worker} restated its cache, part {said.part + 1} of {said.parts}"
+    prompt = set(hashes_from_bytes(event.hashes)) if isinstance(event, RequestRouted) else set[int]()
+    touched = len(prompt.intersection(hashes_from_bytes(said.hashes)))
+    if not touched:
+        return ""
+    verb = "stored" if isinstance(said, BlocksStored) else "removed"
+    return f"{worker} {verb} {touched} blocks of this prompt ({said.tier})"
+
+
+def _busy(
+    recording: Recording,
+    said: RequestRouted | RequestPrefilled | RequestFinished | ReplicaRestated,
+    it: DecisionDifference,
+) -> str:
+    if it.term not in BUSY_TERMS and it.term != "digest":
+        return ""
+    if isinstance(said, ReplicaRestated):
+        count = sum(worker == it.term_worker for worker in from_column(said.workers))
+        return f"restated {len(said.requests)} requests in flight, {count} of them there"
+    workers = {tried.worker for tried in recording.index.tried(said.request) if tried.attempt == said.attempt}
+    if it.term_worker and it.term_worker not in workers:
+        return ""
+    verb = {RequestRouted: "was routed there", RequestPrefilled: "had its first token", RequestFinished: "ended"}
+    return f"{said.request} attempt {said.attempt} {verb[type(said)]}"

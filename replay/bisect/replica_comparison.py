@@ -1,0 +1,249 @@
+"""Bisect of two replicas: where what they said of their folds parts, who was wrong there, and what came in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+import msgspec
+
+from core.codec import decode_message
+from core.errors import CallerError, Corrupt
+from core.event_json import hash_text
+from core.events import DivergenceFound
+from core.ids import ReplicaId, StreamName, StreamSeq
+from core.subjects import ROUTING, owner
+from replay.bisect.first_difference import FirstDifference, find_first_difference
+from replay.playback.fold_reports import FoldReport
+from replay.recording.gaps import Gaps
+from replay.recording.recording import Recording
+from replay.verify.evidence import LogFolds, fold_reports
+from replay.verify.verify import Progress
+from streams.archive.message_envelope import envelope
+
+MESSAGES_MAX = 20
+"""Messages between two points that are told."""
+FOUND = DivergenceFound.__name__.encode()
+ReportPlace = tuple[StreamName, int, StreamSeq]
+"""Stream, epoch and sequence."""
+ReportsByPlace = Mapping[ReportPlace, FoldReport]
+"""What one replica reported."""
+
+
+class MessageBetween(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that one of the two took otherwise than the other."""
+
+    seq: int
+    time_ms: int
+    source: str
+    n: int
+    events: list[str]
+
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica itself found of it (`DivergenceFound`)."""
+
+    seq: int
+    """Where it said so, in the routing stream."""
+    replica: str
+    other: str
+    stream: str
+    at_seq: int
+    verdict: str
+
+
+class StreamComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream, as the two folded it."""
+
+    stream: str
+    compared: int
+    """Places that both reported."""
+    last_equal: int
+    """The last of them at which both were equal before they parted; 0 for none."""
+    first_different: int
+    """The first at which they were not; 0 for none."""
+    digests: dict[str, str]
+    """There: by replica, and `log` for what the log gives; empty if they are equal."""
+    wrong: list[str]
+    """Replicas that had something else than the log gives."""
+    history: bool
+    """Whether they had not even read the same message there."""
+    between: list[MessageBetween]
+    """The first MESSAGES_MAX messages behind the last equal place, up to the first different one."""
+    between_total: int
+
+
+class OtherLivesComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Two earlier lives of the same names, of which only the reports are compared."""
+
+    replicas: dict[str, str]
+    """Id to name."""
+    compared: int
+    """Places that both reported."""
+    part: bool
+    """Whether they reported another fold at one of them."""
+
+
+class ReplicaComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to say of the two."""
+
+    replicas: dict[str, str]
+    """Id to name, of the two lives that are compared."""
+    others: list[OtherLivesComparison]
+    """All other pairs of lives of these names that reported a place in common, the latest first."""
+    streams: list[StreamComparison]
+    divergences: list[Divergence]
+    departure: FirstDifference | None
+    """The first decision of either that does not follow from the log."""
+
+    @property
+    def part(self) -> bool:
+        """Whether they do, or one of them does from the log, or others of their names part."""
+        streams = any(stream.first_different for stream in self.streams)
+        return self.departure is not None or streams or any(each.part for each in self.others)
+
+
+def compare_replicas(
+    recording: Recording,
+    first: str,
+    second: str,
+    start: int = 1,
+    end: int | None = None,
+    *,
+    gaps: Gaps | None = None,
+    progress: Progress = lambda _done, _of: None,
+) -> ReplicaComparison:
+    """Two replicas by name or id; of several lives the latest two, and in short the others that reported a place in
+    common. CallerError if one is not known."""
+    said: dict[ReplicaId, dict[ReportPlace, FoldReport]] = {}
+    for each in fold_reports(recording):
+        if start <= each.at < (end or each.at + 1):
+            said.setdefault(each.replica, {})[each.stream, each.epoch, each.seq] = each
+    (one, other), *others = _pairs(recording, first, second, _heard(recording, start, end))
+    streams = _streams(recording, said.get(one, {}), said.get(other, {}))
+    return ReplicaComparison(
+        replicas=_names(recording, one, other),
+        others=[_others(recording, *each, said) for each in others if _common(said, *each)],
+        streams=streams,
+        divergences=[each for each in _divergences(recording) if {each.replica, each.other} & {one, other}],
+        departure=find_first_difference(recording, start, end, replicas={one, other}, gaps=gaps, progress=progress),
+    )
+
+
+def _pairs(
+    recording: Recording, first: str, second: str, heard: Mapping[str, int]
+) -> list[tuple[ReplicaId, ReplicaId]]:
+    """Of every life of the one and every life of the other; first those of which both were heard last."""
+    ours, theirs = (sorted(recording.names.replicas_called(name)) for name in (first, second))
+    pairs = list({frozenset(pair): pair for pair in product(ours, theirs) if pair[0] != pair[1]}.values())
+    if not pairs:
+        raise CallerError(f"{first!r} and {second!r} are one and the same replica: name two")
+    return sorted(pairs, key=lambda pair: min(heard.get(life, 0) for life in pair), reverse=True)
+
+
+def _heard(recording: Recording, start: int, end: int | None) -> dict[str, int]:
+    """Where each replica said something last."""
+    found: dict[str, int] = {}
+    for record in recording.archive.read(ROUTING, start, end) if ROUTING in recording.streams else ():
+        said, whose = envelope(record.payload), owner(record.subject)
+        if said is not None and said.source == whose:  # else somebody else told of its end
+            found[whose] = record.seq
+    return found
+
+
+def _others(
+    recording: Recording, one: ReplicaId, other: ReplicaId, said: Mapping[ReplicaId, ReportsByPlace]
+) -> OtherLivesComparison:
+    common = _common(said, one, other)
+    return OtherLivesComparison(
+        replicas=_names(recording, one, other),
+        compared=len(common),
+        part=any(said[one][place].digest != said[other][place].digest for place in common),
+    )
+
+
+def _common(said: Mapping[ReplicaId, ReportsByPlace], one: ReplicaId, other: ReplicaId) -> set[ReportPlace]:
+    """Places that both reported."""
+    return said.get(one, {}).keys() & said.get(other, {}).keys()
+
+
+def _names(recording: Recording, *replicas: ReplicaId) -> dict[str, str]:
+    return {replica: recording.names.replica(replica) for replica in replicas}
+
+
+def _streams(recording: Recording, ours: ReportsByPlace, theirs: ReportsByPlace) -> list[StreamComparison]:
+    common: dict[StreamName, list[StreamSeq]] = {stream: [] for stream in recording.streams}
+    for stream, epoch, seq in ours.keys() & theirs.keys():
+        if stream in common and recording.archive.span(stream).epoch == epoch:
+            common[stream].append(seq)
+    found = []
+    for stream, seqs in common.items():
+        epoch = recording.archive.span(stream).epoch
+        pairs = [(ours[stream, epoch, seq], theirs[stream, epoch, seq]) for seq in sorted(seqs)]
+        found.append(_stream(recording, stream, pairs))
+    return found
+
+
+def _stream(recording: Recording, stream: StreamName, pairs: list[tuple[FoldReport, FoldReport]]) -> StreamComparison:
+    equal = [one.seq for one, other in pairs if one.digest == other.digest]
+    apart = next(((one, other) for one, other in pairs if one.digest != other.digest), None)
+    if apart is None:
+        return StreamComparison(
+            stream=stream, compared=len(pairs), last_equal=equal[-1] if equal else 0, first_different=0, digests={},
+            wrong=[], history=False, between=[], between_total=0,
+        )  # fmt: skip
+    one, other = apart
+    last_equal = max((seq for seq in equal if seq < one.seq), default=StreamSeq(0))
+    log = LogFolds(recording, {stream: {one.seq}}).at(stream, one.seq)
+    digests = {str(one.replica): hash_text(one.digest), str(other.replica): hash_text(other.digest)}
+    if log is not None:
+        digests["log"] = hash_text(log.digest)
+    messages = list(_between(recording, stream, last_equal, one.seq))
+    return StreamComparison(
+        stream=stream,
+        compared=len(pairs),
+        last_equal=last_equal,
+        first_different=one.seq,
+        digests=digests,
+        wrong=[str(each.replica) for each in apart if log is not None and each.digest != log.digest],
+        history=one.head != other.head,
+        between=messages[:MESSAGES_MAX],
+        between_total=len(messages),
+    )
+
+
+def _between(recording: Recording, stream: StreamName, start: int, end: int) -> list[MessageBetween]:
+    return [
+        MessageBetween(
+            seq=frame.seq,
+            time_ms=frame.time_ms,
+            source=frame.message.source,
+            n=frame.message.n,
+            events=[type(event).__name__ for event in frame.message.events],
+        )
+        for frame in recording.frames(stream, start + 1, end + 1)
+        if frame.message is not None
+    ]
+
+
+def _divergences(recording: Recording) -> list[Divergence]:
+    found = []
+    for record in recording.archive.read(ROUTING) if ROUTING in recording.streams else ():
+        if FOUND in record.payload:
+            try:
+                message = decode_message(record.payload)
+            except Corrupt:
+                continue
+            found += [
+                Divergence(
+                    seq=record.seq,
+                    replica=owner(record.subject),
+                    other=event.other,
+                    stream=event.stream,
+                    at_seq=event.seq,
+                    verdict=event.verdict,
+                )
+                for event in message.events
+                if isinstance(event, DivergenceFound)
+            ]
+    return found

@@ -1,0 +1,180 @@
+"""Reported: what a replica said of one stream's fold, one place of a `ReplicaReported`.
+
+FoldCheck: what replicas said of their own folds (`ReplicaReported`) against what the log gives there.
+
+Stragglers: what replicas said of their folds and no decision of theirs came behind.
+
+A seat moves only for decisions. So what an idle replica told, or one that ended, is compared with whatever lane comes
+past the place; what is left at the end, with a lane that goes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from core.codec import DIGEST_BYTES
+from core.events import ReplicaReported
+from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.state import DigestPoint, State
+from replay.playback.state_cursors import CursorSource, StateCursor
+from replay.recording.gaps import Gaps
+
+
+class FoldReport(NamedTuple):
+    """One place in one stream."""
+
+    replica: ReplicaId
+    at: StreamSeq
+    """Where in the routing stream it said so."""
+    time_ms: int
+    stream: StreamName
+    epoch: int
+    seq: StreamSeq
+    digest: int
+    head: bytes
+    """Chain digest of the message at `seq`, as the replica had read it."""
+
+
+def fold_reports_of(replica: ReplicaId, at: StreamSeq, time_ms: int, event: ReplicaReported) -> Iterator[FoldReport]:
+    """All of one report; none if it is of folds of another version."""
+    if event.fold_version != FOLD_VERSION:
+        return
+    for stream, points in event.points.items():
+        for i, seq in enumerate(points.seqs):
+            digest = int.from_bytes(points.digests[i * COLUMN_WIDTH : (i + 1) * COLUMN_WIDTH], "little")
+            head = points.heads[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
+            yield FoldReport(replica, at, time_ms, StreamName(stream), points.epoch, StreamSeq(seq), digest, head)
+
+
+KEPT = 100
+"""The first differences are told, all are counted."""
+
+
+class FoldDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica had another fold of a stream than the log gives."""
+
+    replica: ReplicaId
+    stream: StreamName
+    seq: StreamSeq
+    reported_seq: StreamSeq
+    """Where in the routing stream it said so."""
+    time_ms: int
+    digest: int
+    """What the replica said."""
+    refolded: int
+    """What the log gives."""
+
+
+class FoldCheck:
+    """Counts and differences, of all replicas that are played."""
+
+    def __init__(self) -> None:
+        self.compared = 0
+        self.different = 0
+        self.not_judged = 0
+        """Those that differ where the recording lacks something, or has another history than the replica read."""
+        self.differences: list[FoldDifference] = []
+        """The first KEPT of them, in the order of the log."""
+
+    def __repr__(self) -> str:
+        return f"<FoldCheck: {self.different} of {self.compared} differ>"
+
+    def compare(self, report: FoldReport, state: State, cut: Container[StreamName], gaps: Gaps) -> bool:
+        """Whether the state still has that place: then what was told is compared with it. `cut` are streams that are
+        folded from behind their start."""
+        at = state.cursor.get(report.stream)
+        point = state.point(report.stream, report.seq) if at is not None and at.epoch == report.epoch else None
+        if point is None:
+            return False
+        if not point.complete:
+            return True
+        self.compared += 1
+        if point.digest == report.digest:
+            return True
+        if point.head != report.head or report.stream in cut or gaps.at({report.stream: (point.epoch, report.seq)}):
+            self.not_judged += 1
+        else:
+            self.different += 1
+            self._keep([_difference(report, point)])
+        return True
+
+    def add(self, other: FoldCheck) -> None:
+        """What another found counts here too."""
+        self.compared += other.compared
+        self.different += other.different
+        self.not_judged += other.not_judged
+        self._keep(other.differences)
+
+    def _keep(self, differences: list[FoldDifference]) -> None:
+        self.differences = sorted([*self.differences, *differences], key=_place)[:KEPT]
+
+
+def _difference(report: FoldReport, point: DigestPoint) -> FoldDifference:
+    return FoldDifference(
+        replica=report.replica,
+        stream=report.stream,
+        seq=report.seq,
+        reported_seq=report.at,
+        time_ms=report.time_ms,
+        digest=report.digest,
+        refolded=point.digest,
+    )
+
+
+def _place(it: FoldDifference) -> tuple[int, str, int]:
+    return it.reported_seq, it.stream, it.seq
+
+
+class DeferredDigestChecks:
+    """See the module's text."""
+
+    def __init__(self, source: CursorSource, folds: FoldCheck, gaps: Gaps) -> None:
+        self._source = source
+        self._folds = folds
+        self._gaps = gaps
+        self._waiting: list[FoldReport] = []
+
+    def __repr__(self) -> str:
+        return f"<Stragglers: {len(self._waiting)} wait>"
+
+    def note(self, report: FoldReport) -> None:
+        """It waits to be compared, if the recording has the place."""
+        if self._source.has(report.stream, report.epoch, report.seq):
+            self._waiting.append(report)
+
+    def meet(self, state_cursors: list[StateCursor]) -> None:
+        """What one of these lanes has come past, not too long ago, is compared."""
+        self._waiting = [
+            report
+            for report in self._waiting
+            if not any(self._compare(report, state_cursor) for state_cursor in state_cursors)
+        ]
+
+    def finish(self, state_cursors: list[StateCursor]) -> None:
+        """Nothing waits any more; the lanes, which nobody else needs, go on to where something is to be compared."""
+        self.meet(state_cursors)
+        state_cursors = list(state_cursors)
+        for report in sorted(self._waiting, key=lambda report: (report.stream, report.seq, report.at, report.replica)):
+            state_cursor = max(
+                (state_cursor for state_cursor in state_cursors if _reach(state_cursor, report.stream) <= report.seq),
+                key=lambda state_cursor: _reach(state_cursor, report.stream),
+                default=None,
+            )
+            if state_cursor is None:
+                state_cursor = self._source.cursor_towards(report.stream, report.seq)
+                state_cursors.append(state_cursor)
+            self._source.move(state_cursor, {report.stream: (report.epoch, report.seq)})
+            self._compare(report, state_cursor)
+        self._waiting = []
+
+    def _compare(self, report: FoldReport, state_cursor: StateCursor) -> bool:
+        return self._folds.compare(report, state_cursor.state, state_cursor.cut, self._gaps)
+
+
+def _reach(state_cursor: StateCursor, stream: StreamName) -> int:
+    at = state_cursor.state.cursor.get(stream)
+    return at.seq if at is not None else 0

@@ -1,0 +1,375 @@
+"""Playback: every decision of a recording again, in the order of the log, each with the very view that it was made on.
+
+Each replica that decided has a seat of its own, with what it alone knew; the state is a lane's
+(`replay.playback.state_cursors`), folded to the cursor of the decision. What a replica said between two decisions is
+said again when the later one is due: then the state is where the replica stood.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
+from typing import NamedTuple
+
+from core.events import Event, ReplicaLeft, ReplicaReported, RequestRejected, RequestRouted, UnknownEvent
+from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamName, StreamSeq
+from core.prompt import HashedPrompt
+from core.settings import RoutingSettings
+from core.subjects import JOBS, ROUTING
+from projections.policy.view import RouteRequest, View
+from replay.playback.fold_reports import DeferredDigestChecks, FoldCheck, fold_reports_of
+from replay.playback.replica_state import ReplicaState
+from replay.playback.state_cursors import (
+    CursorPerReplica,
+    CursorPool,
+    CursorSource,
+    DecisionCursor,
+    SharedCursors,
+    StateCursor,
+)
+from replay.recording.gaps import Gaps
+from replay.recording.recording import RecordedFrame, Recording
+from replay.verify.chain_proof import gaps_of
+from replay.verify.evidence import doubts_about
+
+FORGET_EVERY = 256
+"""Decisions between two looks at which frames nobody needs any more."""
+WINDOW = 1024
+"""Messages whose decisions are taken in the order of their cursors."""
+UNAPPLIED_MAX = 4096
+"""Events of a replica that decides nothing which are kept for it; they can be read again."""
+DECISION = RequestRouted.__name__
+
+Delay = Callable[[RecordedFrame, Mapping[str, tuple[int, int]]], Mapping[str, tuple[int, int]]]
+"""From a decision's message and recorded cursor to the cursor to decide at; never goes back, never ahead of it."""
+
+
+class RecordedDecision(NamedTuple):
+    """One decision and all that it rested on. `view` is true until the next situation is asked for."""
+
+    replica: ReplicaId
+    seq: StreamSeq
+    """Of the message in the routing stream that says it."""
+    time_ms: int
+    event: RequestRouted
+    """What was recorded."""
+    request: RouteRequest
+    view: View
+    settings: RoutingSettings
+    doubts: dict[str, str]
+    """Why the recording may not show what the replica saw, by kind: `cut`, `gap`, `unknown`, `deleted`, `replaced`,
+    `end`, `settings`, `version`. Empty if nothing is known to be wrong."""
+    number: int = 0
+    """Of the event in its message."""
+
+
+class RecordedRefusal(NamedTuple):
+    """One request that no worker could take, in the same way; its prompt is not in the log."""
+
+    replica: ReplicaId
+    seq: StreamSeq
+    time_ms: int
+    event: RequestRejected
+    view: View
+    settings: RoutingSettings
+    doubts: dict[str, str]
+    number: int
+
+
+class _ViewOfReplacedJobs(View):
+    """A view of a replica that had read a queue of jobs that was made anew since: no decision rests on jobs, but all
+    name how far they were read."""
+
+    _jobs: tuple[int, int]
+
+    @staticmethod
+    def of(view: View, jobs: tuple[int, int]) -> _ViewOfReplacedJobs:
+        """The view with that place in its cursor."""
+        other = _ViewOfReplacedJobs(*view)
+        other._jobs = jobs
+        return other
+
+    @property
+    def cursor(self) -> dict[str, tuple[int, int]]:
+        return dict(sorted({**super().cursor, JOBS: self._jobs}.items()))
+
+
+class _ReplicaEvent(NamedTuple):
+    """One event of a replica, or None for messages of it that are missing before this one."""
+
+    frame: RecordedFrame
+    number: int
+    event: Event | UnknownEvent | None
+
+
+class Playback:
+    """See the module's text; goes through the recording once."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        start: int = 1,
+        end: int | None = None,
+        *,
+        replica: ReplicaId | Collection[ReplicaId] | None = None,
+        delay: Delay | None = None,
+        gaps: Gaps | None = None,
+        numbers: Mapping[ReplicaId, int] = MappingProxyType({}),
+    ) -> None:
+        """Decisions whose message stands in the routing stream from `start` up to `end` (not included); of one or
+        some replicas only, if they are given. `gaps` is what a proof found; without it, holes are looked for.
+        `numbers`: of each replica's next message at the start, so that what comes again is known."""
+        self.replica_states: dict[ReplicaId, ReplicaState] = {}
+        self.skipped: Counter[str] = Counter()
+        """Decisions in the range that are given to nobody: `repeat` (the same message once more), `foreign` (signed
+        by somebody else), `ended` (behind the replica's end), `version` (of a form that this program cannot read)."""
+        self.unreadable = 0
+        """Messages of the routing stream that are none of ours, or of a form that this program cannot read."""
+        self.folds = FoldCheck()
+        """What the replicas themselves said of their folds against ours: by `windows` all that they said, else what
+        they said before a decision of theirs."""
+        self.recording = recording
+        self._start, self._end = start, end
+        self._only = {ReplicaId(replica)} if isinstance(replica, str) else replica
+        self._delay = delay
+        self._gaps = gaps_of(recording) if gaps is None else gaps
+        self._source = CursorSource(recording, rebases=bool(self._gaps.all))
+        self._deferred: DeferredDigestChecks | None = None
+        """Of what is said to be compared later; None if nobody compares it."""
+        self._unapplied: dict[ReplicaId, deque[_ReplicaEvent]] = {}
+        """What each said since its last decision."""
+        self._last_cursors: dict[ReplicaId, DecisionCursor] = {}
+        """The cursor of its last decision."""
+        self._numbers = dict(numbers)
+        """Of each replica's next message."""
+        self._ended: set[ReplicaId] = set()
+        """Whose end was just heard."""
+
+    def __iter__(self) -> Iterator[RecordedDecision]:
+        """The situations, in the order of the log. CallerError or Corrupt if the recording cannot be read."""
+        return (each for each in self.everything(refusals=False) if isinstance(each, RecordedDecision))
+
+    def everything(self, *, refusals: bool = True) -> Iterator[RecordedDecision | RecordedRefusal]:
+        """The same with the requests that were refused."""
+        pool, made = CursorPerReplica(self._source), 0
+        for frame in self._frames():
+            for step in self._events_of(frame):
+                if isinstance(step.event, RequestRouted) or (refusals and isinstance(step.event, RequestRejected)):
+                    yield self._play(step, pool)
+                    made += 1
+                    if made % FORGET_EVERY == 0:
+                        self._source.forget(pool.all())
+            self._clean_up(pool, [ReplicaId(frame.owner)])
+
+    def windows(self) -> Iterator[Iterator[RecordedDecision | RecordedRefusal]]:
+        """The same in windows of the log, within each in the order of the cursors: where several replicas decide, that
+        is a good deal cheaper. Each window is to be gone through to its end."""
+        pool, frames = SharedCursors(self._source), self._frames()
+        self._deferred = deferred = DeferredDigestChecks(self._source, self.folds, self._gaps)
+        while window := list(islice(frames, WINDOW)):
+            yield self._window(window, pool)
+            self._clean_up(pool, list(self._unapplied))
+            deferred.meet(pool.all())
+            self._source.forget(pool.all())
+        for replica in list(self._unapplied):
+            self._drop_unapplied(replica)
+        deferred.finish(pool.all())
+
+    def _window(self, frames: list[RecordedFrame], pool: SharedCursors) -> Iterator[RecordedDecision | RecordedRefusal]:
+        steps = [step for frame in frames for step in self._events_of(frame)]
+        decisions = [step for step in steps if isinstance(step.event, RequestRouted | RequestRejected)]
+        cursors = [self._cursor(step) for step in decisions]
+        pool.begin(cursors, len({step.frame.owner for step in decisions}))
+        for at in _in_order(decisions, cursors):
+            yield self._play(decisions[at], pool)
+
+    def doubts(self, at: RecordedDecision | RecordedRefusal, agreed: Mapping[StreamName, int]) -> dict[str, str]:
+        """Those that remain of the situation given last, where the replica's folds are known to have been ours up to
+        there."""
+        return doubts_about(self.replica_states[at.replica], at.event, self._source, self._gaps, agreed)
+
+    # --- what replicas said ------------------------------------------------------------------------------------
+
+    def _frames(self) -> Iterator[RecordedFrame]:
+        if ROUTING in self._source.epochs:
+            yield from self._source.frames(ROUTING, self._start, self._end)
+
+    def _events_of(self, frame: RecordedFrame) -> list[_ReplicaEvent]:
+        """The events of a message that is to be played; they wait to be said."""
+        replica, message = ReplicaId(frame.owner), frame.message
+        if self._only is not None and replica not in self._only:
+            return []
+        if message is None:
+            self.unreadable += 1
+        elif message.source == SourceId(replica + LOST_SUFFIX):
+            self._ended.add(replica)
+        elif message.source != SourceId(replica):
+            self.skipped["foreign"] += _decisions(frame)
+        elif message.n < self._numbers.get(replica, 0):
+            self.skipped["repeat"] += _decisions(frame)
+        else:
+            steps = self._steps(replica, frame, message.events)
+            if message.n > self._numbers.get(replica, message.n):
+                steps.insert(0, _ReplicaEvent(frame, -1, None))
+            self._numbers[replica] = message.n + 1
+            self._unapplied.setdefault(replica, deque()).extend(steps)
+            return steps
+        return []
+
+    def _steps(
+        self, replica: ReplicaId, frame: RecordedFrame, events: Sequence[Event | UnknownEvent]
+    ) -> list[_ReplicaEvent]:
+        steps, left = [], False
+        for number, event in enumerate(events):
+            if left:
+                self.skipped["ended"] += isinstance(event, RequestRouted)
+                continue
+            if isinstance(event, UnknownEvent) and event.name == DECISION:
+                self.skipped["version"] += 1
+            steps.append(_ReplicaEvent(frame, number, event))
+            if isinstance(event, ReplicaLeft):
+                left = True
+                self._ended.add(replica)
+        return steps
+
+    def _clean_up(self, pool: CursorPool, replicas: list[ReplicaId]) -> None:
+        """Nothing is kept of those who ended; nothing waits for those without a seat, who are seated with it."""
+        for replica in replicas:
+            if replica in self._ended or len(self._unapplied.get(replica, ())) > UNAPPLIED_MAX:
+                self._ended.discard(replica)
+                self.replica_states.pop(replica, None)
+                pool.drop(replica)
+            if replica not in self.replica_states:
+                self._drop_unapplied(replica)
+                self._last_cursors.pop(replica, None)
+
+    def _drop_unapplied(self, replica: ReplicaId) -> None:
+        """What it said since its last decision is said to nobody."""
+        for step in self._unapplied.pop(replica, ()):
+            if self._deferred is not None and isinstance(step.event, ReplicaReported):
+                for report in fold_reports_of(replica, step.frame.seq, step.frame.time_ms, step.event):
+                    self._deferred.note(report)
+
+    # --- decisions ---------------------------------------------------------------------------------------------
+
+    def _cursor(self, step: _ReplicaEvent) -> DecisionCursor:
+        assert isinstance(step.event, RequestRouted | RequestRejected)
+        recorded = step.event.cursor
+        return recorded if self._delay is None else self._delay(step.frame, recorded)
+
+    def _play(self, step: _ReplicaEvent, pool: CursorPool) -> RecordedDecision | RecordedRefusal:
+        """The decision as it was; what was said before it is said."""
+        replica, cursor = ReplicaId(step.frame.owner), self._cursor(step)
+        state_cursor = pool.at(replica, cursor)
+        unapplied, replica_state, last_cursor = (
+            self._unapplied[replica],
+            self.replica_states.get(replica),
+            self._last_cursors.get(replica),
+        )
+        if replica_state is None or last_cursor is None or _goes_back(last_cursor, cursor):
+            replica_state = self.replica_states[replica] = self._new_replica_state(replica, step, state_cursor)
+            while unapplied[0] is not step:
+                self._compare(replica_state, unapplied.popleft())
+        else:
+            replica_state.move_to(state_cursor.state, state_cursor.cut)
+            while (said := unapplied[0]) is not step:
+                self._apply(replica_state, said)
+                unapplied.popleft()
+        if self._source.covers(cursor):
+            self._last_cursors[replica] = cursor
+        else:
+            self._last_cursors.pop(replica, None)  # it stood in another history: it is seated anew in this one
+        event = step.event
+        if isinstance(event, RequestRouted):
+            return self._recorded_decision(replica_state, step, event)
+        assert isinstance(event, RequestRejected)
+        doubts = doubts_about(replica_state, event, self._source, self._gaps)
+        frame = step.frame
+        return RecordedRefusal(
+            replica, frame.seq, frame.time_ms, event, replica_state.view, replica_state.settings, doubts, step.number
+        )
+
+    def _apply(self, replica_state: ReplicaState, step: _ReplicaEvent) -> None:
+        if step.event is None:
+            replica_state.note_missing(step.frame.seq)
+            return
+        self._compare(replica_state, step)
+        replica_state.apply_own(step.frame.seq, step.event)
+
+    def _compare(self, replica_state: ReplicaState, step: _ReplicaEvent) -> None:
+        """What the replica said of its folds, if it did, is compared with the seat's."""
+        if not isinstance(step.event, ReplicaReported) or self._delay is not None:
+            return
+        for report in fold_reports_of(replica_state.replica, step.frame.seq, step.frame.time_ms, step.event):
+            if (
+                not self.folds.compare(report, replica_state.state, replica_state.cut, self._gaps)
+                and self._deferred is not None
+            ):
+                self._deferred.note(report)
+
+    def _recorded_decision(
+        self, replica_state: ReplicaState, step: _ReplicaEvent, event: RequestRouted
+    ) -> RecordedDecision:
+        frame = step.frame
+        request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
+        doubts, view = doubts_about(replica_state, event, self._source, self._gaps), replica_state.view
+        jobs = event.cursor.get(JOBS)
+        if jobs is not None and self._source.epochs.get(JOBS) != jobs[0]:
+            view = _ViewOfReplacedJobs.of(view, jobs)
+        return RecordedDecision(
+            replica_state.replica,
+            frame.seq,
+            frame.time_ms,
+            event,
+            request,
+            view,
+            replica_state.settings,
+            doubts,
+            step.number,
+        )
+
+    def _new_replica_state(self, replica: ReplicaId, step: _ReplicaEvent, state_cursor: StateCursor) -> ReplicaState:
+        """A seat at the lane, which knows what the replica said before this."""
+        replica_state = ReplicaState(replica, state_cursor.state)
+        replica_state.move_to(state_cursor.state, state_cursor.cut)
+        at, n_next = (
+            state_cursor.state.cursor.get(ROUTING),
+            replica_state.part.chain.n_next if replica_state.part is not None else 0,
+        )
+        for frame in self.recording.frames(ROUTING, at.seq + 1 if at is not None else 1, step.frame.seq + 1):
+            message = frame.message
+            if frame.owner != replica or message is None or message.source != SourceId(replica) or message.n < n_next:
+                continue
+            if message.n > n_next:
+                replica_state.note_missing(frame.seq)
+            n_next = message.n + 1
+            for event in message.events if frame.seq < step.frame.seq else message.events[: step.number]:
+                replica_state.apply_own(frame.seq, event)
+        return replica_state
+
+
+def _in_order(decisions: list[_ReplicaEvent], cursors: list[DecisionCursor]) -> list[int]:
+    """Which one comes when: by their cursors, each replica's own as it made them."""
+    reached: dict[str, int] = {}
+    keys = []
+    for step, cursor in zip(decisions, cursors, strict=True):
+        owner = step.frame.owner
+        reach = reached[owner] = max(reached.get(owner, 0), sum([seq for _, seq in cursor.values()]))
+        keys.append(reach)
+    return sorted(range(len(decisions)), key=keys.__getitem__)
+
+
+def _goes_back(before: DecisionCursor, cursor: DecisionCursor) -> bool:
+    """Whether somebody who stood there first would have to unread something."""
+    for stream, (epoch, seq) in before.items():
+        at = cursor.get(stream)
+        if at is None or (at[0] == epoch and at[1] < seq):
+            return True
+    return False
+
+
+def _decisions(frame: RecordedFrame) -> int:
+    events = frame.message.events if frame.message is not None else ()
+    return sum(isinstance(event, RequestRouted) for event in events)

@@ -1,0 +1,281 @@
+"""Lanes: states that are folded along a recording, for whoever wants to see it at one cursor after another.
+
+1. A fold cannot go back. So whoever wants cursors that each lie behind the one before, in every stream, needs one lane.
+2. `CursorPerReplica` gives every replica its own: its cursors only grow. Decisions can be taken in the order of the
+   log.
+3. `SharedCursors` is for who takes the decisions of a window in the order of their cursors: replicas that follow one
+   log are rarely ahead of each other in one stream and behind in another, so one lane does for nearly all of them.
+   Where it does not, a second one is copied from a lane that is kept behind. If that happens often, each replica gets
+   its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from core.ids import Epoch, ReplicaId, StreamName, StreamSeq
+from projections.folds.snapshot import decode, encode
+from projections.folds.state import State
+from replay.playback.frame_cache import FrameCache
+from replay.recording.recording import Cursor, RecordedFrame, Recording
+from streams.archive.archive_format import Span
+
+MISFITS_MAX = 8
+WINDOWS_PER_MISFIT = 4
+"""If more copies of a state have to be made for shared lanes than this, or if it takes as many as there are replicas,
+every replica gets a lane of its own."""
+
+READ_AHEAD = 256
+"""Messages that are read at once for who looks ahead."""
+
+DecisionCursor = Mapping[str, tuple[int, int]]
+"""Per stream epoch and sequence, as a decision records its cursor."""
+
+
+class StateCursor:
+    """One state and what is known of it."""
+
+    __slots__ = ("cut", "state")
+
+    def __init__(self, state: State, cut: dict[StreamName, str]) -> None:
+        self.state = state
+        self.cut = cut
+        """Streams that are folded from behind their start: sources that were silent since are not known at all."""
+
+    def __repr__(self) -> str:
+        return f"<StateCursor {self.state!r}>"
+
+    @property
+    def reach(self) -> int:
+        """How far it is, all streams together."""
+        return sum([at.seq for at in self.state.cursor.values()])
+
+    def behind(self, cursor: Cursor) -> int:
+        """Messages to the cursor."""
+        at = self.state.cursor
+        return sum([seq - (at[stream].seq if stream in at else 0) for stream, seq in cursor.items()])
+
+    def fits(self, cursor: DecisionCursor) -> bool:
+        """Whether it is nowhere behind the cursor."""
+        at = self.state.cursor
+        if len(at) > len(cursor):
+            return False
+        for stream, (epoch, seq) in at.items():
+            if stream not in cursor:
+                return False
+            wanted_epoch, wanted = cursor[stream]
+            if seq > wanted and epoch == wanted_epoch:
+                return False
+        return True
+
+
+class CursorSource:
+    """The recording that lanes are folded along; messages are decoded once for all of them."""
+
+    def __init__(self, recording: Recording, *, rebases: bool = False) -> None:
+        """`rebases`: the recording lacks something, so a snapshot that a lane comes past may know more than it does."""
+        self.recording = recording
+        self.epochs = {stream: recording.archive.span(stream).epoch for stream in recording.streams}
+        self.ends = recording.end
+        self._rebases = bool(recording.archive.snapshots()) and (rebases or any(recording.start.values()))
+        self._caches: dict[StreamName, FrameCache] = {}
+
+    def __repr__(self) -> str:
+        return f"<CursorSource {self.recording!r}>"
+
+    def here(self, cursor: DecisionCursor) -> Cursor:
+        """The cursor without streams of whose epoch the recording has nothing."""
+        named = [(StreamName(name), epoch, StreamSeq(seq)) for name, (epoch, seq) in cursor.items()]
+        return {stream: seq for stream, epoch, seq in named if self.epochs.get(stream) == epoch}
+
+    def covers(self, cursor: DecisionCursor) -> bool:
+        """Whether the recording is of the history that the cursor is of."""
+        return all(self.epochs.get(StreamName(name)) == epoch for name, (epoch, _) in cursor.items())
+
+    def has(self, stream: StreamName, epoch: int, seq: int) -> bool:
+        """Whether the recording reaches over that message."""
+        return self.epochs.get(stream) == epoch and self._span(stream).first_seq <= seq <= self.ends[stream]
+
+    def cursor_towards(self, stream: StreamName, seq: int) -> StateCursor:
+        """A new lane that is not yet behind that message, and anywhere else in other streams."""
+        return StateCursor(self.recording.state_before({**self.ends, stream: StreamSeq(seq)}), {})
+
+    def state_cursor(self, cursor: DecisionCursor, near: Iterable[StateCursor] = ()) -> StateCursor:
+        """A new lane at the cursor, copied from the nearest of those or from what the recording has nearer."""
+        here = self.here(cursor)
+        best, left = None, self.recording.to_fold(here)
+        for state_cursor in near:
+            if state_cursor.fits(cursor) and (behind := state_cursor.behind(here)) < left:
+                best, left = state_cursor, behind
+        found = StateCursor(self.recording.state_before(here), {}) if best is None else self.copy(best)
+        self.move(found, cursor)
+        return found
+
+    def copy(self, state_cursor: StateCursor) -> StateCursor:
+        """The same once more, growing apart; O(blocks * log blocks)."""
+        return StateCursor(
+            decode(self.recording.chain_key, b"".join(encode(state_cursor.state))), dict(state_cursor.cut)
+        )
+
+    def move(self, state_cursor: StateCursor, cursor: DecisionCursor) -> None:
+        """The lane, which fits, is at the cursor, as far as the recording goes."""
+        if self._rebases:
+            self._rebase(state_cursor, self.here(cursor))
+        at, epochs = state_cursor.state.cursor, self.epochs
+        for name, (epoch, seq) in cursor.items():
+            stream = StreamName(name)
+            if epochs.get(stream) == epoch and (stream not in at or at[stream].seq < seq):
+                self._fold(state_cursor, stream, seq)
+
+    def frames(self, stream: StreamName, start: int, end: int | None) -> Iterator[RecordedFrame]:
+        """The stream's messages from `start` up to `end` (not included), read shortly ahead of the lanes."""
+        last = self.ends[stream] if end is None else min(end - 1, self.ends[stream])
+        for at in range(max(start, self._span(stream).first_seq), last + 1, READ_AHEAD):
+            yield from self._cache(stream, start).between(at, min(at + READ_AHEAD - 1, last))
+
+    def forget(self, state_cursors: Iterable[StateCursor]) -> None:
+        """Messages that none of these lanes needs any more are given back."""
+        states = [state_cursor.state.cursor for state_cursor in state_cursors]
+        for stream, cache in self._caches.items():
+            cache.forget(min((at[stream].seq for at in states if stream in at), default=0) + 1)
+
+    def _rebase(self, state_cursor: StateCursor, here: Cursor) -> None:
+        """If there is a snapshot between the lane and the cursor, the lane goes on from that."""
+        if self.recording.to_fold(here) < state_cursor.behind(here):
+            state_cursor.state, state_cursor.cut = self.recording.state_before(here), {}
+
+    def _fold(self, state_cursor: StateCursor, stream: StreamName, seq: int) -> None:
+        state = state_cursor.state
+        folded = state.open(stream, Epoch(self.epochs[stream]))
+        if not folded:
+            self._look_for_cut(state_cursor, stream)
+        fold = state.fold
+        for _, at, _, owner, head, message in self._cache(stream, folded + 1).between(folded + 1, seq):
+            fold(stream, at, owner, message, head)
+        if state.cursor[stream].seq < seq:
+            state.skip_to(stream, StreamSeq(seq))
+
+    def _look_for_cut(self, state_cursor: StateCursor, stream: StreamName) -> None:
+        if self.recording.start[stream]:
+            state_cursor.cut[stream] = self.recording.cut_text(stream)
+
+    def _span(self, stream: StreamName) -> Span:
+        return self.recording.archive.span(stream)
+
+    def _cache(self, stream: StreamName, start: int) -> FrameCache:
+        if stream not in self._caches:
+            self._caches[stream] = FrameCache(self.recording, stream, start)
+        return self._caches[stream]
+
+
+class CursorPool(Protocol):
+    """Whose lane a decision is seen from."""
+
+    def at(self, replica: ReplicaId, cursor: DecisionCursor) -> StateCursor:
+        """A lane at the cursor; nobody moves it before this is called again."""
+
+    def drop(self, replica: ReplicaId) -> None:
+        """The replica decides nothing any more."""
+
+    def all(self) -> list[StateCursor]:
+        """Those that may be asked for again."""
+
+
+class CursorPerReplica:
+    """One per replica."""
+
+    def __init__(self, source: CursorSource, near: Iterable[StateCursor] = ()) -> None:
+        """`near`: what first lanes may be copied from."""
+        self._source = source
+        self._near = list(near)
+        self._cursors: dict[ReplicaId, StateCursor] = {}
+
+    def __repr__(self) -> str:
+        return f"<CursorPerReplica of {len(self._cursors)} replicas>"
+
+    def at(self, replica: ReplicaId, cursor: DecisionCursor) -> StateCursor:
+        state_cursor = self._cursors.get(replica)
+        if state_cursor is None or not state_cursor.fits(cursor):
+            state_cursor = self._cursors[replica] = self._source.state_cursor(cursor, self.all())
+        else:
+            self._source.move(state_cursor, cursor)
+        return state_cursor
+
+    def drop(self, replica: ReplicaId) -> None:
+        self._cursors.pop(replica, None)
+
+    def all(self) -> list[StateCursor]:
+        return [*self._cursors.values(), *self._near]
+
+    def forget_near(self) -> None:
+        """Lanes that are still to come are copied from those that are there."""
+        self._near = []
+
+
+class SharedCursors:
+    """As few as the cursors allow; see the module's text."""
+
+    def __init__(self, source: CursorSource) -> None:
+        self._source = source
+        self._cursors: list[StateCursor] = []
+        self._behind: StateCursor | None = None
+        """At or before every cursor of the window."""
+        self._lowest: DecisionCursor = {}
+        self._windows = self._misfits = self._replicas = 0
+        self._own: CursorPerReplica | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._own) if self._own is not None else f"<SharedCursors: {len(self._cursors)}>"
+
+    def begin(self, cursors: Iterable[DecisionCursor], replicas: int) -> None:
+        """A window of decisions with these cursors begins, by so many replicas."""
+        self._replicas = replicas
+        self._windows += 1
+        if self._own is not None:
+            self._own.forget_near()
+            return
+        wanted = list(cursors)
+        streams = set[str].intersection(*map(set, wanted)) if wanted else set[str]()
+        self._lowest = {stream: min(cursor[stream] for cursor in wanted) for stream in streams}
+
+    def at(self, replica: ReplicaId, cursor: DecisionCursor) -> StateCursor:
+        if self._own is not None:
+            return self._own.at(replica, cursor)
+        fitting = [state_cursor for state_cursor in self._cursors if state_cursor.fits(cursor)]
+        if fitting:
+            state_cursor = max(fitting, key=lambda state_cursor: state_cursor.reach)
+            self._source.move(state_cursor, cursor)
+            return state_cursor
+        state_cursor = self._split(cursor)
+        too_often = self._misfits > MISFITS_MAX + self._windows // WINDOWS_PER_MISFIT
+        if self._cursors and (too_often or len(self._cursors) >= self._replicas):
+            self._own = CursorPerReplica(self._source, [self._kept_behind(cursor)])
+            self._cursors, self._behind = [], None
+            return self._own.at(replica, cursor)
+        self._cursors.append(state_cursor)
+        return state_cursor
+
+    def drop(self, replica: ReplicaId) -> None:
+        if self._own is not None:
+            self._own.drop(replica)
+
+    def all(self) -> list[StateCursor]:
+        if self._own is not None:
+            return self._own.all()
+        return self._cursors if self._behind is None else [*self._cursors, self._behind]
+
+    def _split(self, cursor: DecisionCursor) -> StateCursor:
+        """A further lane at the cursor."""
+        self._misfits += bool(self._cursors)
+        return self._source.state_cursor(cursor, [self._kept_behind(cursor)])
+
+    def _kept_behind(self, cursor: DecisionCursor) -> StateCursor:
+        """The lane that is kept behind, moved on as far as no decision of the window needs it further back."""
+        lowest = self._lowest if set(self._lowest) <= set(cursor) else cursor
+        here, behind = self._source.here(lowest), self._behind
+        if behind is None or not behind.fits(lowest) or self._source.recording.to_fold(here) < behind.behind(here):
+            behind = self._behind = self._source.state_cursor(lowest)  # from a snapshot on, if there is one
+        else:
+            self._source.move(behind, lowest)
+        return behind

@@ -1,0 +1,91 @@
+"""Lacks: what replicas read and a recording does not have: messages cut off by retention, deleted, or lost in a chain.
+
+A fold notices a missing message with the next one of its source; what was decided in between rests on something that
+is not there, and no fold can know. So the recording is looked through once, ahead of the folds
+(`replay.verify.chain_proof`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from core.ids import SourceId, StreamName, StreamSeq
+from core.subjects import ROUTING
+
+CUT, GAP, DELETED, UNTOLD = "cut", "gap", "deleted", "untold"
+
+
+class RecordingGap(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages that are not in the recording, or are not what they were."""
+
+    kind: str
+    """`cut`: retention took them, and no snapshot has what they said; `deleted`: they are missing in the middle of the
+    stream; `gap`: the chain proves that they were, the stream has no hole for them; `untold`: a replica was found
+    lost, and nobody told the rest of its journal: how many they are, if any, cannot be known."""
+    stream: StreamName
+    source: SourceId | None
+    """Who said them; None if nothing tells."""
+    name: str
+    """The worker's or replica's, as people know it; empty if nothing tells."""
+    n_from: int
+    n_to: int
+    """The last of them."""
+    after: StreamSeq
+    """From this cursor on a replica may have read them …"""
+    noticed: StreamSeq | None
+    """… and from this one on the fold knows that they are missing; None for never."""
+    sure: StreamSeq
+    """A replica whose fold was as ours here had not read them, or they changed nothing."""
+
+    @property
+    def messages(self) -> int:
+        """How many are known to be missing."""
+        return self.n_to - self.n_from + 1
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.kind == UNTOLD:
+            return (
+                f"replica {self.name or self.source} was found lost at {self.stream}:{self.noticed}, its journal was "
+                f"not told: what it decided behind {self.stream}:{self.after}, if anything, is in no log"
+            )
+        count = f"{self.messages} messages" if self.messages > 1 else "1 message"
+        kind = "replica" if self.stream == ROUTING else "worker"
+        whose = f" of {kind} {self.name or self.source}" if self.source else ""
+        where = f"before {self.stream}:{self.noticed}" if self.noticed else f"from {self.stream}:{self.after} on"
+        how = {CUT: "cut off by retention", DELETED: "deleted", GAP: "missing"}[self.kind]
+        return f"{count}{whose} {how} {where}"
+
+
+class Gaps:
+    """All of a recording, for whoever folds it."""
+
+    def __init__(self, gaps: Iterable[RecordingGap] = ()) -> None:
+        self.all = list(gaps)
+        """By stream, in the order in which they were noticed."""
+        self._cut = {(gap.stream, gap.source) for gap in self.all if gap.kind == CUT}
+
+    def __repr__(self) -> str:
+        return f"<Gaps {len(self.all)}>"
+
+    def kind(self, stream: StreamName, source: str) -> str:
+        """Why a fold does not know this source."""
+        return CUT if (stream, source) in self._cut else GAP
+
+    def at(
+        self, cursor: Mapping[str, tuple[int, int]], agreed: Mapping[StreamName, int] = MappingProxyType({})
+    ) -> dict[str, str]:
+        """Kind to text, of what a replica may have read at the cursor and no fold knows yet. `agreed`: up to where the
+        replica itself said that its fold was as ours."""
+        return {
+            gap.kind: gap.text
+            for gap in self.all
+            if gap.stream in cursor
+            and agreed.get(gap.stream, 0) < gap.sure
+            and gap.after <= cursor[gap.stream][1]
+            and (gap.noticed is None or cursor[gap.stream][1] < gap.noticed)
+        }

@@ -1,0 +1,153 @@
+"""Moments as people type them: a time, a time of today, so long ago, a stream's sequence, a request id, or a cursor.
+
+History: a running log asked for a moment, before anything of it is copied.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from core.codec import decode_message
+from core.errors import CallerError, Corrupt
+from core.events import RequestRejected, RequestRouted
+from core.events.routing import RequestTurnedAway
+from core.ids import RequestId, StreamName, StreamSeq
+from core.subjects import ROUTING, kv_stream
+from streams.log import EventLog, Record
+
+_AGO = re.compile(r"-(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SEQ = re.compile(r"(kv(?:_\d+)?|load|routing|jobs):(\d+)")
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_FIRST_MS = round(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * 1000
+_LAST_MS = round(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 1000
+"""Of the calendar: times beyond have no name."""
+
+
+class AtTime(NamedTuple):
+    """Milliseconds since 1970."""
+
+    time_ms: int
+
+
+class AtSequence(NamedTuple):
+    """A stream's own position."""
+
+    stream: StreamName
+    seq: StreamSeq
+
+
+class AtRequest(NamedTuple):
+    """When a request was routed first."""
+
+    request: RequestId
+
+
+class AtCursor(NamedTuple):
+    """Behind these messages, stream by stream; before the first of a stream that is not named."""
+
+    seqs: tuple[tuple[StreamName, StreamSeq], ...]
+
+    def seq(self, stream: StreamName) -> StreamSeq:
+        """The last of the stream's messages that lie before the moment; 0 for none."""
+        return dict(self.seqs).get(stream, StreamSeq(0))
+
+
+Moment = AtTime | AtSequence | AtRequest | AtCursor
+
+
+def parse_moment(text: str, now_ms: int) -> Moment:
+    """`2026-11-20T14:03:05Z`, `14:03` (UTC, today), `-15m`, `kv:1234`, a request id, or `kv_0:12,load:3,routing:7`.
+
+    CallerError if empty, or outside of the calendar. Of a sequence, the moment before that message; of a cursor, the
+    one behind all of them.
+    """
+    text = text.strip()
+    if not text:
+        raise CallerError("a moment is a time (2026-11-20T14:03:05Z, 14:03, -15m), kv:1234, or a request id")
+    if ago := _AGO.fullmatch(text):
+        return _at(text, now_ms - float(ago[1]) * _UNIT_MS[ago[2]])
+    sequences = [_SEQ.fullmatch(part.strip()) for part in text.split(",")]
+    if all(sequences):
+        seqs = tuple(_sequence(match) for match in sequences if match)
+        return AtSequence(*seqs[0]) if len(seqs) == 1 else AtCursor(seqs)
+    if clock := _CLOCK.fullmatch(text):
+        return AtTime(_today(now_ms, int(clock[1]), int(clock[2]), int(clock[3] or 0)))
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return AtRequest(RequestId(text))
+    return _at(text, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _at(text: str, time_ms: float) -> AtTime:
+    if not _FIRST_MS <= time_ms <= _LAST_MS:
+        raise CallerError(f"{text} lies outside of the years 1 to 9999")
+    return AtTime(round(time_ms))
+
+
+def _sequence(match: re.Match[str]) -> tuple[StreamName, StreamSeq]:
+    stream = kv_stream(0) if match[1] == "kv" else StreamName(match[1])
+    return stream, StreamSeq(int(match[2]))
+
+
+def _today(now_ms: int, hour: int, minute: int, second: int) -> int:
+    try:
+        at = datetime.fromtimestamp(now_ms / 1000, UTC).replace(hour=hour, minute=minute, second=second, microsecond=0)
+    except ValueError as error:
+        raise CallerError(f"{hour}:{minute:02}:{second:02} is no time of day") from error
+    if at.timestamp() * 1000 > now_ms:
+        at -= timedelta(days=1)  # the last time that the clock showed it
+    return round(at.timestamp() * 1000)
+
+
+FIRST = StreamSeq(1)
+
+
+async def position_in_log(log: EventLog, stream: StreamName, moment: Moment) -> StreamSeq:
+    """The first sequence of the stream at or after the moment; CallerError if the log does not know it."""
+    match moment:
+        case AtTime(time_ms):
+            return await log.seek(stream, time_ms)
+        case AtSequence(named, seq):
+            return seq if named == stream else await log.seek(stream, await _time_of(log, named, seq))
+        case AtRequest(request):
+            found = await routed_record(log, request)
+            return found.seq if stream == ROUTING else await log.seek(stream, found.time_ms)
+        case AtCursor():
+            return StreamSeq(moment.seq(stream) + 1)
+
+
+async def routed_record(log: EventLog, request: str) -> Record:
+    """The message that says where the request went at first, or that it went nowhere; of the last request of that id.
+    CallerError if the log knows none. Reads the whole routing stream."""
+    named, found = request.encode(), None
+    async for record in log.read(ROUTING, FIRST):
+        if named in record.payload and _routes(record.payload, request):
+            found = record
+    if found is None:
+        raise CallerError(
+            f"{request!r} is no time, no sequence, and no request that the log knows; "
+            "`contrail events --stream routing` lists them"
+        )
+    return found
+
+
+def _routes(payload: bytes, request: str) -> bool:
+    try:
+        events = decode_message(payload).events
+    except Corrupt:
+        return False
+    return any(
+        (isinstance(event, RequestRouted | RequestRejected) and event.request == request and event.attempt == 0)
+        or (isinstance(event, RequestTurnedAway) and event.request == request)
+        for event in events
+    )
+
+
+async def _time_of(log: EventLog, stream: StreamName, seq: StreamSeq) -> int:
+    async for record in log.read(stream, seq):
+        return record.time_ms
+    raise CallerError(f"{stream}:{seq} lies beyond the end of the log")

@@ -1,0 +1,357 @@
+"""Recording: a stretch of a namespace's history in hand, decoded; everything in `replay` works on one.
+
+With the deployment's key every message's digest is computed, so that chains prove what the log said. Without it the
+digests are those that the messages themselves name: folds come out the same, but nothing is proved.
+
+Last words: the newest message of each of some sources before a place in a stream, found by looking back from it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from core.codec import CHAIN_START, Message, decode_message, digest
+from core.errors import CallerError, Corrupt
+from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
+from core.keys import DeploymentKey
+from core.snapshot_manifest import Manifest
+from core.subjects import ROUTING, is_kv, owner
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.routing_fold import ReplicaPart
+from projections.folds.snapshot import decode
+from projections.folds.state import State, is_folded
+from replay.recording.chain_heads import ChainHeads
+from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment
+from replay.recording.participants import Participants
+from replay.recording.request_history import RoutingIndex
+from streams.archive.archive_format import key_check
+from streams.archive.archive_reader import ArchiveReader
+from streams.log import Record
+
+PROGRESS_EVERY = 10_000
+"""Messages between two words on how far a fold is."""
+
+Cursor = dict[StreamName, StreamSeq]
+"""Per stream the last sequence that is folded; 0 for none."""
+Progress = Callable[[int, int], None]
+"""Told messages folded, and how many there are to fold."""
+
+
+class RecordedFrame(NamedTuple):
+    """One message, decoded, where it stands."""
+
+    stream: StreamName
+    seq: StreamSeq
+    time_ms: int
+    owner: str
+    head: bytes
+    """Its chain digest."""
+    message: Message | None
+    """None for what is no message of ours."""
+
+
+class Recording:
+    """See the module's text. Used by one thread at a time."""
+
+    def __init__(self, archive: ArchiveReader, key: DeploymentKey | None) -> None:
+        """CallerError if the key is another deployment's."""
+        self.archive = archive
+        self.key = key
+        self.chain_key = _chain_key(archive, key)
+        """Empty without a key."""
+        self._heads: dict[StreamName, ChainHeads] = {}
+        self._keyframes: list[tuple[Cursor, bytes]] = []
+        self._index: RoutingIndex | None = None
+        self._names: Participants | None = None
+
+    def __repr__(self) -> str:
+        return f"<Recording {self.archive!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @staticmethod
+    def open(path: Path, key: DeploymentKey | None = None) -> Recording:
+        """CallerError or Corrupt if the file cannot be used."""
+        archive = ArchiveReader.open(path)
+        try:
+            return Recording(archive, key)
+        except BaseException:  # whatever it was, nobody else would close the file
+            archive.close()
+            raise
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        self.archive.close()
+
+    @property
+    def proved(self) -> bool:
+        """Whether chains are checked with the deployment's key."""
+        return bool(self.chain_key) and not self.archive.contents.redacted
+
+    @property
+    def streams(self) -> list[StreamName]:
+        """Those that are folded, sorted."""
+        return [stream for stream in self.archive.streams if is_folded(stream)]
+
+    @property
+    def end(self) -> Cursor:
+        """All that it holds."""
+        return {stream: StreamSeq(self.archive.span(stream).last_seq) for stream in self.streams}
+
+    @property
+    def start(self) -> Cursor:
+        """What lay before all that it holds."""
+        spans = ((stream, self.archive.span(stream)) for stream in self.streams)
+        return {stream: StreamSeq(max(span.first_seq, span.log_first_seq) - 1) for stream, span in spans}
+
+    @property
+    def start_ms(self) -> int:
+        """When the oldest of it was stored: a message, or a snapshot; 0 if it holds nothing."""
+        saved = (manifest.made_ms for manifest in self.archive.snapshots())
+        return min([*(block.first_ms for block in self.archive.contents.blocks), *saved], default=0)
+
+    def frames(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[RecordedFrame]:
+        """The stream's messages from `start` up to `end` (not included), in order; some 10 us each."""
+        for record in self.archive.read(stream, start, end):
+            yield self.frame(record)
+
+    def said(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[tuple[Record, Message]]:
+        """The same without digests, which take a look at the whole stream where there is no key; what is no message of
+        ours is passed over."""
+        for record in self.archive.read(stream, start, end):
+            try:
+                yield record, decode_message(record.payload)
+            except Corrupt:
+                continue
+
+    def frame(self, record: Record) -> RecordedFrame:
+        """The record, decoded."""
+        try:
+            message = decode_message(record.payload)
+        except Corrupt:
+            message = None
+        return RecordedFrame(
+            record.stream, record.seq, record.time_ms, owner(record.subject), self._head(record, message), message
+        )
+
+    # --- moments -----------------------------------------------------------------------------------------------
+
+    def position(self, stream: StreamName, moment: Moment) -> StreamSeq:
+        """The first sequence of the stream at or after the moment; CallerError if the recording does not know it."""
+        match moment:
+            case AtTime(time_ms):
+                return self.archive.seek(stream, time_ms)
+            case AtSequence(named, seq):
+                return seq if named == stream else self.archive.seek(stream, self._time_of(named, seq))
+            case AtRequest(request):
+                seq = self.routed(request)
+                return seq if stream == ROUTING else self.archive.seek(stream, self._time_of(ROUTING, seq))
+            case AtCursor():
+                return StreamSeq(moment.seq(stream) + 1)
+
+    def cursor(self, moment: Moment) -> Cursor:
+        """All that stood in the log before the moment."""
+        return {stream: StreamSeq(max(0, self.position(stream, moment) - 1)) for stream in self.streams}
+
+    def routed(self, request: RequestId) -> StreamSeq:
+        """Where the request's first attempt was routed, or refused; of the last one, if its id was used again.
+        CallerError if the recording does not know it."""
+        uses = self.index.uses(request)
+        if not uses:
+            raise CallerError(
+                f"{request!r} is no time, no sequence, and no request that this recording knows; "
+                "`contrail events --stream routing` lists them"
+            )
+        return StreamSeq(uses[-1][0].seq)
+
+    # --- requests and names ------------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> RoutingIndex:
+        """Every request, where its events stand, and what each replica went by; made when it is first asked for, some
+        3 us per message of the routing stream."""
+        if self._index is None:
+            records = self.archive.read(ROUTING) if ROUTING in self.archive.streams else ()
+            self._index = RoutingIndex(records, self._first.replicas, from_start=not self.start.get(ROUTING))
+        return self._index
+
+    @property
+    def names(self) -> Participants:
+        """What workers and replicas are called; made when it is first asked for, some 2 us per kv message."""
+        if self._names is None:
+            first = self._first.names
+            self._names = names = Participants(
+                dict(first.workers), first.replicas | self.index.names, dict(first.streams)
+            )
+            for stream in self.streams:
+                if is_kv(stream):
+                    names.note_workers(self.archive.read(stream))
+            names.note_index(self.index)
+        return self._names
+
+    @cached_property
+    def _first(self) -> _RecordingStart:
+        """What is known of the time before all that it holds: nothing, unless there is a snapshot."""
+        state, names = self.state_before(self.start), Participants()
+        names.note_state(state)
+        return _RecordingStart(set(state.cursor), dict(state.routing.replicas), names)
+
+    # --- states ------------------------------------------------------------------------------------------------
+
+    def state_before(self, cursor: Mapping[StreamName, int]) -> State:
+        """The newest state at hand that lies before the cursor in every stream: a keyframe's, a snapshot's, or the
+        one before the first event."""
+        base = self._base(cursor)
+        return State(self.chain_key) if base is None else decode(self.chain_key, base.content())
+
+    def cut(self, cursor: Mapping[StreamName, int]) -> dict[StreamName, str]:
+        """Streams of which a fold up to the cursor lacks the head, since no snapshot has it, each with a sentence: what
+        was silent since then is not known there."""
+        base = self._base(cursor)
+        known = self._first.streams if base is None or base.is_keyframe else base.cursor.keys()
+        return {stream: self.cut_text(stream) for stream, seq in self.start.items() if seq and stream not in known}
+
+    def cut_text(self, stream: StreamName) -> str:
+        """Where the stream begins, without its head."""
+        return f"{stream} begins at {self.start[stream] + 1}, without a snapshot"
+
+    def to_fold(self, cursor: Mapping[StreamName, int]) -> int:
+        """How many messages lie between that state and the cursor."""
+        base = self._base(cursor)
+        done = base.cursor if base is not None else {s: self.archive.span(s).first_seq - 1 for s in self.streams}
+        return sum(max(0, seq - done.get(stream, StreamSeq(0))) for stream, seq in cursor.items())
+
+    def state_at(self, cursor: Mapping[StreamName, int], progress: Progress = lambda _done, _of: None) -> State:
+        """The fold up to the cursor, every stream of it open; some 15 us per message behind the state before."""
+        of, done = self.to_fold(cursor), 0
+        state = self.state_before(cursor)
+        for stream, seq in sorted(cursor.items()):
+            at = state.open(stream, Epoch(self.archive.span(stream).epoch))
+            for start in range(at, seq, PROGRESS_EVERY):
+                self.advance(state, stream, min(seq, start + PROGRESS_EVERY))
+                done += PROGRESS_EVERY
+                progress(min(done, of), of)
+        return state
+
+    def advance(self, state: State, stream: StreamName, seq: int) -> None:
+        """The state has the stream up to there."""
+        at = state.open(stream, Epoch(self.archive.span(stream).epoch))
+        for frame in self.frames(stream, at + 1, seq + 1):
+            state.fold(stream, frame.seq, frame.owner, frame.message, frame.head)
+        if state.cursor[stream].seq < seq:
+            state.skip_to(stream, StreamSeq(seq))
+
+    def keep(self, cursor: Cursor, encoded: bytes) -> None:
+        """A keyframe: `encoded` is `projections.folds.snapshot.encode` of the state at the cursor; later ones come
+        later."""
+        self._keyframes.append((cursor, encoded))
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    def _base(self, cursor: Mapping[StreamName, int]) -> _FoldBase | None:
+        """Where a fold up to the cursor can go on from; None for the start."""
+        keyframe = self._keyframe_before(cursor)
+        for manifest in reversed(self.archive.snapshots()):
+            seqs: Cursor = {StreamName(name): StreamSeq(at.seq) for name, at in manifest.cursor.items()}
+            if manifest.fold_version == FOLD_VERSION and self._fits(manifest) and _is_before(seqs, cursor):
+                if keyframe is None or sum(seqs.values()) > sum(keyframe.cursor.values()):
+                    return _FoldBase(seqs, partial(self.archive.snapshot, manifest))
+                break
+        return keyframe
+
+    def _keyframe_before(self, cursor: Mapping[StreamName, int]) -> _FoldBase | None:
+        at = bisect_right(self._keyframes, sum(cursor.values()), key=lambda kept: sum(kept[0].values()))
+        for kept, encoded in reversed(self._keyframes[:at]):
+            if _is_before(kept, cursor):
+                return _FoldBase(kept, lambda: encoded, is_keyframe=True)  # noqa: B023 - returned at once
+        return None
+
+    def _fits(self, manifest: Manifest) -> bool:
+        spans = self.archive.contents.streams
+        return all(stream in spans and spans[stream].epoch == at.epoch for stream, at in manifest.cursor.items())
+
+    def _head(self, record: Record, message: Message | None) -> bytes:
+        if self.chain_key:
+            return digest(record.payload, self.chain_key)
+        if message is None:
+            return CHAIN_START
+        if record.stream not in self._heads:
+            self._heads[record.stream] = ChainHeads(self.archive, record.stream)
+        return self._heads[record.stream].of(record.seq, message.source, message.n)
+
+    def _time_of(self, stream: StreamName, seq: StreamSeq) -> int:
+        for record in self.archive.read(stream, seq):
+            return record.time_ms
+        raise CallerError(f"{stream}:{seq} lies beyond the end of the recording")
+
+
+class _FoldBase(NamedTuple):
+    """A state that is at hand, not decoded."""
+
+    cursor: Cursor
+    content: Callable[[], bytes]
+    is_keyframe: bool = False
+    """Of a fold from all that the recording begins with, whatever snapshots lie between."""
+
+
+class _RecordingStart(NamedTuple):
+    """What a recording begins with."""
+
+    streams: set[StreamName]
+    """Those of which the head is in a snapshot."""
+    replicas: dict[ReplicaId, ReplicaPart]
+    names: Participants
+
+
+def _is_before(seqs: Mapping[StreamName, int], cursor: Mapping[StreamName, int]) -> bool:
+    return all(seq <= cursor.get(stream, -1) for stream, seq in seqs.items())
+
+
+def _chain_key(archive: ArchiveReader, key: DeploymentKey | None) -> bytes:
+    contents = archive.contents
+    if contents.redacted:
+        return bytes.fromhex(contents.chain_key)
+    if key is None:
+        return b""
+    if key_check(key.chain_key) != contents.key_check:
+        raise CallerError(f"the key is not that of the deployment {contents.namespace!r} from which this log comes")
+    return key.chain_key
+
+
+LOOK_FIRST = 512
+"""Messages looked through at first; four times as many each time that somebody was not among them."""
+LOOK_MAX = 32_768
+"""No further back than this: some 60 ms."""
+
+
+class LastMessage(NamedTuple):
+    """Where a message stands, and when the log stored it."""
+
+    seq: StreamSeq
+    time_ms: int
+
+
+def last_messages(
+    archive: ArchiveReader, stream: StreamName, upto: int, owners: Collection[str]
+) -> dict[str, LastMessage]:
+    """Per owner its newest message at or before `upto`; those are missing who said nothing near enough."""
+    found: dict[str, LastMessage] = {}
+    end, look = upto + 1, LOOK_FIRST
+    while end > max(1, upto - LOOK_MAX) and not found.keys() >= set(owners):
+        start = max(1, end - look)
+        here = {
+            who: LastMessage(record.seq, record.time_ms)
+            for record in archive.read(stream, start, end)
+            if (who := owner(record.subject)) in owners
+        }
+        found = here | found
+        end, look = start, 4 * look
+    return found

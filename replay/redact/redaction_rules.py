@@ -1,0 +1,199 @@
+"""Jobs without names: what of a prefill's events stays in a redacted log.
+
+Ids of jobs and of workers are random and stay. Digests of prompts go: whoever guesses a prompt could prove it by them.
+
+Events without names: what of each event stays in a redacted log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from core.events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheRestated,
+    DivergenceFound,
+    Event,
+    LoadReported,
+    LocalChanged,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    ReplicaReported,
+    ReplicaRestated,
+    RequestFinished,
+    RequestMigrated,
+    RequestPrefilled,
+    RequestRejected,
+    RequestRouted,
+    SettingsChanged,
+    UnknownEvent,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
+from core.events.jobs import (
+    JobEvent,
+    JobsRestated,
+    PrefillCancelled,
+    PrefillCompleted,
+    PrefillFailed,
+    PrefillPulled,
+    PrefillRequested,
+    PrefillStarted,
+)
+from core.events.routing import QueueEvent, RequestQueued, RequestTurnedAway
+from core.generation import PrefillReport
+from core.kv_transfer import TRANSPORTS
+from projections.policy.prefill_choice import PREFILL_OUTCOMES, PREFILL_REASONS
+from replay.redact.pseudonyms import REQUEST_OUTCOMES, TEXT, Pseudonyms
+
+
+def redact_job_event(event: JobEvent, names: Pseudonyms) -> JobEvent:
+    """The event without names."""
+    event = replace(event, job=names.id(event.job))
+    match event:
+        case PrefillRequested():
+            names.note((event.request,))
+            return replace(event, digest=names.text(event.digest), prefer=names.id(event.prefer))
+        case PrefillPulled():
+            return replace(event, worker=names.id(event.worker), transport=_known(event.transport, TRANSPORTS))
+        case PrefillCancelled():
+            return replace(event, reason=_known(event.reason, PREFILL_OUTCOMES), detail=names.text(event.detail))
+        case PrefillStarted():
+            return replace(event, requester=names.id(event.requester))
+        case PrefillCompleted():
+            return replace(
+                event,
+                requester=names.id(event.requester),
+                layout=names.of("layout", event.layout),
+                digest=names.text(event.digest),
+                blocks=replace(event.blocks, request=names.text(event.blocks.request)),
+            )
+        case PrefillFailed():
+            return replace(event, requester=names.id(event.requester), reason=names.text(event.reason))
+        case _:
+            assert_never(event)
+
+
+def redact_prefill_report(report: PrefillReport, names: Pseudonyms) -> PrefillReport:
+    """A decode worker's verdict without names."""
+    return replace(
+        report,
+        reason=_known(report.reason, PREFILL_REASONS),
+        job=names.id(report.job),
+        worker=names.id(report.worker),
+        outcome=_known(report.outcome, PREFILL_OUTCOMES),
+        detail=names.text(report.detail),
+    )
+
+
+def _known(word: str, words: Container[str]) -> str:
+    return word if word in words else TEXT
+
+
+def redact_event(event: Event | UnknownEvent, names: Pseudonyms) -> Event | None:
+    """The event without names; None for one of which nothing can stay: it is about digests of folds that are other
+    ones now, or of a kind that this program does not know."""
+    match event:
+        case BlocksStored() | BlocksRemoved() | CacheRestated() | LocalChanged() | JobsRestated():
+            return event
+        case ReplicaReported() | DivergenceFound() | UnknownEvent():
+            return None
+        case WorkerJoined() | LoadReported() | ReplicaJoined() | SettingsChanged():
+            return _about_itself(event, names)
+        case (
+            RequestQueued()
+            | RequestTurnedAway()
+            | RequestRouted()
+            | RequestPrefilled()
+            | RequestFinished()
+            | RequestMigrated()
+            | RequestRejected()
+        ):
+            return _of_request(event, names)
+        case CacheCleared() | WorkerLeft() | WorkerLost() | ReplicaLeft() | ReplicaLost() | ReplicaRestated():
+            return _with_reason(event, names)
+        case (
+            PrefillRequested()
+            | PrefillPulled()
+            | PrefillCancelled()
+            | PrefillStarted()
+            | PrefillCompleted()
+            | PrefillFailed()
+        ):
+            return redact_job_event(event, names)
+        case _:
+            assert_never(event)
+
+
+def _about_itself(
+    event: WorkerJoined | LoadReported | ReplicaJoined | SettingsChanged, names: Pseudonyms
+) -> WorkerJoined | LoadReported | ReplicaJoined | SettingsChanged:
+    match event:
+        case WorkerJoined():
+            return redact_worker_joined(event, names)
+        case LoadReported():
+            return redact_load_report(event)
+        case ReplicaJoined():
+            return redact_replica_joined(event, names)
+        case SettingsChanged():
+            return replace(event, settings=names.settings(event.settings))
+        case _:
+            assert_never(event)
+
+
+def _of_request(
+    event: QueueEvent | RequestRouted | RequestPrefilled | RequestFinished | RequestMigrated | RequestRejected,
+    names: Pseudonyms,
+) -> Event:
+    names.note((event.request,))
+    match event:
+        case RequestRouted():
+            return replace(event, tenant=names.of("tenant", event.tenant), prefer=names.id(event.prefer))
+        case RequestPrefilled():
+            return (
+                event if event.prefill is None else replace(event, prefill=redact_prefill_report(event.prefill, names))
+            )
+        case RequestFinished():
+            outcome = event.outcome if event.outcome in REQUEST_OUTCOMES else TEXT
+            return replace(event, outcome=outcome, detail=names.text(event.detail))
+        case RequestQueued():
+            return replace(event, tenant=names.of("tenant", event.tenant), why=names.text(event.why))
+        case RequestTurnedAway() | RequestRejected():
+            detail = {"detail": names.text(event.detail)} if isinstance(event, RequestTurnedAway) else {}
+            return replace(event, tenant=names.of("tenant", event.tenant), reason=names.text(event.reason), **detail)
+        case RequestMigrated():
+            return replace(event, reason=names.text(event.reason))
+        case _:
+            assert_never(event)
+
+
+def _with_reason(
+    event: CacheCleared | WorkerLeft | WorkerLost | ReplicaLeft | ReplicaLost | ReplicaRestated, names: Pseudonyms
+) -> Event:
+    if isinstance(event, ReplicaRestated):
+        names.note(event.requests)
+    if isinstance(event, WorkerLost | ReplicaLost):
+        return replace(event, by=names.id(event.by), reason=names.text(event.reason))
+    return replace(event, reason=names.text(event.reason))
+
+
+def redact_worker_joined(event: WorkerJoined, names: Pseudonyms) -> WorkerJoined:
+    """A worker, as it says who it is."""
+    return replace(event, name=names.of("worker", event.name), address="", group=names.of("group", event.group))
+
+
+def redact_replica_joined(event: ReplicaJoined, names: Pseudonyms) -> ReplicaJoined:
+    """A replica, as it says who it is."""
+    return replace(event, name=names.of("replica", event.name), address="")
+
+
+def redact_load_report(event: LoadReported) -> LoadReported:
+    """A load report; the digest in it is of a message that is another one now."""
+    return replace(event, kv_head=b"")

@@ -1,0 +1,141 @@
+"""How a prompt would be routed on a state at hand: the decision as it would have been made there and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from core.errors import CallerError
+from core.ids import ReplicaId, RequestId
+from core.prompt import Prompt
+from core.subjects import ROUTING
+from projections.folds.pending_events import PendingEvents
+from projections.policy.decide import decide, record
+from projections.policy.prefill_time import PrefillTime
+from projections.policy.view import RouteRequest, View
+from replay.explaining.estimated import estimates
+from replay.explaining.explain import excluded_named, rows
+from replay.explaining.form import Row, RunnerUp
+from replay.explaining.ground import of_decision, routed_event
+from replay.explaining.knowledge import knowledge
+from replay.explaining.reasons import chances, runner_up, why
+from replay.explaining.timed_form import Estimates
+from replay.recording.request_history import RequestAttempt
+from replay.state_at.state_at import StateAt
+from replay.state_at.state_summary import newest_settings
+
+ASKED = RequestId("asked")
+LOOK_MAX = 256
+"""Decisions that are looked through for what was learned by then."""
+NOBODY = ReplicaId("")
+"""Decides by the log alone: it has said nothing, and knows nothing of its own."""
+
+
+class PromptQuery(NamedTuple):
+    """A prompt, in tokens, as a request for it would bring it."""
+
+    tokens: bytes
+    """Little-endian uint32 each."""
+    model: str
+    scope: bytes = b""
+
+
+class PromptRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision; the keys of `contrail replay at --prompt … --json`."""
+
+    model: str
+    prompt_tokens: int
+    block_size: int
+    prompt_blocks: int
+    policy: str
+    settings: dict[str, Any]
+    worker: str | None
+    """None: nobody could have taken it."""
+    worker_name: str | None
+    drawn: bool
+    """Whether a draw decides: then the worker is one of several, by their probabilities."""
+    estimates: Estimates | None
+    """By what it was estimated how long candidates take, by policies that do."""
+    predicted_cached_tokens: int
+    why: str
+    runner_up: RunnerUp | None
+    candidates: list[Row]
+    excluded: dict[str, dict[str, Any]]
+
+
+def route_prompt(state_at: StateAt, asking: PromptQuery, hash_seed: int) -> PromptRoute:
+    """What the replica whose belief it is would have decided, or else one that knows nothing but the log; the seed of a
+    draw is 0. CallerError if no worker of the model was there."""
+    recording, names = state_at.recording, state_at.recording.names
+    prompt = Prompt(asking.tokens, _block_size(state_at, asking.model), hash_seed, asking.scope)
+    request = RouteRequest(ASKED, 0, asking.model, prompt, time=_prefill_time(state_at, asking.model))
+    view = state_at.belief.view if state_at.belief is not None else _by_log(state_at)
+    settings = state_at.belief.settings if state_at.belief is not None else newest_settings(state_at.state)
+    decision = decide(view, request, settings, state_at.time_ms, seed=0)
+    left_out = {reason: (len(ids), ids) for reason, ids in sorted(decision.excluded.items())}
+    if decision.worker is None:
+        on, known = None, {}
+    else:
+        event = record(decision, request, settings, 0)
+        on = of_decision(view, request, settings, event, decision)
+        known = knowledge(recording, event, state_at.time_ms, [scored.candidate.worker for scored in on.ranked])
+    return PromptRoute(
+        model=asking.model,
+        prompt_tokens=prompt.tokens,
+        block_size=prompt.block_size,
+        prompt_blocks=prompt.blocks_to_hold,
+        policy=settings.policy,
+        settings=settings.to_mapping(),
+        worker=decision.worker,
+        worker_name=None if decision.worker is None else names.worker(decision.worker),
+        drawn=on is not None and len(on.ranked) > 1 and bool(chances(on)),
+        estimates=None if on is None else estimates(on),
+        predicted_cached_tokens=decision.predicted_cached_tokens,
+        why="no worker could have taken it" if on is None else why(on, names.worker),
+        runner_up=None if on is None else runner_up(on, names.worker),
+        candidates=[] if on is None else rows(on, known, names),
+        excluded=excluded_named(left_out, names),
+    )
+
+
+def models(state_at: StateAt) -> list[str]:
+    """Those that some worker served, sorted."""
+    return sorted({member.joined.model for member in state_at.state.alive() if member.joined is not None})
+
+
+def _prefill_time(state_at: StateAt, model: str) -> PrefillTime | None:
+    """How long prefills of the model last, as the newest decision by then says that went by it: the replica's, or else
+    anybody's; None if none of the last LOOK_MAX does."""
+    decisions = (tried for tried in _by_then(state_at) if tried.worker and tried.model == model)
+    for tried in islice(decisions, LOOK_MAX):
+        event = routed_event(state_at.recording, tried)
+        if event is not None and event.prefill_time:
+            return PrefillTime(*event.prefill_time)
+    return None
+
+
+def _by_then(state_at: StateAt) -> Iterator[RequestAttempt]:
+    """The attempts up to the moment, that at which a belief is known included; the newest first."""
+    index, belief, at = state_at.recording.index, state_at.belief, state_at.state.cursor.get(ROUTING)
+    if belief is None:
+        return index.until(at.seq if at is not None else 0)
+    if (last := belief.decision) is None:
+        return iter(())
+    return (tried for tried in index.until(last.seq, last.replica) if tried.at <= last.at)
+
+
+def _by_log(state_at: StateAt) -> View:
+    return View(state_at.state, NOBODY, PendingEvents(), MappingProxyType({}))
+
+
+def _block_size(state_at: StateAt, model: str) -> int:
+    joined = (member.joined for member in state_at.state.alive())
+    sizes = [each.block_size for each in joined if each is not None and each.model == model]
+    if not sizes:
+        there = ", ".join(models(state_at)) or "none"
+        raise CallerError(f"no worker served the model {model!r} then; served were {there}")
+    return max(set(sizes), key=sizes.count)

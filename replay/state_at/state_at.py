@@ -1,0 +1,209 @@
+"""At: the whole state at a moment: what the log came to by then, or what one replica believed.
+
+What a replica had folded is known at its decisions, which name their cursor. So its belief at a moment is that of its
+newest decision by then; one that had made none is shown with the log's own state, which is all that it could know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from core.errors import CallerError
+from core.event_json import time_text
+from core.ids import ReplicaId, StreamName, StreamSeq, WorkerId
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING
+from projections.folds.pending_events import PendingEvents
+from projections.folds.state import State
+from projections.policy.view import View
+from replay.playback.playback import Playback
+from replay.recording.gaps import Gaps
+from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment
+from replay.recording.recording import Cursor, LastMessage, Progress, Recording, last_messages
+from replay.recording.request_history import RequestAttempt, RoutingIndex
+from replay.state_at.state_summary import BeliefSummary, RequestSummary, StateSummary, requests_of, summarize
+
+
+class ReplicaBelief(NamedTuple):
+    """What one replica saw, and by which settings it went."""
+
+    view: View
+    settings: RoutingSettings
+    revision: int
+    decision: RequestAttempt | None
+    """At which it is known; None: it is the log's own moment."""
+    doubts: list[str]
+
+
+class StateAt(NamedTuple):
+    """A state at hand, and whose it is."""
+
+    recording: Recording
+    state: State
+    time_ms: int
+    belief: ReplicaBelief | None
+    """None for what the log itself comes to."""
+
+    def held(self) -> StateSummary:
+        """What it holds."""
+        words = dict[str, LastMessage]()
+        if LOAD in self.state.cursor and LOAD in self.recording.streams:
+            alive = {member.worker for member in self.state.alive()}
+            words = last_messages(self.recording.archive, LOAD, self.state.cursor[LOAD].seq, alive)
+        belief = self.belief
+        return summarize(
+            self.state,
+            self.time_ms,
+            cut=list(self.recording.cut({stream: at.seq for stream, at in self.state.cursor.items()}).values()),
+            view=None if belief is None else belief.view,
+            known_as=None if belief is None else _known_as(self.recording, belief),
+            own=None if belief is None else _own(self.recording, belief),
+            reported_ms={worker: word.time_ms for worker, word in words.items()},
+        )
+
+
+def summary_at(
+    recording: Recording, moment: Moment | Mapping[StreamName, int], replica: str | None = None
+) -> StateSummary:
+    """The state at the moment, or behind the messages of a cursor; with a replica's name or id, what that one believed.
+    CallerError if the recording does not know the moment or the replica."""
+    return state_at(recording, moment, replica).held()
+
+
+def state_at(
+    recording: Recording,
+    moment: Moment | Mapping[StreamName, int],
+    replica: str | None = None,
+    progress: Progress = lambda _done, _of: None,
+) -> StateAt:
+    """The same, to be asked further. Some 15 us per message behind the nearest snapshot or keyframe."""
+    if isinstance(moment, Mapping):
+        moment = AtCursor(tuple((stream, StreamSeq(seq)) for stream, seq in moment.items()))
+    cursor = within(recording, moment)
+    time_ms = moment.time_ms if isinstance(moment, AtTime) else _time_ms(recording, cursor)
+    if replica is None:
+        return StateAt(recording, recording.state_at(cursor, progress), time_ms, None)
+    upto = _upto(recording, moment)
+    who = life(recording, replica, upto)
+    decision = _own_routing(recording, moment, who) or recording.index.decision_before(who, upto)
+    if decision is None:
+        state = recording.state_at(cursor, progress)
+        return StateAt(recording, state, time_ms, _silent(state, who))
+    return _at_decision(recording, who, decision)
+
+
+def within(recording: Recording, moment: Moment) -> Cursor:
+    """All that stood in the log before the moment, no further than the recording reaches. CallerError if that is less
+    than what the recording begins with, or nothing of a log whose head is gone."""
+    start, end = recording.start, recording.end
+    found = {stream: StreamSeq(min(seq, end[stream])) for stream, seq in recording.cursor(moment).items()}
+    before = [stream for stream, seq in found.items() if seq < start[stream]]
+    if found == start:
+        early = isinstance(moment, AtTime) and moment.time_ms < recording.start_ms
+        before = [stream for stream in start if start[stream]] if early else list(recording.cut(start))
+    if before:
+        stream = ROUTING if ROUTING in before else before[0]
+        raise CallerError(f"this log begins at {stream}:{start[stream] + 1}, after that moment")
+    return found
+
+
+def life(recording: Recording, replica: str, upto: int) -> ReplicaId:
+    """The life of the replica of that name or id that went on at that message of the routing stream. CallerError if
+    there was none."""
+    index, lives = recording.index, recording.names.replicas_called(replica)
+    there = [each for each in lives if index.joined.get(each, 0) <= upto < index.ended.get(each, upto + 1)]
+    if not there:
+        spans = [f"routing:{index.joined.get(each, 1)} to {index.ended.get(each, 'the end')}" for each in sorted(lives)]
+        raise CallerError(f"replica {replica!r} was not there at that moment; it was from {', '.join(spans)}")
+    return max(there, key=lambda each: index.joined.get(each, 0))
+
+
+def _upto(recording: Recording, moment: Moment) -> int:
+    """The last message of the routing stream that is said by then; the one that is named is said."""
+    position = recording.position(ROUTING, moment)
+    named = isinstance(moment, AtRequest) or (isinstance(moment, AtSequence) and moment.stream == ROUTING)
+    return min(position if named else position - 1, recording.end[ROUTING])
+
+
+def _own_routing(recording: Recording, moment: Moment, replica: ReplicaId) -> RequestAttempt | None:
+    """The decision that the moment names, if this replica made it: others may stand in the same message."""
+    if not isinstance(moment, AtRequest):
+        return None
+    first = recording.index.uses(moment.request)[-1][0]
+    return first if first.replica == replica and first.worker else None
+
+
+def _at_decision(recording: Recording, replica: ReplicaId, decision: RequestAttempt) -> StateAt:
+    for recorded_decision in Playback(recording, decision.seq, decision.seq + 1, replica=replica, gaps=Gaps()):
+        event = recorded_decision.event
+        if (event.request, event.attempt) == (decision.request, decision.attempt):
+            doubts = list(recorded_decision.doubts.values())
+            belief = ReplicaBelief(
+                recorded_decision.view, recorded_decision.settings, event.settings_revision, decision, doubts
+            )
+            return StateAt(recording, recorded_decision.view.state, decision.time_ms, belief)
+    raise CallerError(
+        f"the decision at routing:{decision.seq} cannot be played: `contrail replay verify` says what is wrong there"
+    )
+
+
+def _silent(state: State, replica: ReplicaId) -> ReplicaBelief:
+    """Of a replica that decided nothing yet: all that it could know, and what it said of itself."""
+    part = state.routing.replicas.get(replica)
+    local: dict[str, set[WorkerId]] = {}
+    for worker, reasons in part.local.items() if part is not None else ():
+        for reason in reasons:
+            local.setdefault(reason, set()).add(worker)
+    view = View(state, replica, PendingEvents(), {reason: frozenset(workers) for reason, workers in local.items()})
+    settings = RoutingSettings.parse(part.settings if part is not None else {})
+    return ReplicaBelief(view, settings, part.settings_revision if part is not None else 0, None, [])
+
+
+def _known_as(recording: Recording, belief: ReplicaBelief) -> BeliefSummary:
+    decision = belief.decision
+    return BeliefSummary(
+        replica=belief.view.replica,
+        name=recording.names.replica(belief.view.replica),
+        request=None if decision is None else decision.request,
+        attempt=None if decision is None else decision.attempt,
+        seq=None if decision is None else decision.seq,
+        time=None if decision is None else time_text(decision.time_ms),
+        ahead_events=len(belief.view.ahead),
+        revision=belief.revision,
+        settings=belief.settings.to_mapping(),
+        doubts=belief.doubts,
+    )
+
+
+def _own(recording: Recording, belief: ReplicaBelief) -> list[RequestSummary] | None:
+    """What the replica itself had under way before the decision; None for what the fold says of it."""
+    decision, index = belief.decision, recording.index
+    if decision is None:
+        return None
+    view = belief.view
+    told = [
+        RequestSummary(
+            request=each.request,
+            attempt=each.attempt,
+            replica=each.replica,
+            worker=each.worker,
+            blocks=each.blocks,
+            prefill_tokens=0 if 0 < each.prefilled_at < decision.at else each.prefill_tokens,
+        )
+        for each in index.own_under_way(view.replica, decision.at)
+    ]
+    part = view.state.routing.replicas.get(view.replica)
+    return [*(each for each in requests_of(part) if not _has(index, each)), *told] if part is not None else told
+
+
+def _has(index: RoutingIndex, request: RequestSummary) -> bool:
+    """Whether the recording has the routing of this request: those before it begins stand in a snapshot alone."""
+    tries = index.tried(request.request)
+    return any((each.replica, each.attempt) == (request.replica, request.attempt) for each in tries)
+
+
+def _time_ms(recording: Recording, cursor: Cursor) -> int:
+    """When the newest of the messages at the cursor was stored."""
+    found = [recording.archive.at(stream, seq) for stream, seq in cursor.items() if seq]
+    return max((record.time_ms for record in found if record is not None), default=0)

@@ -1,0 +1,179 @@
+"""Doubts: why a recording may not show what a replica saw when it decided.
+
+Agreements: where replicas said that their folds were what the log gives, and where not.
+
+What a recording lacks can matter to a decision only if it mattered to its replica's fold. So where a replica had told
+the digest of its fold, and it is ours, nothing that is missing before that place made a difference to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from core.codec import decode_message
+from core.errors import Corrupt
+from core.events import ReplicaReported, RequestRejected, RequestRouted
+from core.events.routing import DECIDE_VERSION
+from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, from_column
+from core.subjects import JOBS, ROUTING, owner
+from projections.folds.state import DigestPoint
+from replay.playback.fold_reports import FoldReport, fold_reports_of
+from replay.playback.replica_state import ReplicaState
+from replay.playback.state_cursors import CursorSource
+from replay.recording.gaps import CUT, Gaps
+from replay.recording.recording import Recording
+
+CLOCKS_MS = 5000
+"""How far a replica's clock may be from the log's."""
+
+
+def doubts_about(
+    replica_state: ReplicaState,
+    event: RequestRouted | RequestRejected,
+    source: CursorSource,
+    gaps: Gaps,
+    agreed: Mapping[StreamName, int] = MappingProxyType({}),
+) -> dict[str, str]:
+    """Kind to one sentence, for what the seat's replica says now; empty if nothing is known to be wrong. Some 3 us.
+
+    `agreed`: up to where the replica itself said that its folds were as ours (`replay.verify.evidence`)."""
+    doubts = dict(replica_state.doubts)
+    if isinstance(event, RequestRouted) and event.decide_version != DECIDE_VERSION:
+        doubts["version"] = (
+            f"decided by version {event.decide_version} of the program's rules; this is {DECIDE_VERSION}"
+        )
+    if replica_state.revision != event.settings_revision:
+        doubts["settings"] = f"revision {event.settings_revision} of the settings is not here"
+    cursor = {name: at for name, at in event.cursor.items() if name != JOBS}  # no decision rests on jobs
+    for name, (epoch, seq) in cursor.items():
+        stream = StreamName(name)
+        if source.epochs.get(stream) != epoch:
+            doubts["replaced"] = f"{stream} was made anew: the history of its epoch {epoch} is not here"
+        elif seq > source.ends[stream]:
+            doubts["end"] = f"{stream}:{seq} was read by then, and the recording ends at {source.ends[stream]}"
+    if replica_state.cut or replica_state.state.incomplete:
+        doubts.update(_half_known(replica_state, event, gaps, agreed))
+    if gaps.all:
+        doubts.update(gaps.at(cursor, agreed))
+    return doubts
+
+
+def history_replaced(recording: Recording, event: RequestRouted | RequestRejected, time_ms: int) -> str:
+    """One sentence if the cursor names a message that was stored only after the decision: then the log had lost what
+    the replica had read, and used its places again. Empty if nothing shows that. Reads a block or two."""
+    for name, (_, seq) in event.cursor.items():
+        stream = StreamName(name)
+        record = recording.archive.at(stream, seq) if stream in recording.streams else None
+        if record is not None and record.time_ms > min(time_ms, event.now_ms + CLOCKS_MS):
+            return f"{stream}:{seq} was read by then, and what stands there was stored later: history was replaced"
+    return ""
+
+
+def _half_known(
+    replica_state: ReplicaState, event: RequestRouted | RequestRejected, gaps: Gaps, agreed: Mapping[StreamName, int]
+) -> Iterator[tuple[str, str]]:
+    """What the fold itself knows to be missing; but for sources of which the record shows that the replica knew it too:
+    then it is what was decided on."""
+    for cut, how in replica_state.cut.items():
+        if cut not in agreed and cut != JOBS:
+            yield CUT, how
+    if ROUTING in replica_state.cut and not replica_state.settings_known:
+        yield "settings", f"the settings of {replica_state.replica} were said before the recording begins"
+    admitted = _recorded_as_unknown(event)
+    for stream, kv in replica_state.state.kv.items():
+        for worker in sorted(kv.unknown - admitted):
+            yield gaps.kind(stream, worker), f"the cache of worker {worker} is not known until it restates it"
+    for replica in sorted(replica_state.state.routing.unknown):
+        if replica == replica_state.replica:
+            yield "unknown", f"a message of {replica} is missing, and it has not restated itself since"
+        else:
+            kind = CUT if ROUTING in replica_state.cut else gaps.kind(ROUTING, replica)
+            yield kind, f"what replica {replica} has in flight is not known until it restates it"
+
+
+def _recorded_as_unknown(event: RequestRouted | RequestRejected) -> set[str]:
+    if not isinstance(event, RequestRouted):
+        return set()
+    known = event.columns.get("known", ())
+    return {worker for worker, at in zip(from_column(event.candidates), known, strict=False) if not at}
+
+
+REPORTED = ReplicaReported.__name__.encode()
+"""Stands in every message that has such an event, and in few others."""
+
+
+def fold_reports(recording: Recording) -> Iterator[FoldReport]:
+    """All that replicas said of folds of this version, in the order of the log."""
+    for record in recording.archive.read(ROUTING) if ROUTING in recording.streams else ():
+        if REPORTED not in record.payload:
+            continue
+        try:
+            message = decode_message(record.payload)
+        except Corrupt:
+            continue
+        if message.source == owner(record.subject):
+            for event in message.events:
+                if isinstance(event, ReplicaReported):
+                    yield from fold_reports_of(ReplicaId(message.source), record.seq, record.time_ms, event)
+
+
+class LogFolds:
+    """What the log gives, at places that are asked for in any order; each stream is folded once, alone."""
+
+    def __init__(self, recording: Recording, wanted: Mapping[StreamName, set[StreamSeq]]) -> None:
+        """O(all messages up to the last place that is wanted)."""
+        self._points: dict[tuple[StreamName, StreamSeq], DigestPoint] = {}
+        for stream, seqs in sorted(wanted.items()):
+            if stream in recording.streams:
+                self._fold(recording, stream, sorted(seqs))
+
+    def __repr__(self) -> str:
+        return f"<LogFolds at {len(self._points)} places>"
+
+    def at(self, stream: StreamName, seq: StreamSeq) -> DigestPoint | None:
+        """The fold after that message; None if the recording does not hold it."""
+        return self._points.get((stream, seq))
+
+    def _fold(self, recording: Recording, stream: StreamName, seqs: list[StreamSeq]) -> None:
+        span = recording.archive.span(stream)
+        start = {other: recording.archive.span(other).first_seq - 1 for other in recording.streams}
+        state = recording.state_before(start)
+        for seq in seqs:
+            if span.first_seq <= seq <= span.last_seq and seq > state.open(stream, Epoch(span.epoch)):
+                recording.advance(state, stream, seq)
+                point = state.point(stream, seq)
+                if point is not None:
+                    self._points[stream, seq] = point
+
+
+class FoldAgreements:
+    """Of every replica, up to where it is known to have had our folds."""
+
+    def __init__(self, recording: Recording) -> None:
+        """Folds the recording once."""
+        said = [each for each in fold_reports(recording) if _here(recording, each)]
+        wanted: dict[StreamName, set[StreamSeq]] = {}
+        for each in said:
+            wanted.setdefault(each.stream, set()).add(each.seq)
+        folds = LogFolds(recording, wanted)
+        self._agreed: dict[ReplicaId, list[FoldReport]] = {}
+        for each in said:
+            point = folds.at(each.stream, each.seq)
+            if point is not None and point.complete and (point.digest, point.head) == (each.digest, each.head):
+                self._agreed.setdefault(each.replica, []).append(each)
+
+    def __repr__(self) -> str:
+        return f"<FoldAgreements of {len(self._agreed)} replicas>"
+
+    def before(self, replica: ReplicaId, seq: int) -> dict[StreamName, StreamSeq]:
+        """Per stream the last place at which the replica agreed, of those that it had told before that message."""
+        found: dict[StreamName, StreamSeq] = {}
+        for each in self._agreed.get(replica, ()):
+            if each.at < seq:
+                found[each.stream] = max(each.seq, found.get(each.stream, StreamSeq(0)))
+        return found
+
+
+def _here(recording: Recording, each: FoldReport) -> bool:
+    return each.stream in recording.streams and recording.archive.span(each.stream).epoch == each.epoch

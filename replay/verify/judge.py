@@ -1,0 +1,248 @@
+"""Refused: a request that no worker could take, asked again.
+
+Its prompt is not in the log; but who was left out and why depends on nothing of the prompt but its block size.
+
+Verdict: one recorded decision made again, and whether it comes out the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from core.events import RequestRouted
+from core.ids import RequestId, WorkerId
+from core.prompt import HashedPrompt
+from core.settings import RoutingSettings
+from projections.policy.decide import Decision, decide, recorded_exclusions
+from projections.policy.view import RouteRequest, View
+from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
+from replay.recording.participants import Participants
+from replay.verify.comparison import DecisionSide, Term, counts, equal, event_of, exclusions_of, first_difference, side
+from replay.verify.evidence import FoldAgreements, history_replaced
+
+
+class RemadeRefusal(NamedTuple):
+    """What comes out now."""
+
+    same: bool
+    worker: WorkerId | None
+    """Who could have taken it; None if nobody."""
+    excluded: dict[str, tuple[int, bytes]]
+    """Who was left out, as a record shows it."""
+
+
+def remake_refusal(at: RecordedRefusal) -> RemadeRefusal:
+    """The request asked again with every block size that its prompt may have been cut into."""
+    found = [_asked(at, size) for size in _block_sizes(at.view, at.event.model)]
+    return next((again for again in found if again.same), found[0])
+
+
+def _asked(at: RecordedRefusal, block_size: int) -> RemadeRefusal:
+    event, prompt = at.event, HashedPrompt(1, block_size, b"")
+    request = RouteRequest(RequestId(event.request), event.attempt, event.model, prompt)
+    decision = decide(at.view, request, at.settings, event.now_ms, 0)
+    excluded = recorded_exclusions(decision.excluded)
+    return RemadeRefusal(decision.worker is None and excluded == event.excluded, decision.worker, excluded)
+
+
+def _block_sizes(view: View, model: str) -> list[int]:
+    """Those of the model's workers, and one that nobody has: whoever had it may be gone."""
+    joined = [member.joined for member in view.state.alive() if member.joined is not None]
+    sizes = sorted({each.block_size for each in joined if each.model == model})
+    return [*sizes, max((each.block_size for each in joined), default=0) + 1]
+
+
+VERIFIED, DIFFERENT, NOT_JUDGED = "verified", "different", "not judged"
+REASONS = ("version", "replaced", "end", "cut", "settings", "unknown", "deleted", "gap")
+"""Why a decision that comes out otherwise is not judged; the first that holds is the reason."""
+REPLACED = "replaced"
+LIFTED = frozenset({"cut", "deleted", "gap"})
+"""Reasons that hold only until the replica is known to have had our folds."""
+REFUSED = "refused"
+"""Stands for the digest of a request that nobody could serve: it has none."""
+
+
+class DecisionDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision that does not follow from the log."""
+
+    request: str
+    attempt: int
+    replica: str
+    replica_name: str
+    seq: int
+    """Of the message in the routing stream that says it."""
+    time_ms: int
+    term: str
+    """The first of `replay.verify.comparison.TERMS` that differs."""
+    term_worker: str
+    """The candidate that the term is about; empty if about none."""
+    term_worker_name: str
+    term_recorded: Any
+    term_recomputed: Any
+    recorded: DecisionSide
+    recomputed: DecisionSide
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of one decision."""
+
+    seq: int
+    number: int
+    """Of the event in that message."""
+    request: str
+    attempt: int
+    replica: str
+    recorded: str
+    """The digest; REFUSED for a refusal."""
+    recomputed: str
+    recorded_worker: str
+    """Empty for a refusal."""
+    worker: str
+    """Chosen now; empty for nobody."""
+    cost: int
+    decide_version: int
+    """Of the program that recorded it; 0 for a refusal."""
+    verdict: str = VERIFIED
+    """VERIFIED, DIFFERENT or NOT_JUDGED."""
+    reason: str = ""
+    """One of REASONS, for what is not judged."""
+    why: str = ""
+    """The same as a sentence."""
+    difference: DecisionDifference | None = None
+
+    @property
+    def refusal(self) -> bool:
+        """Whether the request was refused, not routed."""
+        return self.recorded == REFUSED
+
+
+def verdicts(playback: Playback) -> Iterator[Verdict]:
+    """One per decision and refusal that is played, in the order of the log."""
+    judge = _Judge(playback)
+    for window in playback.windows():
+        found = [judge.decided(at) if isinstance(at, RecordedDecision) else judge.refused(at) for at in window]
+        found.sort(key=place)
+        yield from found
+
+
+def place(verdict: Verdict) -> tuple[int, int]:
+    """Where it stands in the log."""
+    return verdict.seq, verdict.number
+
+
+def remake(at: RecordedDecision, settings: RoutingSettings | None = None) -> Decision | str:
+    """The decision made again, under its own settings or others; what was raised if that cannot be done: rules of this
+    program may fail on what others decided well."""
+    event = at.event
+    try:
+        return decide(at.view, at.request, settings or at.settings, event.now_ms, event.seed)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told as a difference
+        return f"{type(error).__name__}: {error}"
+
+
+def first_term(at: RecordedDecision, decision: Decision | str) -> tuple[Term | None, RequestRouted | None]:
+    """Where the decision parts from what was recorded, if it does, and the decision as it would be recorded."""
+    event = at.event
+    if isinstance(decision, str):
+        return Term("failure", "", "", decision), None
+    routed = event_of(decision, at.request, at.settings, event.settings_revision)
+    if routed is not None and equal(event, routed):
+        return None, routed
+    return first_difference(event, routed, exclusions_of(decision)), routed
+
+
+def difference(
+    at: RecordedDecision, term: Term, routed: RequestRouted | None, names: Participants
+) -> DecisionDifference:
+    """The two sides: what was recorded, and `routed`."""
+    event = at.event
+    return DecisionDifference(
+        request=event.request,
+        attempt=event.attempt,
+        replica=at.replica,
+        replica_name=names.replica(at.replica),
+        seq=at.seq,
+        time_ms=at.time_ms,
+        term=term.term,
+        term_worker=term.worker,
+        term_worker_name=names.worker(term.worker) if term.worker else "",
+        term_recorded=term.recorded,
+        term_recomputed=term.recomputed,
+        recorded=side(event, names.worker(event.worker)),
+        recomputed=side(routed, names.worker(routed.worker) if routed else ""),
+    )
+
+
+class _Judge:
+    """Comes to a verdict on each situation as it is given."""
+
+    def __init__(self, playback: Playback) -> None:
+        self._playback = playback
+        self._recording = playback.recording
+        self._agreements: FoldAgreements | None = None
+
+    def decided(self, at: RecordedDecision) -> Verdict:
+        event = at.event
+        decision = "" if REPLACED in at.doubts else remake(at)  # of another history: nothing to decide on is here
+        term, routed = first_term(at, decision)
+        costs = routed.columns["cost"] if routed else ()
+        recomputed = decision if isinstance(decision, str) else decision.digest
+        ours = (
+            at.seq, at.number, event.request, event.attempt, at.replica, event.digest, recomputed, event.worker,
+            routed.worker if routed else "", costs[0] if costs else 0, event.decide_version,
+        )  # fmt: skip
+        if term is None:
+            return Verdict(*ours)
+        reason, why = self._excuse(at)
+        if reason:
+            return Verdict(*ours, NOT_JUDGED, reason, why)
+        return Verdict(*ours, DIFFERENT, "", "", difference(at, term, routed, self._recording.names))
+
+    def refused(self, at: RecordedRefusal) -> Verdict:
+        event, found = at.event, remake_refusal(at)
+        worker = found.worker or ""
+        recomputed = REFUSED if found.same else worker or "refused for other reasons"
+        ours = (at.seq, at.number, event.request, event.attempt, at.replica, REFUSED, recomputed, "", worker, 0, 0)
+        if found.same:
+            return Verdict(*ours)
+        reason, why = self._excuse(at)
+        if reason:
+            return Verdict(*ours, NOT_JUDGED, reason, why)
+        return Verdict(*ours, DIFFERENT, "", "", _other_refusal(at, found, self._recording.names))
+
+    def _excuse(self, at: RecordedDecision | RecordedRefusal) -> tuple[str, str]:
+        """Why one that comes out otherwise is not judged, as reason and sentence; empty if it is."""
+        doubts = at.doubts
+        if doubts.keys() & LIFTED:
+            if self._agreements is None:
+                self._agreements = FoldAgreements(self._recording)
+            doubts = self._playback.doubts(at, self._agreements.before(at.replica, at.seq))
+        if not doubts:
+            why = history_replaced(self._recording, at.event, at.time_ms)
+            doubts = {REPLACED: why} if why else {}
+        reason = next((reason for reason in REASONS if reason in doubts), "")
+        return reason, doubts.get(reason, "")
+
+
+def _other_refusal(at: RecordedRefusal, found: RemadeRefusal, names: Participants) -> DecisionDifference:
+    event, worker = at.event, found.worker or ""
+    name = names.worker(worker) if worker else ""
+    said, now = ("", worker) if worker else (counts(event.excluded), counts(found.excluded))
+    return DecisionDifference(
+        request=event.request,
+        attempt=event.attempt,
+        replica=at.replica,
+        replica_name=names.replica(at.replica),
+        seq=at.seq,
+        time_ms=at.time_ms,
+        term="choice" if worker else "excluded",
+        term_worker=worker,
+        term_worker_name=name,
+        term_recorded=said,
+        term_recomputed=now,
+        recorded=DecisionSide(worker="", name="", cost=0, predicted_cached_tokens=0, digest=REFUSED),
+        recomputed=DecisionSide(worker=worker, name=name, cost=0, predicted_cached_tokens=0, digest=""),
+    )

@@ -1,0 +1,176 @@
+"""Work: what `verify` has to do, and how it is cut into parts that take about as long each."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from core.events import RequestRouted
+from core.ids import ReplicaId, StreamName, StreamSeq
+from core.subjects import ROUTING, owner
+from replay.playback.playback import Playback
+from replay.recording.gaps import Gaps
+from replay.recording.recording import Recording
+from streams.archive.message_envelope import envelope
+from streams.log import Record
+
+SHARE_MIN = 2000
+"""Fewer decisions than this per process are not worth starting it."""
+FOLD_SHARE = 0.08
+"""What it takes to fold a message on the way to a part, by what a decision takes."""
+HALVINGS = 24
+
+_ROUTED = RequestRouted.__name__
+
+
+class LogShare(NamedTuple):
+    """A part of the log that one process plays."""
+
+    start: int
+    end: int | None
+    replicas: Collection[ReplicaId] | None
+    numbers: Mapping[ReplicaId, int]
+    """Of each replica's next message, where the part begins."""
+    gaps: Gaps
+
+    def playback(self, recording: Recording) -> Playback:
+        """Of this part."""
+        return Playback(recording, self.start, self.end, replica=self.replicas, gaps=self.gaps, numbers=self.numbers)
+
+
+class Partition:
+    """What is to be played, and how much of it there is."""
+
+    def __init__(
+        self, recording: Recording, start: int, end: int | None, only: Collection[ReplicaId] | None, gaps: Gaps
+    ) -> None:
+        """Counts the decisions by a reading of its own; some 4 us per message of the routing stream."""
+        self.recording = recording
+        self.whole = not gaps.all and not _is_cut(recording)
+        """Whether the recording has all that its decisions rest on. If not, what comes out of one that cannot be judged
+        depends on what was played before it."""
+        self.owners: Counter[ReplicaId] = Counter()
+        """Decisions by whose subject they stand on."""
+        self._start, self._end, self._only, self._gaps = start, end, only, gaps
+        self._seqs: list[int] = []
+        self._counts: list[int] = []
+        """Messages with decisions, and how many each has."""
+        for record in recording.archive.read(ROUTING, start, end) if ROUTING in recording.streams else ():
+            whose = ReplicaId(owner(record.subject))
+            if only is None or whose in only:
+                self._count(whose, record)
+
+    def __repr__(self) -> str:
+        return f"<Partition on {self.total} decisions of {len(self.owners)} replicas>"
+
+    def _count(self, whose: ReplicaId, record: Record) -> None:
+        cursors = [event.cursor for event in _events(record.payload) if event.type == _ROUTED]
+        self.owners[whose] += len(cursors)
+        if cursors:
+            self._seqs.append(record.seq)
+            self._counts.append(len(cursors))
+        self.whole = self.whole and all(map(self._covers, cursors))
+
+    def _covers(self, cursor: dict[str, tuple[int, int]] | None) -> bool:
+        spans = self.recording.archive.contents.streams
+        return cursor is not None and all(
+            stream in spans and spans[stream].epoch == epoch and seq <= spans[stream].last_seq
+            for stream, (epoch, seq) in cursor.items()
+        )
+
+    @property
+    def total(self) -> int:
+        """Decisions that were routed in the range."""
+        return sum(self.owners.values())
+
+    def parts(self, jobs: int) -> list[LogShare]:
+        """As many parts of the log, which take about as long each; fewer if there is too little to do."""
+        many = max(1, min(jobs if self.whole else 1, self.total // SHARE_MIN))
+        bounds = [self._start, *(self._bounds(many) if many > 1 else []), self._end]
+        numbers = self._numbers([bound for bound in bounds[:-1] if bound is not None])
+        return [
+            LogShare(start or 1, end, self._only, numbers[start or 1], self._gaps) for start, end in pairwise(bounds)
+        ]
+
+    def _bounds(self, parts: int) -> list[int]:
+        """Where all but the first begin: whoever begins later has more to fold before, so he decides less."""
+        done = [0, *accumulate(self._counts)]
+        low, high = 0.0, float(self.total)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            if self._cut(done, middle, parts) is None:
+                low = middle
+            else:
+                high = middle
+        return self._cut(done, high, parts) or []
+
+    def _cut(self, done: list[int], each: float, parts: int) -> list[int] | None:
+        """The beginnings if every part takes as long as so many decisions; None if that is too little for all."""
+        found, reached = list[int](), each - self._to_fold(0)
+        for _ in range(parts - 1):
+            at = bisect_left(done, reached)
+            if at >= len(self._seqs):
+                return found
+            found.append(self._seqs[at])
+            reached = done[at] + max(0.0, each - self._to_fold(at))
+        return found if reached >= self.total else None
+
+    def _to_fold(self, at: int) -> float:
+        """What it takes to come to that message, in decisions."""
+        record = self.recording.archive.at(ROUTING, self._seqs[at])
+        message = self.recording.frame(record).message if record is not None else None
+        for event in message.events if message is not None else ():
+            if isinstance(event, RequestRouted):
+                cursor = {StreamName(stream): StreamSeq(seq) for stream, (_, seq) in event.cursor.items()}
+                return FOLD_SHARE * self.recording.to_fold(cursor)
+        return 0.0
+
+    def _numbers(self, starts: list[int]) -> dict[int, dict[ReplicaId, int]]:
+        """At each of these places the number of every replica's next message."""
+        found: dict[int, dict[ReplicaId, int]] = {}
+        numbers: dict[ReplicaId, int] = {}
+        waiting = deque(starts)
+        for record in self.recording.archive.read(ROUTING, 1, starts[-1]) if ROUTING in self.recording.streams else ():
+            while record.seq >= waiting[0]:
+                found[waiting.popleft()] = dict(numbers)
+            said, whose = envelope(record.payload), ReplicaId(owner(record.subject))
+            if said is not None and said.source == whose:
+                numbers[whose] = max(said.n + 1, numbers.get(whose, 0))
+        found.update(dict.fromkeys(waiting, numbers))
+        return found
+
+
+def _is_cut(recording: Recording) -> bool:
+    """Whether the log had lost its start, and no snapshot stands where the recording begins."""
+    spans = {stream: recording.archive.span(stream) for stream in recording.streams}
+    start = {str(stream): max(span.first_seq, span.log_first_seq) - 1 for stream, span in spans.items()}
+    based = (
+        all(at.seq <= start.get(stream, -1) for stream, at in m.cursor.items()) for m in recording.archive.snapshots()
+    )
+    return any(start.values()) and not any(based)
+
+
+class _Event(msgspec.Struct):
+    type: str
+    cursor: dict[str, tuple[int, int]] | None = None
+
+
+class _Message(msgspec.Struct):
+    events: list[_Event]
+
+
+_message = msgspec.msgpack.Decoder(_Message)
+
+
+def _events(payload: bytes) -> list[_Event]:
+    """Those of a message, with the cursors of decisions; without them where something else goes by that name."""
+    try:
+        return _message.decode(payload).events
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = envelope(payload)
+        return [_Event(event.type) for event in said.events] if said is not None else []

@@ -1,0 +1,179 @@
+"""Trial: one scenario, made decision by decision beside the record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+
+from core.events import RequestRouted
+from core.ids import RequestId, WorkerId
+from core.settings import RoutingSettings
+from projections.folds.in_flight import InFlight
+from projections.folds.routing_fold import in_flight
+from projections.policy.cost import ESTIMATING_POLICIES, MILLI, pending_beyond
+from projections.policy.decide import Decision, decide
+from projections.policy.view import Candidate
+from replay.playback.playback import RecordedDecision
+from replay.whatif.attempt_records import AttemptRecord
+from replay.whatif.first_token_fit import FirstTokenFit
+from replay.whatif.load_ledger import AdjustedView, CandidateView, LedgerEntry, LoadLedger
+from replay.whatif.outcome import DecisionChange, Evenness, Regret, WorstChanges, blocks_of, evenness, regret
+from replay.whatif.scenario import Scenario
+
+_encode = msgspec.msgpack.Encoder().encode
+MICRO = 1000
+"""Of a millisecond: sums of regret are whole microseconds, so that they are the same anywhere."""
+
+
+UNFITTED = FirstTokenFit()
+
+
+class JudgedDecision(NamedTuple):
+    """One recorded decision that can be judged."""
+
+    number: int
+    recorded_decision: RecordedDecision
+    record: AttemptRecord
+    candidate_view: CandidateView
+    """What stood in the log."""
+    recorded: Candidate
+    """The recorded choice in it."""
+    even: tuple[float, float] | None
+    """How evenly active blocks lay."""
+
+
+class ScenarioRun:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        fitted: Mapping[str, FirstTokenFit],
+        without: Collection[WorkerId],
+        worst: int,
+        *,
+        keeps: bool,
+    ) -> None:
+        """`fitted` is by model; `without` are the lives of the workers that the scenario is without; `worst` and
+        `losses` hold so many at most; `keeps` says whether every change is kept."""
+        self.scenario = scenario
+        self.without = without
+        self.changes: list[DecisionChange] = []
+        self.changed = self.refused = self.astray = self.unlearned = 0
+        self.cached_tokens = self.tokens = 0
+        """Expected on the new choices, and the prompt tokens of those that were not refused."""
+        self.regret_blocks = self.regret_us = 0
+        self.requests: Counter[str] = Counter()
+        self.worst, self.losses = WorstChanges(worst, 1), WorstChanges(worst, -1)
+        self.recorded_even, self.new_even = Evenness(), Evenness()
+        self.fitted = fitted
+        self._keeps = keeps
+        self._ledger = LoadLedger()
+        self._settings: dict[RoutingSettings, RoutingSettings] = {}
+        self._fewer: Counter[tuple[str, str]] = Counter()
+        """Decisions that were not made, by replica and model: it takes its turns without them."""
+        self._digest = xxhash.xxh3_64()
+
+    def __repr__(self) -> str:
+        return f"<ScenarioRun {self.scenario.label!r}: {self.changed} changed>"
+
+    @property
+    def digest(self) -> str:
+        """Of all that was decided so far."""
+        return self._digest.hexdigest()
+
+    def take(self, judged: JudgedDecision, seen: CandidateView) -> None:
+        """The decision is made as the scenario has it, on what is seen in it, and weighed by what stood in the log."""
+        recorded_decision, event = judged.recorded_decision, judged.recorded_decision.event
+        rows = self._rows(judged.candidate_view, recorded_decision)
+        seen_rows = rows if seen is judged.candidate_view else self._rows(seen, recorded_decision)
+        decision = self._decide(recorded_decision, seen, seen_rows)
+        found = Regret(0, 0.0, 0, 0)
+        if decision.worker is None:
+            self.refused += 1
+            self._fewer[recorded_decision.replica, event.model] += 1
+        else:
+            new = next((row for row in rows if row.worker == decision.worker), None)
+            self.astray += new is None
+            found = regret(event, judged.recorded, new, self.fitted.get(event.model, UNFITTED))
+            self.requests[decision.worker] += 1
+            self.tokens += event.prompt_tokens
+        self.cached_tokens += found.cached_new
+        self.regret_blocks += found.blocks
+        self.regret_us += round(found.ms * MICRO)
+        even = evenness(blocks_of(rows, event.model))
+        if judged.even is not None and even is not None:
+            self.recorded_even.note(judged.even)
+            self.new_even.note(even)
+        self._book(judged, decision)
+        self._note(judged, decision.worker or WorkerId(""), found)
+
+    def forget(self, lowest: int) -> None:
+        """No view that comes shows less of the routing stream than this."""
+        self._ledger.forget(lowest)
+
+    def _rows(self, candidate_view: CandidateView, recorded_decision: RecordedDecision) -> list[Candidate]:
+        rows = self._ledger.rows(candidate_view, recorded_decision.request.prompt)
+        if self.without:
+            rows = [row for row in rows if row.worker not in self.without]
+        return rows
+
+    def _decide(self, recorded_decision: RecordedDecision, seen: CandidateView, rows: list[Candidate]) -> Decision:
+        event = recorded_decision.event
+        settings = self._settings.get(recorded_decision.settings)
+        if settings is None:
+            given = {**recorded_decision.settings.to_mapping(), **self.scenario.settings}
+            settings = self._settings[recorded_decision.settings] = RoutingSettings.parse(given)
+        estimates = settings.policy in ESTIMATING_POLICIES and not settings.prefill_us_per_token_m
+        self.unlearned += estimates and event.policy not in ESTIMATING_POLICIES
+        view = AdjustedView.of(seen, self._ledger, rows, self._fewer[recorded_decision.replica, event.model])
+        return decide(view, recorded_decision.request, settings, event.now_ms, event.seed)
+
+    def _book(self, judged: JudgedDecision, decision: Decision) -> None:
+        """The ledger has the attempt if it weighs otherwise than recorded."""
+        if not self.scenario.follow_load:
+            return
+        event = judged.recorded_decision.event
+        recorded = msgspec.structs.replace(in_flight(event), hashes=b"")
+        supposed = _in_flight(decision, event, judged.recorded_decision.request.prompt.blocks_to_hold)
+        if supposed != recorded:
+            key = (RequestId(event.request), event.attempt)
+            self._ledger.note(LedgerEntry.of(key, judged.record, recorded, supposed))
+
+    def _note(self, judged: JudgedDecision, worker: WorkerId, found: Regret) -> None:
+        recorded_decision, event = judged.recorded_decision, judged.recorded_decision.event
+        self._digest.update(
+            _encode((recorded_decision.seq, event.request, worker, found.blocks, round(found.ms * MICRO)))
+        )
+        if worker == event.worker:
+            return
+        self.changed += 1
+        change = DecisionChange(
+            seq=recorded_decision.seq,
+            request=event.request,
+            attempt=event.attempt,
+            time_ms=recorded_decision.time_ms,
+            recorded_worker=event.worker,
+            new_worker=worker,
+            regret_blocks=found.blocks,
+            regret_ms=round(found.ms * MICRO) / MICRO,
+            prompt_tokens=event.prompt_tokens,
+        )
+        if self._keeps:
+            self.changes.append(change)
+        self.worst.note(change, judged.number)
+        self.losses.note(change, judged.number)
+
+
+def _in_flight(decision: Decision, event: RequestRouted, blocks_to_hold: int) -> InFlight | None:
+    """What the attempt weighs where it was put, as its record would say."""
+    if decision.worker is None:
+        return None
+    blocks = blocks_to_hold - pending_beyond(decision.ranked[0].candidate)
+    begins_us = event.now_ms * MILLI + decision.backlog.outstanding_us(decision.worker)
+    tokens = event.prompt_tokens - decision.predicted_cached_tokens
+    return InFlight(decision.worker, blocks, tokens, begins_us=begins_us)
