@@ -3,8 +3,7 @@
 A block hash is XXH3-64 (seeded per deployment) of the canonical bytes from the start up to and including the
 block: first, if an adapter or a cache salt is set, 16 bytes BLAKE2b of both; then the token ids as little-endian
 `uint32`. So an equal hash means an equal prefix in an equal scope, and one digest answers for all blocks before it.
-
-HashedPrompt: a prompt of which the log has the length and the block hashes, and nothing else.
+A `HashedPrompt` has only its length and its block hashes, as the log records them.
 """
 
 from __future__ import annotations

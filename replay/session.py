@@ -1,6 +1,6 @@
-"""Session: a recording for notebooks and small programs; everything that `contrail explain` and `replay` answer.
+"""ReplaySession: a recording for notebooks and small programs; everything that `contrail explain` and `replay` answer.
 
-    with Session.open("incident.contrail") as log:
+    with ReplaySession.open("incident.contrail") as log:
         log.decisions(slowest=10)
         log.explain("req-0123456789abcdef").attempts[0].why
         log.verify().holds

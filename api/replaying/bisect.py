@@ -22,7 +22,7 @@ from replay.bisect.cache_comparison import compare_cache
 from replay.bisect.first_difference import find_first_difference
 from replay.bisect.replica_comparison import compare_replicas
 from replay.bisect.settings_comparison import compare_settings, settings_of_revisions, settings_with_changes
-from replay.bisect.version_comparison import against as compare_against
+from replay.bisect.version_comparison import compare_versions
 from replay.recording.gaps import Gaps
 from replay.recording.moment import Moment, parse_moment
 from replay.recording.recording import Recording
@@ -166,7 +166,7 @@ def _set(it: Asked, changes: dict[str, Any]) -> Answer:
 
 
 def _against(it: Asked, path: Path) -> Answer:
-    found = compare_against(
+    found = compare_versions(
         it.recording, path, it.start, it.end, replicas=it.replicas, gaps=it.gaps(), progress=deciding()
     )
     return Answer("against", found.parting is not None, found, against_text(found))

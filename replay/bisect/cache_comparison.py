@@ -1,7 +1,7 @@
-"""Bisect of an index and an engine: at each restatement of a cache, what the log had said of it and what it holds.
+"""CacheComparison: the index and the engine's cache at each restatement of a cache.
 
-What a worker said, store by store, is put together here without regard to gaps: so where the two part, the blocks show
-which event is missing, and the chain shows whether a message is.
+What a worker said, store by store, is put together here without regard to gaps: so where the two differ, the blocks
+show which event is missing, and the chain shows whether a message is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bisect: the first decision that does not follow from the log, and what happened just before it."""
+"""FirstDifference: the first decision that does not follow from the log, and what happened just before it."""
 
 from __future__ import annotations
 

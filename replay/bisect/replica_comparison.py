@@ -1,4 +1,6 @@
-"""Bisect of two replicas: where what they said of their folds parts, who was wrong there, and what came in between."""
+"""ReplicaComparison: the first place at which two replicas reported different folds, which of them had another fold
+than the log, and the messages in between.
+"""
 
 from __future__ import annotations
 

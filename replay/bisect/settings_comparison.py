@@ -1,4 +1,4 @@
-"""Bisect of settings: the first recorded decision that two sets of settings make otherwise."""
+"""SettingsComparison: the first recorded decision that two sets of settings make otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Bisect against another version: its decisions, as `verify --write` left them in a file, beside this program's own."""
+"""VersionComparison: another version's decisions, from a file that its `verify --write` wrote, beside this program's
+own."""
 
 from __future__ import annotations
 

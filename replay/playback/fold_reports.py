@@ -1,11 +1,7 @@
-"""Reported: what a replica said of one stream's fold, one place of a `ReplicaReported`.
+"""Fold reports: the digests that replicas reported of their own folds (`ReplicaReported`) against the log's folds.
 
-FoldCheck: what replicas said of their own folds (`ReplicaReported`) against what the log gives there.
-
-Stragglers: what replicas said of their folds and no decision of theirs came behind.
-
-A seat moves only for decisions. So what an idle replica told, or one that ended, is compared with whatever lane comes
-past the place; what is left at the end, with a lane that goes there.
+A replica's state moves only for its decisions. A report behind the last decision of its replica is therefore deferred:
+it is compared with the next state cursor that passes the place, or at the end with a state cursor that is moved there.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from replay.recording.gaps import Gaps
 
 
 class FoldReport(NamedTuple):
-    """One place in one stream."""
+    """The digest that a replica reported of its fold at one place in one stream."""
 
     replica: ReplicaId
     at: StreamSeq
@@ -139,15 +135,15 @@ class DeferredDigestChecks:
         self._waiting: list[FoldReport] = []
 
     def __repr__(self) -> str:
-        return f"<Stragglers: {len(self._waiting)} wait>"
+        return f"<DeferredDigestChecks: {len(self._waiting)} wait>"
 
     def note(self, report: FoldReport) -> None:
-        """It waits to be compared, if the recording has the place."""
+        """The report is deferred, if the recording has the place."""
         if self._source.has(report.stream, report.epoch, report.seq):
             self._waiting.append(report)
 
     def meet(self, state_cursors: list[StateCursor]) -> None:
-        """What one of these lanes has come past, not too long ago, is compared."""
+        """Reports at places that one of these state cursors has just passed are compared."""
         self._waiting = [
             report
             for report in self._waiting
@@ -155,7 +151,7 @@ class DeferredDigestChecks:
         ]
 
     def finish(self, state_cursors: list[StateCursor]) -> None:
-        """Nothing waits any more; the lanes, which nobody else needs, go on to where something is to be compared."""
+        """All deferred reports are compared; the state cursors, which nothing else uses any more, are moved there."""
         self.meet(state_cursors)
         state_cursors = list(state_cursors)
         for report in sorted(self._waiting, key=lambda report: (report.stream, report.seq, report.at, report.replica)):

@@ -1,4 +1,4 @@
-"""Reel: the frames of one stream, decoded once for all who read it at about the same place."""
+"""FrameCache: the frames of one stream, decoded once for all readers that are at about the same place."""
 
 from __future__ import annotations
 

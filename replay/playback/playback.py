@@ -1,8 +1,7 @@
 """Playback: every decision of a recording again, in the order of the log, each with the very view that it was made on.
 
-Each replica that decided has a seat of its own, with what it alone knew; the state is a lane's
-(`replay.playback.state_cursors`), folded to the cursor of the decision. What a replica said between two decisions is
-said again when the later one is due: then the state is where the replica stood.
+A `ReplicaState` has what one replica alone knew; its fold is that of a `StateCursor` at the cursor of the decision.
+Events between two decisions of a replica are applied when the later decision is due: then the fold is at its cursor.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ Delay = Callable[[RecordedFrame, Mapping[str, tuple[int, int]]], Mapping[str, tu
 
 
 class RecordedDecision(NamedTuple):
-    """One decision and all that it rested on. `view` is true until the next situation is asked for."""
+    """One decision and all that it rested on. `view` is valid until the next decision is asked for."""
 
     replica: ReplicaId
     seq: StreamSeq
@@ -137,9 +136,9 @@ class Playback:
         self._gaps = gaps_of(recording) if gaps is None else gaps
         self._source = CursorSource(recording, rebases=bool(self._gaps.all))
         self._deferred: DeferredDigestChecks | None = None
-        """Of what is said to be compared later; None if nobody compares it."""
+        """None if reports are not compared later."""
         self._unapplied: dict[ReplicaId, deque[_ReplicaEvent]] = {}
-        """What each said since its last decision."""
+        """Each replica's events since its last decision."""
         self._last_cursors: dict[ReplicaId, DecisionCursor] = {}
         """The cursor of its last decision."""
         self._numbers = dict(numbers)
@@ -148,7 +147,7 @@ class Playback:
         """Whose end was just heard."""
 
     def __iter__(self) -> Iterator[RecordedDecision]:
-        """The situations, in the order of the log. CallerError or Corrupt if the recording cannot be read."""
+        """The decisions, in the order of the log. CallerError or Corrupt if the recording cannot be read."""
         return (each for each in self.everything(refusals=False) if isinstance(each, RecordedDecision))
 
     def everything(self, *, refusals: bool = True) -> Iterator[RecordedDecision | RecordedRefusal]:
@@ -186,8 +185,8 @@ class Playback:
             yield self._play(decisions[at], pool)
 
     def doubts(self, at: RecordedDecision | RecordedRefusal, agreed: Mapping[StreamName, int]) -> dict[str, str]:
-        """Those that remain of the situation given last, where the replica's folds are known to have been ours up to
-        there."""
+        """The doubts that remain of the decision given last, where the replica's folds are known to have been the log's
+        up to there."""
         return doubts_about(self.replica_states[at.replica], at.event, self._source, self._gaps, agreed)
 
     # --- what replicas said ------------------------------------------------------------------------------------
@@ -197,7 +196,7 @@ class Playback:
             yield from self._source.frames(ROUTING, self._start, self._end)
 
     def _events_of(self, frame: RecordedFrame) -> list[_ReplicaEvent]:
-        """The events of a message that is to be played; they wait to be said."""
+        """The events of a message that is to be played; they wait to be applied."""
         replica, message = ReplicaId(frame.owner), frame.message
         if self._only is not None and replica not in self._only:
             return []
@@ -235,7 +234,8 @@ class Playback:
         return steps
 
     def _clean_up(self, pool: CursorPool, replicas: list[ReplicaId]) -> None:
-        """Nothing is kept of those who ended; nothing waits for those without a seat, who are seated with it."""
+        """Nothing is kept of replicas that ended. Without a `ReplicaState` no event waits: the next one is made with
+        it."""
         for replica in replicas:
             if replica in self._ended or len(self._unapplied.get(replica, ())) > UNAPPLIED_MAX:
                 self._ended.discard(replica)
@@ -246,7 +246,7 @@ class Playback:
                 self._last_cursors.pop(replica, None)
 
     def _drop_unapplied(self, replica: ReplicaId) -> None:
-        """What it said since its last decision is said to nobody."""
+        """Its events since its last decision are not applied."""
         for step in self._unapplied.pop(replica, ()):
             if self._deferred is not None and isinstance(step.event, ReplicaReported):
                 for report in fold_reports_of(replica, step.frame.seq, step.frame.time_ms, step.event):
@@ -260,7 +260,7 @@ class Playback:
         return recorded if self._delay is None else self._delay(step.frame, recorded)
 
     def _play(self, step: _ReplicaEvent, pool: CursorPool) -> RecordedDecision | RecordedRefusal:
-        """The decision as it was; what was said before it is said."""
+        """The decision as it was, after the replica's events before it are applied."""
         replica, cursor = ReplicaId(step.frame.owner), self._cursor(step)
         state_cursor = pool.at(replica, cursor)
         unapplied, replica_state, last_cursor = (
@@ -280,7 +280,7 @@ class Playback:
         if self._source.covers(cursor):
             self._last_cursors[replica] = cursor
         else:
-            self._last_cursors.pop(replica, None)  # it stood in another history: it is seated anew in this one
+            self._last_cursors.pop(replica, None)  # of another history: its state is made anew in this one
         event = step.event
         if isinstance(event, RequestRouted):
             return self._recorded_decision(replica_state, step, event)
@@ -299,7 +299,7 @@ class Playback:
         replica_state.apply_own(step.frame.seq, step.event)
 
     def _compare(self, replica_state: ReplicaState, step: _ReplicaEvent) -> None:
-        """What the replica said of its folds, if it did, is compared with the seat's."""
+        """The replica's fold report, if the event is one, is compared with its state here."""
         if not isinstance(step.event, ReplicaReported) or self._delay is not None:
             return
         for report in fold_reports_of(replica_state.replica, step.frame.seq, step.frame.time_ms, step.event):
@@ -331,7 +331,7 @@ class Playback:
         )
 
     def _new_replica_state(self, replica: ReplicaId, step: _ReplicaEvent, state_cursor: StateCursor) -> ReplicaState:
-        """A seat at the lane, which knows what the replica said before this."""
+        """A `ReplicaState` at the state cursor, with all events of the replica before this one."""
         replica_state = ReplicaState(replica, state_cursor.state)
         replica_state.move_to(state_cursor.state, state_cursor.cut)
         at, n_next = (
@@ -351,7 +351,7 @@ class Playback:
 
 
 def _in_order(decisions: list[_ReplicaEvent], cursors: list[DecisionCursor]) -> list[int]:
-    """Which one comes when: by their cursors, each replica's own as it made them."""
+    """Indexes by ascending cursors; each replica's decisions stay in their order."""
     reached: dict[str, int] = {}
     keys = []
     for step, cursor in zip(decisions, cursors, strict=True):
@@ -362,7 +362,7 @@ def _in_order(decisions: list[_ReplicaEvent], cursors: list[DecisionCursor]) -> 
 
 
 def _goes_back(before: DecisionCursor, cursor: DecisionCursor) -> bool:
-    """Whether somebody who stood there first would have to unread something."""
+    """Whether a fold at `before` would have to go back in some stream."""
     for stream, (epoch, seq) in before.items():
         at = cursor.get(stream)
         if at is None or (at[0] == epoch and at[1] < seq):

@@ -1,4 +1,4 @@
-"""Seat: one replica's place at a moment: what it had folded, and what it alone knew, as the log tells it.
+"""ReplicaState: what one replica knew at a moment: its fold, and what it alone knew, as the log has it.
 
 The view at a decision is, stream by stream, the fold up to the recorded cursor, plus the replica's own earlier events
 that the cursor does not cover (`PendingEvents`), plus what only it knew of workers (`LocalChanged`), under the settings
@@ -26,10 +26,10 @@ UNKNOWN = "unknown"
 
 
 class ReplicaState:
-    """See the module's text; the state is this seat's own."""
+    """See the module's text."""
 
     def __init__(self, replica: ReplicaId, state: State) -> None:
-        """Its local knowledge and settings are what the fold has of them; `apply_own` what it said since."""
+        """Its local knowledge and settings are those of the fold; `apply_own` adds later events."""
         self.replica = replica
         self.state = state
         self.ahead = PendingEvents()
@@ -61,7 +61,7 @@ class ReplicaState:
 
     @property
     def view(self) -> View:
-        """What the replica's next decision sees; true until the seat is moved."""
+        """What the replica's next decision sees; valid until the next `move_to` or `apply_own`."""
         if self._by_reason is None:
             self._by_reason = _by_reason(self._local)
         return View(self.state, self.replica, self.ahead, self._by_reason)

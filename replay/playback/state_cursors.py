@@ -1,11 +1,11 @@
-"""Lanes: states that are folded along a recording, for whoever wants to see it at one cursor after another.
+"""State cursors: states that are folded forward along a recording, from one decision's cursor to the next.
 
-1. A fold cannot go back. So whoever wants cursors that each lie behind the one before, in every stream, needs one lane.
+1. A fold cannot go back. One state cursor is enough for a sequence of cursors that never go back in any stream.
 2. `CursorPerReplica` gives every replica its own: its cursors only grow. Decisions can be taken in the order of the
    log.
-3. `SharedCursors` is for who takes the decisions of a window in the order of their cursors: replicas that follow one
-   log are rarely ahead of each other in one stream and behind in another, so one lane does for nearly all of them.
-   Where it does not, a second one is copied from a lane that is kept behind. If that happens often, each replica gets
+3. `SharedCursors` is for decisions that are taken window by window in the order of their cursors. Replicas that follow
+   one log are rarely ahead of each other in one stream and behind in another, so one state cursor is enough for nearly
+   all of them. Another one is copied from a state cursor that is kept behind. If that happens often, each replica gets
    its own.
 """
 
@@ -23,18 +23,18 @@ from streams.archive.archive_format import Span
 
 MISFITS_MAX = 8
 WINDOWS_PER_MISFIT = 4
-"""If more copies of a state have to be made for shared lanes than this, or if it takes as many as there are replicas,
-every replica gets a lane of its own."""
+"""If more copies of a state have to be made for shared cursors than this, or if it takes as many as there are replicas,
+every replica gets a state cursor of its own."""
 
 READ_AHEAD = 256
-"""Messages that are read at once for who looks ahead."""
+"""Messages that are read at once ahead of the state cursors."""
 
 DecisionCursor = Mapping[str, tuple[int, int]]
 """Per stream epoch and sequence, as a decision records its cursor."""
 
 
 class StateCursor:
-    """One state and what is known of it."""
+    """One state that moves forward along a recording, and the streams that it lacks the head of."""
 
     __slots__ = ("cut", "state")
 
@@ -48,16 +48,16 @@ class StateCursor:
 
     @property
     def reach(self) -> int:
-        """How far it is, all streams together."""
+        """The sum of its sequences over all streams."""
         return sum([at.seq for at in self.state.cursor.values()])
 
     def behind(self, cursor: Cursor) -> int:
-        """Messages to the cursor."""
+        """The number of messages up to the cursor."""
         at = self.state.cursor
         return sum([seq - (at[stream].seq if stream in at else 0) for stream, seq in cursor.items()])
 
     def fits(self, cursor: DecisionCursor) -> bool:
-        """Whether it is nowhere behind the cursor."""
+        """Whether it can move to the cursor: it is beyond it in no stream."""
         at = self.state.cursor
         if len(at) > len(cursor):
             return False
@@ -71,10 +71,11 @@ class StateCursor:
 
 
 class CursorSource:
-    """The recording that lanes are folded along; messages are decoded once for all of them."""
+    """Makes state cursors of one recording and moves them; messages are decoded once for all of them."""
 
     def __init__(self, recording: Recording, *, rebases: bool = False) -> None:
-        """`rebases`: the recording lacks something, so a snapshot that a lane comes past may know more than it does."""
+        """`rebases`: the recording lacks something, so a snapshot may know more than the state cursor that
+        passes it."""
         self.recording = recording
         self.epochs = {stream: recording.archive.span(stream).epoch for stream in recording.streams}
         self.ends = recording.end
@@ -98,11 +99,11 @@ class CursorSource:
         return self.epochs.get(stream) == epoch and self._span(stream).first_seq <= seq <= self.ends[stream]
 
     def cursor_towards(self, stream: StreamName, seq: int) -> StateCursor:
-        """A new lane that is not yet behind that message, and anywhere else in other streams."""
+        """A new state cursor that is not beyond that message, and anywhere in other streams."""
         return StateCursor(self.recording.state_before({**self.ends, stream: StreamSeq(seq)}), {})
 
-    def state_cursor(self, cursor: DecisionCursor, near: Iterable[StateCursor] = ()) -> StateCursor:
-        """A new lane at the cursor, copied from the nearest of those or from what the recording has nearer."""
+    def new_cursor(self, cursor: DecisionCursor, near: Iterable[StateCursor] = ()) -> StateCursor:
+        """A new state cursor there, copied from the nearest of `near` or from a nearer state of the recording."""
         here = self.here(cursor)
         best, left = None, self.recording.to_fold(here)
         for state_cursor in near:
@@ -113,13 +114,13 @@ class CursorSource:
         return found
 
     def copy(self, state_cursor: StateCursor) -> StateCursor:
-        """The same once more, growing apart; O(blocks * log blocks)."""
+        """An independent copy; O(blocks * log blocks)."""
         return StateCursor(
             decode(self.recording.chain_key, b"".join(encode(state_cursor.state))), dict(state_cursor.cut)
         )
 
     def move(self, state_cursor: StateCursor, cursor: DecisionCursor) -> None:
-        """The lane, which fits, is at the cursor, as far as the recording goes."""
+        """The state cursor, which fits, is at the cursor, as far as the recording goes."""
         if self._rebases:
             self._rebase(state_cursor, self.here(cursor))
         at, epochs = state_cursor.state.cursor, self.epochs
@@ -129,19 +130,19 @@ class CursorSource:
                 self._fold(state_cursor, stream, seq)
 
     def frames(self, stream: StreamName, start: int, end: int | None) -> Iterator[RecordedFrame]:
-        """The stream's messages from `start` up to `end` (not included), read shortly ahead of the lanes."""
+        """The stream's messages from `start` up to `end` (not included), read shortly ahead of the state cursors."""
         last = self.ends[stream] if end is None else min(end - 1, self.ends[stream])
         for at in range(max(start, self._span(stream).first_seq), last + 1, READ_AHEAD):
             yield from self._cache(stream, start).between(at, min(at + READ_AHEAD - 1, last))
 
     def forget(self, state_cursors: Iterable[StateCursor]) -> None:
-        """Messages that none of these lanes needs any more are given back."""
+        """Messages that none of these state cursors needs any more are dropped."""
         states = [state_cursor.state.cursor for state_cursor in state_cursors]
         for stream, cache in self._caches.items():
             cache.forget(min((at[stream].seq for at in states if stream in at), default=0) + 1)
 
     def _rebase(self, state_cursor: StateCursor, here: Cursor) -> None:
-        """If there is a snapshot between the lane and the cursor, the lane goes on from that."""
+        """If there is a snapshot between the state cursor and the cursor, the state cursor goes on from that."""
         if self.recording.to_fold(here) < state_cursor.behind(here):
             state_cursor.state, state_cursor.cut = self.recording.state_before(here), {}
 
@@ -170,23 +171,23 @@ class CursorSource:
 
 
 class CursorPool(Protocol):
-    """Whose lane a decision is seen from."""
+    """The state cursors that a playback uses."""
 
     def at(self, replica: ReplicaId, cursor: DecisionCursor) -> StateCursor:
-        """A lane at the cursor; nobody moves it before this is called again."""
+        """A state cursor at the cursor; it does not move before the next call."""
 
     def drop(self, replica: ReplicaId) -> None:
-        """The replica decides nothing any more."""
+        """The replica makes no more decisions."""
 
     def all(self) -> list[StateCursor]:
-        """Those that may be asked for again."""
+        """The state cursors that `at` may return again."""
 
 
 class CursorPerReplica:
-    """One per replica."""
+    """One state cursor per replica."""
 
     def __init__(self, source: CursorSource, near: Iterable[StateCursor] = ()) -> None:
-        """`near`: what first lanes may be copied from."""
+        """`near`: state cursors that a replica's first one may be copied from."""
         self._source = source
         self._near = list(near)
         self._cursors: dict[ReplicaId, StateCursor] = {}
@@ -197,7 +198,7 @@ class CursorPerReplica:
     def at(self, replica: ReplicaId, cursor: DecisionCursor) -> StateCursor:
         state_cursor = self._cursors.get(replica)
         if state_cursor is None or not state_cursor.fits(cursor):
-            state_cursor = self._cursors[replica] = self._source.state_cursor(cursor, self.all())
+            state_cursor = self._cursors[replica] = self._source.new_cursor(cursor, self.all())
         else:
             self._source.move(state_cursor, cursor)
         return state_cursor
@@ -209,12 +210,12 @@ class CursorPerReplica:
         return [*self._cursors.values(), *self._near]
 
     def forget_near(self) -> None:
-        """Lanes that are still to come are copied from those that are there."""
+        """Later state cursors are copied only from those of replicas."""
         self._near = []
 
 
 class SharedCursors:
-    """As few as the cursors allow; see the module's text."""
+    """As few state cursors as the decisions' cursors allow; see the module's text."""
 
     def __init__(self, source: CursorSource) -> None:
         self._source = source
@@ -266,16 +267,16 @@ class SharedCursors:
         return self._cursors if self._behind is None else [*self._cursors, self._behind]
 
     def _split(self, cursor: DecisionCursor) -> StateCursor:
-        """A further lane at the cursor."""
+        """One more state cursor at the cursor."""
         self._misfits += bool(self._cursors)
-        return self._source.state_cursor(cursor, [self._kept_behind(cursor)])
+        return self._source.new_cursor(cursor, [self._kept_behind(cursor)])
 
     def _kept_behind(self, cursor: DecisionCursor) -> StateCursor:
-        """The lane that is kept behind, moved on as far as no decision of the window needs it further back."""
+        """The state cursor that is kept behind, moved forward as far as every decision of the window allows."""
         lowest = self._lowest if set(self._lowest) <= set(cursor) else cursor
         here, behind = self._source.here(lowest), self._behind
         if behind is None or not behind.fits(lowest) or self._source.recording.to_fold(here) < behind.behind(here):
-            behind = self._behind = self._source.state_cursor(lowest)  # from a snapshot on, if there is one
+            behind = self._behind = self._source.new_cursor(lowest)  # from a snapshot on, if there is one
         else:
             self._source.move(behind, lowest)
         return behind

@@ -1,4 +1,4 @@
-"""ChainHeads: the digests of a stream's messages as the messages behind them name them, for whoever has no key."""
+"""ChainHeads: the digests of a stream's messages as later messages of their sources name them; used without a key."""
 
 from __future__ import annotations
 

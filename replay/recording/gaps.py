@@ -1,8 +1,8 @@
-"""Lacks: what replicas read and a recording does not have: messages cut off by retention, deleted, or lost in a chain.
+"""Gaps: messages that replicas read and a recording does not have, since retention cut them off, somebody deleted them,
+or a chain lost them.
 
-A fold notices a missing message with the next one of its source; what was decided in between rests on something that
-is not there, and no fold can know. So the recording is looked through once, ahead of the folds
-(`replay.verify.chain_proof`).
+A fold notices a missing message only at the next message of its source, so a decision in between rests on something
+that the recording does not have. `replay.verify.chain_proof` therefore finds all gaps before anything is folded.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RecordingGap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gaps:
-    """All of a recording, for whoever folds it."""
+    """All gaps of a recording."""
 
     def __init__(self, gaps: Iterable[RecordingGap] = ()) -> None:
         self.all = list(gaps)

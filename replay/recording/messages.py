@@ -1,4 +1,4 @@
-"""Slim: messages read for a few fields of their events and nothing else; a fraction of the price of decoding all."""
+"""Partial decoding: a few fields of a message's events, at a fraction of the price of a full decoding."""
 
 from __future__ import annotations
 

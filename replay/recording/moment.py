@@ -1,6 +1,7 @@
-"""Moments as people type them: a time, a time of today, so long ago, a stream's sequence, a request id, or a cursor.
+"""Moments: a time, a time of today, a time so long ago, a stream's sequence, a request id, or a cursor.
 
-History: a running log asked for a moment, before anything of it is copied.
+`parse_moment` reads a moment as people type it. `position_in_log` finds its place in a running log; a recording finds
+it by `Recording.position`.
 """
 
 from __future__ import annotations

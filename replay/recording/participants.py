@@ -1,5 +1,6 @@
-"""Names: what people call the workers and replicas that a recording speaks of by id; the id itself where that is all
-that it tells."""
+"""Participants: the names of the workers and replicas that a recording has by id; the id stands for a name that no
+message says.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 With the deployment's key every message's digest is computed, so that chains prove what the log said. Without it the
 digests are those that the messages themselves name: folds come out the same, but nothing is proved.
-
-Last words: the newest message of each of some sources before a place in a stream, found by looking back from it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""RoutingIndex: where in the routing stream each attempt of each request stands, and what every replica goes by.
+"""RoutingIndex: where in the routing stream each attempt of each request stands, and which settings each replica had.
 
-Made in one pass with a decoder that takes only what a list shows; some 2 us per event, the reading of the archive
-with it.
+It is made in one pass with a decoder that takes only a few fields: some 2 us per event, reading the archive included.
 """
 
 from __future__ import annotations

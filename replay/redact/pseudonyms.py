@@ -1,4 +1,4 @@
-"""Names: what stands in a redacted log for each name of the original, the same for the same name everywhere.
+"""Pseudonyms: the text in a redacted log for each name of the original, the same for the same name everywhere.
 
 Random ids stay, since all that is folded and decided goes by them; so do models and request ids, which decisions and
 their digests rest on.
@@ -55,7 +55,7 @@ class Pseudonyms:
         self._given: dict[str, dict[str, str]] = {}
 
     def __repr__(self) -> str:
-        return f"<Names: {sum(map(len, self._given.values()))} replaced, {len(self.foreign)} foreign request ids>"
+        return f"<Pseudonyms: {sum(map(len, self._given.values()))} replaced, {len(self.foreign)} foreign request ids>"
 
     @property
     def replaced(self) -> int:

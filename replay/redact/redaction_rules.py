@@ -1,8 +1,6 @@
-"""Jobs without names: what of a prefill's events stays in a redacted log.
+"""Redaction rules: what stays of each event in a redacted log.
 
-Ids of jobs and of workers are random and stay. Digests of prompts go: whoever guesses a prompt could prove it by them.
-
-Events without names: what of each event stays in a redacted log.
+Ids of jobs and of workers are random and stay. Digests of prompts go: a guessed prompt could be proved by them.
 """
 
 from __future__ import annotations

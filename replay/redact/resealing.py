@@ -1,4 +1,4 @@
-"""An archive's messages on new chains: whatever followed follows, and whatever did not does not.
+"""Resealing: an archive's messages on new chains; a message follows on the one before it exactly if it did before.
 
 The first message of a source keeps the digest that it names: it goes on from a snapshot, or from what is not there.
 A message that names another digest than that of the one before it keeps it too: it was a gap, and stays one.

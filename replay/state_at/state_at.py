@@ -1,4 +1,4 @@
-"""At: the whole state at a moment: what the log came to by then, or what one replica believed.
+"""StateAt: the whole state at a moment: the log's fold up to then, or what one replica believed.
 
 What a replica had folded is known at its decisions, which name their cursor. So its belief at a moment is that of its
 newest decision by then; one that had made none is shown with the log's own state, which is all that it could know.

@@ -1,4 +1,4 @@
-"""What changed between two moments: who came and went, whose blocks, which settings, what was under way."""
+"""StateDiff: what changed between two moments: workers, replicas, blocks, settings, and requests in flight."""
 
 from __future__ import annotations
 

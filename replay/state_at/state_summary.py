@@ -1,7 +1,7 @@
-"""Held: what a state holds, as values that people and programs read; the keys of `contrail replay at --json`.
+"""StateSummary: what a state holds, as values that people and programs read; the keys of `contrail replay at --json`.
 
-Without a view it is what the log comes to. With one it is what that replica believed: its own events that it had not
-read back count, and what only it knew of workers. Digests are of what is folded alone.
+Without a view it is the log's fold. With one it is what that replica believed: its own events that it had not read
+back count, and what only it knew of workers. Digests are of the fold alone.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class StateSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Where streams begin whose head is gone, with no snapshot since: who was silent from then on is not known."""
     seat: BeliefSummary | None
     settings: dict[str, Any]
-    """The seat's; without one, those of the replica that changed them last."""
+    """The replica's whose belief it is; without one, those of the replica that changed them last."""
     settings_differ: bool
     """Whether replicas go by different settings."""
     workers: list[WorkerSummary]

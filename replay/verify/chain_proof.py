@@ -1,10 +1,10 @@
-"""Proof: whether a recording says what was said: every source's chain, walked with the deployment's key.
+"""Proof: whether a recording holds what was written: every source's chain, checked with the deployment's key.
 
-1. A message is sealed with a keyed digest of the one before it, so one that was changed does not fit the one behind
-   it. The last message of a source has none behind it: the export names its digest, and so do the snapshots.
-2. Replicas told each other, in their own chains, which message they had read at a place (`ReplicaReported`): they are
-   witnesses against whoever exchanges a piece of history.
-3. Without the key only the order is checked: numbers that follow on each other, owners, and nothing said twice.
+1. A message is sealed with a keyed digest of the one before it, so a changed message does not fit the one behind it.
+   The last message of a source has none behind it: the export names its digest, and so do the snapshots.
+2. Replicas report in their own chains which message they had read at a place (`ReplicaReported`): a replaced piece of
+   history contradicts these reports.
+3. Without the key only the order is checked: numbers that follow on each other, owners, and repeated messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ChainWalk: the messages of one stream, read for nothing but their chains: who says what, and does it follow?"""
+"""ChainWalk: the chains of one stream, checked message by message: source, number, and the digest of the one before."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Differences: two decisions on one request, and the first term in which they part.
+"""Comparison: two decisions on one request, and the first term in which they differ.
 
-Terms are looked at in one order, from what a decision rests on to what follows from it; so the first that differs is
+Terms are compared in one order, from what a decision rests on to what follows from it; so the first that differs is
 the nearest to the cause.
 """
 

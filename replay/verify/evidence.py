@@ -1,9 +1,7 @@
-"""Doubts: why a recording may not show what a replica saw when it decided.
+"""Evidence: why a recording may not show what a replica saw when it decided, and where its fold was the log's.
 
-Agreements: where replicas said that their folds were what the log gives, and where not.
-
-What a recording lacks can matter to a decision only if it mattered to its replica's fold. So where a replica had told
-the digest of its fold, and it is ours, nothing that is missing before that place made a difference to it.
+A gap of the recording can matter to a decision only if it mattered to its replica's fold. So where a replica reported
+the digest of its fold, and the log's fold has the same, no gap before that place made a difference to it.
 """
 
 from __future__ import annotations
@@ -35,9 +33,10 @@ def doubts_about(
     gaps: Gaps,
     agreed: Mapping[StreamName, int] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Kind to one sentence, for what the seat's replica says now; empty if nothing is known to be wrong. Some 3 us.
+    """Kind to one sentence, for the event that the replica writes now; empty if nothing is known to be wrong. Some 3
+    us.
 
-    `agreed`: up to where the replica itself said that its folds were as ours (`replay.verify.evidence`)."""
+    `agreed`: up to where the replica itself said that its folds were as ours (`FoldAgreements`)."""
     doubts = dict(replica_state.doubts)
     if isinstance(event, RequestRouted) and event.decide_version != DECIDE_VERSION:
         doubts["version"] = (

@@ -1,8 +1,6 @@
-"""Refused: a request that no worker could take, asked again.
+"""Verdicts: recorded decisions and refusals made again, and whether they come out the same.
 
-Its prompt is not in the log; but who was left out and why depends on nothing of the prompt but its block size.
-
-Verdict: one recorded decision made again, and whether it comes out the same.
+The prompt of a refused request is not in the log; but the exclusions depend on nothing of it but its block size.
 """
 
 from __future__ import annotations
@@ -177,7 +175,7 @@ def difference(
 
 
 class _Judge:
-    """Comes to a verdict on each situation as it is given."""
+    """Comes to a verdict on each decision as it is given."""
 
     def __init__(self, playback: Playback) -> None:
         self._playback = playback

@@ -1,4 +1,4 @@
-"""Work: what `verify` has to do, and how it is cut into parts that take about as long each."""
+"""Partition: the decisions that `verify` makes again, cut into shares of the log that take about as long each."""
 
 from __future__ import annotations
 

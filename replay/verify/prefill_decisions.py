@@ -1,4 +1,4 @@
-"""Prefills: every recorded verdict on where to compute a prompt made again, and what came of each against the jobs.
+"""Prefill decisions: every recorded verdict on where to compute a prompt made again, and compared with its job.
 
 A verdict rests on what its report says and on nothing else, so it is always judged, unless another version of the
 rules gave it. That the two settings it states were those in force cannot be checked: a worker does not say in the log
@@ -192,12 +192,12 @@ class _PrefillJudge:
             cancelled=dict(sorted(ends.cancelled.items())),
             requester_ended=ends.requester_ended,
             open=ends.open,
-            different=len(ends.odd),
+            different=len(ends.anomalies),
             not_judged=ends.not_judged,
             untold=found.jobs.untold,
         )
-        for odd in ends.odd[: KEPT - len(found.differences)]:
-            found.differences.append(PrefillDifference(**odd._asdict(), source_name=names.worker(odd.source)))
+        for anomaly in ends.anomalies[: KEPT - len(found.differences)]:
+            found.differences.append(PrefillDifference(**anomaly._asdict(), source_name=names.worker(anomaly.source)))
         return found
 
     def _difference(self, said: _RecordedReport, term: str, recorded: Any, recomputed: Any) -> PrefillDifference:

@@ -61,7 +61,7 @@ class PrefillJobEnds:
     """See the module's text; made once of a whole recording."""
 
     def __init__(self, recording: Recording) -> None:
-        self.odd: list[JobAnomaly] = []
+        self.anomalies: list[JobAnomaly] = []
         self.not_judged = 0
         self._names = recording.names
         self._requesters: dict[str, _Requester] = {}
@@ -77,7 +77,7 @@ class PrefillJobEnds:
         self._judge_others()
 
     def __repr__(self) -> str:
-        return f"<PrefillJobEnds of {self.asked} jobs, {len(self.odd)} odd>"
+        return f"<PrefillJobEnds of {self.asked} jobs, {len(self.anomalies)} anomalies>"
 
     @property
     def asked(self) -> int:
@@ -175,13 +175,13 @@ class PrefillJobEnds:
         end = _End(PULLED, event) if isinstance(event, PrefillPulled) else _End(event.reason, None)
         asked_by, before = self._asked.get(event.job), self._ends.get(event.job)
         if before is not None:
-            self.odd.append(_anomaly("ends", [before.how, end.how], [before.how], event.job, whose, record))
+            self.anomalies.append(_anomaly("ends", [before.how, end.how], [before.how], event.job, whose, record))
             return
         self._ends[event.job] = end
         if asked_by is None:
             self.not_judged += not it.agreed
             if it.agreed:
-                self.odd.append(_anomaly("unasked", end.how, "", event.job, whose, record))
+                self.anomalies.append(_anomaly("unasked", end.how, "", event.job, whose, record))
                 it.agreed = False
         elif asked_by != whose:
             self._requester(asked_by, 0).open.discard(event.job)
@@ -194,16 +194,16 @@ class PrefillJobEnds:
         if event.open == len(it.open):
             it.agreed = True
         elif it.agreed:
-            self.odd.append(_anomaly("open", event.open, len(it.open), event.job, whose, record))
+            self.anomalies.append(_anomaly("open", event.open, len(it.open), event.job, whose, record))
             it.agreed = False
 
     def _judge_others(self) -> None:
         """An end that another said is right if the other is the same worker under a new id."""
-        for odd in self._by_others:
-            names = {self._names.worker(who) for who in (odd.recorded, odd.recomputed)}
-            if len(names) > 1 and not self._requesters[odd.recomputed].gone:
-                self.odd.append(odd)
-        self.odd.sort(key=lambda odd: odd.seq)
+        for anomaly in self._by_others:
+            names = {self._names.worker(who) for who in (anomaly.recorded, anomaly.recomputed)}
+            if len(names) > 1 and not self._requesters[anomaly.recomputed].gone:
+                self.anomalies.append(anomaly)
+        self.anomalies.sort(key=lambda anomaly: anomaly.seq)
 
 
 def _anomaly(term: str, recorded: Any, recomputed: Any, job: str, whose: str, record: Record) -> JobAnomaly:

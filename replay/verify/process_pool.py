@@ -1,6 +1,6 @@
-"""The work of `verify`, done here or by several processes, each of which plays a part of the log.
+"""VerifyPool: the shares of `verify`, played in this process or in several.
 
-What comes out does not depend on how it was shared: verdicts come in the order of the log.
+The result does not depend on the number of processes: verdicts come in the order of the log.
 """
 
 from __future__ import annotations

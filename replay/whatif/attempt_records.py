@@ -1,4 +1,4 @@
-"""Lives: what the routing stream says came of every attempt, and how long first tokens took; one pass over it."""
+"""AttemptRecords: the outcome of every attempt in the routing stream, and how long first tokens took."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEVER = 1 << 38
 """A sequence that no stream reaches."""
 
 
-RoutingPlace = NewType("Place", int)
+RoutingPlace = NewType("RoutingPlace", int)
 """An event's place in the routing stream, as a number: places compare as events follow each other."""
 NTH_BITS = 24
 

@@ -1,11 +1,11 @@
-"""Fitted: how long a first token takes by what had to be computed for it and what was queued before it, counted from
-when the request was sent to its worker.
+"""FirstTokenFit: the time to first token by the tokens computed for it and the tokens queued before it.
 
     ttft_ms = base_ms + per_token_ms * tokens computed + per_queued_ms * prefill tokens queued on the worker
 
-Requests are put into cells of about equal size by both numbers, and the line goes through the cells' medians where
-their absolute distance from it is least (by least squares, weighted again and again). So some slow requests among many
-change nothing, and the same samples give the same line anywhere: they are sorted, and sums are exact (`fsum`).
+The time counts from when the request was sent to its worker. Requests are put into cells of about equal size by both
+numbers, and the line goes through the cells' medians where their absolute distance from it is least (by least squares,
+weighted again and again). So some slow requests among many change nothing, and the same samples give the same line
+anywhere: they are sorted, and sums are exact (`fsum`).
 """
 
 from __future__ import annotations

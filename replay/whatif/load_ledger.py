@@ -1,9 +1,9 @@
-"""Supposed: the loads as they would be if requests had gone where a scenario put them.
+"""LoadLedger: the loads as they would be if requests had gone where a scenario put them.
 
 A ledger holds every attempt of which the record and the scenario differ. A view shows such an attempt exactly when it
 shows the recorded one: then the recorded weight is taken off one worker, and the supposed one put on another. An
 attempt takes as long as it took; what the log does not tell, how much longer or shorter it would have been elsewhere,
-is not supposed. With nothing in the ledger a supposed view is the recorded one.
+is not supposed. With nothing in the ledger an adjusted view is the recorded one.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class LoadLedger:
         self._entries = [entry for entry in self._entries if seq_of(entry.ended) > lowest]
 
     def rows(self, candidate_view: CandidateView, prompt: Prompt) -> list[Candidate]:
-        """The candidates of the sight as they are supposed to be; the very ones if nothing differs."""
+        """The candidates of the view as they are supposed to be; the very ones if nothing differs."""
         sums: Sums = {}
         moved: dict[AttemptKey, WorkerId | None] = {}
         mine, own, limit = candidate_view.replica, candidate_view.at, candidate_view.limit
@@ -155,7 +155,7 @@ class LoadLedger:
         return _changed(candidate_view, prompt, sums, moved) if sums else candidate_view.rows
 
     def outstanding(self, candidate_view: CandidateView) -> dict[WorkerId, list[OutstandingPrefill]]:
-        """The prefills of the sight as they are supposed to be outstanding; O(all of them + entries)."""
+        """The prefills of the view as they are supposed to be outstanding; O(all of them + entries)."""
         found, limit = candidate_view.view.outstanding(), candidate_view.limit
         for entry in self._entries:
             until = candidate_view.at if entry.replica == candidate_view.replica else limit

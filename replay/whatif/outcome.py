@@ -1,6 +1,7 @@
-"""Regret: what a recorded choice cost more than another one would have, in blocks and in estimated milliseconds.
+"""Outcome: what one scenario would have made of the recorded history.
 
-Outcome: what one scenario would have made of the recorded history.
+The regret of a recorded choice is what it cost more than another one would have, in blocks and in estimated
+milliseconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trial: one scenario, made decision by decision beside the record."""
+"""ScenarioRun: one scenario, decided decision by decision beside the record."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Lagged: the cursor of a decision that saw only what stood in the log a while before it, by the log's clock.
-
-What if: the recorded history decided again under other settings, without a worker, or with the log seen later.
+"""What if: the recorded history decided again under other settings, without a worker, or with the log seen later.
 
 Every scenario is asked what it would have chosen at each recorded decision, with the recorded seed. What is weighed
 is what stood in the log at that moment. What each scenario put elsewhere loads other workers from then on

@@ -82,7 +82,7 @@ class Stage:
         """From now on it decides under these."""
         seat = self._seat(replica)
         event = SettingsChanged(revision=seat.revision + 1, settings=settings.to_mapping())
-        seat.say(self.say(ROUTING, replica, event), event)
+        seat.apply_own(self.say(ROUTING, replica, event), event)
 
     def seat(self, replica: ReplicaId, lag: Mapping[StreamName, int] | None = None) -> ReplicaState:
         """The replica's place, which has folded all but so many messages of the streams named."""
@@ -131,7 +131,7 @@ class Stage:
         """The replica says it, and the log has it."""
         seq = self.say(ROUTING, replica, *events)
         for event in events:
-            self._seat(replica).say(seq, event)
+            self._seat(replica).apply_own(seq, event)
         return seq
 
     def report(self, replica: ReplicaId) -> ReplicaReported:

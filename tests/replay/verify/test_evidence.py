@@ -164,7 +164,7 @@ def test_decisions_that_are_none_are_counted_apart(stage: Stage, tmp_path: Path)
     n, head = stage._chains[ROUTING, R]
     twice = encode_message(SourceId(R), n, head, 1, [encode_event(routed)])
     stage.store(ROUTING, R, twice)
-    stage.seat(R).say(len(stage.frames[ROUTING]), routed)
+    stage.seat(R).apply_own(len(stage.frames[ROUTING]), routed)
     stage.store(ROUTING, R, twice)
     stage.say(ROUTING, S, stage.decided("foreign", ASKED, replica=S), about=R)
     future = encode_event(stage.decided("future", ASKED)).replace(b"\xa1v\x01", b"\xa1v\x63")
