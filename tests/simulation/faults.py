@@ -12,7 +12,7 @@ from core.block_spans import single
 from core.ids import StreamName, StreamSeq
 from core.settings import POLICIES
 from core.subjects import SNAPSHOTS
-from streams.memory.memory_log import MemoryStream
+from streams.memory.memory_stream import MemoryStream
 from tests.simulation.scale import PREFILL_WAIT_MAX_MS
 
 if TYPE_CHECKING:

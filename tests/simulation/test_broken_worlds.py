@@ -21,7 +21,7 @@ from projections.folds.routing_fold import RoutingFold
 from projections.folds.state import State
 from projections.index.prefix_index import PrefixIndex
 from projections.policy.view import View
-from streams.memory.memory_log import MemoryStream
+from streams.memory.memory_stream import MemoryStream
 from streams.outbox.outbox import Outbox
 from tests.simulation.breaking import KEPT, Broken, does_nothing, replaces
 

@@ -19,8 +19,9 @@ from core.prompt import tokens_to_bytes
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream
 from projections.folds.jobs_fold import JobsFold
 from streams.log import Record
-from streams.memory.memory_log import MemoryLog, MemoryStream
+from streams.memory.memory_log import MemoryLog
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.memory.memory_stream import MemoryStream
 from tests.simulation import faults
 from tests.simulation.engine import BLOCK_SIZE, MODEL
 from tests.simulation.loop import Process, VirtualClock, VirtualLoop
