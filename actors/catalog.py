@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from actors.link import Link
 from actors.registration import Registration
+from actors.transport.reconnecting_client import ReconnectingClient
 from core.clock import Clock
 from core.errors import PeerError
 from core.models import ModelCard
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 class Teacher(NamedTuple):
     """A registered worker, whether connected or not."""
 
-    link: Link
+    link: ReconnectingClient
     registration: Registration
 
 

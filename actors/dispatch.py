@@ -11,11 +11,11 @@ from actors.connected import Connected
 from actors.fleet import Fleet
 from actors.flight import Flight, Flights
 from actors.holding import Holding
-from actors.line import WorkerBusy, WorkerGone, WorkerLeaves
 from actors.live_settings import LiveSettings
 from actors.routed import HEARS_ROUTED
 from actors.suspicion import Suspicion
 from actors.told import Told
+from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from actors.tries import Tries
 from actors.trip import Trip
 from actors.turns import Turns
@@ -128,9 +128,9 @@ class Dispatch:
                 try:
                     await flight.run(trip.told, take, lambda: place.close(len(told)))
                     return  # noqa: TRY300  # the loop is over when an attempt ends well
-                except WorkerBusy as error:
+                except WorkerDeclined as error:
                     self._declined(trip, flight, error)
-                except WorkerGone as error:
+                except WorkerDisconnected as error:
                     self._broke_off(trip, flight, error)
                 except GenerationFailed as error:
                     flight.close("error", str(error))
@@ -155,18 +155,18 @@ class Dispatch:
             flight.close("error", detail_of(inner))
             mark_in_log(inner)
 
-    def _declined(self, trip: Trip, flight: Flight, error: WorkerBusy) -> None:
+    def _declined(self, trip: Trip, flight: Flight, error: WorkerDeclined) -> None:
         """The request is to be held again, and what the worker computes for others counts there."""
         time = PrefillTime.of(self._live.current, self._flights.learned.time(trip.model))
         self.holding.declined(flight.worker, error.tokens, time.us(error.tokens))
         trip.declined += 1
         trip.attempt += 1
 
-    def _broke_off(self, trip: Trip, flight: Flight, error: WorkerGone) -> None:
+    def _broke_off(self, trip: Trip, flight: Flight, error: WorkerDisconnected) -> None:
         """The worker is left out for a while, and the next attempt may begin; GenerationFailed or NoWorkers if not."""
         self._fleet.failed(flight.worker)
         _logger.warning("trying another worker: %s", error, extra={"request_id": flight.routed.request})
-        told, leaving = trip.told, isinstance(error, WorkerLeaves)
+        told, leaving = trip.told, isinstance(error, WorkerLeaving)
         if not told.complete:
             trip.tries = trip.tries or Tries()
             trip.tries.failed(len(told.tokens), str(error), leaving=leaving, repeating=told.repeating)

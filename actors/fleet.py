@@ -9,9 +9,9 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from actors.catalog import Catalog, Teacher
-from actors.link import Link
 from actors.registration import Registration, registration_of
-from actors.wire import Hello
+from actors.transport.frames import Hello
+from actors.transport.reconnecting_client import ReconnectingClient
 from core.clock import Clock
 from core.events.kv import PREFILL
 from core.ids import WorkerId
@@ -44,7 +44,7 @@ class Fleet:
     def __init__(
         self, registry: Registry, clock: Clock, hello: Callable[[], Hello], on_change: Callable[[], None]
     ) -> None:
-        self.links: dict[WorkerId, Link] = {}
+        self.links: dict[WorkerId, ReconnectingClient] = {}
         self.registered: dict[WorkerId, Registration] = {}
         self.registry_healthy = False
         self.absent_since: dict[WorkerId, int] = {}
@@ -91,22 +91,22 @@ class Fleet:
         link = self.links.get(worker)
         return link is not None and link.up
 
-    def connect(self, worker: WorkerId, address: str) -> Link:
+    def connect(self, worker: WorkerId, address: str) -> ReconnectingClient:
         """The worker's link, which connects by itself."""
         link = self.links.get(worker)
         if link is None:
-            link = self.links[worker] = Link(worker, address, self._hello, self._on_link)
+            link = self.links[worker] = ReconnectingClient(worker, address, self._hello, self._on_link)
             link.start()
         return link
 
-    def over(self, alive: AbstractSet[WorkerId]) -> list[Link]:
+    def over(self, alive: AbstractSet[WorkerId]) -> list[ReconnectingClient]:
         """Links of workers that are neither registered nor alive by the log; nothing else is kept of such workers."""
         for kept in (self._heard_ms, self._failed_ms, self.absent_since):
             for worker in kept.keys() - alive - self.registered.keys():
                 del kept[worker]
         return [self.links[worker] for worker in self.links.keys() - alive - self.registered.keys()]
 
-    def drop(self, link: Link) -> None:
+    def drop(self, link: ReconnectingClient) -> None:
         """The link is given up; streams that are open over it end."""
         self.links.pop(link.worker, None)
         self.changes += 1
@@ -169,7 +169,7 @@ class Fleet:
             self.catalog.consider(model)
         self._on_change()
 
-    def _on_link(self, link: Link) -> None:
+    def _on_link(self, link: ReconnectingClient) -> None:
         self.changes += 1
         if self._closed:
             return

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from actors.line import TokenStream, WorkerBusy, WorkerGone
 from actors.prefill_counts import PrefillCounts
 from actors.told import Told
+from actors.transport.worker_connection import TokenStream, WorkerDeclined, WorkerDisconnected
 from core.clock import Clock
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestFinished, RequestPrefilled, RequestRouted
@@ -91,15 +91,15 @@ class Flight:
 
     async def run(self, told: Told, take: Take, last: Callable[[], None]) -> None:
         """Tokens have been told, and what is new of them was taken as the worker made them; `last` was called before
-        the answer's end was. WorkerGone, WorkerBusy and CallerError as the stream has them, GenerationFailed as `told`
-        has it."""
+        the answer's end was. WorkerDisconnected, WorkerDeclined and CallerError as the stream has them,
+        GenerationFailed as `told` has it."""
         self._told, self._tokens, self._take, self._last = told, told.tokens, take, last
         try:
             await self._stream.run(self._hear)
-        except WorkerGone as error:
+        except WorkerDisconnected as error:
             self._finish("worker_lost", str(error))
             raise
-        except WorkerBusy as error:
+        except WorkerDeclined as error:
             self._finish("declined", error.detail)
             raise
         except CallerError:

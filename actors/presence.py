@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from actors.cache_events import merged
 from actors.entry import Entry
+from actors.kv_cache.cache_events import merge_events
 from core.clock import Clock
 from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
 from core.events.jobs import JobsRestated
@@ -150,7 +150,7 @@ class Presence:
         self._tasks.append(task)
 
     def _tell(self) -> None:
-        for event in merged(self._untold):
+        for event in merge_events(self._untold):
             self.kv.put(event)
         self._untold.clear()
 

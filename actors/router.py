@@ -19,13 +19,13 @@ from actors.fleet import Fleet
 from actors.flight import Flights
 from actors.life import Life
 from actors.live_settings import LiveSettings
-from actors.pulled import pulled
 from actors.room import Rooms
 from actors.surroundings import Surroundings
 from actors.suspicion import Suspicion
+from actors.transport.frames import PROTOCOL, Hello
+from actors.transport.output_stream import output_stream
 from actors.upkeep import TakeSnapshot, Upkeep
 from actors.voice import Voice
-from actors.wire import PROTOCOL, Hello
 from core.clock import Clock
 from core.events import Event, LoadReported, ReplicaJoined, RequestFinished, RequestPrefilled
 from core.events.kv import PREFILL
@@ -312,7 +312,7 @@ class Router:
         self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
     ) -> AsyncGenerator[Output, None]:
         """The same, to be read at the reader's own pace; closing it cancels."""
-        return pulled(lambda take: self.run(model, request, take, ended))
+        return output_stream(lambda take: self.run(model, request, take, ended))
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""

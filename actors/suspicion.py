@@ -25,7 +25,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from actors.fleet import Fleet
-from actors.link import Link
+from actors.transport.reconnecting_client import ReconnectingClient
 from core.clock import Clock
 from core.codec import CHAIN_START, decode_message, encode_event, encode_message
 from core.errors import ContrailError, Corrupt, WrongSequence
@@ -238,7 +238,7 @@ class ReplicaLook:
         return self.replica
 
 
-async def _still_speaks(link: Link) -> bool:
+async def _still_speaks(link: ReconnectingClient) -> bool:
     return link.streams > 0 and await link.ping(PING_TIMEOUT_S)
 
 

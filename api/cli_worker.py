@@ -11,11 +11,11 @@ from typing import Any
 import click
 import uvloop
 
-from actors.draining import DRAIN_TIMEOUT_S
-from actors.engine_health import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.metrics import WorkerMetrics
-from actors.tokenizer_files import Manner
-from actors.worker import Worker, WorkerOptions
+from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
+from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
+from actors.worker.model_files import ChatFormat
+from actors.worker.worker import Worker, WorkerOptions
 from api.addresses import reachable, split_address
 from api.config import DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS
 from api.connection import Connection, connection_options
@@ -129,7 +129,7 @@ def worker(
         check_names((rest["model"], *aliases))
     except ValueError as error:
         raise CallerError(f"--alias: {error}") from error
-    manner = Manner(tool_call_parser, reasoning_parser, chat_template)
+    manner = ChatFormat(tool_call_parser, reasoning_parser, chat_template)
     run_worker(connection, role, moves_blocks=DECODE if remote_prefill else "", manner=manner, aliases=aliases, **rest)
 
 
@@ -140,7 +140,7 @@ def run_worker(
     name: str,
     moves_blocks: str,
     slots: int | None = None,
-    manner: Manner | None = None,
+    manner: ChatFormat | None = None,
     aliases: tuple[str, ...] = (),
     **given: Any,
 ) -> None:
@@ -151,7 +151,7 @@ def run_worker(
         host, port = split_address(given["listen"])
     except ValueError as error:
         raise CallerError(f"--listen: {error}") from error
-    manner = manner or Manner()
+    manner = manner or ChatFormat()
     options = WorkerOptions(
         namespace=connection.namespace,
         name=name,

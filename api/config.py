@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from actors.engines.vllm_args import RANKS_ARGUMENTS
+from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from api.addresses import split_address
 from api.config_roles import check_aliases, with_remote_prefill
 from api.security.origin import check_origin
@@ -232,7 +232,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     """How long a worker that leaves waits for its requests; others go on with those that are not done by then."""
     engine_stall: str | None = None
     """Longer than any step of the engine: one that ends none for so long, though requests wait, hangs. Not given, what
-    suits the engine (`actors.engine_health`)."""
+    suits the engine (`actors.worker.engine_watchdog`)."""
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
     """Host under which front ends and other workers reach these; the listening host if not given."""

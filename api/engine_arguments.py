@@ -39,7 +39,7 @@ def make_engine(arguments: EngineArguments) -> Engine:
     """The engine, not started; its own library is imported when it starts."""
     moves_blocks = arguments.moves_blocks
     if arguments.engine == "simulated":
-        from actors.engines.simulated import SimulatedEngine, SimulatedSettings  # noqa: PLC0415 - only if asked for
+        from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings  # noqa: PLC0415 - only if asked for
 
         given: dict[str, Any] = {"model_path": arguments.model_path} | arguments.engine_args
         if moves_blocks:
@@ -47,8 +47,8 @@ def make_engine(arguments: EngineArguments) -> Engine:
             if arguments.block_host:
                 given.setdefault("side_channel_host", arguments.block_host)
         return SimulatedEngine(arguments.model, SimulatedSettings.parse(given))
-    from actors.engines.vllm import VllmEngine  # noqa: PLC0415 - only if asked for
-    from actors.engines.vllm_side_channel import HOST_VARIABLE  # noqa: PLC0415
+    from actors.engines.vllm.vllm_engine import VllmEngine  # noqa: PLC0415 - only if asked for
+    from actors.engines.vllm.vllm_side_channel import HOST_VARIABLE  # noqa: PLC0415
 
     if moves_blocks and arguments.block_host:
         os.environ.setdefault(HOST_VARIABLE, arguments.block_host)  # what the user has set counts

@@ -56,7 +56,7 @@ def model_source(group: WorkerGroup, tiny_folder: Path, say: Callable[[str], Non
         return ModelSource(group.client_name, str(folder.resolve()))
     if group.model != TINY and group.engine == VLLM:
         return ModelSource(group.client_name, group.model)
-    from actors.engines.checkpoint import ensure_tiny_checkpoint  # noqa: PLC0415 - numpy and tokenizers, only if needed
+    from actors.engines.tiny_model import ensure_tiny_checkpoint  # noqa: PLC0415 - numpy and tokenizers, only if needed
 
     return ModelSource(group.client_name, str(ensure_tiny_checkpoint(tiny_folder, say)))
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from actors.engines.simulated_settings import mocker_settings
+from actors.engines.simulated.simulated_settings import mocker_settings
 from bench import routing
 from bench.figures import Figure, main
 from replay.simulating.mooncake import PART_TOKENS

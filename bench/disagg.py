@@ -19,10 +19,10 @@ from pathlib import Path
 
 import uvloop
 
-from actors.engines.checkpoint import ensure_tiny_checkpoint
 from actors.engines.engine import Engine
-from actors.engines.simulated import SimulatedEngine
-from actors.engines.vllm import VllmEngine
+from actors.engines.simulated.simulated_engine import SimulatedEngine
+from actors.engines.tiny_model import ensure_tiny_checkpoint
+from actors.engines.vllm.vllm_engine import VllmEngine
 from bench import disagg_cost, disagg_steady, disagg_trace
 from bench.disagg_steady import MakeEngine, Mixture
 from bench.disagg_trace import Fleet, Slice

@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple, cast
 
-from actors.engines.simulated import SimulatedEngine, SimulatedSettings
-from actors.wire import Generate
+from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings
+from actors.transport.frames import Generate
 from bench.disagg_client import MS_PER_S, part
 from bench.disagg_world import MODEL, World, world
 from bench.figures import MICRO, Figure
@@ -127,7 +127,7 @@ async def _kind(tokens: int, jobs: int, idle_s: float, routing: RoutingSettings,
 
 async def _requests(it: World, tokens: int, numbers: range, prefer: str) -> tuple[list[float], list[PrefillReport]]:
     """One after the other; seconds to each one's first token, and what the decode worker said of it."""
-    side = it.decoding[0].side
+    side = it.decoding[0].role
     waits_s, reports = [], []
     for number in numbers:
         raw = struct.pack("<I", number + 1) + struct.pack("<I", tokens) * (tokens - 1)

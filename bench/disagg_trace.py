@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.engines.simulated import SimulatedEngine, SimulatedSettings
+from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings
 from actors.router import Router
 from bench.disagg_client import Strain, Timed, ask, between, spread
 from bench.disagg_world import MODEL, World, world

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from actors.disagg.decode_role import DecodeRole
 from actors.engines.engine import Engine
-from actors.prefilling.decode_side import DecodeSide
 from actors.router import Router, RouterOptions
-from actors.worker import Worker, WorkerOptions
+from actors.worker.worker import Worker, WorkerOptions
 from core.clock import SystemClock
 from core.keys import DeploymentKey
 from core.settings import RoutingSettings
@@ -87,9 +87,9 @@ class World:
     async def linked(self) -> None:
         """Every decode worker can ask every prefill worker."""
         prefilling = len(self.workers) - len(self.decoding)
-        sides = [worker.side for worker in self.decoding]
+        sides = [worker.role for worker in self.decoding]
         await until(
-            lambda: all(len(s.describe()["prefill_workers"]) == prefilling for s in sides if isinstance(s, DecodeSide))
+            lambda: all(len(s.describe()["prefill_workers"]) == prefilling for s in sides if isinstance(s, DecodeRole))
         )
 
 

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.engines.checkpoint import ensure_tiny_checkpoint
+from actors.engines.tiny_model import ensure_tiny_checkpoint
 from bench.figures import MICRO, Figure, main
 from bench.frontdoor_load import FIRST, Found, Job, numbered
 from bench.frontdoor_parts import parts

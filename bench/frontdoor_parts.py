@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from actors.tokenizer_files import tokenizer_files
+from actors.worker.model_files import tokenizer_files
 from api.openai.requests.types import ChatRequest
 from api.openai.templates.conversation import render
 from api.openai.text.tokenizer import ModelTokenizer

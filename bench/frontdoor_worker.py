@@ -18,7 +18,7 @@ from typing import NamedTuple
 import uvloop
 
 from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
-from actors.worker import Worker, WorkerOptions
+from actors.worker.worker import Worker, WorkerOptions
 from api.connection import connect_by_data
 from api.part import planes
 from core.clock import SystemClock

@@ -20,12 +20,12 @@ from typing import Any
 
 import httpx
 
-from actors.engines.checkpoint import ensure_tiny_checkpoint
 from actors.engines.engine import CacheChange, CacheStored
-from actors.engines.simulated import SimulatedEngine, SimulatedSettings
+from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings
+from actors.engines.tiny_model import ensure_tiny_checkpoint
 from actors.metrics import FrontendMetrics
 from actors.router import Router, RouterOptions
-from actors.worker import Worker, WorkerOptions
+from actors.worker.worker import Worker, WorkerOptions
 from api.app import create_app
 from api.openai.settings import ApiSettings
 from api.server import Server, bind

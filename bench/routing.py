@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from actors.engines.simulated_settings import mocker_settings
+from actors.engines.simulated.simulated_settings import mocker_settings
 from api.pairs import pairs
 from bench.figures import PEERS, Figure, main, number, peer_python, refuse
 from replay.simulating.options import Options

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.engines.simulated_settings import SimulatedSettings, mocker_settings
+from actors.engines.simulated.simulated_settings import SimulatedSettings, mocker_settings
 from bench.streamed import completion
 from core.errors import CallerError
 from core.settings import RoutingSettings

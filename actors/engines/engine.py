@@ -1,6 +1,9 @@
 """What an engine is to a worker: tokens in, tokens out, and the truth about its cache.
 
-Two implementations: `actors.engines.vllm` and `actors.engines.simulated`; `tests/contracts/engine.py` holds both to it.
+Two implementations: `actors.engines.vllm.vllm_engine` and `actors.engines.simulated.simulated_engine`;
+`tests/contracts/engine.py` holds both to it.
+
+How much may be told of a prompt: it comes in one piece, and is made, sent and read on event loops.
 """
 
 from __future__ import annotations
@@ -8,9 +11,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol
 
-from core.errors import PeerError
+from core.errors import CallerError, PeerError
 from core.generation import GenerateRequest, Output
 from core.kv_transfer import KvAddress, KvBlocks, KvPull
+from core.prompt import TOKEN_BYTES
 
 
 class EngineInfo(NamedTuple):
@@ -163,3 +167,18 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """The engine's processes are gone."""
+
+
+PROMPT_LOGPROBS_MAX = 131_072
+"""Of one prompt, all its tokens' together: reading so many takes 20 to 60 ms of an event loop."""
+
+
+def check_prompt_logprobs(request: GenerateRequest) -> None:
+    """Returns if what is asked of the prompt's logprobs can be told, else raises CallerError."""
+    each = request.sampling.prompt_logprobs + 1
+    tokens = len(request.tokens) // TOKEN_BYTES
+    if each * tokens > PROMPT_LOGPROBS_MAX:
+        raise CallerError(
+            f"{each} logprobs for each of the prompt's {tokens} tokens are more than {PROMPT_LOGPROBS_MAX}: "
+            "ask for fewer, or send a shorter prompt"
+        )

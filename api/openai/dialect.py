@@ -14,7 +14,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics import FrontendMetrics
-from actors.reading import Reading
+from actors.transport.output_stream import StreamScope
 from api.openai.answers.answering import Answering
 from api.openai.answers.said import Step
 from api.openai.answers.watch import Watch
@@ -194,7 +194,7 @@ async def _stream(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step
 async def _steps(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> bytes:
     """All steps have been told; what of them has not left yet."""
     pending = b""
-    async with Reading(steps):
+    async with StreamScope(steps):
         async for step in steps:
             if not exchange.started:
                 # only now is it known that a worker took it: errors before have a status of their own
@@ -208,7 +208,7 @@ async def _steps(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step,
 
 
 async def _whole(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> None:
-    async with Reading(steps):
+    async with StreamScope(steps):
         async for step in steps:
             teller.step(step)
     await exchange.answer(teller.whole())

@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics import FrontendMetrics
-from actors.reading import Reading
+from actors.transport.output_stream import StreamScope
 from api.openai.answers.answering import Answering, broken_off
 from api.openai.answers.chat_writer import ChatWriter
 from api.openai.answers.choice import Choice
@@ -157,7 +157,7 @@ async def _stream(exchange: Exchange, answering: Answering, writer: Writer, ping
 
 
 async def _steps(exchange: Exchange, answering: Answering, writer: Writer) -> None:
-    async with Reading(answering.steps()) as steps:
+    async with StreamScope(answering.steps()) as steps:
         async for step in steps:
             piece = await _written(step, writer)
             if not exchange.started:
@@ -175,7 +175,7 @@ async def _written(step: Step, writer: Writer) -> bytes:
 
 async def _whole(exchange: Exchange, answering: Answering, writer: Writer) -> None:
     collected = [Collected(choice) for choice in writer.accepted.choices]
-    async with Reading(answering.steps()) as steps:
+    async with StreamScope(answering.steps()) as steps:
         async for step in steps:
             collected[step.choice].add(step)
     if writer.shown.best_of > writer.shown.n:

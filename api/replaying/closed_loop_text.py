@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import fill
 
-from actors.engines.simulated_settings import LINEAR
+from actors.engines.simulated.simulated_settings import LINEAR
 from api.amounts import number_text
 from api.text_table import text_table
 from core.event_json import time_text

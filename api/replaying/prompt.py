@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.link import Link
-from actors.wire import PROTOCOL, Hello
+from actors.transport.frames import PROTOCOL, Hello
+from actors.transport.reconnecting_client import ReconnectingClient
 from api.census import WORKERS, registered
 from api.connection import Connection
 from api.contacts import open_registry
@@ -99,10 +99,10 @@ async def _asked(connection: Connection, model: str) -> dict[str, bytes]:
     )
 
 
-def _link(connection: Connection, worker: str, address: str, changed: asyncio.Event) -> Link:
+def _link(connection: Connection, worker: str, address: str, changed: asyncio.Event) -> ReconnectingClient:
     hello = Hello(
         protocol=PROTOCOL, key=connection.key.door_key, namespace=connection.namespace, replica="contrail replay at"
     )
-    link = Link(WorkerId(worker), address, lambda: hello, lambda _link: changed.set())
+    link = ReconnectingClient(WorkerId(worker), address, lambda: hello, lambda _link: changed.set())
     link.start()
     return link

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from actors.engines.simulated_settings import LINEAR, MOCKER, TIMINGS, SimulatedSettings, mocker_settings
+from actors.engines.simulated.simulated_settings import LINEAR, MOCKER, TIMINGS, SimulatedSettings, mocker_settings
 from api.pairs import pairs, sweeps
 from core.errors import CallerError
 from core.settings import RoutingSettings

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from actors.engines.simulated_settings import LINEAR, SimulatedSettings
+from actors.engines.simulated.simulated_settings import LINEAR, SimulatedSettings
 from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.closed_loop.answer import Answer, Basis, Rerun, ranked

@@ -1,15 +1,15 @@
 """Copies: what a simulated engine's cache holds, by the names of its blocks, and what the log must hear of a change.
 
-A real worker's mirror (`actors.mirror`) makes hashes of token ids; here the engine's names are the hashes already. Its
-blocks are closed under prefixes by themselves: of one sequence the last block is let go first.
+A real worker's mirror (`actors.kv_cache.cache_mirror`) makes hashes of token ids; here the engine's names are the
+hashes already. Its blocks are closed under prefixes by themselves: of one sequence the last block is let go first.
 """
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from actors.cache_events import EVENT_HASHES_MAX
 from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored
+from actors.kv_cache.cache_events import EVENT_HASHES_MAX
 from core.events import BlocksRemoved, BlocksStored, CacheCleared, Event
 from core.prompt import hashes_to_bytes
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.engines.known_prompt import KnownPrompt, answer_hash
-from actors.engines.simulated_inputs import Submit
+from actors.engines.simulated.engine_state import Submit
+from actors.engines.simulated.sequence import BlockHashPrompt, answer_hash
 from actors.tries import Tries
 from core.events import Event, RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted
 from core.generation import GenerateRequest, Hint, Output, PrefillReport, Sampling
@@ -72,7 +72,7 @@ class Journey:
         self._attempt_first_us = -1
         sampling = Sampling(max_tokens=self.arrival.output_tokens - self.told)
         request = GenerateRequest(id=self.arrival.id, tokens=b"", sampling=sampling, priority=self.arrival.priority)
-        return Submit(request, known=KnownPrompt(routed.prompt_tokens, routed.hashes))
+        return Submit(request, known=BlockHashPrompt(routed.prompt_tokens, routed.hashes))
 
     def hint(self, *, if_free: bool) -> Hint:
         """What its worker is told beside the request."""

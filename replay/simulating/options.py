@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actors.engines.simulated_settings import SimulatedSettings
+from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.simulating.stay import Stay

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.engines.simulated_settings import LINEAR, SimulatedSettings
+from actors.engines.simulated.simulated_settings import LINEAR, SimulatedSettings
 from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.simulating.disaggregation import PrefillFleet

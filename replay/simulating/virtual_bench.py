@@ -1,13 +1,13 @@
 """VirtualBench: a prefill worker's side of jobs in a simulation: one at a time, its blocks held until they are pulled.
 
-As the real one (`actors.prefilling.work`), whose frames take no time here.
+As the real one (`actors.disagg.prefill_execution`), whose frames take no time here.
 """
 
 from __future__ import annotations
 
-from actors.engines.simulated_inputs import Abort, Free, Prefilled, Submit
-from actors.engines.step import Step
-from actors.prefilling.work import WITHDRAWN
+from actors.disagg.prefill_execution import WITHDRAWN
+from actors.engines.simulated.engine_state import Abort, Free, PromptPrefilled, Submit
+from actors.engines.simulated.engine_step import StepResult
 from core.events.jobs import PrefillCompleted, PrefillFailed, PrefillStarted
 from core.generation import GenerateRequest, Hint, Output, Sampling
 from core.ids import RequestId, WorkerId
@@ -79,7 +79,7 @@ class VirtualBench:
     def ended(self, request: RequestId) -> None:
         """It serves nobody."""
 
-    def stepped(self, done: Step) -> None:
+    def stepped(self, done: StepResult) -> None:
         """What was computed is held, log and requester know it, and the next job is begun."""
         for prefilled in done.prefilled:
             self._complete(prefilled)
@@ -91,7 +91,7 @@ class VirtualBench:
         for job in [*computing, *self._held.values()]:
             job.desk.lost(job)
 
-    def _complete(self, prefilled: Prefilled) -> None:
+    def _complete(self, prefilled: PromptPrefilled) -> None:
         job = self._computing
         if job is None or job.id != prefilled.id:
             return  # it was over at this very time
@@ -102,7 +102,7 @@ class VirtualBench:
         self._queue.free(self)
         job.desk.answered(job)
 
-    def _completed(self, job: VirtualJob, prefilled: Prefilled) -> PrefillCompleted:
+    def _completed(self, job: VirtualJob, prefilled: PromptPrefilled) -> PrefillCompleted:
         settings = self._worker.settings
         return PrefillCompleted(
             job=job.id,

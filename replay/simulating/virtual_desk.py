@@ -1,8 +1,8 @@
 """VirtualDesk: a decode worker's side of remote prefill in a simulation: whether to ask, and what comes of it.
 
-As the real one (`actors.prefilling.desk`), with its rules and bounds, but for what cannot happen here: no log is away,
-nothing is mistaken for another prompt's blocks, and frames take no time. Blocks that have landed are right: neither
-their holder nor their time matters after that.
+As the real one (`actors.disagg.remote_prefill`), with its rules and bounds, but for what cannot happen here: no log is
+away, nothing is mistaken for another prompt's blocks, and frames take no time. Blocks that have landed are right:
+neither their holder nor their time matters after that.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import partial
 import msgspec
 import xxhash
 
-from actors.engines.block_pool import NEVER_WRITTEN
-from actors.engines.simulated_inputs import Abort, Arrived, Fetch, Submit
-from actors.engines.step import Step
-from actors.prefilling.desk import MARGIN_PARTS, PULL_TIMEOUT_S
-from actors.prefilling.work import WITHDRAWN
+from actors.disagg.prefill_execution import WITHDRAWN
+from actors.disagg.remote_prefill import MARGIN_PARTS, PULL_TIMEOUT_S
+from actors.engines.simulated.block_pool import NEVER_WRITTEN
+from actors.engines.simulated.engine_state import Abort, BlocksArrived, Fetch, Submit
+from actors.engines.simulated.engine_step import StepResult
 from core.events.jobs import PrefillCancelled
 from core.generation import Hint, Output, PrefillReport
 from core.ids import RequestId, WorkerId
@@ -101,7 +101,7 @@ class VirtualDesk:
         """The request is here no more."""
         del self._prompts[request]
 
-    def stepped(self, done: Step) -> None:
+    def stepped(self, done: StepResult) -> None:
         """What the engine wants is on its way, and who waits for a place there has it if there is one."""
         for fetch in done.fetches:
             self._fetch(fetch)
@@ -196,7 +196,7 @@ class VirtualDesk:
             return  # it was given up at this very time
         job.blocks = fetch.blocks
         job.landed_us = self._agenda.now_us + fetch.blocks * self._worker.settings.transfer_us_per_block
-        self._worker.tell(Arrived(fetch.id, (NEVER_WRITTEN,) * fetch.blocks))
+        self._worker.tell(BlocksArrived(fetch.id, (NEVER_WRITTEN,) * fetch.blocks))
 
     def _pulled(self, job: VirtualJob, output: Output) -> PrefillReport:
         """The job's good end: the prompt was computed elsewhere."""

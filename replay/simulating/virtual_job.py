@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from actors.engines.simulated_inputs import Submit
+from actors.engines.simulated.engine_state import Submit
 from core.events.jobs import PrefillPulled, PrefillRequested
 from core.generation import Hint, PrefillReport
 from core.ids import RequestId, WorkerId

@@ -1,6 +1,6 @@
 """VirtualQueue: the prefill queue of a simulation: jobs that wait, and prefill workers that have nothing to do.
 
-As the real one (`actors.prefilling.service`): oldest first, to the worker that has waited longest; a worker that is
+As the real one (`actors.disagg.prefill_service`): oldest first, to the worker that has waited longest; a worker that is
 named for a job gets it if it has nothing to do. What its taker lost goes to somebody who has nothing to do, or is
 handed out again after AGAIN_US, ahead of all others. One job at a time for each worker.
 """

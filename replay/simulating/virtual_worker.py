@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from actors.engines.engine import EngineLoad
-from actors.engines.simulated_inputs import Abort, Input, Submit
-from actors.engines.simulated_settings import SimulatedSettings
-from actors.engines.step import EngineState, Step, load_of, refuse, step
-from actors.line import WorkerBusy
-from actors.load_reports import REPORT_EVERY_MS, REPORT_IDLE_MS
+from actors.engines.simulated.engine_state import Abort, Input, Submit
+from actors.engines.simulated.engine_step import EngineState, StepResult, check_request, load_of, step
+from actors.engines.simulated.simulated_settings import SimulatedSettings
+from actors.transport.worker_connection import WorkerDeclined
+from actors.worker.load_reporter import REPORT_EVERY_MS, REPORT_IDLE_MS
 from core.events import LoadReported, WorkerJoined, WorkerLost
 from core.events.kv import DECODE
 from core.generation import NO_HINT, Hint, Output
@@ -45,7 +45,7 @@ class Side(Protocol):
     def ended(self, request: RequestId) -> None:
         """The last tokens were made."""
 
-    def stepped(self, done: Step) -> None:
+    def stepped(self, done: StepResult) -> None:
         """The engine was stepped; outputs were heard already."""
 
     def died(self) -> None:
@@ -133,13 +133,14 @@ class VirtualWorker:
 
     def submit(self, asked: Submit, hint: Hint = NO_HINT, replica: int = 0) -> None:
         """The request is with the engine, or its prompt is being computed elsewhere. CallerError if the engine can
-        never serve it; WorkerBusy as of `actors.port`, if it computes prompts of other replicas and may decline."""
+        never serve it; WorkerDeclined as of `actors.transport.worker_server`, if it computes prompts of other replicas
+        and may decline."""
         assert self.alive
         assert asked.known is not None
         others = sum(tokens for whose, tokens in self._prefills.values() if whose != replica) if hint.if_free else 0
         if others and not is_one_pass(others + hint.prefill_tokens):
-            raise WorkerBusy(str(others))
-        refuse(self._engine.settings, asked.request, asked.known)
+            raise WorkerDeclined(str(others))
+        check_request(self._engine.settings, asked.request, asked.known)
         self._serving[asked.request.id] = asked.known.tokens
         self._prefills[asked.request.id] = (replica, hint.prefill_tokens)
         if self.side is None:

@@ -15,7 +15,7 @@ import xxhash
 
 from actors.admission import LOOK_EVERY_S
 from actors.dispatch import DECLINED_MAX, RESUME_LOOK_S, RESUME_WAIT_S
-from actors.line import WorkerBusy
+from actors.transport.worker_connection import WorkerDeclined
 from core.errors import CallerError
 from core.events import RequestPrefilled
 from core.generation import Output
@@ -217,13 +217,13 @@ class World:
         submit = journey.sent(replica.record(choice), worker.place, now_us)
         try:
             worker.submit(submit, journey.hint(if_free=choice.if_free), journey.replica)
-        except WorkerBusy as error:
+        except WorkerDeclined as error:
             self._declined(journey, worker, error)
         except CallerError:
             replica.say(journey.finished("error", now_us, REFUSED))
             self._end(journey, TOO_LONG)
 
-    def _declined(self, journey: Journey, worker: VirtualWorker, error: WorkerBusy) -> None:
+    def _declined(self, journey: Journey, worker: VirtualWorker, error: WorkerDeclined) -> None:
         """As `actors.dispatch`: it is held again, unless that was often enough."""
         now_us, replica = self._agenda.now_us, self._replicas[journey.replica]
         replica.say(journey.finished("declined", now_us, error.detail))

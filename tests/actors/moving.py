@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from actors.engines.simulated_inputs import Submit
-from actors.engines.step import EngineState, step
+from actors.engines.simulated.engine_state import Submit
+from actors.engines.simulated.engine_step import EngineState, step
 from actors.router import Router
 from core.generation import GenerateRequest, Output
 from tests.actors.scripted_engine import ScriptedEngine

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
-from actors.wire import Generate, Welcome
+from actors.transport.frames import Generate, Welcome
 from core.generation import GenerateRequest, Output
 from core.kv_transfer import KvPull
 
@@ -93,10 +93,10 @@ class ScriptedHost:
         found: AsyncIterator[Output] = self.engine.generate(frame.request)
         return found
 
-    def heard(self, connection: object, frame: object) -> None:
+    def on_frame(self, connection: object, frame: object) -> None:
         pass
 
-    def gone(self, connection: object) -> None:
+    def on_disconnect(self, connection: object) -> None:
         pass
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:

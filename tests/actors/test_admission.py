@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from actors import admission as admission_module
-from actors.engines.simulated import SimulatedSettings
+from actors.engines.simulated.simulated_engine import SimulatedSettings
 from actors.router import Router
 from core.events import RequestFinished, RequestRouted
 from core.events.routing import RequestQueued, RequestTurnedAway

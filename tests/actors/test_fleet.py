@@ -11,8 +11,8 @@ import pytest
 
 from actors import catalog as catalog_module
 from actors.fleet import FAILED_FOR_MS, STALE_AFTER_MS, Fleet
-from actors.port import Port
-from actors.wire import PROTOCOL, Hello
+from actors.transport.frames import PROTOCOL, Hello
+from actors.transport.worker_server import WorkerServer
 from core.clock import ManualClock
 from core.ids import WorkerId, new_id
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
@@ -34,7 +34,7 @@ class Yard:
         self.changes = 0
         self.fleet = Fleet(self.registry, self.clock, lambda: HELLO, self._changed)
         self.hosts: dict[WorkerId, ScriptedHost] = {}
-        self.ports: dict[WorkerId, Port] = {}
+        self.ports: dict[WorkerId, WorkerServer] = {}
         self.addresses: dict[WorkerId, str] = {}
 
     def _changed(self) -> None:
@@ -43,7 +43,7 @@ class Yard:
     async def worker(self, *, registered: bool = True, **details: object) -> WorkerId:
         worker, host = WorkerId(new_id()), ScriptedHost()
         host.worker = worker
-        self.hosts[worker], self.ports[worker] = host, Port(host, "test", "secret")
+        self.hosts[worker], self.ports[worker] = host, WorkerServer(host, "test", "secret")
         name, port = await self.ports[worker].open("127.0.0.1", 0)
         self.addresses[worker] = f"{name}:{port}"
         if registered:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from actors import engine_health
 from actors import suspicion as suspicion_module
-from actors.engines.simulated import SimulatedEngine
+from actors.engines.simulated.simulated_engine import SimulatedEngine
+from actors.worker import engine_watchdog
 from core.events import RequestMigrated, RequestRouted, WorkerLost
 from core.generation import Output
 from core.ids import WorkerId
@@ -27,7 +27,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks come often, so that tests wait little."""
     monkeypatch.setattr(suspicion_module, "LISTEN_EVERY_S", 0.02)
     monkeypatch.setattr(suspicion_module, "SILENT_S", 0.4)
-    monkeypatch.setattr(engine_health, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(engine_watchdog, "CHECK_EVERY_S", 0.02)
     yield
 
 
@@ -54,7 +54,7 @@ async def test_an_engine_that_hangs_is_found_out() -> None:
 
 async def test_steps_and_idleness_are_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that ends steps gets on, whatever comes of them; one that nobody waits for need not."""
-    monkeypatch.setattr(engine_health, "CHECK_EVERY_S", 0.002)
+    monkeypatch.setattr(engine_watchdog, "CHECK_EVERY_S", 0.002)
     seen = [None] * 30 + [(step,) for step in range(30)] + [(30,)] * 40
     looks = iter(seen)
 
@@ -62,7 +62,7 @@ async def test_steps_and_idleness_are_no_hang(monkeypatch: pytest.MonkeyPatch) -
         return next(looks)
 
     engine = ScriptedEngine()
-    assert "hangs" in await engine_health.until_dead(engine, evidence, 0.04)
+    assert "hangs" in await engine_watchdog.wait_until_dead(engine, evidence, 0.04)
     assert 30 + 30 + 20 <= len(seen) - len(list(looks)) <= 30 + 30 + 22
 
 
@@ -111,9 +111,9 @@ async def test_a_silent_connection_with_answers_to_pings_stands() -> None:
         router, engines = await scripted(it, "a")
         stream = stream_of(router, msgspec.structs.replace(greedy(), id="x"))
         first = asyncio.create_task(stream.__anext__())
-        line = router.fleet.links[worker_id(it, "a")]._line
+        line = router.fleet.links[worker_id(it, "a")]._connection
         await asyncio.sleep(1.0)
-        assert router.fleet.links[worker_id(it, "a")]._line is line
+        assert router.fleet.links[worker_id(it, "a")]._connection is line
         engines["a"].script("x").put_nowait(Output(tokens=(5,), finish="stop"))
         assert (await first).tokens == (5,)
         await stream.aclose()

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from random import Random
 
-from actors.engines.simulated import SimulatedEngine
+from actors.engines.simulated.simulated_engine import SimulatedEngine
 from actors.router import Router
 from core.clock import ManualClock
 from core.events import RequestFinished

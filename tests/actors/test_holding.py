@@ -12,7 +12,7 @@ import pytest
 
 from actors import dispatch as dispatch_module
 from actors import holding as holding_module
-from actors.engines.simulated import SimulatedSettings
+from actors.engines.simulated.simulated_engine import SimulatedSettings
 from actors.flight import Flight
 from actors.live_settings import SETTINGS_KEY
 from actors.router import Router

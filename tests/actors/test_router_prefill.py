@@ -11,7 +11,8 @@ from prometheus_client import generate_latest
 from actors.metrics import FrontendMetrics
 from actors.prefill_counts import PrefillCounts
 from actors.registration import Registration
-from actors.wire import Generate, read_by_worker
+from actors.transport.frames import Generate
+from actors.transport.framing import decode_to_worker
 from core.events import RequestRouted
 from core.generation import PrefillReport
 from core.ids import WorkerId
@@ -91,7 +92,7 @@ async def test_who_holds_the_prompt_is_named_and_verified(tmp_path: Path) -> Non
         presence.say([stored(*hashes[:2])])
         await eventually(lambda: router.state.index.blocks(there) == 2, "it holds the prompt")
         sent: list[bytes] = []
-        line = router.fleet.links[id_of(it, "a")]._line
+        line = router.fleet.links[id_of(it, "a")]._connection
         assert line is not None
         send = line.send
 
@@ -106,7 +107,7 @@ async def test_who_holds_the_prompt_is_named_and_verified(tmp_path: Path) -> Non
         first, second = await it.told(ROUTING, RequestRouted)
         assert (first.prefer, first.prefer_tokens) == (there, 32)
         assert (second.prefer, second.prefer_tokens) == ("", 0)  # its own cache has as much
-        frames = [read_by_worker(frame[4:]) for frame in sent]
+        frames = [decode_to_worker(frame[4:]) for frame in sent]
         named = [(frame.hint.prefer, frame.hint.prefer_tokens) for frame in frames if isinstance(frame, Generate)]
         assert named == [(there, 32), ("", 0)]
         with await recorded(it.log, NAMESPACE, KEY, tmp_path / "log") as recording:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors import suspicion as suspicion_module
-from actors.link import Link
 from actors.registration import Registration
+from actors.transport.reconnecting_client import ReconnectingClient
 from core.ids import WorkerId, new_id
 from tests.actors.world import world
 
@@ -18,7 +18,7 @@ async def test_a_link_is_kept_for_a_worker_that_came_back_while_it_was_asked(mon
         fleet, worker = router.fleet, WorkerId(new_id())
         link = fleet.connect(worker, "127.0.0.1:1")
 
-        async def comes_back(_link: Link) -> bool:
+        async def comes_back(_link: ReconnectingClient) -> bool:
             fleet.registered[worker] = Registration("sim", link.address, "simulated", 16, 4096)
             return False
 

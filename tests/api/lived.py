@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from actors.engines.simulated import SimulatedEngine
+from actors.engines.simulated.simulated_engine import SimulatedEngine
 from actors.router import Router, RouterOptions
-from actors.worker import Worker, WorkerOptions
+from actors.worker.worker import Worker, WorkerOptions
 from core.clock import SystemClock
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from actors.worker import WorkerOptions
+from actors.worker.worker import WorkerOptions
 from api import cli_worker
 from api.cli_prefill_worker import prefill_worker
 from api.cli_worker import worker

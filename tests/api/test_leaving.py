@@ -11,8 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from actors.draining import DRAIN_TIMEOUT_S
-from actors.worker import WorkerOptions
+from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
+from actors.worker.worker import WorkerOptions
 from api import cli_frontend, cli_worker
 from api.cli import contrail
 from api.cli_frontend import FrontendArguments

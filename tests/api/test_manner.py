@@ -9,9 +9,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from actors.engines.vllm import VllmEngine
-from actors.tokenizer_files import Manner
-from actors.worker import WorkerOptions
+from actors.engines.vllm.vllm_engine import VllmEngine
+from actors.worker.model_files import ChatFormat
+from actors.worker.worker import WorkerOptions
 from api import cli_worker
 from api.cli import contrail
 from api.config import MANNER, WorkerGroup
@@ -84,8 +84,8 @@ def test_from_the_command_to_the_worker(tmp_path: Path, monkeypatch: pytest.Monk
         result = CliRunner().invoke(contrail, [*given, *more])
         assert result.exit_code == 0, result.output
     (plain, _), (options, arguments) = found
-    assert plain.manner == Manner()
-    assert options.manner == Manner("hermes", "qwen3", "c")
+    assert plain.manner == ChatFormat()
+    assert options.manner == ChatFormat("hermes", "qwen3", "c")
     engine = make_engine(arguments)
     assert isinstance(engine, VllmEngine)
     assert engine._reasoning_parser == "qwen3"

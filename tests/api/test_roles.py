@@ -13,8 +13,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from actors.engines.simulated import SimulatedEngine
-from actors.engines.vllm import VllmEngine
+from actors.engines.simulated.simulated_engine import SimulatedEngine
+from actors.engines.vllm.vllm_engine import VllmEngine
 from api.cli import contrail
 from api.config import Deployment
 from api.config_load import Loaded, load

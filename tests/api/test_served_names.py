@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from actors.metrics import FrontendMetrics
 from actors.registration import Registration
 from actors.router import Router
-from actors.worker import Worker
+from actors.worker.worker import Worker
 from api.app import create_app
 from api.cli_worker import worker as worker_command
 from api.config_load import load

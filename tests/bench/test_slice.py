@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from actors.engines.simulated import SimulatedEngine
+from actors.engines.simulated.simulated_engine import SimulatedEngine
 from bench.slice import WHATS, compared, markdown
 from bench.slice_live import play, served
 from bench.slice_part import ENGINE, LATE_MS, MODEL, engine_args, late, part_of, simulated

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Protocol
 
 from tokenizers import Tokenizer
 
-from actors.engines.simulated import SimulatedSettings
-from actors.engines.vllm import VllmEngine
-from actors.engines.vllm_side_channel import PORT_VARIABLE
+from actors.engines.simulated.simulated_engine import SimulatedSettings
+from actors.engines.vllm.vllm_engine import VllmEngine
+from actors.engines.vllm.vllm_side_channel import PORT_VARIABLE
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.prompt import tokens_to_bytes
-from tests.prefilling.disagg import alone
+from tests.actors.disagg.disagg import alone
 
 FIRST_TOKEN, LAST_TOKEN = 300, 900
 """Plain words of the built-in vocabulary."""

@@ -6,9 +6,9 @@ import asyncio
 import time
 from typing import Any
 
-from actors.link import Link
-from actors.prefilling.service import queue_name
-from actors.wire import PROTOCOL, Hello
+from actors.disagg.prefill_service import queue_name
+from actors.transport.frames import PROTOCOL, Hello
+from actors.transport.reconnecting_client import ReconnectingClient
 from core.errors import ContrailError
 from core.ids import StreamName, StreamSeq, WorkerId
 from core.prompt import hashes_from_bytes
@@ -190,7 +190,7 @@ async def cache_at(running: Running, worker: WorkerId, address: str) -> set[int]
     """The worker's own mirror of its engine's cache, asked over TCP."""
     key, namespace = running.connection.key, running.connection.namespace
     hello = Hello(protocol=PROTOCOL, key=key.door_key, namespace=namespace, replica="test")
-    link = Link(worker, address, lambda: hello, lambda _link: None)
+    link = ReconnectingClient(worker, address, lambda: hello, lambda _link: None)
     link.start()
     try:
         await eventually(lambda: link.up, f"a connection to {worker}")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from actors.engine_health import ENGINE_STALL_S
+from actors.worker.engine_watchdog import ENGINE_STALL_S
 from core.events import RequestMigrated
 from tests.chaos.complaints import SHOWN_MAX
 from tests.chaos.streams_load import StreamTally

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from actors.engine_health import ENGINE_STALL_S
+from actors.worker.engine_watchdog import ENGINE_STALL_S
 from tests.chaos.disagg_engines import Kind
 from tests.chaos.disagg_site import DECODE, Worker
 from tests.chaos.processes import rss_bytes

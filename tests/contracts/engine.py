@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from actors.engines.engine import CacheChange, Engine
-from actors.mirror import CacheMirror
+from actors.kv_cache.cache_mirror import CacheMirror
 from core.errors import CallerError
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import RequestId, new_id

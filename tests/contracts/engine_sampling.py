@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.engines import prompt_logprobs
+from actors.engines import engine as prompt_logprobs
 from actors.engines.engine import Engine
 from core.errors import CallerError
 from core.generation import GenerateRequest, Output, TokenLogprobs

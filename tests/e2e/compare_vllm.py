@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import click
 from tokenizers import Tokenizer
 
-from actors.engines.checkpoint import ensure_tiny_checkpoint
-from actors.engines.vllm_args import KV_CACHE_BYTES_CPU, environment, environment_cpu
+from actors.engines.tiny_model import ensure_tiny_checkpoint
+from actors.engines.vllm.vllm_args import KV_CACHE_BYTES_CPU, environment, environment_cpu
 from streams.embedded.loopback_ports import free_port
 from tests.e2e.compare_cases import CASES, Case
 from tests.e2e.compare_fields import ABSENT, Difference, differences, parsed

@@ -16,8 +16,8 @@ from typing import Any
 
 import openai
 
-from actors.link import Link
-from actors.wire import PROTOCOL, Hello
+from actors.transport.frames import PROTOCOL, Hello
+from actors.transport.reconnecting_client import ReconnectingClient
 from api.connection import Connection, connect_by_data
 from core.codec import decode_message
 from core.ids import StreamName, StreamSeq, WorkerId
@@ -110,7 +110,7 @@ class Running:
         key, namespace = self.connection.key, self.connection.namespace
         address = next(part["address"] for part in self.run()["parts"] if part["id"] == worker)
         hello = Hello(protocol=PROTOCOL, key=key.door_key, namespace=namespace, replica="test")
-        link = Link(WorkerId(worker), address, lambda: hello, lambda _link: None)
+        link = ReconnectingClient(WorkerId(worker), address, lambda: hello, lambda _link: None)
         link.start()
         try:
             await eventually(lambda: link.up, f"a connection to {worker}")

@@ -1,7 +1,8 @@
 """Prefill here, decode there, on three vLLM workers: the text of one engine alone, and every block accounted for.
 
 By hand, `pytest tests/e2e/disagg_vllm.py`: three engines of a deployment take minutes to start and answer on two cores
-that the suite's own engines share. The suite has a pair of real engines in `tests/actors/test_vllm_transfer.py`.
+that the suite's own engines share. The suite has a pair of real engines in
+`tests/actors/engines/vllm/test_vllm_transfer.py`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from actors.link import Link
-from actors.wire import PROTOCOL, Hello
+from actors.transport.frames import PROTOCOL, Hello
+from actors.transport.reconnecting_client import ReconnectingClient
 from core.errors import ContrailError
 from core.ids import WorkerId
 from streams.embedded.loopback_ports import free_port
@@ -93,7 +93,7 @@ def _ask_etcd(address: str) -> None:
 
 async def _worker_refuses(running: Running, hello: Hello, reason: str) -> None:
     worker = running.part(WORKERS[0])
-    link = Link(WorkerId(worker["id"]), worker["address"], lambda: hello, lambda _link: None)
+    link = ReconnectingClient(WorkerId(worker["id"]), worker["address"], lambda: hello, lambda _link: None)
     link.start()
     try:
         await eventually(lambda: re.search(reason, repr(link)), f"a refusal for its {reason}")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
-from actors.engines.simulated import SimulatedSettings
+from actors.engines.simulated.simulated_engine import SimulatedSettings
 from api.cli import contrail
 from core.events import RequestFinished
 from core.settings import RoutingSettings

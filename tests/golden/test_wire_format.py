@@ -9,8 +9,14 @@ import msgspec
 import orjson
 import pytest
 
-from actors.engines.simulated_channel import Contents, FreeBlocks, Freed, ReadBlocks, Refused
-from actors.wire import ToReplica, ToWorker
+from actors.engines.simulated.simulated_side_channel import (
+    BlockContents,
+    BlocksFreed,
+    FreeBlocks,
+    ReadBlocks,
+    SideChannelRefusal,
+)
+from actors.transport.frames import ToReplica, ToWorker
 from core.events import EVENT_TYPES
 
 GOLDEN = Path(__file__).with_name("wire_format.json")
@@ -19,7 +25,7 @@ KINDS: dict[str, list[type[msgspec.Struct]]] = {
     "events": list(EVENT_TYPES.values()),
     "frames to a worker": list(ToWorker.__args__),
     "frames to a replica": list(ToReplica.__args__),
-    "frames of the simulated transfer": [ReadBlocks, FreeBlocks, Contents, Freed, Refused],
+    "frames of the simulated transfer": [ReadBlocks, FreeBlocks, BlockContents, BlocksFreed, SideChannelRefusal],
 }
 
 

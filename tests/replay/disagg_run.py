@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 
 from actors.router import Router
-from actors.worker import Worker
+from actors.worker.worker import Worker
 from core.events import RequestFinished
 from core.subjects import JOBS, ROUTING
 from replay.recording.recording import Recording
 from streams.memory.memory_log import MemoryLog
+from tests.actors.disagg.disagg import ROUTING_SETTINGS, decode, decode_role, disagg, linked, prefill, prefill_role
+from tests.actors.disagg.faults import Site
 from tests.actors.world import KEY, NAMESPACE, World, collect, request
 from tests.fixtures.eventually import eventually
-from tests.prefilling.disagg import ROUTING_SETTINGS, decode, desk, disagg, linked, prefill, service
-from tests.prefilling.faults import Site
 from tests.replay.recorded import recorded
 
 WAIT_MS = 400
@@ -69,7 +69,9 @@ async def _lived(it: World, router: Router) -> None:
     await _linked(it, 1)
     asked = asyncio.create_task(collect(router, request(range(9000, 11500), id=WAITING)))
     await _computing(it)
-    await site.kill(next(name for name in site.names("decode") if desk(it.workers[name]).describe()["jobs_open"]))
+    await site.kill(
+        next(name for name in site.names("decode") if decode_role(it.workers[name]).describe()["jobs_open"])
+    )
     await asked
 
 
@@ -89,7 +91,7 @@ async def _computing(it: World) -> str:
 
     def look() -> bool:
         workers = [(name, worker) for name, worker in it.workers.items() if name.startswith("prefill")]
-        found[:] = [name for name, worker in workers if service(worker).service.bench.started]
+        found[:] = [name for name, worker in workers if prefill_role(worker).service.state.started]
         return bool(found)
 
     await eventually(look, "a prefill worker computes")

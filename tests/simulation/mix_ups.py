@@ -6,8 +6,8 @@ import random
 
 import msgspec
 
-from actors.prefilling.frames import Answered, FromPrefill
-from actors.prefilling.work import Bench
+from actors.disagg.prefill_execution import PrefillWorkerState
+from actors.transport.frames import FromPrefill, JobCompleted
 from core.events import Event
 from core.events.jobs import PrefillCompleted
 from core.ids import WorkerId
@@ -16,21 +16,21 @@ from core.ids import WorkerId
 class MixUps:
     """Job, attempt and times of an answer are right; prompt and blocks are those of the answer before it."""
 
-    def __init__(self, bench: Bench, random_: random.Random, share: float) -> None:
+    def __init__(self, state: PrefillWorkerState, random_: random.Random, share: float) -> None:
         self._random = random_
         self._share = share
         self._before: PrefillCompleted | None = None
         self._told: dict[str, PrefillCompleted] = {}
-        self._say, self._send = bench.say, bench.requesters.send
-        bench.say = self.say
-        bench.requesters.send = self.send  # type: ignore[method-assign]
+        self._say, self._send = state.say, state.requesters.send
+        state.say = self.say
+        state.requesters.send = self.send  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         return f"<MixUps in {self._share:.0%} of the answers>"
 
     def send(self, worker: WorkerId, frame: FromPrefill) -> None:
         """Over TCP."""
-        self._send(worker, Answered(event=self._mixed(frame.event)) if isinstance(frame, Answered) else frame)
+        self._send(worker, JobCompleted(event=self._mixed(frame.event)) if isinstance(frame, JobCompleted) else frame)
 
     def say(self, event: Event) -> None:
         """To the log: the same as over TCP."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from actors.engines.block_pool import content_behind, content_root
 from actors.engines.engine import CacheChange, CacheStored
-from actors.engines.simulated import SimulatedEngine, SimulatedSettings
-from actors.engines.simulated_inputs import Submit
-from actors.engines.step import EngineState, step
+from actors.engines.simulated.block_pool import content_behind, content_root
+from actors.engines.simulated.engine_state import Submit
+from actors.engines.simulated.engine_step import EngineState, step
+from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings
 from core.clock import Clock
 from core.generation import GenerateRequest
 from core.prompt import Prompt, tokens_to_bytes

@@ -8,11 +8,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from actors.prefilling.decode_side import DecodeSide
-from actors.prefilling.prefill_side import PrefillSide
+from actors.disagg.decode_role import DecodeRole
+from actors.disagg.prefill_role import PrefillRole
 from actors.presence import Presence
 from actors.router import Router, RouterOptions
-from actors.worker import Worker, WorkerOptions
+from actors.worker.worker import Worker, WorkerOptions
 from core.events.kv import PREFILL
 from core.ids import ReplicaId, WorkerId
 from core.settings import RoutingSettings
@@ -101,10 +101,10 @@ class WorkerPart(Part):
         self.worker = Worker(known, self.engine, self.log, self.registry, clock, KEY)
         await self.worker.start({})
         self.first_id = self.id
-        if isinstance(self.worker.side, PrefillSide) and options.mixed_up:
-            MixUps(self.worker.side.service.bench, random_, options.mixed_up)
-        if isinstance(self.worker.side, DecodeSide):
-            timed(self.worker.side.desk, self.process, witness, most_waited_s(options))
+        if isinstance(self.worker.role, PrefillRole) and options.mixed_up:
+            MixUps(self.worker.role.service.state, random_, options.mixed_up)
+        if isinstance(self.worker.role, DecodeRole):
+            timed(self.worker.role.remote_prefill, self.process, witness, most_waited_s(options))
         self.started = True
 
     @property
@@ -114,9 +114,9 @@ class WorkerPart(Part):
         return self.engine
 
     @property
-    def decodes(self) -> DecodeSide | None:
+    def decodes(self) -> DecodeRole | None:
         """What it does about prompts, if it may have them computed by others."""
-        return self.worker.side if self.started and isinstance(self.worker.side, DecodeSide) else None
+        return self.worker.role if self.started and isinstance(self.worker.role, DecodeRole) else None
 
     @property
     def holding(self) -> bool:
@@ -125,10 +125,10 @@ class WorkerPart(Part):
 
     def give_blocks_up(self) -> None:
         """Its engine holds nothing for others any more."""
-        assert isinstance(self.worker.side, PrefillSide)
+        assert isinstance(self.worker.role, PrefillRole)
         moves = self.moving._moves
         assert moves is not None
-        for hold in self.worker.side.service.bench.holds._held.values():
+        for hold in self.worker.role.service.state.leases._held.values():
             moves.free(hold.blocks.request, fetched=False)
 
     @property
@@ -149,7 +149,7 @@ class WorkerPart(Part):
         return ""
 
     def _moving_unrest(self, presence: Presence) -> str:
-        described, transfer = self.worker.side.describe(), self.moving.transfer
+        described, transfer = self.worker.role.describe(), self.moving.transfer
         assert transfer is not None
         if not presence.jobs.idle:
             return "has not said all of its jobs"

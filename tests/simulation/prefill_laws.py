@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from actors.prefilling.desk import SLOT_LOOK_S
+from actors.disagg.remote_prefill import SLOT_LOOK_S
 from core.codec import decode_message
 from core.events import Event, RequestPrefilled, UnknownEvent
 from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import actors.disagg.remote_prefill
 import actors.holding
-import actors.prefilling.desk
 import actors.snapshots
 import actors.suspicion
 import actors.voice
 import projections.policy.binding_plan
-from actors.prefilling.service import PrefillService
+from actors.disagg.prefill_service import PrefillService
 from streams.log import QUEUE_LIMITS
 from streams.outbox.journal_file import JournalFile
 from streams.outbox.outbox import Outbox
@@ -41,7 +41,7 @@ def scaled(options: Options) -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(actors.snapshots, "MIN_EVENTS", SNAPSHOT_EVENTS_MIN))
         patches.enter_context(mock.patch.object(actors.snapshots, "READ_EVERY_MS", MANIFEST_READ_EVERY_MS))
-        patches.enter_context(mock.patch.object(actors.prefilling.desk, "PULL_TIMEOUT_S", PULL_TIMEOUT_S))
+        patches.enter_context(mock.patch.object(actors.disagg.remote_prefill, "PULL_TIMEOUT_S", PULL_TIMEOUT_S))
         patches.enter_context(mock.patch.multiple(actors.suspicion, MUTE_S=MUTE_S, SILENT_S=SILENT_S))
         patches.enter_context(mock.patch.dict(prefill_defaults, {"limits": QUEUE}))
         patches.enter_context(mock.patch.object(JournalFile, "__init__", _known_to_its_process(JournalFile.__init__)))

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-import actors.prefilling.asking
-import actors.prefilling.desk
-from actors.engines.block_pool import BlockPool
-from actors.engines.simulated_holds import SimulatedHolds
-from actors.prefilling.asking import Asking
-from actors.prefilling.desk import PrefillDesk
-from actors.prefilling.doubts import Doubts
-from actors.prefilling.job import Job
+import actors.disagg.prefill_job_client
+import actors.disagg.remote_prefill
+from actors.disagg.prefill_job import PrefillJob
+from actors.disagg.prefill_job_client import PrefillJobClient
+from actors.disagg.remote_prefill import RemotePrefill
+from actors.disagg.unverified_blocks import UnverifiedBlocks
+from actors.engines.simulated.block_holds import BlockHolds
+from actors.engines.simulated.block_pool import BlockPool
 from core.generation import PrefillReport
 from core.ids import RequestId
 from projections.policy.prefill_choice import PrefillInputs
@@ -39,28 +39,28 @@ USUAL = {**KEPT, "prefill_workers": 2}
 
 
 def _trusts_its_peers(patch: Patch) -> None:
-    patch.setattr(Asking, "confirm", does_nothing)
+    patch.setattr(PrefillJobClient, "confirm", does_nothing)
 
 
 def _trusts_the_time(patch: Patch) -> None:
     """Neither the promised time nor the holder's word counts."""
     _trusts_its_peers(patch)
-    patch.setattr(actors.prefilling.desk, "MARGIN_PARTS", -1e-9)
+    patch.setattr(actors.disagg.remote_prefill, "MARGIN_PARTS", -1e-9)
 
 
 def _doubts_nothing(patch: Patch) -> None:
-    patch.setattr(Doubts, "clear", does_nothing)
-    patch.setattr(Doubts, "shared", lambda *_: False)
+    patch.setattr(UnverifiedBlocks, "clear", does_nothing)
+    patch.setattr(UnverifiedBlocks, "shared", lambda *_: False)
 
 
 def _waits_longer(init: Any) -> Any:
-    def new(self: Job, request: Any, canonical: bytes, asked_ms: int, wait_ms: int) -> None:
+    def new(self: PrefillJob, request: Any, canonical: bytes, asked_ms: int, wait_ms: int) -> None:
         init(self, request, canonical, asked_ms, 2 * wait_ms)
 
     return new
 
 
-def _ends_in_silence(self: Asking, job: Job, *_: str) -> None:
+def _ends_in_silence(self: PrefillJobClient, job: PrefillJob, *_: str) -> None:
     if not job.over:
         job.over = True
         del self.jobs[job.id]
@@ -75,13 +75,13 @@ def _throws_dice(decide: Any) -> Any:
     return new
 
 
-def _leaks(self: SimulatedHolds, id: RequestId, _: BlockPool, *, fetched: bool) -> None:
+def _leaks(self: BlockHolds, id: RequestId, _: BlockPool, *, fetched: bool) -> None:
     self._holds.pop(id, None)
 
 
 BROKEN = {
     "a decode worker that takes any answer": Broken(
-        replaces(actors.prefilling.asking, "mismatch", lambda _: lambda *_, **__: ""),
+        replaces(actors.disagg.prefill_job_client, "mismatch", lambda _: lambda *_, **__: ""),
         "wrong text",
         {**USUAL, "mixed_up": 0.3},
     ),
@@ -92,20 +92,24 @@ BROKEN = {
         _trusts_the_time, "wrong text", {**CROWDED, "keep_ms": 500}
     ),
     "a decode worker that keeps what may be wrong": Broken(
-        replaces(PrefillDesk, "_mistrust", lambda _: does_nothing), "wrong text", {**CROWDED, "give_blocks_up": 3.0}
+        replaces(RemotePrefill, "_mistrust", lambda _: does_nothing), "wrong text", {**CROWDED, "give_blocks_up": 3.0}
     ),
     "requests that build on what is in doubt": Broken(
         _doubts_nothing, "wrong text", {**CROWDED, "requests_per_s": 6.0, "give_blocks_up": 6.0}
     ),
     "a deadline that is not kept": Broken(
-        replaces(Job, "__init__", _waits_longer), " took ", {**USUAL, "pause_worker": 0.5}
+        replaces(PrefillJob, "__init__", _waits_longer), " took ", {**USUAL, "pause_worker": 0.5}
     ),
-    "jobs that end in silence": Broken(replaces(Asking, "cancel", lambda _: _ends_in_silence), " ends", USUAL),
+    "jobs that end in silence": Broken(
+        replaces(PrefillJobClient, "cancel", lambda _: _ends_in_silence), " ends", USUAL
+    ),
     "a verdict with dice of its own": Broken(
-        replaces(actors.prefilling.desk, "decide_prefill", _throws_dice), "replays", {**QUIET, "prefill_workers": 1}
+        replaces(actors.disagg.remote_prefill, "decide_prefill", _throws_dice),
+        "replays",
+        {**QUIET, "prefill_workers": 1},
     ),
     "an engine that lets nothing go": Broken(
-        replaces(SimulatedHolds, "free", lambda _: _leaks), "blocks", {**QUIET, "prefill_workers": 1}
+        replaces(BlockHolds, "free", lambda _: _leaks), "blocks", {**QUIET, "prefill_workers": 1}
     ),
 }
 

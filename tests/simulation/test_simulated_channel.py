@@ -7,7 +7,7 @@ import random
 import pytest
 
 from actors.engines.engine import TransferFailed
-from actors.engines.simulated import SimulatedEngine, SimulatedSettings
+from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings
 from tests.contracts.engine import answer_to, prompt, request
 from tests.contracts.transfer import prefilled, transfer_of
 from tests.simulation.loop import Process, VirtualClock, VirtualLoop

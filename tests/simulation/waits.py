@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from actors.prefilling.asking import CONFIRM_TIMEOUT_S
-from actors.prefilling.desk import PrefillDesk
+from actors.disagg.prefill_job_client import CONFIRM_TIMEOUT_S
+from actors.disagg.remote_prefill import RemotePrefill
 from core.generation import NO_HINT, GenerateRequest, Hint, Output
 from tests.simulation.loop import Process
 from tests.simulation.options import Options
@@ -28,9 +28,9 @@ def most_waited_s(options: Options) -> float:
     return 2 * most_job_s(options, PREFILL_WAIT_MAX_MS) + ENGINE_S
 
 
-def timed(desk: PrefillDesk, process: Process, witness: Witness, most_s: float) -> None:
+def timed(remote_prefill: RemotePrefill, process: Process, witness: Witness, most_s: float) -> None:
     """The witness hears of every first token that comes later than that, unless the process stood still."""
-    inner = desk.generate
+    inner = remote_prefill.generate
 
     async def generate(request: GenerateRequest, hint: Hint = NO_HINT) -> AsyncGenerator[Output, None]:
         loop, pauses = asyncio.get_running_loop(), process.pauses
@@ -43,4 +43,4 @@ def timed(desk: PrefillDesk, process: Process, witness: Witness, most_s: float) 
                 first = False
                 yield output
 
-    desk.generate = generate  # type: ignore[method-assign]
+    remote_prefill.generate = generate  # type: ignore[method-assign]

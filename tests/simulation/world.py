@@ -96,7 +96,7 @@ class World:
         decoding = [(part.name, part.decodes) for part in self.workers.values()]
         return [
             *((part.name, part.router.state.jobs) for part in self.replicas.values()),
-            *((name, side._tail.jobs) for name, side in decoding if side is not None),
+            *((name, side._jobs_follower.jobs) for name, side in decoding if side is not None),
         ]
 
     # --- its parts -----------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class World:
         if able != sorted(part.id for part in self.movers if part.decodes is None):
             return f"can ask {able}"
         digests = {jobs.digest for name, jobs in self.job_folds() if not name.startswith("worker-")}
-        if self.witness.history_kept and side._tail.jobs.digest not in digests:
+        if self.witness.history_kept and side._jobs_follower.jobs.digest not in digests:
             return "has not read all of the jobs stream"
         return ""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from actors.pulled import pulled
-from actors.reading import Reading
+from actors.transport.output_stream import StreamScope, output_stream
 from api.openai.answers.choice import Choice
 from api.openai.answers.merging import merged
 from api.openai.answers.said import Step
@@ -41,7 +40,7 @@ class Answering:
         ends all of them. Raises what `Backend.generate` raises, and GenerationFailed.
         """
         streams = [self._steps_of(choice) for choice in self._accepted.choices]
-        async with Reading(streams[0] if len(streams) == 1 else merged(streams)) as steps:
+        async with StreamScope(streams[0] if len(streams) == 1 else merged(streams)) as steps:
             async for step in steps:
                 yield step
 
@@ -51,7 +50,7 @@ class Answering:
 
     async def _steps_of(self, choice: Choice) -> AsyncGenerator[Step, None]:
         run, model, request, ended = self._backend.run, self._accepted.model, choice.request, choice.ended
-        async with Reading(pulled(lambda take: run(model, request, take, ended))) as outputs:
+        async with StreamScope(output_stream(lambda take: run(model, request, take, ended))) as outputs:
             async for output in outputs:
                 if choice.index == 0:
                     self._watch.tokens()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeVar
 
-from actors.reading import Reading
+from actors.transport.output_stream import StreamScope
 from core.failure import reason_for
 
 WAITING_MAX = 32
@@ -62,7 +62,7 @@ async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
 
 async def _pump(stream: AsyncGenerator[Item, None], queue: asyncio.Queue[Item | _Over]) -> None:
     try:
-        async with Reading(stream):
+        async with StreamScope(stream):
             async for item in stream:
                 await queue.put(item)
     except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from orjson import dumps
 
-from actors.gathered import Gathered
+from actors.transport.output_buffer import OutputBuffer
 from api.openai.answers.answering import TokenWatch, broken_off
 from api.openai.answers.choice import Choice
 from api.openai.answers.sse import PING, Writer
@@ -69,7 +69,7 @@ class PlainStream:
         self._before, self._after = writer.around_text
         self._write: Callable[[bytes], bool] | None = None
         """There once the stream has begun."""
-        self._held = Gathered()
+        self._held = OutputBuffer()
         """What came while the client was waited for."""
         self._waits: asyncio.Task[None] | None = None
         """Writes what the client must be waited for; None while there is no such thing."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.engines.simulated_settings import SimulatedSettings, mocker_settings
+from actors.engines.simulated.simulated_settings import SimulatedSettings, mocker_settings
 from core.errors import CallerError
 from core.events import ReplicaLeft
 from core.ids import RequestId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xxhash
 
-from actors.engines.simulated_settings import SimulatedSettings
+from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.ids import RequestId
 from core.prompt import hashes_to_bytes
 from replay.simulating.arrival import Arrival

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.engines.known_prompt import KnownPrompt
-from actors.engines.simulated_inputs import Submit
-from actors.engines.simulated_settings import SimulatedSettings
+from actors.engines.simulated.engine_state import Submit
+from actors.engines.simulated.sequence import BlockHashPrompt
+from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.events import Event, UnknownEvent
 from core.events.kv import DECODE, PREFILL
 from core.generation import GenerateRequest, Hint, Output, PrefillReport, Sampling
@@ -49,7 +49,7 @@ class Room:
         """A request has come that is like no other."""
         blocks = hashes_to_bytes(hash((name, place)) & 0xFFFF_FFFF for place in range(tokens // SIZE))
         request = GenerateRequest(id=RequestId(name), tokens=b"", sampling=Sampling(max_tokens=output_tokens))
-        self.workers[to].submit(Submit(request, known=KnownPrompt(tokens, blocks)), Hint())
+        self.workers[to].submit(Submit(request, known=BlockHashPrompt(tokens, blocks)), Hint())
 
     def until(self, at_us: int) -> None:
         """It is that time."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.cache_events import EVENT_HASHES_MAX
 from actors.engines.engine import CacheChange, CacheEmptied, CacheRemoved, CacheStored
+from actors.kv_cache.cache_events import EVENT_HASHES_MAX
 from core.events import BlocksRemoved, BlocksStored, CacheCleared
 from core.prompt import hashes_to_bytes
 from replay.simulating.copies import Copies

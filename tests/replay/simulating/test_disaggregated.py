@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import xxhash
 
-from actors.engines.simulated_settings import SimulatedSettings
+from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.events import RequestPrefilled, RequestRouted, WorkerJoined
 from core.events.jobs import PrefillCancelled, PrefillCompleted, PrefillFailed, PrefillPulled, PrefillStarted
 from core.generation import PrefillReport

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.engines.simulated_settings import mocker_settings
+from actors.engines.simulated.simulated_settings import mocker_settings
 from core.events.routing import RequestQueued, RequestTurnedAway
 from core.prompt import HASH_BYTES
 from core.settings import RoutingSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.engines.simulated_settings import SimulatedSettings
+from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError, Corrupt
 from core.events import RequestFinished, RequestRejected, RequestRouted
 from core.events.routing import RequestQueued, RequestTurnedAway

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.engines.simulated_settings import mocker_settings
+from actors.engines.simulated.simulated_settings import mocker_settings
 from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.simulating.options import Options

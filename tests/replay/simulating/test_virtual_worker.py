@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.engines.known_prompt import KnownPrompt
-from actors.engines.simulated_inputs import Submit
-from actors.engines.simulated_settings import SimulatedSettings
+from actors.engines.simulated.engine_state import Submit
+from actors.engines.simulated.sequence import BlockHashPrompt
+from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.events import BlocksStored, LoadReported, WorkerJoined, WorkerLost
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import LOST_SUFFIX, RequestId, StreamSeq, WorkerId
@@ -40,7 +40,7 @@ class Bench:
         """A request has come that nobody's cache holds any of."""
         blocks = hashes_to_bytes(hash((name, place)) & 0xFFFF_FFFF for place in range(tokens // 32))
         request = GenerateRequest(id=RequestId(name), tokens=b"", sampling=Sampling(max_tokens=answer))
-        self.worker.submit(Submit(request, known=KnownPrompt(tokens, blocks)))
+        self.worker.submit(Submit(request, known=BlockHashPrompt(tokens, blocks)))
 
     def until(self, at_us: int) -> None:
         """It is that time."""

@@ -25,10 +25,8 @@ from replay.verify import prefill_decisions as verifying
 from replay.verify.prefill_decisions import PREFILL_TERMS
 from replay.verify.verify import VerifyResult, verify
 from streams.log import Record
-from tests.actors.world import KEY, NAMESPACE
-from tests.fixtures.eventually import eventually
-from tests.prefilling.disagg import decode, disagg, prefill
-from tests.prefilling.faults import (
+from tests.actors.disagg.disagg import decode, disagg, prefill
+from tests.actors.disagg.faults import (
     Fault,
     Site,
     decode_killed_while_waiting,
@@ -36,7 +34,9 @@ from tests.prefilling.faults import (
     lease_over,
     log_away,
 )
-from tests.prefilling.load import Load
+from tests.actors.disagg.load import Load
+from tests.actors.world import KEY, NAMESPACE
+from tests.fixtures.eventually import eventually
 from tests.projections.job_facts import asked, cancelled
 from tests.replay.disagg_run import run_of
 from tests.replay.recorded import recorded

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.engines.simulated_settings import SimulatedSettings
+from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.events import BlocksStored, RequestPrefilled, RequestRouted
 from core.settings import RoutingSettings
 from core.subjects import ROUTING

@@ -1,0 +1,95 @@
+"""Peers: the prefill workers that a decode worker may ask: registered, connected, and of its own kind."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple, Protocol
+
+from actors.registration import registration_of
+from actors.transport.frames import Introduce, ToPrefill
+from core.events.kv import PREFILL
+from core.ids import WorkerId
+from core.kv_transfer import KvAddress
+from streams.registry import Change, Registry
+
+_logger = logging.getLogger(__name__)
+
+
+class PrefillConnection(Protocol):
+    """A prefill worker's connection to us."""
+
+    def send(self, frame: ToPrefill) -> None:
+        """The frame is on its way, unless the connection is gone."""
+
+
+class Kind(NamedTuple):
+    """What must be equal for blocks of one engine to be of use to another."""
+
+    model: str
+    block_size: int
+    layout: str
+
+
+class PrefillPeer(NamedTuple):
+    """One that can be asked now."""
+
+    worker: WorkerId
+    connection: PrefillConnection
+    address: KvAddress
+
+
+class PrefillPeers:
+    """Follows the registry; what it knew goes on counting while that is away."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self._addresses: dict[WorkerId, KvAddress] = {}
+        self._workers: dict[PrefillConnection, WorkerId] = {}
+        """Who speaks over each, the newest last: a worker has two while one of us goes on under another id."""
+        self._misfits: dict[WorkerId, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<PrefillPeers {len(self._workers)} connected, {len(self._addresses)} registered>"
+
+    async def follow(self, registry: Registry) -> None:
+        """The registry's prefill workers are known, and whatever it says from now on."""
+        await registry.watch("workers/", self._on_registered)
+
+    def introduced(self, connection: PrefillConnection, frame: Introduce) -> bool:
+        """A prefill worker says who it is; False if its blocks are of no use here, which is said once."""
+        worker, theirs = WorkerId(frame.worker), Kind(frame.model, frame.block_size, frame.layout)
+        if theirs == self.kind:
+            self._workers[connection] = worker
+            return True
+        if theirs.model == self.kind.model and worker not in self._misfits:
+            self._misfits[worker] = f"{theirs} there, {self.kind} here"
+            _logger.error("prefill worker %s cannot work for us: %s", frame.name, self._misfits[worker])
+        return False
+
+    def on_disconnect(self, connection: PrefillConnection) -> WorkerId | None:
+        """The connection broke; returns whose it was."""
+        return self._workers.pop(connection, None)
+
+    def able(self) -> list[WorkerId]:
+        """Who can be asked now, sorted. O(prefill workers)."""
+        return sorted(self._addresses.keys() & self._workers.values())
+
+    def get(self, worker: str) -> PrefillPeer | None:
+        """How to reach this one and its blocks; None if that cannot be now."""
+        who = WorkerId(worker)
+        connection = next((each for each, worker in reversed(self._workers.items()) if worker == who), None)
+        address = self._addresses.get(who)
+        return None if connection is None or address is None else PrefillPeer(who, connection, address)
+
+    def worker_of(self, connection: PrefillConnection) -> WorkerId | None:
+        """Who speaks over this connection; None before it said so, or if it is none of ours."""
+        return self._workers.get(connection)
+
+    def _on_registered(self, change: Change) -> None:
+        worker = WorkerId(change.key.rpartition("/")[2])
+        registration = registration_of(change)
+        if registration is None:
+            self._addresses.pop(worker, None)
+            self._misfits.pop(worker, None)
+        elif registration.role == PREFILL and registration.model == self.kind.model and registration.kv is not None:
+            self._addresses[worker] = registration.kv

@@ -1,0 +1,166 @@
+"""What the simulated engine's step function is told, and what it wants of others or has done for them.
+
+All that the simulated engine knows between two steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from actors.engines.engine import CacheChange, EngineLoad
+from actors.engines.simulated.block_holds import BlockHolds
+from actors.engines.simulated.block_pool import BlockPool
+from actors.engines.simulated.pass_timing import PassBatch, timing_of
+from actors.engines.simulated.sequence import BlockHashPrompt, EngineSequence
+from actors.engines.simulated.simulated_settings import SimulatedSettings
+from core.generation import GenerateRequest, Output
+from core.ids import RequestId
+
+
+class Submit(NamedTuple):
+    """A request has come; `refuse` had nothing against it."""
+
+    request: GenerateRequest
+    hold: bool = False
+    """Its prompt is computed for others, and no answer is wanted."""
+    pull: bool = False
+    """Its prompt's blocks come from elsewhere."""
+    reply: tuple[int, ...] = ()
+    """Tokens to answer with first, instead of made-up ones."""
+    known: BlockHashPrompt | None = None
+    """All that is known of its prompt; then the request has no tokens, and its answer is as long as it may be. The
+    answer's first token is told when it is there, all others together with the last one or when it is given up."""
+
+
+class Abort(NamedTuple):
+    """Nobody wants this request any more; it may have finished already."""
+
+    id: RequestId
+
+
+class BlocksArrived(NamedTuple):
+    """What was fetched for a request that asked: taken as it is."""
+
+    id: RequestId
+    contents: tuple[int, ...]
+
+
+class Free(NamedTuple):
+    """Blocks held for others need not be held any longer; it may have been so for long."""
+
+    id: RequestId
+    fetched: bool
+
+
+class Forget(NamedTuple):
+    """Nothing that is cached now is found by requests to come, nor what those that run now will make of it."""
+
+
+Input = Submit | Abort | BlocksArrived | Free | Forget
+
+
+class Fetch(NamedTuple):
+    """This request wants the last so many of its prompt's blocks."""
+
+    id: RequestId
+    blocks: int
+
+
+class PromptPrefilled(NamedTuple):
+    """A prompt was computed, and its blocks are held."""
+
+    id: RequestId
+    blocks: tuple[int, ...]
+    tokens: int
+    cached_tokens: int
+
+
+class ScheduledPasses:
+    """What the engine is doing: one pass, or several that follow each other in which nothing but tokens happens."""
+
+    __slots__ = ("batch", "budget", "changes", "ends", "full", "members", "start_us")
+
+    def __init__(self, start_us: int, budget: int) -> None:
+        self.start_us = start_us
+        self.budget = budget
+        """Tokens that may be computed in the pass beside those that are."""
+        self.full = False
+        """Nobody more may be let in."""
+        self.batch = PassBatch()
+        self.members: list[EngineSequence] = []
+        """Who is computed in it, in order; all that is to be in their blocks counts as computed already."""
+        self.ends: list[int] = []
+        """When each of its passes ends."""
+        self.changes: list[CacheChange] = []
+        """What others hear of when the pass ends."""
+
+    def __repr__(self) -> str:
+        return f"<ScheduledPasses from {self.start_us} us, {len(self.ends)} passes, {self.batch}>"
+
+
+class EngineState:
+    """Changed by `step` only."""
+
+    def __init__(self, settings: SimulatedSettings) -> None:
+        self.settings = settings
+        self.timing = timing_of(settings)
+        self.now_us = 0
+        self.pool = BlockPool(settings.capacity_blocks)
+        self.waiting: list[tuple[int, int, EngineSequence]] = []
+        """By priority, then by arrival."""
+        self.running: list[EngineSequence] = []
+        """Those that are computed; by priority, then in the order in which they were let in."""
+        self.work: ScheduledPasses | None = None
+        self.arrivals: dict[RequestId, int] = {}
+        """The number of each request that is not over: who came first, has the smaller one."""
+        self.arrived = 0
+        self.steps = 0
+        """Passes that were ended."""
+        self.thrown_out = 0
+        """How often a request lost its blocks to others, and had to be computed anew."""
+        self.moving: dict[RequestId, EngineSequence] = {}
+        """Those that have their place, and whose blocks are on their way."""
+        self.landing: list[tuple[int, RequestId]] = []
+        """When those will be there that are known."""
+        self.held = BlockHolds(int(settings.keep_ms * 1000 * settings.time_scale))
+        self.outputs: list[tuple[RequestId, Output]] = []
+        """What came of requests, until somebody takes it ..."""
+        self.times_us: list[int] = []
+        """... and when."""
+        self.changes: list[CacheChange] = []
+        """What happened to the cache and others may hear, until somebody takes it."""
+        self.fetches: list[Fetch] = []
+        """What is wanted from elsewhere, until somebody takes it."""
+        self.prefilled: list[PromptPrefilled] = []
+
+    def __repr__(self) -> str:
+        load = load_of(self)
+        return f"<EngineState at {self.now_us} us: {load.running} running, {load.waiting} waiting, {self.pool}>"
+
+    def holds(self, id: RequestId) -> bool:
+        """This request waits or runs."""
+        return id in self.arrivals
+
+    @property
+    def admitted(self) -> list[EngineSequence]:
+        """All that have a place, but for those whose blocks are only held for others."""
+        return [*self.running, *self.moving.values()]
+
+    def say(self, id: RequestId, output: Output, at_us: int) -> None:
+        """This came of that request at that time."""
+        self.outputs.append((id, output))
+        self.times_us.append(at_us)
+
+    def tell(self, work: ScheduledPasses | None = None) -> None:
+        """Others may hear what this work did to the cache, and then of what was done since it was planned."""
+        if work is not None:
+            self.changes += work.changes
+            work.changes = []
+        self.changes += self.pool.changes
+        self.pool.changes = []
+
+
+def load_of(state: EngineState) -> EngineLoad:
+    """The engine's numbers now."""
+    pool, running = state.pool, len(state.running) + len(state.moving)
+    return EngineLoad(running, len(state.waiting), pool.used, pool.capacity_blocks, state.steps)

@@ -1,0 +1,145 @@
+"""What the simulated engine does next: who is computed in a pass, who is let in, and who is thrown out for it.
+
+As vLLM's scheduler, and Dynamo's mock engine after it:
+
+1. First those that run, by priority and in the order in which they were let in: one token each, or the next piece of a
+   prompt. Then those that wait, as long as fewer than `max_seqs` run, `batched_tokens_max` leaves room, and blocks are
+   free for all tokens that the head of the line has so far, less those that it shares with others that run. What
+   their answers will need is promised to nobody.
+2. Who needs a block when none is free takes those of the last one that runs, be it itself. That one waits again, ahead
+   of all that came after it, and is computed anew, but for what it then finds in the cache. In such a pass nobody is
+   let in.
+3. Blocks count as computed when the pass is planned, so that who is let in after in the same pass finds them; others
+   hear of them when it ends.
+4. If nobody runs but requests whose prompts are only known by hashes, and all have had their first token, as many
+   passes are planned at once as end before one of them does, or anything else can happen.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from actors.engines.simulated.engine_state import EngineState, Fetch, ScheduledPasses
+from actors.engines.simulated.sequence import BlockHashSequence, EngineSequence
+
+
+def plan(state: EngineState, start_us: int) -> ScheduledPasses | None:
+    """The pass that begins at `start_us`, or several; None if there is nothing to compute."""
+    work = ScheduledPasses(start_us, state.settings.batched_tokens_max)
+    _go_on(state, work)
+    admit(state, work)
+    if work.members:
+        return work
+    state.changes += work.changes  # somebody who fetches may have taken blocks
+    return None
+
+
+def admit(state: EngineState, work: ScheduledPasses) -> None:
+    """Whoever waits and fits is in this pass, which has just begun, too."""
+    while not work.full and work.budget and state.waiting and _place_free(state):
+        seq = state.waiting[0][2]
+        found = state.pool.find(seq.names_reusable)
+        shared = sum(block.users > 0 for block in found)
+        if state.pool.free < seq.blocks_known - shared:
+            break
+        del state.waiting[0]
+        seq.settle_in(found, state.pool)
+        if seq.pull:
+            _fetch(state, seq)
+            continue
+        run(state, seq)
+        until = min(seq.length, seq.computed + work.budget)
+        fits = seq.reserve(until, state.pool)
+        assert fits
+        _compute(state, work, seq, until)
+    work.changes += state.pool.changes
+    state.pool.changes = []
+    work.ends = _ends(state, work)
+
+
+def _place_free(state: EngineState) -> bool:
+    return len(state.running) + len(state.moving) < state.settings.max_seqs
+
+
+def _go_on(state: EngineState, work: ScheduledPasses) -> None:
+    """All that run are in this pass, as far as there is room, and those whose room they need are not."""
+    running, place = state.running, 0
+    while place < len(running) and work.budget:
+        seq = running[place]
+        if seq.steps_quietly:
+            _step_quietly(work, seq)
+        else:
+            until = min(seq.length, seq.computed + work.budget)
+            while not seq.reserve(until, state.pool):
+                work.full = True
+                if _throw_out_last(state) is seq:
+                    return
+            _compute(state, work, seq, until)
+        place += 1
+
+
+def _step_quietly(work: ScheduledPasses, seq: EngineSequence) -> None:
+    work.batch.decoding += 1
+    work.batch.context += seq.length
+    work.budget -= 1
+    seq.computed = seq.length
+    work.members.append(seq)
+
+
+def _compute(state: EngineState, work: ScheduledPasses, seq: EngineSequence, until: int) -> None:
+    batch, before = work.batch, seq.computed
+    if before < seq.decode_from:
+        batch.prompts += 1
+        batch.before += before
+        batch.after += min(until, seq.decode_from)
+    if until == seq.length > seq.decode_from:  # also of one that is computed anew, with what it has of its answer
+        batch.decoding += 1
+        batch.context += until
+    work.budget -= until - before
+    seq.compute(until, state.pool)
+    work.members.append(seq)
+
+
+def _throw_out_last(state: EngineState) -> EngineSequence:
+    seq = state.running.pop()
+    seq.throw_out(state.pool)
+    state.thrown_out += 1
+    insort(state.waiting, (seq.request.priority, state.arrivals[seq.request.id], seq))
+    return seq
+
+
+def run(state: EngineState, seq: EngineSequence) -> None:
+    """It is in the passes from the next one on, behind those of its priority."""
+    insort(state.running, seq, key=lambda other: other.request.priority)
+
+
+def _fetch(state: EngineState, seq: EngineSequence) -> None:
+    """It has its place and its prompt's blocks, and waits for what belongs into them."""
+    fits = seq.reserve(seq.prompt_tokens, state.pool)
+    assert fits
+    state.moving[seq.request.id] = seq
+    state.fetches.append(Fetch(seq.request.id, seq.blocks_to_fetch))
+
+
+def _ends(state: EngineState, work: ScheduledPasses) -> list[int]:
+    count = _passes(state, work)
+    if count > 1:
+        ends = state.timing.decode_ends(work.start_us, work.batch, count)
+        if state.landing:
+            del ends[bisect_left(ends, min(state.landing)[0]) + 1 :]
+        return ends
+    return [work.start_us + state.timing.pass_us(work.batch)]
+
+
+def _passes(state: EngineState, work: ScheduledPasses) -> int:
+    """How many passes like this one follow each other: all decode and nobody ends, joins or lacks a block before."""
+    batch = work.batch
+    if batch.prompts or not batch.decoding or batch.decoding < len(work.members) or work.full:
+        return 1
+    count = state.settings.context_max
+    for seq in work.members:
+        if not isinstance(seq, BlockHashSequence) or seq.length == seq.prompt_tokens:
+            return 1
+        count = min(count, seq.tokens_max - seq.length)
+    lacking = sum(-(-(seq.length + count - 1) // seq.size) - len(seq.blocks) for seq in work.members)
+    return count if lacking <= state.pool.free else 1

@@ -1,0 +1,110 @@
+"""How long a pass of the simulated engine takes, by what is computed in it. Microseconds, whole ones: no clock here."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Protocol
+
+from actors.engines.simulated.simulated_settings import MOCKER, SimulatedSettings
+
+_PREFILL_MS = (4.209989e-07, 1.518344e-02, 1.650142e01)
+_DECODE_MS = (-25.74, 54.01, 5.74)
+"""Dynamo's mock engine (ai-dynamo 1.6.1): polynomials of the prompts' tokens in the pass, and of the part of the cache
+that those who decode would fill if none shared a block, at most all of it. The second is never below 5.74, so Dynamo's
+floor of one millisecond is left out."""
+
+
+class PassBatch:
+    """What one pass computes: pieces of prompts, and a token for each request that decodes. Who has a prompt computed
+    to its end gets the first token for nothing."""
+
+    __slots__ = ("after", "before", "context", "decoding", "prompts")
+
+    def __init__(self) -> None:
+        self.prompts = 0
+        """Prompts of which tokens are computed."""
+        self.before = 0
+        """Of these prompts, tokens that were computed or found before, all together ..."""
+        self.after = 0
+        """... and those that will be after the pass."""
+        self.decoding = 0
+        """Requests that have a part of their answer and get the next token, be it that they were thrown out and are
+        computed anew: as Dynamo has it, nothing else is to pay for that part."""
+        self.context = 0
+        """Tokens so far of all that decode."""
+
+    def __repr__(self) -> str:
+        return f"<PassBatch {self.after - self.before} of {self.prompts} prompts, {self.decoding} decode>"
+
+
+class PassTiming(Protocol):
+    """One model of an engine's speed; a function of its arguments alone."""
+
+    def pass_us(self, batch: PassBatch) -> int:
+        """How long this pass takes: the prompts first, then the decode step."""
+
+    def decode_ends(self, start_us: int, batch: PassBatch, count: int) -> list[int]:
+        """When each of `count` passes ends that follow each other, the first of which is this, with nothing but the
+        same requests that decode."""
+
+
+class LinearTiming:
+    """So long for each pass with prompts and each prompt token, so long for each decode step and each token that those
+    who decode have."""
+
+    def __init__(self, settings: SimulatedSettings) -> None:
+        self._token_us = settings.prefill_us_per_token
+        self._prompts_us = settings.prefill_us_per_pass
+        self._decode_us = settings.decode_us_per_step
+        self._context_us = settings.decode_us_per_context_token
+
+    def pass_us(self, batch: PassBatch) -> int:
+        """As of `PassTiming`."""
+        tokens = batch.after - batch.before
+        spent_us = self._prompts_us + round(tokens * self._token_us) if tokens else 0
+        return spent_us + (self._decode_us + round(batch.context * self._context_us) if batch.decoding else 0)
+
+    def decode_ends(self, start_us: int, batch: PassBatch, count: int) -> list[int]:
+        """As of `PassTiming`. 0.2 us for each pass."""
+        contexts = range(batch.context, batch.context + count * batch.decoding, batch.decoding)
+        steps_us = (self._decode_us + round(tokens * self._context_us) for tokens in contexts)
+        return list(accumulate(steps_us, initial=start_us))[1:]
+
+
+class MockerTiming:
+    """As Dynamo's mock engine: exact but for rounding each pass to microseconds."""
+
+    def __init__(self, settings: SimulatedSettings) -> None:
+        self._capacity_tokens = settings.capacity_blocks * settings.block_size
+
+    def pass_us(self, batch: PassBatch) -> int:
+        """As of `PassTiming`. Dynamo takes the prompts' means first, in whole tokens: so it is here."""
+        spent_us = 0
+        if batch.prompts:
+            tokens = batch.prompts * (batch.after // batch.prompts - batch.before // batch.prompts)
+            if tokens:
+                square, linear, once = _PREFILL_MS
+                spent_us = round((square * (tokens * tokens) + linear * tokens + once) * 1000.0)
+        if batch.decoding:
+            spent_us += self._decode_us(range(batch.context, batch.context + 1))[0]
+        return spent_us
+
+    def decode_ends(self, start_us: int, batch: PassBatch, count: int) -> list[int]:
+        """As of `PassTiming`. 0.3 us for each pass."""
+        contexts = range(batch.context, batch.context + count * batch.decoding, batch.decoding)
+        return list(accumulate(self._decode_us(contexts), initial=start_us))[1:]
+
+    def _decode_us(self, contexts: range) -> list[int]:
+        """Of a decode step with so many tokens so far, for each of these numbers."""
+        square, linear, once = _DECODE_MS
+        capacity_tokens = self._capacity_tokens
+        steps_us = []
+        for tokens in contexts:
+            filled = tokens / capacity_tokens if tokens < capacity_tokens else 1.0
+            steps_us.append(round((square * (filled * filled) + linear * filled + once) * 1000.0))
+        return steps_us
+
+
+def timing_of(settings: SimulatedSettings) -> PassTiming:
+    """The model that the settings name."""
+    return MockerTiming(settings) if settings.timing == MOCKER else LinearTiming(settings)

@@ -1,0 +1,235 @@
+"""BlockHashPrompt: a prompt of which only its length and its blocks' hashes are known, as traces have them.
+
+One request inside the simulated engine: its blocks, how much of it is computed, and when it ends.
+
+A request inside the simulated engine whose prompt is known by its blocks' hashes alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import xxhash
+
+from actors.engines.engine import CacheStored
+from actors.engines.simulated.block_pool import TIER, BlockPool, PoolBlock
+from actors.engines.simulated.simulated_settings import SimulatedSettings
+from core.generation import GenerateRequest, Output
+from core.ids import RequestId
+from core.prompt import hashes_from_bytes
+
+_ANSWER_SEED = 0x72
+
+
+class BlockHashPrompt(NamedTuple):
+    """What stands in for the tokens of a request: a `GenerateRequest` with such a prompt has none itself."""
+
+    tokens: int
+    """How many it has."""
+    hashes: bytes
+    """Of each full block, in the engine's block size: uint64, little-endian; equal hash, equal prefix."""
+
+
+def answer_hash(request: RequestId, place: int) -> int:
+    """Of the block in this place that tokens of its answer fill: nobody else's prompt has it."""
+    hashed: int = xxhash.xxh3_64_intdigest(f"{request}/{place}".encode(), _ANSWER_SEED)
+    return hashed
+
+
+class EngineSequence(ABC):
+    """What the scheduler needs of a request, whatever is known of its prompt; the subclasses know what is in it."""
+
+    __slots__ = ("blocks", "cached_tokens", "computed", "contents", "decode_from", "hold", "length",
+                 "nameless", "names", "prompt_tokens", "pull", "request", "size", "thrown_out",
+                 "tokens_max")  # fmt: skip
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        settings: SimulatedSettings,
+        prompt_tokens: int,
+        names: list[int],
+        *,
+        hold: bool,
+        pull: bool,
+    ) -> None:
+        self.request = request
+        self.hold = hold
+        """Its prompt is computed for others, and no answer is wanted."""
+        self.pull = pull
+        """Its prompt's blocks come from elsewhere, and have not come yet."""
+        self.contents: tuple[int, ...] = ()
+        """What was fetched, on its way into its blocks."""
+        self.size = settings.block_size
+        self.prompt_tokens = prompt_tokens
+        self.length = prompt_tokens
+        """Tokens of prompt and answer so far."""
+        self.tokens_max = min(prompt_tokens + request.sampling.max_tokens, settings.tokens_max(request.task))
+        """When it has so many, it is finished."""
+        self.blocks: list[PoolBlock] = []
+        self.cached_tokens = 0
+        """Prompt tokens that were found in the cache when it came in."""
+        self.computed = 0
+        """Tokens whose cache entries are in its blocks, when the pass that is under way ends."""
+        self.decode_from = prompt_tokens
+        """Tokens from here on are computed in decode steps."""
+        self.nameless = False
+        """Whatever it fills is found by nobody else."""
+        self.thrown_out = 0
+        """How often it lost its blocks to others."""
+        self.names = names
+        """Of its full blocks, as far as they are known: the prompt's, and those that the answer has filled."""
+
+    def __repr__(self) -> str:
+        tokens = f"{self.prompt_tokens} + {self.length - self.prompt_tokens} tokens"
+        return f"<{type(self).__name__} {self.request.id} of {tokens}, {len(self.blocks)} blocks>"
+
+    @property
+    def names_reusable(self) -> list[int]:
+        """Names of the blocks that may come from the cache: its last token is always computed."""
+        return self.names[: (self.length - 1) // self.size]
+
+    @property
+    def steps_quietly(self) -> bool:
+        """Its next decode step neither begins a block nor fills one: nothing happens but a token."""
+        return self.computed == self.length - 1 >= self.prompt_tokens and self.length % self.size > 1
+
+    @property
+    def blocks_to_fetch(self) -> int:
+        """Blocks of the prompt, the last one partly filled, that were not found in the cache."""
+        return len(self.blocks) - self.cached_tokens // self.size
+
+    @property
+    def blocks_known(self) -> int:
+        """Blocks that its tokens so far fill or begin."""
+        return -(-self.length // self.size)
+
+    def settle_in(self, found: list[PoolBlock], pool: BlockPool) -> None:
+        """The blocks found are its own too."""
+        pool.share(found)
+        self.blocks = found
+        self.computed = len(found) * self.size
+        if not self.thrown_out:
+            self.cached_tokens = self.computed
+        self._judge()
+
+    def reserve(self, until: int, pool: BlockPool) -> bool:
+        """Whether it has blocks for so many tokens; if not, it has no more than before."""
+        lacking = -(-until // self.size) - len(self.blocks)
+        if lacking > 0:
+            if lacking > pool.free:
+                return False
+            self.blocks += pool.take(lacking)
+        return True
+
+    def compute(self, until: int, pool: BlockPool) -> None:
+        """So many tokens are in its blocks, and blocks that got full are stored in the cache."""
+        before, self.computed = self.computed, until
+        self._write(before)
+        if until // self.size > before // self.size:
+            self._store(before // self.size, pool)
+
+    def fill_in(self, pool: BlockPool) -> None:
+        """What was fetched is in its blocks, taken as it is: all but the prompt's last token counts as computed."""
+        first = self.cached_tokens // self.size
+        for block, content in zip(self.blocks[first:], self.contents, strict=True):
+            block.content = content
+        self.computed = self.decode_from = self.prompt_tokens - 1
+        self.pull = False
+        self._judge()
+        if self.computed // self.size > first:
+            self._store(first, pool)
+
+    def throw_out(self, pool: BlockPool) -> None:
+        """Its blocks are free, and it is to be computed anew, with the answer so far as if that were prompt."""
+        pool.release(self.blocks)
+        self.blocks = []
+        self.computed = 0
+        self.decode_from = self.prompt_tokens
+        self.nameless = False
+        self.thrown_out += 1
+
+    @abstractmethod
+    def go_on(self) -> Output | None:
+        """All its tokens are computed, and it has the next one: this, which may be its last; None if it is told later,
+        with others."""
+
+    @abstractmethod
+    def untold(self) -> tuple[int, ...]:
+        """Tokens that it has and has not told."""
+
+    @abstractmethod
+    def _judge(self) -> None:
+        """Whether its blocks hold what its computed tokens make."""
+
+    @abstractmethod
+    def _write(self, before: int) -> None:
+        """Its blocks hold what was computed from that token on, on top of what they held before."""
+
+    @abstractmethod
+    def _stored(self, first: int, full: int) -> CacheStored:
+        """Blocks `first` to `full` as others are told of them; their names are known from now on."""
+
+    def _store(self, first: int, pool: BlockPool) -> None:
+        full = self.computed // self.size
+        stored = self._stored(first, full)
+        if not self.nameless:
+            pool.store(self.blocks[first:full], stored.blocks, stored)
+
+
+class BlockHashSequence(EngineSequence):
+    """Blocks are named by the hashes, those that the answer fills by the request's id: nobody else finds these.
+
+    Its answer is zeros, as many as it may have. The first is told when it is there, all others together at the end, so
+    that a token costs nothing by itself. Nothing is in its blocks' memory that could be wrong.
+    """
+
+    __slots__ = ("_told",)
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        settings: SimulatedSettings,
+        known: BlockHashPrompt,
+        *,
+        hold: bool = False,
+        pull: bool = False,
+    ) -> None:
+        super().__init__(request, settings, known.tokens, hashes_from_bytes(known.hashes), hold=hold, pull=pull)
+        self._told = 0
+
+    def go_on(self) -> Output | None:
+        """As of `EngineSequence`."""
+        self.length += 1
+        first = self.length == self.prompt_tokens + 1
+        finish = "length" if self.length >= self.tokens_max else None
+        if not first and finish is None:
+            return None
+        return Output(tokens=self.untold(), finish=finish, cached_tokens=self.cached_tokens if first else None)
+
+    def untold(self) -> tuple[int, ...]:
+        """As of `EngineSequence`; they are told by this."""
+        made = self.length - self.prompt_tokens
+        tokens, self._told = (0,) * (made - self._told), made
+        return tokens
+
+    def skip(self, tokens: int, pool: BlockPool) -> None:
+        """It has so many tokens more, and all are computed; there must be blocks for them."""
+        self.length += tokens
+        fits = self.reserve(self.length, pool)
+        assert fits
+        self.compute(self.length, pool)
+
+    def _judge(self) -> None:
+        pass
+
+    def _write(self, before: int) -> None:
+        pass
+
+    def _stored(self, first: int, full: int) -> CacheStored:
+        names = self.names
+        while len(names) < full:
+            names.append(answer_hash(self.request.id, len(names)))
+        parent = names[first - 1] if first else None
+        return CacheStored(tuple(names[first:full]), parent, (), self.size, TIER, None, None, indexable=True)

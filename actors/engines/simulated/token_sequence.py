@@ -1,0 +1,258 @@
+"""Which tokens a simulated engine may give to one request: its bounds, and what takes the place of one outside them.
+
+Numbers of a simulated engine that no model stands behind: logprobs and embeddings, valid in form, always the same.
+
+At each place the likelihoods fall by one factor from rank to rank, so that all of them together make one.
+
+A request inside the simulated engine whose prompt's tokens are known.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from collections.abc import Sequence
+
+import xxhash
+
+from actors.engines.engine import CacheStored
+from actors.engines.simulated import token_sequence
+from actors.engines.simulated.block_pool import TIER, block_names, content_behind, content_root
+from actors.engines.simulated.sequence import EngineSequence
+from actors.engines.simulated.simulated_settings import SimulatedSettings
+from core.errors import CallerError
+from core.generation import TASK_EMBED, GenerateRequest, Output, Sampling, TokenLogprobs
+from core.prompt import TOKEN_BYTES
+
+BIAS_DECIDES = 100.0
+"""A bias of so much forces a token, of minus so much it forbids it; one between has no meaning without logits."""
+
+
+class TokenBounds:
+    """One request's bounds. With neither biases nor allowed tokens, all that can be avoided is an end that is early."""
+
+    __slots__ = ("_avoided", "_forbidden", "_ignore_eos", "_only", "_settings", "_stops")
+
+    def __init__(self, sampling: Sampling, settings: SimulatedSettings) -> None:
+        self._settings = settings
+        self._stops = sampling.stop_token_ids
+        self._ignore_eos = sampling.ignore_eos
+        self._forbidden = frozenset(token for token, bias in sampling.logit_bias if bias <= -BIAS_DECIDES)
+        self._avoided = len(self._stops) + len(self._forbidden)
+        allowed = [token for token in sampling.allowed_token_ids if token not in self._forbidden]
+        forced = [token for token, bias in sampling.logit_bias if bias >= BIAS_DECIDES]
+        if allowed:
+            forced = [token for token in forced if token in allowed]
+        self._only = forced or sorted(allowed)
+        """If any: no other token is chosen."""
+
+    def ends(self, token: int) -> bool:
+        """Whether the answer ends with this token, unless it is too early for that."""
+        return token in self._stops or (token == self._settings.eos_token and not self._ignore_eos)
+
+    def choose(self, wanted: int, drawn: int, *, early: bool) -> int:
+        """`wanted` if it is within bounds, else one that is, by `drawn`; no end if it is too early and there is another
+        token."""
+        if self._only:
+            fitting = [token for token in self._only if not (early and self.ends(token))] or self._only
+            return wanted if wanted in fitting else fitting[(drawn >> 16) % len(fitting)]
+        first = self._settings.token_min
+        for _ in range(self._avoided + 1):  # enough to get past all that are avoided
+            if wanted not in self._forbidden and not (early and self.ends(wanted)):
+                break
+            wanted = first + (wanted + 1 - first) % (self._settings.vocab - first)
+        return wanted
+
+
+def check_bounds(settings: SimulatedSettings, sampling: Sampling) -> None:
+    """Returns if there is a token within the request's bounds, and no other than the engine's own are named."""
+    biased = {token for token, _ in sampling.logit_bias}
+    strange = [token for token in (*biased, *sampling.allowed_token_ids) if not 0 <= token < settings.vocab]
+    if strange:
+        raise CallerError(
+            f"logit_bias and allowed_token_ids name {strange[0]}, but token ids are 0 to {settings.vocab - 1}"
+        )
+    forbidden = {token for token, bias in sampling.logit_bias if bias <= -BIAS_DECIDES}
+    usual = sampling.allowed_token_ids or range(settings.token_min, settings.vocab)
+    if forbidden and all(token in forbidden for token in usual):
+        raise CallerError("logit_bias and allowed_token_ids leave no token to answer with")
+
+
+_PROMPT_SEED = 0x80
+_EMBEDDING_SEED = 0x81
+_PROMPT_RANKS = 4
+"""A prompt's token is one of so many likeliest."""
+
+
+def answer_logprobs(drawn: int, token: int, top: int, vocab: int) -> TokenLogprobs:
+    """Of a token that was chosen: the likeliest in its place."""
+    return _logprobs(drawn, token, 0, top, vocab)
+
+
+def prompt_logprobs(tokens: Sequence[int], top: int, vocab: int) -> tuple[TokenLogprobs | None, ...]:
+    """Of each token of the prompt but the first, by what stands before it."""
+    before = xxhash.xxh3_64(seed=_PROMPT_SEED)
+    told: list[TokenLogprobs | None] = []
+    for token in tokens:
+        drawn = before.intdigest()
+        told.append(_logprobs(drawn, token, (drawn >> 16) % _PROMPT_RANKS, top, vocab) if told else None)
+        before.update(token.to_bytes(TOKEN_BYTES, "little"))
+    return tuple(told)
+
+
+def embedding(tokens: bytes, dimensions: int) -> bytes:
+    """A vector of length 1 for these token bytes: that many little-endian float32."""
+    drawn = [
+        xxhash.xxh3_64_intdigest(number.to_bytes(4, "little") + tokens, _EMBEDDING_SEED) / 2**63 - 1
+        for number in range(dimensions)
+    ]
+    length = math.hypot(*drawn) or 1.0
+    return struct.pack(f"<{dimensions}f", *(value / length for value in drawn))
+
+
+def _logprobs(drawn: int, token: int, rank: int, top: int, vocab: int) -> TokenLogprobs:
+    best = 0.3 + 0.4 * (drawn % 2**16) / 2**16
+    falls = math.log(1 - best)
+    others = [other % vocab for other in range(drawn >> 32, (drawn >> 32) + min(max(top, rank) + 1, vocab))]
+    others = [other for other in others if other != token]
+    rank = min(rank, len(others))
+    logprobs = [math.log(best) + place * falls for place in range(max(top, rank + 1))]
+    ranked = [*others[:rank], token, *others[rank:]]
+    return TokenLogprobs(token, logprobs[rank], tuple(zip(ranked[:top], logprobs, strict=False)), rank + 1)
+
+
+_TOKEN_SEED = 0x70
+_WRONG_SEED = 0x71
+
+
+class TokenSequence(EngineSequence):
+    """Its tokens so far, and what comes next.
+
+    The next token is a function of what its blocks hold. As long as each holds what its tokens make, that is a
+    function of all tokens before it and of nothing else (only what the request itself asks for can turn it to another),
+    so who continues with the same tokens gets the same answer, here or elsewhere. If one does not, all text from there
+    on is another, and so is all that is computed: without an error, because nobody can see it.
+    """
+
+    __slots__ = ("_choosing", "_drawn", "_reply", "_right", "_root", "_settings", "_text", "_wrong", "tokens")
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        settings: SimulatedSettings,
+        *,
+        hold: bool = False,
+        pull: bool = False,
+        reply: tuple[int, ...] = (),
+    ) -> None:
+        step = settings.block_size * TOKEN_BYTES
+        names = block_names(request.tokens, step, None, request.adapter, request.cache_salt)
+        super().__init__(request, settings, len(request.tokens) // TOKEN_BYTES, names, hold=hold, pull=pull)
+        self._settings = settings
+        self._choosing = TokenBounds(request.sampling, settings)
+        self._reply = reply
+        self._drawn = 0
+        """What the newest token was drawn by."""
+        self.tokens = array("I", request.tokens)
+        """Prompt and answer."""
+        self._root = content_root(settings.vocab, settings.block_size, request.adapter)
+        self._right: list[int] = []
+        """What each full block holds if all is well."""
+        self._wrong = b""
+        """Not empty once a block held something else."""
+        self._text = xxhash.xxh3_64(request.tokens, seed=_TOKEN_SEED)
+
+    def go_on(self) -> Output:
+        """As of `EngineSequence`; an embedding if that is asked for. Every token is told at once."""
+        first = self.length == self.prompt_tokens
+        cached_tokens = self.cached_tokens if first else None
+        if self.request.task == TASK_EMBED:
+            vector = token_sequence.embedding(self.request.tokens, self._settings.embedding_dimensions)
+            return Output(embedding=vector, finish="stop", cached_tokens=cached_tokens)
+        token = self._next()
+        self.tokens.append(token)
+        self.length += 1
+        self._text.update(token.to_bytes(TOKEN_BYTES, "little"))
+        return Output(
+            tokens=(token,),
+            finish=self._finish(),
+            cached_tokens=cached_tokens,
+            logprobs=self._logprobs(),
+            prompt_logprobs=self._prompt_logprobs() if first else (),
+        )
+
+    def untold(self) -> tuple[int, ...]:
+        """None: every token was told when it was there."""
+        return ()
+
+    def _finish(self) -> str | None:
+        if self._choosing.ends(self.tokens[-1]) and not self._too_short(self.length - 1):
+            return "stop"
+        return "length" if self.length >= self.tokens_max else None
+
+    def _logprobs(self) -> tuple[TokenLogprobs, ...]:
+        top = self.request.sampling.logprobs
+        if top < 0:
+            return ()
+        return (token_sequence.answer_logprobs(self._drawn, self.tokens[-1], top, self._settings.vocab),)
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        top = self.request.sampling.prompt_logprobs
+        if top < 0:
+            return ()
+        return token_sequence.prompt_logprobs(self.tokens[: self.prompt_tokens], top, self._settings.vocab)
+
+    def _next(self) -> int:
+        settings, made = self._settings, self.length - self.prompt_tokens
+        drawn: int = self._text.intdigest()
+        if self._wrong:
+            drawn = xxhash.xxh3_64_intdigest(self._wrong + drawn.to_bytes(8, "little"), _WRONG_SEED)
+        self._drawn = drawn
+        usual = settings.vocab - settings.token_min
+        token = settings.token_min + (drawn >> 16) % usual
+        if settings.eos_every and drawn % settings.eos_every == 0:
+            token = settings.eos_token
+        if made < len(self._reply) and not self._wrong:
+            token = self._reply[made]
+        return self._choosing.choose(token, drawn, early=self._too_short(self.length))
+
+    def _too_short(self, length: int) -> bool:
+        """With so many tokens before it, no token may end the answer."""
+        return length - self.prompt_tokens < self.request.sampling.min_tokens
+
+    def _should_hold(self, number: int, until: int) -> int:
+        """What this block of it holds if all is well, with all of its tokens before `until`."""
+        size, right = self.size, self._right
+        for full in range(len(right), min(number + 1, until // size)):
+            raw = self.tokens[full * size : (full + 1) * size].tobytes()
+            right.append(content_behind(right[-1] if right else self._root, raw))
+        if number < len(right):
+            return right[number]
+        assert number == len(right)
+        return content_behind(right[-1] if right else self._root, self.tokens[number * size : until].tobytes())
+
+    def _judge(self) -> None:
+        """A block with nothing of it but the last token does not count: that is computed here in any case."""
+        blocks = self.blocks[: -(-self.computed // self.size)]
+        self._wrong = b""
+        if any(block.content != self._should_hold(number, self.length) for number, block in enumerate(blocks)):
+            contents = b"".join(block.content.to_bytes(8, "little") for block in blocks)
+            self._wrong = xxhash.xxh3_64_digest(contents, _WRONG_SEED)
+
+    def _write(self, before: int) -> None:
+        if before >= self.prompt_tokens and self.computed == before + 1 and self.computed % self.size > 1:
+            return  # an answer's block is written when it is begun, and when it is full
+        for number in range(before // self.size, -(-self.computed // self.size)):
+            right = self._should_hold(number, self.computed)
+            self.blocks[number].content = content_behind(right, self._wrong) if self._wrong else right
+
+    def _stored(self, first: int, full: int) -> CacheStored:
+        size, names = self.size, self.names
+        adapter, cache_salt = self.request.adapter, self.request.cache_salt
+        if full > len(names):
+            rest = self.tokens[len(names) * size : full * size].tobytes()
+            names += block_names(rest, size * TOKEN_BYTES, names[-1] if names else None, adapter, cache_salt)
+        tokens = tuple(self.tokens[first * size : full * size])
+        parent = names[first - 1] if first else None
+        return CacheStored(tuple(names[first:full]), parent, tokens, size, TIER, adapter, cache_salt, indexable=True)

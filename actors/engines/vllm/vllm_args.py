@@ -1,0 +1,240 @@
+"""What vLLM is given when nothing else is said: environment and engine arguments.
+
+Guided answers of a model that reasons first: the grammar is for what comes behind that.
+
+vLLM makes its reasoning parser in the scheduler, at the first guided request; one that does not fit the model's
+tokenizer would end the engine there. So it is tried here, before the engine starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from core.errors import CallerError
+
+BLOCK_SIZE_CPU = 32
+"""The smallest that vLLM's CPU attention likes; its own default, 128, shares little of short prompts."""
+KV_CACHE_BYTES_CPU = 256 << 20
+"""Enough for a small model, and it does not take the machine."""
+CACHE_SHARE_CPU = 4
+"""One request of a model's whole length may need more than that: then up to this part of the machine's memory, one
+over it. Of all there is, not of what is free just now: workers of one model must have one context."""
+CACHE_SIZE_ARGUMENTS = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
+CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+"""Says the same to vLLM, in GiB."""
+BLOCKS_ARGUMENT = "num_gpu_blocks_override"
+MAX_NUM_SEQS_CPU = 32
+EXECUTOR_CPU = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Computes in the process of the scheduler. Under its short name vLLM takes a process more on a CPU, only to bind
+threads to cores, which ours are not; the two then wait for each other without a pause, a core for a second after every
+step: that costs half of the tokens of one stream, and other engines on the same cores stand still."""
+RANKS_ARGUMENTS = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
+"""Their product is how many processes compute, and how many GPUs an engine takes."""
+BIND_VARIABLE, UNBOUND = "VLLM_CPU_OMP_THREADS_BIND", "nobind"
+TOKENIZER_FILES = [
+    "tokenizer*",
+    "*.model",
+    "vocab*",
+    "merges.txt",
+    "*.jinja",
+    "*config.json",
+    "special_tokens_map.json",
+]
+"""What a front end needs of a model's folder."""
+OURS = frozenset({"model", "served_model_name", "kv_events_config"})
+"""Arguments that Contrail sets itself."""
+
+
+def environment(model_path: str) -> dict[str, str]:
+    """What must stand in the environment before vLLM is imported, where the user set nothing else."""
+    wanted = {
+        "NIXL_LOG_LEVEL": "WARN",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "2",  # an idle worker takes all of it
+    }
+    if Path(model_path).is_dir():
+        wanted |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return wanted
+
+
+def environment_cpu(cores: int) -> dict[str, str]:
+    """The same for engines on a CPU: threads are not pinned, so that several engines share its cores."""
+    return {BIND_VARIABLE: UNBOUND, "OMP_NUM_THREADS": str(max(1, cores // 2))}
+
+
+@contextlib.contextmanager
+def environment_with(wanted: Mapping[str, str]) -> Iterator[None]:
+    """These variables stand in our environment, and in that of processes that start meanwhile."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def set_defaults(wanted: Mapping[str, str]) -> None:
+    """These variables stand in our environment and in that of processes to come, if they did not before."""
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def engine_arguments(given: Mapping[str, Any], model: str, model_path: str, *, cpu: bool) -> dict[str, Any]:
+    """The arguments of vLLM's AsyncEngineArgs but `kv_events_config`: those given as they stand, ours, and defaults.
+
+    An engine on a CPU for which neither its cache's size nor a context length is given shortens its context to what
+    its cache holds, where vLLM would refuse to start: `grow_cache` first makes it as large as the machine allows.
+    CallerError if those given clash with ours.
+    """
+    if taken := sorted(OURS & given.keys()):
+        raise CallerError(f"engine argument {taken[0]} is set by Contrail: leave it out")
+    if given.get("data_parallel_size", 1) != 1:
+        raise CallerError("data_parallel_size above 1 is not supported: start one worker per rank instead")
+    if given.get("enable_prefix_caching") is False:
+        raise CallerError("enable_prefix_caching must be on: routing rests on the prefix cache")
+    defaults: dict[str, Any] = {
+        "disable_log_stats": False,
+        "seed": 0,
+        "use_tqdm_on_load": False,
+    }
+    if cpu:
+        defaults |= {"block_size": BLOCK_SIZE_CPU, "enforce_eager": True, "max_num_seqs": MAX_NUM_SEQS_CPU}
+        defaults |= _own_dtype(model_path) | _own_executor(given)
+        if sizes_cache(given):
+            defaults |= {"kv_cache_memory_bytes": KV_CACHE_BYTES_CPU} | _own_length(given)
+    ours = {
+        "model": model_path,
+        "served_model_name": model,
+        "enable_prefix_caching": True,
+    }
+    return defaults | dict(given) | ours
+
+
+def sizes_cache(given: Mapping[str, Any]) -> bool:
+    """Whether the user leaves the bytes of a CPU engine's cache to us."""
+    return not (CACHE_SIZE_ARGUMENTS & given.keys() or os.environ.get(CACHE_VARIABLE))
+
+
+def grow_cache(config: Any, memory_bytes: int) -> None:
+    """The cache of vLLM's configuration holds one request of the model's whole length, if that takes no more than a
+    CACHE_SHARE_CPU-th of the machine's memory; it never shrinks.
+
+    vLLM says what a request takes only when the model is loaded; this is for full attention in every layer.
+    """
+    model, ranks = config.model_config, config.parallel_config
+    values = model.get_num_layers(ranks) * model.get_num_kv_heads(ranks) * model.get_head_size()
+    block_bytes = 2 * values * model.dtype.itemsize * config.cache_config.block_size
+    blocks = -(-model.max_model_len // config.cache_config.block_size) + 1  # vLLM keeps one for itself
+    bound_bytes = memory_bytes // CACHE_SHARE_CPU // ranks.world_size
+    cache = config.cache_config
+    cache.kv_cache_memory_bytes = max(cache.kv_cache_memory_bytes, min(blocks * block_bytes, bound_bytes))
+
+
+def _own_length(given: Mapping[str, Any]) -> dict[str, int]:
+    """vLLM's word for the longest context that its cache holds, at most the model's own."""
+    return {} if BLOCKS_ARGUMENT in given else {"max_model_len": -1}
+
+
+def _own_executor(given: Mapping[str, Any]) -> dict[str, str]:
+    """One process where one rank computes, and the user does not want its threads on cores of their own."""
+    ranks = [name for name in RANKS_ARGUMENTS if given.get(name, 1) != 1]
+    return {} if ranks or os.environ.get(BIND_VARIABLE) != UNBOUND else {"distributed_executor_backend": EXECUTOR_CPU}
+
+
+def _own_dtype(model_path: str) -> dict[str, str]:
+    """A model that says it is float32 stays so: vLLM would halve it unasked, and greedy text would then vary."""
+    config = Path(model_path, "config.json")
+    if not config.is_file():
+        return {}
+    said = json.loads(config.read_text())
+    return {"dtype": "float32"} if "float32" in (said.get("dtype"), said.get("torch_dtype")) else {}
+
+
+def model_digest(model_path: str, config_json: str, revision: str | None) -> str:
+    """Names a model by what can be read of it quickly: its configuration, and names and sizes of its weights' files.
+
+    Of one on the hub: name and revision. Equal names do not prove equal weights.
+    """
+    weights = sorted((file.name, file.stat().st_size) for file in Path(model_path).glob("*.safetensors"))
+    told = json.dumps([config_json, weights or [model_path, revision]])
+    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+
+
+def reason(error: Exception) -> str:
+    """What vLLM said, without pydantic's frame around it, on one line."""
+    listed = getattr(error, "errors", None)
+    if not callable(listed):
+        return " ".join(str(error).split())
+    return "; ".join(" ".join([*map(str, one["loc"]), one["msg"]]) for one in listed())
+
+
+def tokenizer_folder(name: str, revision: str | None) -> str:
+    """The local folder with the tokenizer's files, which vLLM has fetched already if `name` is one on the hub."""
+    if Path(name).is_dir():
+        return str(Path(name).resolve())
+    hub = import_module("huggingface_hub")
+    try:
+        return str(hub.snapshot_download(name, revision=revision, allow_patterns=TOKENIZER_FILES))
+    except (OSError, ValueError) as error:
+        raise CallerError(f"the tokenizer files of {name} cannot be found: {error}") from error
+
+
+def parse_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> dict[str, Any]:
+    """What the flags say, and nothing of what they leave out; CallerError in the parser's words."""
+    for action in parser._actions:  # noqa: SLF001  (argparse has no public way to leave out what is not given)
+        action.default = argparse.SUPPRESS
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return dict(vars(parser.parse_args(list(flags))))
+    except SystemExit as error:
+        reason = said.getvalue().strip().rpartition("error: ")[2]
+        raise CallerError(f"vLLM refuses its flags: {reason}") from error
+
+
+_logger = logging.getLogger(__name__)
+
+
+def guide_behind_reasoning(config: Any, name: str) -> None:
+    """vLLM's configuration says so, if `name` is a reasoning parser of its own that fits; without one, all is guided.
+
+    CallerError if the engine's own arguments name one that does not fit. Loads the tokenizer if there is one to try.
+    """
+    own = config.structured_outputs_config.reasoning_parser
+    if not own and not name:
+        return
+    if (why := _objection(own or name, config)) is None:
+        config.structured_outputs_config.reasoning_parser = own or name
+    elif own:
+        raise CallerError(f"engine argument reasoning_parser: {own} does not fit this model: {why}")
+    else:
+        _logger.warning("guided answers begin with the first token: vLLM has no fitting parser %s: %s", name, why)
+
+
+def _objection(name: str, config: Any) -> str | None:
+    tokenizer = import_module("vllm.tokenizers").cached_tokenizer_from_config(model_config=config.model_config)
+    try:
+        parser = import_module("vllm.reasoning").ReasoningParserManager.get_reasoning_parser(name)(tokenizer=tokenizer)
+        parser.is_reasoning_end([0])
+        parser.is_reasoning_end_streaming([0], [0])
+    except Exception as error:  # noqa: BLE001 - each parser has its own way to find that its marks are missing
+        return " ".join(str(error).split())
+    return None

@@ -1,0 +1,398 @@
+"""vLLM as an engine: its AsyncLLM in this process, its scheduler and workers in processes of their own.
+
+1. vLLM is imported when an engine starts, never before. Construction runs in a thread: it takes 10 s to minutes.
+2. KV events come over ipc sockets in a private folder (`vllm_feed`), followed from before the engine is up.
+3. `settle`: vLLM hands the events of a step to their publisher before it sends the step's output; two round trips
+   through the scheduler's own queue wait for a step that is under way, and `KvEventFeed.catch_up` for the publisher.
+   Only a cache that was emptied by `reset_prefix_cache` is told with the step after it; `forget` makes one.
+4. An engine that is to move blocks (`vllm_transfer`) is told where its side channel is by the environment of its
+   processes alone, so ours differs while they start.
+5. The engine's processes end with us: `stop` shuts down, waits and kills what is left; a guard does so if we are
+   killed ourselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from importlib import import_module
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
+from actors.engines.kv_events.kv_event_reader import KvEventReader
+from actors.engines.vllm import vllm_args, vllm_calls, vllm_side_channel
+from actors.engines.vllm.vllm_args import guide_behind_reasoning
+from actors.engines.vllm.vllm_side_channel import NixlSideChannel
+from actors.engines.vllm.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, connector, pull_params
+from core.errors import CallerError, Corrupt, EngineDead, Unavailable
+from core.generation import TASK_EMBED, GenerateRequest, Output
+from core.kv_transfer import KvPull
+from core.models import GenerationFailed
+
+START_TIMEOUT_S = 600.0
+"""How long an engine may take to load its model."""
+SETTLE_TIMEOUT_S = 30.0
+"""How long `settle` waits for a step that is under way."""
+ABANDON_ROUNDS = 30
+"""How often, a second apart, the processes of a start that failed are looked for while its thread goes on."""
+SHUTDOWN_TIMEOUT_S = 10.0
+"""How long the engine's processes may take to end by themselves."""
+VLLM_PARTS = {
+    "AsyncEngineArgs": "vllm.engine.arg_utils",
+    "AsyncLLM": "vllm.v1.engine.async_llm",
+    "EngineDeadError": "vllm.v1.engine.exceptions",
+    "EngineGenerateError": "vllm.v1.engine.exceptions",
+    "FlexibleArgumentParser": "vllm.utils.argparse_utils",
+    "GracefulHTTPError": "vllm.exceptions",
+    "KVEventsConfig": "vllm.config",
+    "KVTransferConfig": "vllm.config",
+    "LoRARequest": "vllm.lora.request",
+    "PoolingParams": "vllm.pooling_params",
+    "RequestOutputKind": "vllm.sampling_params",
+    "SamplingParams": "vllm.sampling_params",
+    "StatLoggerBase": "vllm.v1.metrics.loggers",
+    "StructuredOutputsParams": "vllm.sampling_params",
+    "UsageContext": "vllm.usage.usage_lib",
+    "VLLMClientError": "vllm.exceptions",
+    "__version__": "vllm",
+    "current_platform": "vllm.platforms",
+}
+"""All that is used of vLLM: name to module."""
+
+
+class VllmEngine:
+    """One vLLM engine with one cache. `adapters` maps LoRA names to their folders.
+
+    `moves_blocks` is `prefill` if others are to fetch blocks here, `decode` if it fetches them, empty if neither.
+    `reasoning_parser` is vLLM's name of how the model reasons: guided answers begin behind that.
+    """
+
+    info: EngineInfo
+    transfer: BlockTransfer | None
+
+    def __init__(
+        self,
+        model: str,
+        model_path: str,
+        engine_args: Mapping[str, Any],
+        *,
+        adapters: Mapping[str, str] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+        moves_blocks: str = "",
+        keep_ms: int = KEEP_MS,
+        reasoning_parser: str = "",
+    ) -> None:
+        assert not moves_blocks or moves_blocks in ROLES
+        self._model = model
+        self._model_path = model_path
+        self._engine_args = dict(engine_args)
+        self._adapters = dict(adapters or {})
+        self._start_timeout_s = start_timeout_s
+        self._moves_blocks = moves_blocks
+        self._reasoning_parser = reasoning_parser
+        self._transfer = VllmTransfer(self._results, keep_ms) if moves_blocks else None
+        self.transfer = self._transfer
+        self._side_channel: NixlSideChannel | None = None
+        self._numbers = EngineLoad(running=0, waiting=0, blocks_used=0, blocks_total=0)
+        self._processes: Any = None
+        self._feed: Any = None
+        self._llm: Any = None
+        self._vllm: Any = None
+
+    def __repr__(self) -> str:
+        return f"<VllmEngine {self._model} {'up' if self._llm is not None else 'down'}>"
+
+    async def start(self, on_cache: Callable[[CacheChange], None]) -> None:
+        """The engine serves, or CallerError or EngineDead says why not and nothing of it is left.
+
+        One engine at a time is started in a process.
+        """
+        assert self._llm is None
+        vllm_args.set_defaults(vllm_args.environment(self._model_path))
+        self._vllm = await asyncio.to_thread(_import_vllm)
+        if self._transfer is not None:
+            self._side_channel = _side_channel(self._engine_args)
+        self._prepare(on_cache)
+        construction = asyncio.ensure_future(asyncio.to_thread(self._construct))
+        try:
+            done, _ = await asyncio.wait([construction], timeout=self._start_timeout_s)
+            if not done:
+                raise EngineDead(f"the engine did not start within {self._start_timeout_s:.0f} s")  # noqa: TRY301
+            self._llm = construction.result()
+            self.info = await asyncio.to_thread(self._describe)
+            if self._transfer is not None:
+                assert self._side_channel is not None
+                asked = self._side_channel, self._llm.vllm_config, self._vllm.__version__
+                self._transfer.up(self._llm, *await asyncio.to_thread(vllm_side_channel.address, *asked))
+            self._processes.find()
+            self._processes.guard()
+            if self._transfer is not None and self._vllm.current_platform.is_cpu():
+                from actors.engines import engine_processes  # noqa: PLC0415  (needs what comes with vLLM)
+
+                await asyncio.to_thread(engine_processes.deprioritize_polling_threads, self._processes.pids)
+            await self._feed.catch_up()
+        except BaseException:  # a cancelled start, too, leaves no process behind
+            await self._abandon(construction)
+            raise
+        finally:
+            if self._side_channel is not None:
+                self._side_channel.close()
+
+    async def _abandon(self, construction: asyncio.Future[Any]) -> None:
+        """Nothing is left of a start that failed, also if its thread is still at it: without processes it fails."""
+        for _ in range(ABANDON_ROUNDS):
+            self._processes.find()
+            await self._processes.end(0.0)
+            done, _ = await asyncio.wait([construction], timeout=1.0)
+            if done:
+                construction.exception()  # whoever called hears of the first failure
+                break
+        self._processes.find()
+        await self.stop()
+
+    def _prepare(self, on_cache: Callable[[CacheChange], None]) -> None:
+        """Cache events are followed from the first on, and the engine's processes can be told from others."""
+        from actors.engines.engine_processes import EngineProcesses  # noqa: PLC0415  (needs what comes with vLLM)
+        from actors.engines.kv_events.kv_event_feed import KvEventFeed  # noqa: PLC0415  (likewise)
+
+        self._processes = EngineProcesses()
+        reader = KvEventReader()
+
+        def on_batch(payload: bytes) -> float:
+            try:
+                made_s, changes = reader.read(payload)
+            except Corrupt as error:
+                made_s, changes = 0.0, [CacheGap(str(error))]
+            for change in changes:
+                on_cache(change)
+            return made_s
+
+        self._feed = KvEventFeed(on_batch, lambda detail: on_cache(CacheGap(detail)))
+        self._feed.start()
+
+    def _construct(self) -> Any:
+        """AsyncLLM with its processes up; not on the event loop."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # vLLM's own, which nobody here can heed
+            config = self._configure()
+            told = self._side_channel.environment() if self._side_channel is not None else {}
+            try:
+                with vllm_args.environment_with(told), self._processes.starting():
+                    loggers = [_numbers_to(self._note, self._vllm)]
+                    return self._vllm.AsyncLLM.from_vllm_config(config, stat_loggers=loggers)
+            except (RuntimeError, ValueError, OSError) as error:
+                failure = EngineDead(f"the engine did not start, its own lines on stderr say why: {error}")
+                failure.__cause__ = error.with_traceback(None)  # its frames hold sockets, which are given back here
+            gc.collect()
+            raise failure
+
+    def _configure(self) -> Any:
+        """vLLM's configuration; CallerError for a model or arguments that it refuses."""
+        cpu = self._vllm.current_platform.is_cpu()
+        if cpu:
+            vllm_args.set_defaults(vllm_args.environment_cpu(len(os.sched_getaffinity(0))))
+        arguments = vllm_args.engine_arguments(self._engine_args, self._model, self._model_path, cpu=cpu)
+        arguments["kv_events_config"] = self._vllm.KVEventsConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint=self._feed.events_endpoint,
+            replay_endpoint=self._feed.replay_endpoint,
+            buffer_steps=self._feed.buffer_steps,
+        )
+        if self._transfer is not None:
+            moving = connector(self._moves_blocks, self._transfer.keep_ms)
+            arguments["kv_transfer_config"] = self._vllm.KVTransferConfig(**moving)
+        try:
+            # without a context vLLM has defaults for no hardware in particular
+            server = self._vllm.UsageContext.OPENAI_API_SERVER
+            config = self._vllm.AsyncEngineArgs(**arguments).create_engine_config(server)
+        except (TypeError, ValueError, NotImplementedError, OSError) as error:
+            why = vllm_args.reason(error)
+            raise CallerError(f"vLLM refuses the model {self._model_path} or an argument: {why}") from error
+        if cpu and vllm_args.sizes_cache(self._engine_args):
+            vllm_args.grow_cache(config, self._vllm.current_platform.get_device_total_memory())
+        guide_behind_reasoning(config, self._reasoning_parser)
+        return config
+
+    def _note(self, stats: Any) -> None:
+        if self._transfer is not None:
+            self._transfer.note(stats)
+        total = self.info.capacity_blocks
+        self._numbers = EngineLoad(
+            running=stats.num_running_reqs,
+            waiting=stats.num_waiting_reqs,
+            blocks_used=round(stats.kv_cache_usage * total),
+            blocks_total=total,
+            steps=self._numbers.steps + 1,
+        )
+
+    def _describe(self) -> EngineInfo:
+        config = self._llm.vllm_config
+        blocks = config.cache_config.num_gpu_blocks - 1  # the first is vLLM's null block, which holds nothing
+        self._numbers = EngineLoad(running=0, waiting=0, blocks_used=0, blocks_total=blocks)
+        return EngineInfo(
+            engine=f"vllm {self._vllm.__version__}",
+            model=self._model,
+            model_path=vllm_args.tokenizer_folder(
+                config.model_config.tokenizer, config.model_config.tokenizer_revision
+            ),
+            block_size=config.cache_config.block_size,
+            capacity_blocks=blocks,
+            context_max=config.model_config.max_model_len,
+            slots=config.scheduler_config.max_num_seqs,
+            cpu_s=self._processes.used_s if self._vllm.current_platform.is_cpu() else None,
+        )
+
+    async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
+        """New tokens as they come, the last Output with `finish`; closing the iterator aborts within a step.
+
+        With `pull` the first comes when the blocks have; TransferFailed instead if they do not.
+        """
+        first, moving = True, None
+        async with AsyncExitStack() as until_first:
+            if pull is not None:
+                if self._transfer is None:
+                    raise TransferFailed("this engine was not started to fetch blocks")
+                moving = pull_params(pull)
+                name = await until_first.enter_async_context(self._transfer.pulling(request.id))
+                request = msgspec.structs.replace(request, id=name)
+            async with aclosing(self._results(request, moving)) as results:
+                async for result in results:
+                    if first and pull is not None and self._transfer is not None:  # never for an embedding
+                        result.num_cached_tokens = self._transfer.cached_here(request.id)
+                        await until_first.aclose()
+                        if result.outputs[0].finish_reason == "error":
+                            raise TransferFailed("the engine could not fetch the blocks, its lines on stderr say why")
+                    if request.task == TASK_EMBED:
+                        output = vllm_calls.embedding(result)
+                    else:
+                        output = vllm_calls.output(result, request.sampling, first=first)
+                    first = False
+                    yield output
+
+    async def _results(self, request: GenerateRequest, moving: Mapping[str, Any] | None) -> AsyncGenerator[Any]:
+        """vLLM's RequestOutputs, for an embedding its PoolingRequestOutput; `moving` is what it is to do with the
+        prompt's blocks. Errors are ours."""
+        if self._llm is None:
+            raise EngineDead("the engine is not running")
+        try:
+            call = vllm_calls.arguments(request, self._vllm, self._llm, self._adapters, moving)
+            ask = self._llm.encode if request.task == TASK_EMBED else self._llm.generate
+            async with aclosing(ask(**call)) as results:
+                async for result in results:
+                    yield result
+        except self._vllm.EngineDeadError as error:
+            raise EngineDead(f"the engine died: {error}") from error
+        except self._vllm.GracefulHTTPError as error:
+            raise Unavailable(f"the engine takes no more requests now: {error}") from error
+        except (self._vllm.VLLMClientError, ValueError) as error:
+            raise CallerError(vllm_calls.sentence(error)) from error
+        except self._vllm.EngineGenerateError as error:
+            if isinstance(error.__cause__, ValueError):  # of what was asked: it was not given to the engine yet
+                raise CallerError(vllm_calls.sentence(error.__cause__)) from error
+            raise GenerationFailed(f"the engine failed on this request: {error.__cause__}") from error
+
+    def load(self) -> EngineLoad:
+        """The numbers of the last step; an engine with no request left is idle, though no step said so.
+
+        One that holds blocks for others goes on stepping and saying so.
+        """
+        if self._llm is None or self._llm.get_num_unfinished_requests() == 0:
+            held = self._numbers.blocks_used if self._llm is not None and self._moves_blocks == "prefill" else 0
+            return EngineLoad(running=0, waiting=0, blocks_used=held, blocks_total=self._numbers.blocks_total)
+        return self._numbers
+
+    async def check(self) -> None:
+        """Returns if the engine is alive and its cache events are followed, else raises EngineDead."""
+        if self._llm is None:
+            raise EngineDead("the engine is not running")
+        try:
+            await self._llm.check_health()
+        except self._vllm.EngineDeadError as error:
+            raise EngineDead(f"the engine died: {error}") from error
+        self._feed.check()
+
+    async def settle(self) -> None:
+        """Every cache change of steps begun before the call has been told. Unavailable if that takes too long."""
+        await self.check()
+        try:
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                for _ in range(2):  # requests are looked at between steps; a second batch may be scheduled ahead
+                    await self._llm.is_paused()
+                await self._feed.catch_up()
+        except TimeoutError as error:
+            raise Unavailable(f"the engine did not settle within {SETTLE_TIMEOUT_S:.0f} s") from error
+        except self._vllm.EngineDeadError as error:
+            raise EngineDead(f"the engine died: {error}") from error
+
+    async def stop(self) -> None:
+        """The engine's processes are gone, requests under way have failed with EngineDead; again: nothing to do."""
+        llm, self._llm = self._llm, None
+        if self._transfer is not None:
+            self._transfer.down()
+        if llm is not None:
+            llm.output_processor.propagate_error(self._vllm.EngineDeadError())
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # else it takes the end that we make for a failure
+            await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
+            await asyncio.to_thread(llm.engine_core.resources.ctx.destroy, 0)  # it would warn that nobody closed it
+        if self._processes is not None:
+            await self._processes.end(SHUTDOWN_TIMEOUT_S if llm is not None else 0.0)
+        if self._feed is not None:
+            await self._feed.stop()
+            self._feed = None
+
+
+def _side_channel(engine_args: Mapping[str, Any]) -> NixlSideChannel:
+    """A port for an engine that is to move blocks; CallerError if it cannot be one."""
+    if "kv_transfer_config" in engine_args:
+        raise CallerError("kv_transfer_config is set by Contrail for an engine that moves blocks: leave it out")
+    if find_spec("nixl") is None:
+        raise CallerError("blocks are moved by NIXL, which is not installed: `pip install nixl`")
+    return NixlSideChannel(os.environ)
+
+
+def _numbers_to(note: Callable[[Any], None], vllm: Any) -> Callable[..., Any]:
+    """A factory as vLLM wants it, of an object that it calls with its numbers after each step."""
+
+    class Numbers(vllm.StatLoggerBase):  # type: ignore[misc]  # the base comes with vLLM
+        def __init__(self) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            if scheduler_stats is not None:
+                note(scheduler_stats)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return lambda *_, **__: Numbers()
+
+
+def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
+    """vLLM's own command line flags (`--max-model-len 4096`) as engine arguments; CallerError in vLLM's words."""
+    vllm = _import_vllm()
+    return vllm_args.parse_flags(vllm.AsyncEngineArgs.add_cli_args(vllm.FlexibleArgumentParser()), flags)
+
+
+def _import_vllm() -> SimpleNamespace:
+    """The parts of vLLM that are used here; CallerError if it is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's own, which nobody here can heed
+        try:
+            return SimpleNamespace(
+                **{name: getattr(import_module(module), name) for name, module in VLLM_PARTS.items()}
+            )
+        except ModuleNotFoundError as error:
+            raise CallerError(
+                f"vLLM is not installed ({error.name} is missing): install Contrail with the extra `cpu` or `gpu`, "
+                "or choose `--engine simulated`"
+            ) from error

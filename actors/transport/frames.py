@@ -1,0 +1,228 @@
+"""What every frame on a TCP connection between parts is; `actors.transport.frames` has the rules.
+
+Frames between a prefill worker and the decode workers that ask it; it connects to them, they never to it.
+
+1. After `Hello` and `Welcome` it says who it is: `Introduce`.
+2. It takes a job from the queue, or because it was offered, by `Claim`; `JobPrompt` says whether it is wanted still.
+3. `JobCompleted` or `JobFailed` is the end on its side; the same event goes to the log.
+4. When the blocks are there, the decode worker asks `Confirm` before it trusts them. `Release` ends a job at any
+   point: nothing more is computed for it, and its blocks are free.
+
+Frames between a replica and a worker, over one TCP connection for all requests of both.
+
+1. A frame is a little-endian uint32 length, then one msgpack map with its `type`; the length has a bound.
+2. The replica's first frame is `Hello`; a worker says nothing and reads nothing else before it. It answers
+   `Welcome`, or `Refusal` with both sides named, and hangs up.
+3. `Generate` opens a stream under a number that the replica never used before on this connection (a client may send
+   one request id again while tokens of the first are still on their way). `Tokens` follow until one has `finish`, or
+   `Failed` ends it. `Cancel` ends it from the other side; what still comes for that number is for nobody.
+   Where an engine's step gave several streams a token each and nothing else, one `StepTokens` has them all, if the
+   replica said in `Hello` that it reads those: an older one gets `Tokens`.
+4. Tokens that wait for a slow connection are merged, so a stream never holds more than its own answer. While what is
+   written to a connection waits, nothing is read from it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.events.jobs import PrefillCompleted, PrefillFailed
+from core.generation import NO_HINT, GenerateRequest, Hint, Output
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """One msgpack map; each kind states its `type` as its tag, so that a class can be renamed."""
+
+
+class Introduce(Frame, frozen=True, tag="Introduce"):
+    """Who computes prompts over this connection, and whose blocks it makes."""
+
+    worker: str
+    name: str
+    model: str
+    block_size: int
+    layout: str
+
+
+class Claim(Frame, frozen=True, tag="Claim"):
+    """May I have this job?"""
+
+    job: str
+    delivery: int
+    """How often the queue had handed it out; 0 if it was offered."""
+
+
+class JobCompleted(Frame, frozen=True, tag="Answered"):
+    """The blocks are there."""
+
+    event: PrefillCompleted
+
+
+class JobFailed(Frame, frozen=True, tag="Broke"):
+    """I give the job up."""
+
+    event: PrefillFailed
+
+
+class StillHeld(Frame, frozen=True, tag="StillHeld"):
+    """Whether the blocks were held without a break until now."""
+
+    job: str
+    held: bool
+
+
+class JobPrompt(Frame, frozen=True, tag="Prompt"):
+    """The answer to a claim."""
+
+    job: str
+    attempt: int = 0
+    request: GenerateRequest | None = None
+    """None if the job is not to be had."""
+    why: str = ""
+    """Then: `taken` (another computes it), `over`, or `unknown`."""
+
+
+class JobOffer(Frame, frozen=True, tag="Offer"):
+    """This job is to be had: you hold most of it already, or who had it is gone."""
+
+    job: str
+
+
+class Confirm(Frame, frozen=True, tag="Confirm"):
+    """Were the blocks held until now?"""
+
+    job: str
+
+
+class Release(Frame, frozen=True, tag="Release"):
+    """The job is over for you."""
+
+    job: str
+
+
+FromPrefill = Introduce | Claim | JobCompleted | JobFailed | StillHeld
+ToPrefill = JobPrompt | JobOffer | Confirm | Release
+
+
+PROTOCOL = 1
+
+
+class Hello(Frame, frozen=True, tag="Hello"):
+    """The replica's first frame."""
+
+    protocol: int
+    key: str
+    """The deployment's door key."""
+    namespace: str
+    replica: str
+    steps: bool = False
+    """Whether it reads `StepTokens`."""
+
+
+class Generate(Frame, frozen=True, tag="Generate"):
+    """Asks for tokens."""
+
+    stream: int
+    model: str
+    request: GenerateRequest
+    hint: Hint = NO_HINT
+
+
+class Cancel(Frame, frozen=True, tag="Cancel"):
+    """Nobody waits for this stream any more."""
+
+    stream: int
+
+
+class Ping(Frame, frozen=True, tag="Ping"):
+    """Are you there?"""
+
+    n: int
+
+
+class Restate(Frame, frozen=True, tag="Restate"):
+    """Your chain has a gap here: say your whole cache again."""
+
+
+class AskFiles(Frame, frozen=True, tag="AskFiles"):
+    """What does a front end need to speak for your model?"""
+
+
+class AskCache(Frame, frozen=True, tag="AskCache"):
+    """Which blocks do you hold on the device?"""
+
+
+class Welcome(Frame, frozen=True, tag="Welcome"):
+    """The worker takes requests from here."""
+
+    worker: str
+    name: str
+    model: str
+
+
+class Refusal(Frame, frozen=True, tag="Refusal"):
+    """The worker will not talk; it hangs up."""
+
+    reason: str
+
+
+class Tokens(Frame, frozen=True, tag="Tokens"):
+    """New tokens of one stream."""
+
+    stream: int
+    output: Output
+
+
+class StepTokens(Frame, frozen=True, tag="StepTokens"):
+    """One new token of each of several streams, with nothing else to say of it: what most steps of an engine are."""
+
+    tokens: dict[int, int]
+    """By stream."""
+
+
+class Failed(Frame, frozen=True, tag="Failed"):
+    """One stream ended badly; `fault` is `caller` or `worker`, whose it is, or nobody's: `leaving` if the worker ends
+    in good order, `busy` if it declined what was to be sent only if it is free (`text` is how many tokens of other
+    replicas' prompts it computes)."""
+
+    stream: int
+    fault: str
+    text: str
+
+
+class Pong(Frame, frozen=True, tag="Pong"):
+    """Yes."""
+
+    n: int
+
+
+class Files(Frame, frozen=True, tag="Files"):
+    """Tokenizer files by name."""
+
+    files: dict[str, bytes]
+
+
+class Cache(Frame, frozen=True, tag="Cache"):
+    """The worker's mirror of its engine's cache."""
+
+    hashes: bytes
+    """uint64, sorted."""
+
+
+ToWorker = (
+    Hello
+    | Generate
+    | Cancel
+    | Ping
+    | Restate
+    | AskFiles
+    | AskCache
+    | Introduce
+    | Claim
+    | JobCompleted
+    | JobFailed
+    | StillHeld
+)
+ToReplica = (
+    Welcome | Refusal | Tokens | StepTokens | Failed | Pong | Files | Cache | JobPrompt | JobOffer | Confirm | Release
+)

@@ -1,0 +1,217 @@
+"""Link: a replica's connection to one worker, kept up for as long as the worker is registered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from actors.transport.frames import (
+    AskCache,
+    AskFiles,
+    Cache,
+    Files,
+    Hello,
+    Ping,
+    Pong,
+    Restate,
+    ToPrefill,
+    ToReplica,
+    ToWorker,
+    Welcome,
+)
+from actors.transport.framing import encode_frame
+from actors.transport.worker_connection import TokenStream, WorkerConnection, WorkerDisconnected
+from core.errors import PeerError
+from core.generation import NO_HINT, GenerateRequest, Hint
+from core.ids import WorkerId
+
+CONNECT_TIMEOUT_S = 2.0
+"""For a connection and the welcome."""
+RECONNECT_S = (0.1, 0.2, 0.5, 1.0)
+"""Pauses between tries to connect; the last one repeats."""
+ASK_TIMEOUT_S = 10.0
+"""For an answer that takes the worker more than a word."""
+PORT_MAX = 65535
+
+_logger = logging.getLogger(__name__)
+
+
+class ReconnectingClient:
+    """One worker at one address."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        address: str,
+        hello: Callable[[], Hello],
+        on_change: Callable[[ReconnectingClient], None],
+        on_frame: Callable[[ToPrefill], None] | None = None,
+    ) -> None:
+        """`on_frame` hears of what a prefill worker is told."""
+        self.worker = worker
+        self.address = address
+        self.failures = 0
+        """Tries to connect that failed since it was last up."""
+        self.refusal = ""
+        """Why the worker will not talk to us, in its words."""
+        self._hello = hello
+        self._on_change = on_change
+        self._on_frame = on_frame
+        self._connection: WorkerConnection | None = None
+        self._welcomed = False
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<ReconnectingClient {self.worker} at {self.address}, {'up' if self.up else self.refusal or 'down'}>"
+
+    @property
+    def up(self) -> bool:
+        """Connected and welcomed; False from the moment that the connection is seen to be broken."""
+        return self._welcomed and self._connection is not None and not self._connection.closed.is_set()
+
+    @property
+    def streams(self) -> int:
+        """Requests whose tokens are awaited over it."""
+        return len(self._connection.streams) if self._connection is not None else 0
+
+    def start(self) -> None:
+        """It connects, and again whenever it breaks, until closed."""
+        self._task = asyncio.create_task(self._keep(), name=f"link {self.worker}")
+        self._task.add_done_callback(_report)
+
+    async def close(self) -> None:
+        """Streams that are open end with WorkerDisconnected."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._welcomed = False  # nobody need hear of it
+        self.cut()
+
+    def cut(self) -> None:
+        """The connection is given up, and streams that are open end with WorkerDisconnected; another one is tried."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def open(self, model: str, request: GenerateRequest, hint: Hint = NO_HINT) -> TokenStream:
+        """The request is on its way when this returns; without a connection the stream says so.
+
+        CallerError if it is longer than a frame may be.
+        """
+        return TokenStream(self._connection if self.up else None, model, request, hint)
+
+    def send(self, frame: ToWorker) -> None:
+        """The frame is on its way, unless the connection is gone: then who waits for an answer waits in vain."""
+        if self._connection is not None and self.up:
+            self._connection.send(encode_frame(frame))
+
+    async def ping(self, timeout_s: float) -> bool:
+        """Whether the worker answers within the time."""
+        if not self.up:
+            return False
+        try:
+            await self._ask(Ping(n=1), Pong, timeout_s)
+        except (TimeoutError, PeerError):
+            return False
+        return True
+
+    def silence(self) -> int:
+        """How often this was asked since the worker last said anything; 0 without a connection. It is asked to say
+        something when it was silent."""
+        connection = self._connection
+        if connection is None or not self.up:
+            return 0
+        connection.silence = 0 if connection.received else connection.silence + 1
+        connection.received = False
+        if connection.silence:
+            connection.send(encode_frame(Ping(n=connection.silence)))
+        return connection.silence
+
+    def restate(self) -> None:
+        """The worker is asked to say its cache again."""
+        self._ready().send(encode_frame(Restate()))
+
+    async def files(self) -> dict[str, bytes]:
+        """The worker's tokenizer files."""
+        frame = await self._ask(AskFiles(), Files, ASK_TIMEOUT_S)
+        assert isinstance(frame, Files)
+        return frame.files
+
+    async def cached(self) -> bytes:
+        """The worker's blocks on the device: uint64, sorted."""
+        frame = await self._ask(AskCache(), Cache, ASK_TIMEOUT_S)
+        assert isinstance(frame, Cache)
+        return frame.hashes
+
+    def _ready(self) -> WorkerConnection:
+        if self._connection is None or not self.up:
+            raise WorkerDisconnected(f"no connection to worker {self.worker} at {self.address}")
+        return self._connection
+
+    async def _ask(self, frame: ToWorker, kind: type[ToReplica], timeout_s: float) -> ToReplica:
+        # not wait_for: before Python 3.12 it can lose a cancellation
+        async with asyncio.timeout(timeout_s):
+            return await self._ready().ask(frame, kind)
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                connection = await self._connect()
+            except (
+                OSError,
+                PeerError,
+                ValueError,
+            ) as error:  # a time-out is an OSError, a name without sense a ValueError
+                _logger.debug("worker %s at %s: %s", self.worker, self.address, error)
+                pause_s = RECONNECT_S[min(self.failures, len(RECONNECT_S) - 1)]
+                self.failures += 1
+            else:
+                self.failures = 0
+                self._set(up=True)
+                await connection.closed.wait()
+                pause_s = RECONNECT_S[0]
+            self._set(up=False)
+            await asyncio.sleep(pause_s)
+
+    async def _connect(self) -> WorkerConnection:
+        host, port = _split(self.address)
+        connection = self._connection = WorkerConnection(self._on_frame, self._broken)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+                frame = await connection.ask(self._hello(), Welcome)
+            assert isinstance(frame, Welcome)
+            if frame.worker != self.worker:
+                raise PeerError(f"worker {frame.worker} answers there")  # noqa: TRY301  # closed as any other failure
+        except BaseException:  # cancelled or not: nobody else knows of this connection
+            connection.close()
+            raise
+        return connection
+
+    def _broken(self) -> None:
+        """Told at once: whoever goes by who is up must not go by that any more."""
+        if self._welcomed:
+            self._welcomed = False
+            self._on_change(self)
+
+    def _set(self, *, up: bool) -> None:
+        if self._connection is not None and self._connection.refusal != self.refusal:
+            self.refusal = self._connection.refusal
+            if self.refusal:
+                _logger.error("worker %s at %s refuses: %s", self.worker, self.address, self.refusal)
+        if self._welcomed != up:
+            self._welcomed = up
+            self._on_change(self)
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`. PeerError if it is none: somebody else wrote it."""
+    host, _, port = address.rpartition(":")
+    if not host.isascii() or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
+        raise PeerError(f"{address!r} is no address")
+    return host.strip("[]"), int(port)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _logger.error("a link failed by a defect and stays down", exc_info=task.exception())

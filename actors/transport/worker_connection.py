@@ -1,0 +1,293 @@
+"""Line: a replica's side of one connection to a worker, and the token streams that come over it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from typing import assert_never, cast
+
+from actors.transport.frames import (
+    Cache,
+    Cancel,
+    Confirm,
+    Failed,
+    Files,
+    Generate,
+    JobOffer,
+    JobPrompt,
+    Pong,
+    Refusal,
+    Release,
+    StepTokens,
+    Tokens,
+    ToPrefill,
+    ToReplica,
+    ToWorker,
+    Welcome,
+)
+from actors.transport.framing import ANSWER_BYTES_MAX, FRAME_BYTES_MAX, FrameSplitter, decode_to_replica, encode_frame
+from actors.transport.output_buffer import OutputBuffer
+from core.errors import CallerError, PeerError, Unavailable
+from core.generation import GenerateRequest, Hint, Output, Take
+
+_logger = logging.getLogger(__name__)
+
+
+class WorkerDisconnected(Unavailable):
+    """The connection to the worker broke; whether tokens were made after the last one that came is not known."""
+
+
+class WorkerLeaving(WorkerDisconnected):
+    """The worker ends in good order: what it had, or would not take, is for another one."""
+
+
+class WorkerDeclined(Unavailable):
+    """The worker declined: it computes prompts of other replicas, with which the request does not fit into one pass."""
+
+    @property
+    def tokens(self) -> int:
+        """How much it computes, as far as it said."""
+        text = str(self)
+        return int(text) if text.isdecimal() else 0
+
+    @property
+    def detail(self) -> str:
+        """For the record of the attempt."""
+        return f"computes {self.tokens} tokens for other replicas"
+
+
+class TokenStream:
+    """The answer to one request: every output is taken in the turn of the loop in which it comes, without a task's
+    having to wake up for it. What comes before `run` waits, merged."""
+
+    __slots__ = ("_buffer", "_connection", "_ended", "_error", "_number", "_over", "_take")
+
+    def __init__(self, connection: WorkerConnection | None, model: str, request: GenerateRequest, hint: Hint) -> None:
+        self._buffer: OutputBuffer | None = None
+        """There once something came before `run`."""
+        self._error: Exception | None = None
+        self._take: Take | None = None
+        self._over: asyncio.Future[None] | None = None
+        """Of whoever waits for the end; there with `_take`."""
+        self._ended = False
+        self._connection = connection
+        self._number = -1
+        if connection is None:
+            self.fail(WorkerDisconnected("no connection to the worker"))
+        else:
+            self._number = connection.open(self, model, request, hint)
+
+    async def run(self, take: Take) -> None:
+        """Every output has been taken, up to the one with `finish`, or until no more was wanted.
+
+        WorkerDisconnected if the connection breaks or the worker fails, CallerError if the engine cannot take the
+        request, each after what came before it was taken; WorkerDeclined before the first one; and whatever `take`
+        raises. Once.
+        """
+        assert self._over is None
+        loop = asyncio.get_running_loop() if self._connection is None else self._connection.loop
+        self._over = loop.create_future()
+        self._take = take
+        if self._buffer:
+            self.put(self._buffer.take())
+        if self._error is not None:
+            self._settle()
+        try:
+            await self._over
+        finally:
+            self._take = None
+        if self._error is not None:
+            raise self._error
+
+    def put(self, output: Output) -> None:
+        """More of the answer came."""
+        if self._take is None:
+            self._buffer = self._buffer or OutputBuffer()
+            self._buffer.add(output)
+            return
+        try:
+            wants_more = self._take(output)
+        except Exception as error:  # noqa: BLE001  # the reader's own: others on this connection have no part in it
+            self._error, wants_more = error, False
+        if output.finish is not None:
+            self._end()
+            self._settle()
+        elif not wants_more:
+            self._settle()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come. Whoever wanted no more does not hear of it."""
+        if self._over is None or not self._over.done():
+            self._error = error
+        self._end()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Whoever waits goes on; nothing is taken any more."""
+        self._take = None
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+    def close(self) -> None:
+        """The worker stops within a step if it had not finished."""
+        if not self._ended:
+            self._end()
+            if self._connection is not None:
+                self._connection.send(encode_frame(Cancel(stream=self._number)))
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._connection is not None:
+            self._connection.streams.pop(self._number, None)
+
+
+class WorkerConnection(asyncio.Protocol):
+    """One connection, once: streams and questions over it; `on_frame` hears of what a prefill worker is told, `on_end`
+    of the end."""
+
+    def __init__(
+        self, on_frame: Callable[[ToPrefill], None] | None = None, on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        self.streams: dict[int, TokenStream] = {}
+        self.loop = asyncio.get_running_loop()
+        """Kept, because who asks for it makes a system call."""
+        self.closed = asyncio.Event()
+        """Set when nothing comes any more."""
+        self.refusal = ""
+        """Why the worker will not talk to us."""
+        self.received = True
+        """Something came since `Link.silence` was asked last."""
+        self.silence = 0
+        """How often it was asked since."""
+        self._numbers = itertools.count()
+        self._unsent: list[bytes] | None = None
+        """Frames that leave at the end of this turn of the loop; None until one left in it."""
+        self._splitter = FrameSplitter(ANSWER_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._asked: list[tuple[type[ToReplica], asyncio.Future[ToReplica]]] = []
+        self._on_frame = on_frame
+        self._on_end = on_end
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # a cast: uvloop's transports are no subclass
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(f"the connection broke: {exc or 'closed by the worker'}")
+
+    def close(self) -> None:
+        """The connection is gone at once: a worker that does not read would hold it open for ever."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._end("the connection was given up")
+
+    def _end(self, why: str) -> None:
+        """Whoever waits for something hears of it; once."""
+        if self.closed.is_set():
+            return
+        self.closed.set()
+        why = self.refusal or why
+        for stream in list(self.streams.values()):
+            stream.fail(WorkerDisconnected(why))
+        for _, answer in self._asked:
+            if not answer.done():
+                answer.set_exception(WorkerDisconnected(why))
+        self._on_end()
+
+    def open(self, stream: TokenStream, model: str, request: GenerateRequest, hint: Hint) -> int:
+        """The request is on its way; returns the number under which its tokens come. CallerError if it is too long."""
+        number = next(self._numbers)
+        generate = Generate(stream=number, model=model, request=request, hint=hint)
+        frame = encode_frame(generate)
+        if len(frame) > FRAME_BYTES_MAX:
+            raise CallerError(
+                f"the request takes {len(frame)} bytes; at most {FRAME_BYTES_MAX} can be sent to a worker"
+            )
+        self.streams[number] = stream
+        self.send(frame)
+        return number
+
+    def send(self, frame: bytes) -> None:
+        """The frame is on its way, unless the connection is gone: the first one in a turn of the loop at once, the rest
+        together at its end. Each write wakes the worker, and costs as much as to choose it."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._unsent is not None:
+            self._unsent.append(frame)
+            return
+        self._unsent = []
+        self._transport.write(frame)
+        self.loop.call_soon(self._send_rest)
+
+    def _send_rest(self) -> None:
+        rest, self._unsent = self._unsent, None
+        if rest:
+            self.send(b"".join(rest))
+
+    async def ask(self, frame: ToWorker, kind: type[ToReplica]) -> ToReplica:
+        """The next frame of that kind; questions of one kind are answered in order."""
+        if self.closed.is_set():
+            raise WorkerDisconnected("the connection is closed")
+        answer: asyncio.Future[ToReplica] = asyncio.get_running_loop().create_future()
+        entry = (kind, answer)
+        self._asked.append(entry)
+        self.send(encode_frame(frame))
+        try:
+            return await answer
+        finally:
+            if entry in self._asked:
+                self._asked.remove(entry)
+
+    def data_received(self, data: bytes) -> None:
+        self.received = True
+        try:
+            for body in self._splitter.feed(data):
+                self._frame(decode_to_replica(body))
+                if self.closed.is_set():
+                    return
+        except PeerError as error:
+            _logger.error("a worker broke the protocol: %s", error)  # noqa: TRY400  # its text says it all
+            self.close()
+
+    def _frame(self, frame: ToReplica) -> None:
+        match frame:
+            case StepTokens(tokens=tokens):
+                self._step(tokens)
+            case Tokens(stream=number, output=output):
+                if number in self.streams:
+                    self.streams[number].put(output)
+            case Failed(stream=number, fault=fault, text=text):
+                if number in self.streams:
+                    self.streams[number].fail(_FAULTS.get(fault, WorkerDisconnected)(text))
+            case Refusal(reason=reason):
+                self.refusal = reason
+                self.close()
+            case Welcome() | Pong() | Files() | Cache():
+                self._answer(frame)
+            case JobPrompt() | JobOffer() | Confirm() | Release():
+                if self._on_frame is None:
+                    raise PeerError(f"{type(frame).__name__} is for prefill workers")
+                self._on_frame(frame)
+            case _:
+                assert_never(frame)
+
+    def _step(self, tokens: dict[int, int]) -> None:
+        streams = self.streams
+        for number, token in tokens.items():
+            stream = streams.get(number)
+            if stream is not None:
+                stream.put(Output(tokens=(token,)))
+
+    def _answer(self, frame: ToReplica) -> None:
+        for i, (kind, answer) in enumerate(self._asked):
+            if isinstance(frame, kind):
+                del self._asked[i]
+                if not answer.done():
+                    answer.set_result(frame)
+                return
+
+
+_FAULTS: dict[str, type[Exception]] = {"caller": CallerError, "leaving": WorkerLeaving, "busy": WorkerDeclined}
+"""What other faults there may be one day are the worker's."""

@@ -1,0 +1,390 @@
+"""Port: a worker's TCP side. Takes requests from replicas and streams tokens back, a slow reader at its own pace."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Protocol, assert_never, cast
+
+from actors.transport.frames import (
+    PROTOCOL,
+    AskCache,
+    AskFiles,
+    Cache,
+    Cancel,
+    Claim,
+    Failed,
+    Files,
+    FromPrefill,
+    Generate,
+    Hello,
+    Introduce,
+    JobCompleted,
+    JobFailed,
+    Ping,
+    Pong,
+    Refusal,
+    Restate,
+    StillHeld,
+    ToReplica,
+    ToWorker,
+    Welcome,
+)
+from actors.transport.framing import FRAME_BYTES_MAX, HELLO_BYTES_MAX, FrameSplitter, decode_to_worker, encode_frame
+from actors.transport.output_buffer import OutputBuffer, SendBuffer
+from core.errors import CallerError, ContrailError, PeerError
+from core.generation import Output
+from core.prompt import TOKEN_BYTES
+from projections.policy.binding_plan import is_one_pass
+
+REQUESTS_MAX = 4096
+"""Streams open on one connection; one more is refused as overload."""
+HELLO_TIMEOUT_S = 5.0
+"""A connection that does not say who it is by then is closed."""
+GATHERED_TOKENS_MAX = 32
+"""Of an answer that is taken whole so many tokens leave together: what a worker that dies takes with it, at most."""
+WRITE_HIGH_BYTES = 256 * 1024
+"""Unsent bytes on a connection above which tokens wait and are merged, and nothing more is read from it."""
+CLOSE_TIMEOUT_S = 1.0
+"""How long the last bytes may take to leave when the port closes."""
+
+_logger = logging.getLogger(__name__)
+
+
+class ServerHandler(Protocol):
+    """What the port needs of its worker."""
+
+    def welcome(self) -> Welcome:
+        """Who the worker is now."""
+
+    def restate(self) -> None:
+        """The whole cache is appended to the log again."""
+
+    def cached(self) -> bytes:
+        """The mirror's blocks on the device, sorted."""
+
+    def files(self) -> dict[str, bytes]:
+        """Tokenizer files."""
+
+    def served(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """The engine said how much of a prompt came from its cache."""
+
+    def generate(self, frame: Generate) -> AsyncIterator[Output]:
+        """Tokens as they come; can be closed, as generators can. Errors as of `Engine.generate`."""
+
+    def on_frame(self, connection: ClientConnection, frame: FromPrefill) -> None:
+        """A prefill worker spoke."""
+
+    def on_disconnect(self, connection: ClientConnection) -> None:
+        """A connection broke."""
+
+
+class WorkerServer:
+    """Listens at one address until closed."""
+
+    def __init__(self, host: ServerHandler, namespace: str, door_key: str) -> None:
+        self.host = host
+        self.namespace = namespace
+        self.door_key = door_key
+        self.draining = False
+        self.outputs = 0
+        """What engines said to all requests so far."""
+        self._server: asyncio.Server | None = None
+        self._connections: set[ClientConnection] = set()
+        self._changed = asyncio.Event()
+
+    @property
+    def streams(self) -> int:
+        """Requests being served over this port."""
+        return sum(len(connection.streams) for connection in self._connections)
+
+    async def quiet(self) -> None:
+        """Returns when no request is being served and every token was handed to the network."""
+        while any(connection.busy for connection in self._connections):
+            await self._change()
+
+    async def open(self, listen_host: str, listen_port: int) -> tuple[str, int]:
+        """Returns the address that it listens at; OSError if it is taken."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: ClientConnection(self), listen_host, listen_port)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def close(self) -> None:
+        """No connection is left; what was being served is cancelled, what was written was sent if there was time."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+            connection.hang_up()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while self._connections:
+                    await self._change()
+        except TimeoutError:
+            _logger.warning("%d replicas did not read to the end", len(self._connections))
+        for connection in self._connections:
+            connection.abort()
+
+    def end_streams(self, fault: str, why: str) -> None:
+        """Other workers go on with what is being served: each stream ends behind what it has by now, and says why."""
+        for connection in self._connections:
+            connection.end_streams(fault, why)
+
+    def computes_for_others(self, than: ClientConnection) -> int:
+        """How many tokens of prompts that came over other connections are being computed, as far as their replicas
+        said. O(connections)."""
+        return sum(sum(each.prefills.values()) for each in self._connections if each is not than and each.prefills)
+
+    def joined(self, connection: ClientConnection) -> None:
+        """A connection is there."""
+        self._connections.add(connection)
+
+    def left(self, connection: ClientConnection) -> None:
+        """A connection is gone."""
+        self._connections.discard(connection)
+        self.changed()
+
+    def changed(self) -> None:
+        """A connection has less to do than before."""
+        self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+class ClientConnection(asyncio.Protocol):
+    """One replica."""
+
+    def __init__(self, port: WorkerServer) -> None:
+        self.streams: dict[int, asyncio.Task[None]] = {}
+        self.prefills: dict[int, int] = {}
+        """Those of them of which there is no token, with how much their replica expects to be computed."""
+        self._held: dict[int, OutputBuffer] = {}
+        """What is gathered of them before it leaves."""
+        self._worker_server = port
+        self._splitter = FrameSplitter(HELLO_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._greeted = False
+        self._writable = True
+        self._flush_due = False
+        self._unsent = SendBuffer()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<ClientConnection {len(self.streams)} streams, {len(self._unsent)} with tokens waiting>"
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being served, or waits to be written."""
+        return bool(self.streams or self._unsent)
+
+    @property
+    def _open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # a cast: uvloop's transports are no subclass
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self.hang_up)
+        self._worker_server.joined(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
+        if self._timer is not None:
+            self._timer.cancel()
+        self.cancel()
+        self._worker_server.host.on_disconnect(self)
+        self._worker_server.left(self)
+
+    def cancel(self) -> None:
+        """Nothing is served any more."""
+        for task in self.streams.values():
+            task.cancel()
+
+    def end_streams(self, fault: str, why: str) -> None:
+        """Nothing is served any more, and the replica hears why, behind the tokens that there are."""
+        for stream, task in self.streams.items():
+            task.cancel()
+            self._send_held(stream)
+            self._fail(stream, fault, why)
+
+    def hang_up(self) -> None:
+        """The connection is closed after what was written is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """The connection is closed at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        if self._open and self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._flush()
+        if self._writable and self._open and self._transport is not None:
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._splitter.feed(data):
+                self._frame(decode_to_worker(body))
+                if not self._open:
+                    return
+        except PeerError as error:
+            self._refuse(str(error))
+
+    def _frame(self, frame: ToWorker) -> None:
+        if isinstance(frame, Hello):
+            self._greet(frame)
+        elif not self._greeted:
+            self._refuse("the first frame must be Hello")
+        else:
+            self._serve(frame)
+
+    def _greet(self, hello: Hello) -> None:
+        ours = self._worker_server
+        if not hmac.compare_digest(hello.key.encode(), ours.door_key.encode()):
+            self._refuse("the deployment's key is another one here")
+        elif (hello.protocol, hello.namespace) != (PROTOCOL, ours.namespace):
+            theirs = f"protocol {hello.protocol}, namespace {hello.namespace!r}"
+            self._refuse(f"you: {theirs}; here: protocol {PROTOCOL}, namespace {ours.namespace!r}")
+        elif self._greeted:
+            self._refuse("greeted twice")
+        else:
+            self._greeted = True
+            self._unsent.steps = hello.steps
+            self._splitter.bytes_max = FRAME_BYTES_MAX
+            if self._timer is not None:
+                self._timer.cancel()
+            self.send(ours.host.welcome())
+
+    def _serve(self, frame: ToWorker) -> None:
+        match frame:
+            case Generate():
+                self._take(frame)
+            case Cancel(stream=stream):
+                self._cancel(stream)
+            case Ping(n=n):
+                self.send(Pong(n=n))
+            case Restate():
+                self._worker_server.host.restate()
+            case AskFiles():
+                self.send(Files(files=self._worker_server.host.files()))
+            case AskCache():
+                self.send(Cache(hashes=self._worker_server.host.cached()))
+            case Introduce() | Claim() | JobCompleted() | JobFailed() | StillHeld():
+                self._worker_server.host.on_frame(self, frame)
+            case Hello():
+                raise AssertionError("greeted already")
+            case _:
+                assert_never(frame)
+
+    def _take(self, frame: Generate) -> None:
+        stream, model = frame.stream, self._worker_server.host.welcome().model
+        if frame.model != model:
+            self._fail(stream, "worker", f"asked for model {frame.model!r}, here is {model!r}")
+        elif self._worker_server.draining:
+            self._fail(stream, "leaving", "draining")
+        elif len(self.streams) >= REQUESTS_MAX:
+            self._fail(stream, "worker", f"{REQUESTS_MAX} requests are open on this connection")
+        elif stream in self.streams:
+            self._refuse(f"stream {stream} is open already")
+        elif frame.hint.if_free and (others := self._declines(frame.hint.prefill_tokens)):
+            self._fail(stream, "busy", str(others))
+        else:
+            self.prefills[stream] = frame.hint.prefill_tokens
+            task = asyncio.create_task(self._stream(frame), name=f"request {frame.request.id}")
+            self.streams[stream] = task
+            task.add_done_callback(lambda done: self._ended(frame, done))
+
+    def _declines(self, tokens: int) -> int:
+        """How many tokens are computed for other replicas, if these do not fit into one pass with them; else 0."""
+        others = self._worker_server.computes_for_others(self)
+        return others if others and not is_one_pass(others + tokens) else 0
+
+    def _cancel(self, stream: int) -> None:
+        self._unsent.drop(stream)
+        task = self.streams.get(stream)
+        if task is not None:
+            task.cancel()
+
+    async def _stream(self, frame: Generate) -> None:
+        request, held = frame.request, OutputBuffer()
+        self._held[frame.stream] = held
+        try:
+            # by its contract the iterator can be closed
+            generation = cast(AsyncGenerator[Output, None], self._worker_server.host.generate(frame))
+            async with aclosing(generation) as outputs:
+                async for output in outputs:
+                    if output.cached_tokens is not None:
+                        self.prefills.pop(frame.stream, None)
+                        self._worker_server.host.served(len(request.tokens) // TOKEN_BYTES, output.cached_tokens)
+                    held.add(output)
+                    self._worker_server.outputs += 1
+                    if not request.gather or _is_due(held, output):
+                        self._gather(frame.stream, held.take())
+        except ContrailError as error:
+            self._send_held(frame.stream)
+            self._fail(frame.stream, "caller" if isinstance(error, CallerError) else "worker", str(error))
+
+    def _send_held(self, stream: int) -> None:
+        """What was gathered of it until now leaves."""
+        held = self._held.get(stream)
+        if held:
+            self._gather(stream, held.take())
+
+    def _ended(self, frame: Generate, task: asyncio.Task[None]) -> None:
+        del self.streams[frame.stream]
+        self._held.pop(frame.stream, None)
+        self.prefills.pop(frame.stream, None)
+        if not task.cancelled() and task.exception() is not None:
+            about = {"request_id": frame.request.id}
+            _logger.error("request failed by a defect", exc_info=task.exception(), extra=about)
+            self._fail(frame.stream, "worker", "internal error of the worker")
+        self._worker_server.changed()
+
+    def _gather(self, stream: int, output: Output) -> None:
+        self._unsent.add(stream, output)
+        self._flush_soon()
+
+    def _fail(self, stream: int, fault: str, text: str) -> None:
+        self._unsent.fail(Failed(stream=stream, fault=fault, text=text))
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """What comes in one turn of the loop leaves together."""
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if not self._writable or not self._open or self._transport is None:
+            return
+        if self._unsent:
+            self._transport.write(self._unsent.take())
+            self._worker_server.changed()
+
+    def _refuse(self, reason: str) -> None:
+        self.send(Refusal(reason=reason))
+        self.hang_up()
+
+    def send(self, frame: ToReplica) -> None:
+        """The frame is on its way, unless the connection is gone."""
+        if self._open and self._transport is not None:
+            self._transport.write(encode_frame(frame))
+
+
+def _is_due(held: OutputBuffer, output: Output) -> bool:
+    """Whether what is held leaves with this output: its first tokens, its end, or enough."""
+    return output.cached_tokens is not None or output.finish is not None or held.count >= GATHERED_TOKENS_MAX

@@ -1,0 +1,397 @@
+"""Worker: one engine, its mirror, its place in the log and in the registry, and its port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from actors.addresses import advertised
+from actors.disagg.decode_role import DecodeRole
+from actors.disagg.prefill_peers import PrefillConnection
+from actors.disagg.prefill_role import PrefillRole
+from actors.disagg.worker_role import AggregatedRole, WorkerRole
+from actors.engines.engine import CacheChange, Engine
+from actors.kv_cache.cache_mirror import CacheMirror
+from actors.presence import Presence
+from actors.transport.frames import FromPrefill, Generate, Welcome
+from actors.transport.worker_server import WorkerServer
+from actors.worker.engine_watchdog import wait_until_dead
+from actors.worker.graceful_drain import DRAIN_TIMEOUT_S, GracefulDrain
+from actors.worker.load_reporter import LoadReporter
+from actors.worker.model_files import ChatFormat, tokenizer_files
+from core.clock import Clock
+from core.errors import CallerError
+from core.events import Event, WorkerJoined
+from core.events.kv import PREFILL
+from core.generation import Output
+from core.ids import WorkerId, new_id
+from core.keys import DeploymentKey
+from core.prompt import hashes_to_bytes
+from core.settings import RoutingSettings
+from streams.log import EventLog
+from streams.registry import Registry
+
+RESTATE_ASKED_MS = 10_000
+"""Replicas that ask for a restatement are heard this often at most."""
+RESTATE_EVERY_S = 7 * 86_400 / 4
+"""The whole cache is said again this often, a quarter of the retention time: a log whose head was cut is whole then."""
+RESTATED_PART_BYTES = 128 * 1024
+ENGINE_STOP_TIMEOUT_S = 60.0
+"""How long the engine may take to end, longer than its own bounds; then we end without it."""
+AWAY_SAID_S = 3.0
+"""A log that acknowledges nothing for so long is said to be away."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How a worker is known and reached."""
+
+    namespace: str
+    name: str
+    role: str = "decode"
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 0
+    advertise: str = ""
+    """`host:port` or `host` that others reach it by; the listening address if empty."""
+    partitions: int = 1
+    """How many kv streams there are; the worker takes one by its id when it joins, and keeps it."""
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
+    engine_stall_s: float | None = None
+    """How long one step of the engine may take; what suits the engine if None."""
+    restate_every_s: float = RESTATE_EVERY_S
+    routing: RoutingSettings = field(default_factory=RoutingSettings)
+    """What is configured; over it counts what the registry says. Of use where prompts may be computed elsewhere."""
+    prefill_slots: int = 1
+    """Prompts that a prefill worker computes at once."""
+    manner: ChatFormat = field(default_factory=ChatFormat)
+    """How front ends are to speak for the model."""
+    aliases: tuple[str, ...] = ()
+    """What clients may call the model beside its name (`core.served_names`)."""
+
+
+class Worker:
+    """Lives from `start` until `serve` returns the reason why it ends; `stop` then leaves nothing behind."""
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        engine: Engine,
+        log: EventLog,
+        registry: Registry,
+        clock: Clock,
+        key: DeploymentKey,
+    ) -> None:
+        self.options = options
+        self.namespace = options.namespace
+        self.routing = options.routing
+        self.engine = engine
+        self.role: WorkerRole = AggregatedRole(lambda: self.engine)
+        """What it does about prompts beside running its engine; settled when that is up."""
+        self.mirror: CacheMirror | None = None
+        self.presence: Presence | None = None
+        self.port = WorkerServer(self, options.namespace, key.door_key)
+        self.draining = GracefulDrain(self.port, options.drain_timeout_s)
+        self.address = ""
+        self.on_new_id: Callable[[WorkerId], None] = lambda _: None
+        """Called when the worker goes on under another id than before."""
+        self.log = log
+        self.registry = registry
+        self.clock = clock
+        self.key = key
+        self._early: list[CacheChange] = []
+        self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._restated_ms = -RESTATE_ASKED_MS
+        self.reports: LoadReporter | None = None
+        self._totals = Counter[str]()
+        self._details: dict[str, object] = {}
+        self._files: dict[str, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.options.name} at {self.address or 'nowhere yet'}, {self.port.streams} requests>"
+
+    @property
+    def ready(self) -> bool:
+        """It takes requests, the log's first word of it was stored, and the log takes more."""
+        if self.presence is None or self.port.draining:
+            return False
+        return self.presence.kv.n_acked > 0 and not self.presence.kv.ended
+
+    async def start(self, details: dict[str, object]) -> None:
+        """The engine is up, the port open, the worker registered; `details` go into the registry beside the rest.
+
+        If that cannot be, nothing is left of it. CallerError if the port is taken.
+        """
+        try:
+            await self._start(details)
+        except BaseException:  # a cancelled start, too, leaves nothing behind
+            await self.stop("it could not start", drain=False)
+            raise
+
+    async def _start(self, details: dict[str, object]) -> None:
+        await self.engine.start(self._on_cache)
+        info = self.engine.info
+        self.mirror = CacheMirror(info.block_size, self.key.hash_seed)
+        for change in self._early:
+            self.mirror.apply(change)
+        self._early.clear()
+        self.role = self._choose_role()
+        self._files = await asyncio.to_thread(tokenizer_files, info.model_path, self.options.manner)
+        self.address = await self._open_port()
+        transfer = self.engine.transfer
+        kv = {"kv": msgspec.to_builtins(transfer.address)} if transfer is not None else {}
+        named = {"aliases": self.options.aliases} if self.options.aliases else {}
+        self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **details}
+        await self._join()
+        self.reports = LoadReporter(
+            self.engine,
+            self.clock,
+            presence=self.present,
+            draining=lambda: self.port.draining,
+            totals=lambda: self.totals,
+        )
+        for loop in (self.reports.run(), self._check_loop(), self._restate_loop()):
+            self._spawn(loop)
+        await self.role.start()
+
+    def _choose_role(self) -> WorkerRole:
+        if self.options.role == PREFILL:
+            if self.engine.transfer is None:
+                raise CallerError("a prefill worker's engine must be made to move blocks")
+            return PrefillRole(self, self.options.prefill_slots)
+        return AggregatedRole(lambda: self.engine) if self.engine.transfer is None else DecodeRole(self)
+
+    async def _open_port(self) -> str:
+        listen_host, listen_port = self.options.listen_host, self.options.listen_port
+        try:
+            host, port = await self.port.open(listen_host, listen_port)
+        except OSError as error:
+            raise CallerError(f"cannot listen on {listen_host}:{listen_port} ({error}): choose another port") from error
+        return advertised(self.options.advertise, host, port)
+
+    async def serve(self) -> str:
+        """Returns when the worker must end, with the reason."""
+        return await self._ending
+
+    def leave(self, reason: str) -> None:
+        """`serve` returns this reason. Called again, it waits for nothing that is in flight."""
+        if self._ending.done():
+            self.draining.stop_waiting()
+        else:
+            self._ending.set_result(reason)
+
+    async def stop(self, reason: str, *, drain: bool = True) -> None:
+        """Requests in flight have finished or are handed on, the log and the registry know, the engine is gone.
+
+        Without `drain` they are handed on at once. Every step has a bound, and none keeps the next from being taken.
+        """
+        self.port.draining = True
+        if self.reports is not None:
+            self.reports.report()
+        async with AsyncExitStack() as last_first:
+            last_first.push_async_callback(self._stop_engine)
+            last_first.push_async_callback(self.port.close)
+            last_first.push_async_callback(self._leave_log, reason)
+            last_first.push_async_callback(self._stop_tasks)
+            last_first.push_async_callback(self.role.stop)
+            if self.presence is not None and drain:
+                await self.draining.finish(self._quiet(self.presence))
+            fault, why = ("leaving", "draining") if drain else ("worker", reason)
+            await self.draining.end_streams(fault, why)
+
+    async def _stop_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _leave_log(self, reason: str) -> None:
+        if self.presence is not None:
+            await self.presence.leave(reason)
+
+    async def _stop_engine(self) -> None:
+        try:
+            async with asyncio.timeout(ENGINE_STOP_TIMEOUT_S):
+                await self.engine.stop()
+        except TimeoutError:
+            _logger.error("the engine did not end within %g s", ENGINE_STOP_TIMEOUT_S)  # noqa: TRY400  # says it all
+
+    def describe(self) -> dict[str, Any]:
+        """Who this is, and what its mirror and its outboxes hold."""
+        presence, mirror = self.presence, self.mirror
+        return {
+            "worker": presence.id if presence else None,
+            "name": self.options.name,
+            "blocks": mirror.reported if mirror else 0,
+            "requests": self.port.streams,
+            "appended": presence.kv.n_acked if presence else 0,
+            "waiting": presence.kv.depth if presence else 0,
+            "outbox": {"events": presence.kv.depth, "bytes": presence.kv.bytes} if presence else None,
+            "log_away_s": round(presence.kv.away_s, 1) if presence else 0,
+            "role": self.options.role,
+            "prefill": self.role.describe(),
+        }
+
+    def degraded(self) -> dict[str, str]:
+        """What it does without for now, though it serves."""
+        kv = self.presence.kv if self.presence else None
+        if kv is None or kv.away_s < AWAY_SAID_S:
+            return {}
+        return {"log": f"away for {kv.away_s:.0f} s, {kv.depth} events wait"}
+
+    def welcome(self) -> Welcome:
+        """Who the worker is now."""
+        assert self.presence is not None
+        return Welcome(worker=self.presence.id, name=self.options.name, model=self.engine.info.model)
+
+    def present(self) -> Presence:
+        """Its present life; there is one from the moment when it joined."""
+        assert self.presence is not None
+        return self.presence
+
+    def generate(self, frame: Generate) -> AsyncIterator[Output]:
+        """Tokens of a request, as the engine makes them."""
+        return self.role.generate(frame)
+
+    def on_frame(self, connection: PrefillConnection, frame: FromPrefill) -> None:
+        """A prefill worker spoke."""
+        self.role.on_frame(connection, frame)
+
+    def on_disconnect(self, connection: PrefillConnection) -> None:
+        """A connection broke."""
+        self.role.on_disconnect(connection)
+
+    def restate(self) -> None:
+        """A replica lost track of us: the whole cache is said again, at most every ten seconds."""
+        now = self.clock.monotonic_ms()
+        if self.presence is not None and now - self._restated_ms >= RESTATE_ASKED_MS:
+            self._restated_ms = now
+            self.presence.restate()
+
+    def cached(self) -> bytes:
+        """The mirror's blocks on the device, sorted."""
+        assert self.mirror is not None
+        return hashes_to_bytes(sorted(self.mirror.held("device")))
+
+    def files(self) -> dict[str, bytes]:
+        """What a front end needs to speak for the model."""
+        return self._files
+
+    def served(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """The engine said how much of a prompt came from its cache."""
+        self._totals.update(requests=1, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """What was counted since the start, by the names of `actors.metrics.TOTALS`."""
+        counts = dict(self._totals)
+        if self.mirror is not None:
+            counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}
+        return counts | self.role.totals()
+
+    async def _join(self) -> None:
+        assert self.mirror is not None
+        info, options, worker = self.engine.info, self.options, WorkerId(new_id())
+        joined = WorkerJoined(
+            name=options.name,
+            model=info.model,
+            role=options.role,
+            engine=info.engine,
+            block_size=info.block_size,
+            capacity_blocks=info.capacity_blocks,
+            context_max=info.context_max,
+            address=self.address,
+            partition=int(worker, 16) % options.partitions,
+        )
+        self.presence = Presence(
+            options.namespace,
+            self.log,
+            self.registry,
+            self.clock,
+            self.key,
+            worker,
+            joined,
+            restate=self._restatement,
+            jobs_open=lambda: self.role.jobs_open,
+            on_superseded=self._on_superseded,
+        )
+        await self.presence.join(self._details, cached=self.mirror.reported > 0)
+
+    def _on_superseded(self) -> None:
+        if not self.port.draining:  # else we were leaving anyway
+            self._spawn(self._rejoin())
+
+    async def _rejoin(self) -> None:
+        """Lost is final: the same cache goes on under a new id."""
+        before = self.presence
+        assert before is not None
+        try:
+            await self._join()
+            self.role.rejoined()
+            self.on_new_id(self.present().id)
+        finally:
+            await before.give_way()
+
+    def _restatement(self) -> list[Event]:
+        assert self.mirror is not None
+        return list(self.mirror.restate(RESTATED_PART_BYTES))
+
+    def _on_cache(self, change: CacheChange) -> None:
+        if self.mirror is None:
+            self._early.append(change)  # bounded by what an engine does before it serves
+            return
+        self._totals["kv_events"] += 1
+        events = self.mirror.apply(change)
+        if self.presence is not None:
+            self.presence.say(events)
+
+    async def _check_loop(self) -> None:
+        why = await wait_until_dead(self.engine, self._evidence, self.options.engine_stall_s)
+        _logger.error("the engine is dead: %s", why)
+        self.leave(f"engine dead: {why}")
+
+    def _evidence(self) -> tuple[int, ...] | None:
+        """Changes whenever the engine does anything; None while nobody waits for it.
+
+        Who waits for a prompt to be computed elsewhere does not wait for the engine.
+        """
+        prefills = self.options.role == PREFILL
+        waiting = self.role.jobs_open if prefills else self.port.streams - self.role.waits_elsewhere
+        return (self.engine.load().steps, self.port.outputs, self._totals["kv_events"]) if waiting > 0 else None
+
+    async def _restate_loop(self) -> None:
+        """The first one comes at a moment of the id's own, so that a fleet does not speak all at once."""
+        assert self.presence is not None
+        every_s = self.options.restate_every_s
+        await asyncio.sleep(every_s * int(self.presence.id, 16) / 2**64)
+        while True:
+            self.presence.restate()
+            await asyncio.sleep(every_s)
+
+    async def _quiet(self, presence: Presence) -> None:
+        """Replicas know that we take nothing new, and what was in flight has finished."""
+        await presence.register({**self._details, "draining": True})
+        await self.role.quiet()
+        await self.port.quiet()
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("a part of the worker failed", exc_info=task.exception())
+            self.leave(f"defect: {task.exception()}")

@@ -1,0 +1,136 @@
+"""Blocks that came and may be wrong: nobody builds on them, whoever waits or goes, until they are known or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from actors.disagg import remote_prefill
+from actors.disagg.prefill_job import PrefillAnswer, PrefillJob
+from actors.disagg.prefill_job_client import PrefillJobClient
+from actors.transport.frames import Confirm
+from actors.worker.worker import Worker
+from core.errors import EngineDead, Unavailable
+from tests.actors.disagg.disagg import SMALL, alone, at_rest, decode, disagg, linked, prefill
+from tests.actors.disagg.disagg import remote_prefill as side_of
+from tests.actors.disagg.test_checks_off import PROMPT, write_over
+from tests.actors.world import World, collect, request
+from tests.fixtures.eventually import eventually
+
+WORD_S = 0.4
+"""How long a slow holder takes to say whether it held the blocks."""
+
+
+class Doubtful(NamedTuple):
+    """One decode and one prefill worker, which loses the blocks of the first job before they are fetched."""
+
+    it: World
+    router: Any
+    decoder: Worker
+    prefiller: Worker
+
+
+@asynccontextmanager
+async def doubtful(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Doubtful]:
+    async with disagg() as it:
+        roomy = dataclasses.replace(SMALL, capacity_blocks=64)
+        decoder, prefiller = await decode(it, "decode-0"), await prefill(it, "prefill-0", roomy)
+        router = await it.router()
+        await it.ready(router, 1)
+        await linked([decoder], 1)
+        slot, lost = remote_prefill.RemotePrefill._slot, list[bool]()
+
+        async def late(self: remote_prefill.RemotePrefill, until_ms: int) -> None:
+            await slot(self, until_ms)
+            if not lost:
+                lost.append(True)
+                await write_over(prefiller)
+
+        monkeypatch.setattr(remote_prefill.RemotePrefill, "_slot", late)
+        yield Doubtful(it, router, decoder, prefiller)
+
+
+def confirms(prefiller: Worker, monkeypatch: pytest.MonkeyPatch) -> list[Confirm]:
+    """The questions that this holder is asked from now on, and never answers."""
+    heard, asked = prefiller.role.service.on_frame, list[Confirm]()  # type: ignore[attr-defined]
+
+    def deaf(who: Any, frame: Any) -> None:
+        if isinstance(frame, Confirm):
+            asked.append(frame)
+        else:
+            heard(who, frame)
+
+    monkeypatch.setattr(prefiller.role.service, "heard", deaf)  # type: ignore[attr-defined]
+    return asked
+
+
+@pytest.mark.parametrize("more", [5, 200])
+async def test_a_prompt_that_goes_on_behind_them_waits(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the rest of it is to be computed here or elsewhere."""
+    async with doubtful(monkeypatch) as (_, router, decoder, _prefiller):
+        confirm, asked = PrefillJobClient.confirm, asyncio.Event()
+
+        async def slow(self: PrefillJobClient, job: PrefillJob, answer: PrefillAnswer) -> None:
+            if job.request.id == "first" and not asked.is_set():
+                asked.set()
+                await asyncio.sleep(WORD_S)
+            await confirm(self, job, answer)
+
+        monkeypatch.setattr(PrefillJobClient, "confirm", slow)
+        first = asyncio.create_task(collect(router, request(PROMPT, id="first")))
+        await asked.wait()
+        then = request([*PROMPT, *range(5000, 5000 + more)])
+        later, _ = await collect(router, then)
+        assert later == await alone(then)
+        tokens, _ = await first
+        assert tokens == await alone(request(PROMPT))
+        await eventually(lambda: not side_of(decoder).jobs_open, "jobs to end")
+
+
+@pytest.mark.parametrize("after", ["the question", "the second question"])
+async def test_a_client_that_goes_leaves_none_behind(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hangs up while the holder, which lost them, is asked: they are found out about all the same."""
+    monkeypatch.setattr("actors.disagg.prefill_job_client.CONFIRM_TIMEOUT_S", WORD_S)
+    async with doubtful(monkeypatch) as (_, router, decoder, prefiller):
+        asked = confirms(prefiller, monkeypatch)
+        first = asyncio.create_task(collect(router, request(PROMPT)))
+        await eventually(lambda: len(asked) == (1 if after == "the question" else 2), after)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        then = request([*PROMPT, 5])
+        later, _ = await collect(router, then)
+        assert later == await alone(then)
+        await eventually(lambda: side_of(decoder).describe()["jobs"].get("client_gone") == 1, "the job to end")
+        assert not side_of(decoder).jobs_open
+        assert not side_of(decoder).remote_prefill._judging
+        await at_rest([decoder, prefiller])
+
+
+@pytest.mark.parametrize("fails", ["settle", "forget"])
+async def test_a_worker_that_cannot_be_rid_of_them_leaves(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is served from such a cache: the worker ends, and the answer is another's."""
+    async with doubtful(monkeypatch) as (it, router, decoder, _prefiller):
+
+        async def settle() -> None:
+            raise Unavailable("the engine did not settle")
+
+        async def forget() -> None:
+            raise EngineDead("the engine's cache cannot be emptied")
+
+        on = decoder.engine if fails == "settle" else decoder.engine.transfer
+        monkeypatch.setattr("actors.presence.LEAVE_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(on, fails, settle if fails == "settle" else forget)
+        first = asyncio.create_task(collect(router, request(PROMPT)))
+        async with asyncio.timeout(10):
+            assert "cannot be forgotten" in await decoder.serve()
+        then = asyncio.create_task(collect(router, request([*PROMPT, 5])))
+        await it.worker("decode-1", settings=SMALL)
+        await decoder.stop("engine dead", drain=False)
+        for task, asked in ((first, request(PROMPT)), (then, request([*PROMPT, 5]))):
+            tokens, _ = await task
+            assert tokens == await alone(asked)
