@@ -1,4 +1,4 @@
-"""Holds: the blocks that a prefill worker keeps for others, each until it is released or its time is over."""
+"""BlockLeases: the blocks that a prefill worker keeps for others, each until it is released or its time is over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BlockLease(NamedTuple):
 
 
 class BlockLeases:
-    """By job. What is not released goes when the engine's own time for it is over."""
+    """Leases by job. A lease that is not released ends when the engine's own time for it is over."""
 
     def __init__(self, transfer: BlockTransfer) -> None:
         self._transfer = transfer

@@ -1,4 +1,4 @@
-"""Work: one job at a prefill worker, from the claim to its end here."""
+"""PrefillExecution: one job at a prefill worker, from the claim to its end here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 
 class PrefillWorkerState:
-    """What all work of one prefill worker shares."""
+    """What all executions of one prefill worker share."""
 
     def __init__(
         self,

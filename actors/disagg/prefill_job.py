@@ -1,4 +1,4 @@
-"""Job: one prompt that a decode worker asked others to compute, from the asking to its one end."""
+"""PrefillJob: one prompt that a decode worker asked others to compute, from the request to its one end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Asking: a decode worker's open jobs: said to the log, given to one prefill worker at a time, ended once."""
+"""PrefillJobClient: a decode worker's open jobs: appended to the log, given to one prefill worker at a time, and ended
+once.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from actors.transport.frames import (
     JobCompleted,
     JobFailed,
     JobOffer,
+    JobPrompt,
     Release,
     StillHeld,
 )
-from actors.transport.frames import Prompt as PromptFrame
 from core.clock import Clock
 from core.events import Event
 from core.events.jobs import PrefillCancelled, PrefillCompleted, PrefillFailed, PrefillPulled, PrefillRequested
@@ -219,7 +221,7 @@ class PrefillJobClient:
         peer = self.peers.get(worker) if worker is not None else None
         job = self.jobs.get(id_)
         if job is None or peer is None:
-            connection.send(PromptFrame(job=id_, why="over" if job is None else "unknown"))
+            connection.send(JobPrompt(job=id_, why="over" if job is None else "unknown"))
         else:
             connection.send(job.claim(peer, self._clock.monotonic_ms()))
 

@@ -1,4 +1,4 @@
-"""Peers: the prefill workers that a decode worker may ask: registered, connected, and of its own kind."""
+"""PrefillPeers: the prefill workers that a decode worker may ask: registered, connected, and of its own kind."""
 
 from __future__ import annotations
 

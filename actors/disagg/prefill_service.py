@@ -91,7 +91,7 @@ class PrefillService:
 
     async def quiet(self) -> None:
         """Returns when no job is under way and nothing is held; none is taken once `draining` is set."""
-        while self._executions or self.state.leases:  # noqa: ASYNC110  # holds also end by the engine's own clock
+        while self._executions or self.state.leases:  # noqa: ASYNC110  # leases also end by the engine's own clock
             await asyncio.sleep(QUIET_LOOK_S)
 
     async def stop(self) -> None:

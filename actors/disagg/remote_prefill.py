@@ -1,4 +1,4 @@
-"""RemotePrefill: a decode worker's side of remote prefill: whether to ask, whom to believe, and what when nobody helps.
+"""RemotePrefill: a decode worker's side of remote prefill: the verdict, the pull, its checks, and the local fallback.
 
 1. The verdict is `decide_prefill`; what it rested on travels with the first tokens and stands in the log.
 2. A job has one end here, whatever happens: its blocks are pulled and confirmed, or it is cancelled and the engine
@@ -89,7 +89,7 @@ class RemotePrefill:
         self._judging: dict[asyncio.Task[None], PrefillJob] = {}
         """What finds out about blocks that came of pulls that were given up."""
         self._spoiled: list[ExitStack] = []
-        """Doubts that stay for ever."""
+        """Unverified blocks that stay so for ever."""
         self._entering = 0
         """Pulls that the engine was given and of which no token came."""
 

@@ -1,4 +1,4 @@
-"""Requesters: a prefill worker's connections to the decode workers of its model."""
+"""RequesterConnections: a prefill worker's connections to the decode workers of its model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class RequesterConnections:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<RequesterConnections {sum(client.up for client in self.clients.values())} of {len(self.clients)} connected>"
+        up = sum(client.up for client in self.clients.values())
+        return f"<RequesterConnections {up} of {len(self.clients)} connected>"
 
     async def follow(self, registry: Registry) -> None:
         """The registry's decode workers are being connected to, and whoever comes from now on."""

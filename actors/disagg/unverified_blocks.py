@@ -1,4 +1,4 @@
-"""Doubts: which blocks are being fetched, and not yet known to be right; nobody else may build on them until then.
+"""UnverifiedBlocks: blocks that are being fetched and not yet known to be right; no other request may build on them.
 
 Blocks that were pulled too late or from the wrong place look like any others, and stay in the cache under the names
 of right ones. Between their arrival and the holder's word that they were held, a request with the same prefix would

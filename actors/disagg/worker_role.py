@@ -1,4 +1,4 @@
-"""Side: what a worker does about prompts besides running its engine: nothing, ask others, or work for others."""
+"""WorkerRole: what a worker does about prompts besides running its engine: nothing, ask others, or compute for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streams.registry import Registry
 
 
 class RoleContext(Protocol):
-    """What a side needs of its worker."""
+    """What a role needs of its worker."""
 
     namespace: str
     engine: Engine

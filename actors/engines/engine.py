@@ -1,9 +1,8 @@
 """What an engine is to a worker: tokens in, tokens out, and the truth about its cache.
 
 Two implementations: `actors.engines.vllm.vllm_engine` and `actors.engines.simulated.simulated_engine`;
-`tests/contracts/engine.py` holds both to it.
-
-How much may be told of a prompt: it comes in one piece, and is made, sent and read on event loops.
+`tests/contracts/engine.py` holds both to it. Both bound the logprobs of a prompt (`check_prompt_logprobs`): they come
+in one piece, and are made, sent and read on event loops.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class TransferTotals(NamedTuple):
 
 
 class BlockTransfer(Protocol):
-    """An engine's side that moves KV blocks; what it cannot check is checked by `actors.prefilling`."""
+    """An engine's side that moves KV blocks; what it cannot check is checked by `actors.disagg`."""
 
     address: KvAddress
     """Where its blocks can be pulled from; known once the engine is up."""

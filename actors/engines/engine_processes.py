@@ -1,10 +1,11 @@
-"""The processes that an engine starts for itself: who they are, and that they end, also when we are killed.
+"""The processes that an engine starts for itself: their pids, their end (also when we are killed), and their threads.
 
-What moving blocks does to the threads of an engine on a CPU, undone: several engines share its cores.
+Moving blocks changes the threads of an engine on a CPU, where several engines share the cores;
+`deprioritize_polling_threads` undoes it:
 
 1. NIXL's progress thread polls without a pause, a whole core for ever (its Python binding fixes the delay to 0). It
-   gets the lowest priority, so that it takes only what nobody else wants. It has no name: it is the thread, none of
-   the first ones, that works in an engine that is idle.
+   gets the lowest priority, so that it takes only what no other thread wants. It has no name: it is the thread, none
+   of the first ones, that works in an engine that is idle.
 2. vLLM pins the thread that computes to the machine's last core, for every engine the same; it may use all of ours.
 """
 

@@ -1,6 +1,6 @@
-"""One block of the engine's cache as the mirror knows it.
+"""One block of the engine's cache as the mirror knows it, and hash states at the tips of prefixes.
 
-Hash states at the tips of prefixes, so that one more block costs one more block.
+With the state at the tip of a prefix, the hash of one more block costs one more block.
 """
 
 from __future__ import annotations

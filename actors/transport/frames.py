@@ -1,25 +1,21 @@
-"""What every frame on a TCP connection between parts is; `actors.transport.frames` has the rules.
-
-Frames between a prefill worker and the decode workers that ask it; it connects to them, they never to it.
-
-1. After `Hello` and `Welcome` it says who it is: `Introduce`.
-2. It takes a job from the queue, or because it was offered, by `Claim`; `JobPrompt` says whether it is wanted still.
-3. `JobCompleted` or `JobFailed` is the end on its side; the same event goes to the log.
-4. When the blocks are there, the decode worker asks `Confirm` before it trusts them. `Release` ends a job at any
-   point: nothing more is computed for it, and its blocks are free.
-
-Frames between a replica and a worker, over one TCP connection for all requests of both.
+"""Frames between a replica and a worker, and between a prefill worker and a decode worker, over one TCP connection.
 
 1. A frame is a little-endian uint32 length, then one msgpack map with its `type`; the length has a bound.
-2. The replica's first frame is `Hello`; a worker says nothing and reads nothing else before it. It answers
+2. The first frame of a replica is `Hello`; a worker sends and reads nothing else before it. The worker answers
    `Welcome`, or `Refusal` with both sides named, and hangs up.
 3. `Generate` opens a stream under a number that the replica never used before on this connection (a client may send
    one request id again while tokens of the first are still on their way). `Tokens` follow until one has `finish`, or
-   `Failed` ends it. `Cancel` ends it from the other side; what still comes for that number is for nobody.
+   `Failed` ends it. `Cancel` ends it from the other side; later frames for that number are dropped.
    Where an engine's step gave several streams a token each and nothing else, one `StepTokens` has them all, if the
    replica said in `Hello` that it reads those: an older one gets `Tokens`.
-4. Tokens that wait for a slow connection are merged, so a stream never holds more than its own answer. While what is
-   written to a connection waits, nothing is read from it.
+4. Tokens that wait for a slow connection are merged, so a stream never holds more than its own answer. While written
+   bytes wait on a connection, nothing is read from it.
+5. A prefill worker connects to the decode workers, never the other way round. After `Hello` and `Welcome` it sends
+   `Introduce`. It takes a job from the queue, or because the job was offered to it, by `Claim`; `JobPrompt` has the
+   prompt, or the reason why there is none.
+6. `JobCompleted` or `JobFailed` ends the job on the prefill worker's side; the same event goes to the log. The decode
+   worker asks `Confirm` before it trusts the blocks that came. `Release` ends a job at any point: nothing more is
+   computed for it, and its blocks are free.
 """
 
 from __future__ import annotations

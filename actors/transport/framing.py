@@ -1,4 +1,4 @@
-"""Of actors.transport.frames."""
+"""Frames as bytes: the length before each frame, encoding and decoding, and the bounds on a frame's size."""
 
 from __future__ import annotations
 

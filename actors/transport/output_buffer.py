@@ -1,7 +1,4 @@
-"""Gathered: what came of one generation and nobody has taken yet, as one output; cheap however long it waits.
-
-Unsent: what of a worker's answers waits for one replica's connection, and the frames as which it leaves.
-"""
+"""Outputs of generations that wait for a reader (`OutputBuffer`), or for a replica's connection (`SendBuffer`)."""
 
 from __future__ import annotations
 
@@ -13,9 +10,10 @@ from core.generation import Output, PrefillReport, TokenLogprobs, is_plain_token
 
 
 class OutputBuffer:
-    """Adding is O(new tokens), so that a reader who is far behind costs no more than one who keeps up.
+    """Outputs of one generation that no reader has taken yet, as one output.
 
-    Of a reader who keeps up each output comes back as it went in.
+    Adding is O(new tokens), so that a reader who is far behind costs no more than one who keeps up. For a reader who
+    keeps up each output comes back as it went in.
     """
 
     __slots__ = ("_cached_tokens", "_finish", "_logprobs", "_once", "_only", "_prefill", "_tokens")

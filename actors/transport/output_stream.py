@@ -1,7 +1,4 @@
-"""Reading: a stream that is read to its end, or closed; it hears why.
-
-A generation for readers who ask for its outputs, instead of being told.
-"""
+"""A generation as an asynchronous generator (`output_stream`), and the block in which it is read (`StreamScope`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Link: a replica's connection to one worker, kept up for as long as the worker is registered."""
+"""ReconnectingClient: a replica's connection to one worker, kept up for as long as the worker is registered."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ReconnectingClient:
         on_change: Callable[[ReconnectingClient], None],
         on_frame: Callable[[ToPrefill], None] | None = None,
     ) -> None:
-        """`on_frame` hears of what a prefill worker is told."""
+        """`on_frame` is called with each frame that is for a prefill worker."""
         self.worker = worker
         self.address = address
         self.failures = 0

@@ -1,4 +1,4 @@
-"""Line: a replica's side of one connection to a worker, and the token streams that come over it."""
+"""WorkerConnection: a replica's side of one connection to a worker, and the token streams that come over it."""
 
 from __future__ import annotations
 
@@ -144,21 +144,21 @@ class TokenStream:
 
 
 class WorkerConnection(asyncio.Protocol):
-    """One connection, once: streams and questions over it; `on_frame` hears of what a prefill worker is told, `on_end`
-    of the end."""
+    """One connection, from its start to its end, with its streams and questions. `on_frame` is called with frames for a
+    prefill worker, `on_end` at the end."""
 
     def __init__(
         self, on_frame: Callable[[ToPrefill], None] | None = None, on_end: Callable[[], None] = lambda: None
     ) -> None:
         self.streams: dict[int, TokenStream] = {}
         self.loop = asyncio.get_running_loop()
-        """Kept, because who asks for it makes a system call."""
+        """Kept, because `get_running_loop` makes a system call."""
         self.closed = asyncio.Event()
         """Set when nothing comes any more."""
         self.refusal = ""
         """Why the worker will not talk to us."""
         self.received = True
-        """Something came since `Link.silence` was asked last."""
+        """Something came since `ReconnectingClient.silence` was called last."""
         self.silence = 0
         """How often it was asked since."""
         self._numbers = itertools.count()
@@ -268,7 +268,7 @@ class WorkerConnection(asyncio.Protocol):
                 self._answer(frame)
             case JobPrompt() | JobOffer() | Confirm() | Release():
                 if self._on_frame is None:
-                    raise PeerError(f"{type(frame).__name__} is for prefill workers")
+                    raise PeerError(f"{type(frame).__struct_config__.tag} is for prefill workers")
                 self._on_frame(frame)
             case _:
                 assert_never(frame)

@@ -1,4 +1,6 @@
-"""Port: a worker's TCP side. Takes requests from replicas and streams tokens back, a slow reader at its own pace."""
+"""WorkerServer: a worker's TCP side. It takes requests from replicas and streams tokens back; a slow reader gets them
+merged.
+"""
 
 from __future__ import annotations
 
@@ -49,19 +51,19 @@ GATHERED_TOKENS_MAX = 32
 WRITE_HIGH_BYTES = 256 * 1024
 """Unsent bytes on a connection above which tokens wait and are merged, and nothing more is read from it."""
 CLOSE_TIMEOUT_S = 1.0
-"""How long the last bytes may take to leave when the port closes."""
+"""How long the last bytes may take to leave when the server closes."""
 
 _logger = logging.getLogger(__name__)
 
 
 class ServerHandler(Protocol):
-    """What the port needs of its worker."""
+    """What the server needs of its worker."""
 
     def welcome(self) -> Welcome:
         """Who the worker is now."""
 
     def restate(self) -> None:
-        """The whole cache is appended to the log again."""
+        """A replica asked for a restatement: the whole cache is appended to the log again."""
 
     def cached(self) -> bytes:
         """The mirror's blocks on the device, sorted."""
@@ -76,7 +78,7 @@ class ServerHandler(Protocol):
         """Tokens as they come; can be closed, as generators can. Errors as of `Engine.generate`."""
 
     def on_frame(self, connection: ClientConnection, frame: FromPrefill) -> None:
-        """A prefill worker spoke."""
+        """A frame of a prefill worker came."""
 
     def on_disconnect(self, connection: ClientConnection) -> None:
         """A connection broke."""
@@ -91,7 +93,7 @@ class WorkerServer:
         self.door_key = door_key
         self.draining = False
         self.outputs = 0
-        """What engines said to all requests so far."""
+        """Outputs of the engine to all requests so far."""
         self._server: asyncio.Server | None = None
         self._connections: set[ClientConnection] = set()
         self._changed = asyncio.Event()
@@ -158,14 +160,14 @@ class WorkerServer:
 
 
 class ClientConnection(asyncio.Protocol):
-    """One replica."""
+    """The connection of one replica or prefill worker."""
 
     def __init__(self, port: WorkerServer) -> None:
         self.streams: dict[int, asyncio.Task[None]] = {}
         self.prefills: dict[int, int] = {}
-        """Those of them of which there is no token, with how much their replica expects to be computed."""
+        """Streams without a token yet, with how many tokens their replica expects to be computed."""
         self._held: dict[int, OutputBuffer] = {}
-        """What is gathered of them before it leaves."""
+        """Tokens of each stream that are gathered before they are sent."""
         self._worker_server = port
         self._splitter = FrameSplitter(HELLO_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
@@ -338,7 +340,7 @@ class ClientConnection(asyncio.Protocol):
             self._fail(frame.stream, "caller" if isinstance(error, CallerError) else "worker", str(error))
 
     def _send_held(self, stream: int) -> None:
-        """What was gathered of it until now leaves."""
+        """The gathered tokens of the stream are sent."""
         held = self._held.get(stream)
         if held:
             self._gather(stream, held.take())
@@ -362,7 +364,7 @@ class ClientConnection(asyncio.Protocol):
         self._flush_soon()
 
     def _flush_soon(self) -> None:
-        """What comes in one turn of the loop leaves together."""
+        """Everything that comes in one turn of the loop is sent together."""
         if not self._flush_due:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)

@@ -1,7 +1,7 @@
-"""Draining: how a worker's requests end when it leaves: by themselves, or on another worker.
+"""GracefulDrain: how a worker's requests end when it leaves: by themselves, or on another worker.
 
-What is handed on loses nothing: the replica hears it behind the tokens that the engine has made by then, and another
-worker goes on behind these.
+A request that another worker goes on with loses nothing: the replica is told behind the tokens that the engine has
+made by then, and the other worker goes on behind these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Worker: one engine, its mirror, its place in the log and in the registry, and its port."""
+"""Worker: one engine, its cache mirror, its membership in log and registry, and its TCP server."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Worker:
         return self.presence.kv.n_acked > 0 and not self.presence.kv.ended
 
     async def start(self, details: dict[str, object]) -> None:
-        """The engine is up, the port open, the worker registered; `details` go into the registry beside the rest.
+        """The engine is up, the server open, the worker registered; `details` go into the registry beside the rest.
 
         If that cannot be, nothing is left of it. CallerError if the port is taken.
         """

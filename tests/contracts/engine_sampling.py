@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.engines import engine as prompt_logprobs
+from actors.engines import engine as engine_module
 from actors.engines.engine import Engine
 from core.errors import CallerError
 from core.generation import GenerateRequest, Output, TokenLogprobs
@@ -126,7 +126,7 @@ class SamplingContract:
 
     async def test_too_much_of_a_prompt(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is told of one prompt has a bound over all its tokens."""
-        monkeypatch.setattr(prompt_logprobs, "LOGPROBS_MAX", 40)
+        monkeypatch.setattr(engine_module, "PROMPT_LOGPROBS_MAX", 40)
         assert len((await outputs_of(engine, request(prompt(20), 2, prompt_logprobs=1)))[0].prompt_logprobs) == 20
         with pytest.raises(CallerError, match="2 logprobs for each of the prompt's 21 tokens"):
             await answer_to(engine, request(prompt(21), 2, prompt_logprobs=1))

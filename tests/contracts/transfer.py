@@ -1,6 +1,6 @@
 """What every pair of engines that move blocks does for its workers: one computes prompts, the other goes on from there.
 
-Nothing here breaks a rule of `actors.prefilling`: what becomes of that is each engine's own.
+Nothing here breaks a rule of `actors.disagg`: what becomes of that is each engine's own.
 """
 
 from __future__ import annotations

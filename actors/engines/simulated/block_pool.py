@@ -3,7 +3,7 @@
 1. A block is free or has users. A free block may still hold content, and can be taken by either who asks for it.
 2. Blocks are named when they are full. Several blocks may hold the same content, as in vLLM: two requests that make
    equal tokens at once fill a block each. Each copy is told when it comes and when it goes.
-3. Freed blocks join the end of the line, the tail of a sequence first; new ones are taken from its head. So the
+3. Freed blocks join the end of the free queue, the tail of a sequence first; new ones are taken from its head. So the
    least recently used content is evicted first, and of one sequence the deepest block. A block without a name is found
    by nobody: when it is freed, it is the next to be taken.
 4. A block's name says what should be in it, its content what is in it: memory, that changes only when it is written.
@@ -26,7 +26,7 @@ _CONTENT_SEED = 0x52
 NEVER_WRITTEN = 0
 """The content of memory that nothing was computed into."""
 FREE_QUEUE_MAX = 3
-"""The line of freed blocks is at most so many times as long as the cache; then it is made anew."""
+"""The queue of freed blocks is at most so many times as long as the cache; then it is made anew."""
 
 
 class PoolBlock:
@@ -40,7 +40,7 @@ class PoolBlock:
         """Of its content with all before it; None while it is not full."""
         self.users = 0
         self.places = 0
-        """How often it is in the line of freed blocks; only the last time counts, and only if it has no users."""
+        """How often it is in the queue of freed blocks; only the last time counts, and only if it has no users."""
         self.content = NEVER_WRITTEN
         """Digest of what its memory holds; stays when it is freed and even when it is taken, until it is written."""
 
@@ -177,7 +177,7 @@ class BlockPool:
         return blocks
 
     def _shorten(self) -> None:
-        """Only free blocks are in the line, each once."""
+        """Only free blocks are in the queue, each once."""
         kept: deque[PoolBlock] = deque()
         for block in self._free_queue:
             block.places -= 1

@@ -1,7 +1,4 @@
-"""What the simulated engine's step function is told, and what it wants of others or has done for them.
-
-All that the simulated engine knows between two steps.
-"""
+"""The inputs of the simulated engine's step function, its requests to others, and its state between two steps."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from core.ids import RequestId
 
 
 class Submit(NamedTuple):
-    """A request has come; `refuse` had nothing against it."""
+    """A request has come; `check_request` had nothing against it."""
 
     request: GenerateRequest
     hold: bool = False

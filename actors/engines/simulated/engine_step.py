@@ -1,6 +1,4 @@
-"""What the simulated engine does with its inputs, before it plans anew.
-
-The simulated engine as a step function: state, time and inputs in, outputs out. No clock, no randomness, no I/O.
+"""The simulated engine as a step function: state, time and inputs in, outputs out. No clock, no randomness, no I/O.
 
 1. The engine computes one pass after the other, planned in `actors.engines.simulated.pass_planning`; how long one takes
    is decided in `actors.engines.simulated.pass_timing`. At its end each request in it that has all its tokens computed
@@ -34,10 +32,13 @@ from actors.engines.simulated.engine_state import (
     load_of,
 )
 from actors.engines.simulated.pass_planning import admit, plan, run
+from actors.engines.simulated.request_checks import check_request
 from actors.engines.simulated.sequence import BlockHashSequence, EngineSequence
 from actors.engines.simulated.token_sequence import TokenSequence
 from core.generation import Output
 from core.ids import RequestId
+
+__all__ = ["WORK_MAX", "EngineState", "StepResult", "check_request", "load_of", "step"]
 
 
 def apply_input(state: EngineState, item: Input) -> None:
@@ -110,8 +111,6 @@ def _withdraw(state: EngineState, id: RequestId) -> EngineSequence:
     state.running.remove(seq)
     return seq
 
-
-__all__ = ["WORK_MAX", "EngineState", "Step", "load_of", "refuse", "step"]
 
 WORK_MAX = 256
 """Pieces of work ended in one step; after a long pause the caller steps again at once."""

@@ -1,8 +1,7 @@
-"""BlockHashPrompt: a prompt of which only its length and its blocks' hashes are known, as traces have them.
+"""One request inside the simulated engine: its blocks, how much of it is computed, and when it ends.
 
-One request inside the simulated engine: its blocks, how much of it is computed, and when it ends.
-
-A request inside the simulated engine whose prompt is known by its blocks' hashes alone.
+Of a prompt as traces have them only the length and the hashes of its blocks are known: `BlockHashPrompt`, and
+`BlockHashSequence` for the request that has one.
 """
 
 from __future__ import annotations

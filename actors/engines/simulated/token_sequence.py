@@ -1,10 +1,8 @@
-"""Which tokens a simulated engine may give to one request: its bounds, and what takes the place of one outside them.
+"""A request inside the simulated engine whose prompt's tokens are known, and the tokens of its answer.
 
-Numbers of a simulated engine that no model stands behind: logprobs and embeddings, valid in form, always the same.
-
-At each place the likelihoods fall by one factor from rank to rank, so that all of them together make one.
-
-A request inside the simulated engine whose prompt's tokens are known.
+`TokenBounds` says which tokens may be chosen, and which one takes the place of a token outside the bounds. Logprobs
+and embeddings have no model behind them: they are valid in form, and always the same. At each place the likelihoods
+fall by one factor from rank to rank, so that all of them together make one.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from collections.abc import Sequence
 import xxhash
 
 from actors.engines.engine import CacheStored
-from actors.engines.simulated import token_sequence
 from actors.engines.simulated.block_pool import TIER, block_names, content_behind, content_root
 from actors.engines.simulated.sequence import EngineSequence
 from actors.engines.simulated.simulated_settings import SimulatedSettings
@@ -168,7 +165,7 @@ class TokenSequence(EngineSequence):
         first = self.length == self.prompt_tokens
         cached_tokens = self.cached_tokens if first else None
         if self.request.task == TASK_EMBED:
-            vector = token_sequence.embedding(self.request.tokens, self._settings.embedding_dimensions)
+            vector = embedding(self.request.tokens, self._settings.embedding_dimensions)
             return Output(embedding=vector, finish="stop", cached_tokens=cached_tokens)
         token = self._next()
         self.tokens.append(token)
@@ -195,13 +192,13 @@ class TokenSequence(EngineSequence):
         top = self.request.sampling.logprobs
         if top < 0:
             return ()
-        return (token_sequence.answer_logprobs(self._drawn, self.tokens[-1], top, self._settings.vocab),)
+        return (answer_logprobs(self._drawn, self.tokens[-1], top, self._settings.vocab),)
 
     def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
         top = self.request.sampling.prompt_logprobs
         if top < 0:
             return ()
-        return token_sequence.prompt_logprobs(self.tokens[: self.prompt_tokens], top, self._settings.vocab)
+        return prompt_logprobs(self.tokens[: self.prompt_tokens], top, self._settings.vocab)
 
     def _next(self) -> int:
         settings, made = self._settings, self.length - self.prompt_tokens

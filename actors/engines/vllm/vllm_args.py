@@ -1,9 +1,8 @@
 """What vLLM is given when nothing else is said: environment and engine arguments.
 
-Guided answers of a model that reasons first: the grammar is for what comes behind that.
-
-vLLM makes its reasoning parser in the scheduler, at the first guided request; one that does not fit the model's
-tokenizer would end the engine there. So it is tried here, before the engine starts.
+Of a model that reasons first, the grammar of a guided answer is for what comes behind the reasoning. vLLM makes its
+reasoning parser in the scheduler, at the first guided request; a parser that does not fit the model's tokenizer would
+end the engine there. So `guide_behind_reasoning` tries it before the engine starts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vLLM as an engine: its AsyncLLM in this process, its scheduler and workers in processes of their own.
 
 1. vLLM is imported when an engine starts, never before. Construction runs in a thread: it takes 10 s to minutes.
-2. KV events come over ipc sockets in a private folder (`vllm_feed`), followed from before the engine is up.
+2. KV events come over ipc sockets in a private folder (`kv_event_feed`), followed from before the engine is up.
 3. `settle`: vLLM hands the events of a step to their publisher before it sends the step's output; two round trips
    through the scheduler's own queue wait for a step that is under way, and `KvEventFeed.catch_up` for the publisher.
    Only a cache that was emptied by `reset_prefix_cache` is told with the step after it; `forget` makes one.

@@ -3,7 +3,7 @@
 1. The lease is vLLM's. It starts in the step that ends the prefill and lasts `keep_ms`, rounded up to seconds; the
    blocks are free when a puller has said that it has them, or when the lease is over. Nothing on the holder's side
    ends it before: `release` only takes back our word. While blocks are held the engine goes on stepping.
-2. vLLM checks that two engines fit (`SideChannel`), not that blocks are those of the prompt, nor that they are held
+2. vLLM checks that two engines fit (`NixlSideChannel`), not that blocks are those of the prompt, nor that they are held
    still: such a pull gives wrong text without an error, and the wrong blocks are found by later prompts. What was
    pulled must be confirmed by its holder, or else forgotten.
 3. A pull that fails leaves nothing in the cache: blocks are entered there when they have come.

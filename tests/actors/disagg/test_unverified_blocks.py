@@ -16,8 +16,7 @@ from actors.disagg.prefill_job_client import PrefillJobClient
 from actors.transport.frames import Confirm
 from actors.worker.worker import Worker
 from core.errors import EngineDead, Unavailable
-from tests.actors.disagg.disagg import SMALL, alone, at_rest, decode, disagg, linked, prefill
-from tests.actors.disagg.disagg import remote_prefill as side_of
+from tests.actors.disagg.disagg import SMALL, alone, at_rest, decode, decode_role, disagg, linked, prefill
 from tests.actors.disagg.test_checks_off import PROMPT, write_over
 from tests.actors.world import World, collect, request
 from tests.fixtures.eventually import eventually
@@ -65,7 +64,7 @@ def confirms(prefiller: Worker, monkeypatch: pytest.MonkeyPatch) -> list[Confirm
         else:
             heard(who, frame)
 
-    monkeypatch.setattr(prefiller.role.service, "heard", deaf)  # type: ignore[attr-defined]
+    monkeypatch.setattr(prefiller.role.service, "on_frame", deaf)  # type: ignore[attr-defined]
     return asked
 
 
@@ -89,7 +88,7 @@ async def test_a_prompt_that_goes_on_behind_them_waits(more: int, monkeypatch: p
         assert later == await alone(then)
         tokens, _ = await first
         assert tokens == await alone(request(PROMPT))
-        await eventually(lambda: not side_of(decoder).jobs_open, "jobs to end")
+        await eventually(lambda: not decode_role(decoder).jobs_open, "jobs to end")
 
 
 @pytest.mark.parametrize("after", ["the question", "the second question"])
@@ -105,9 +104,9 @@ async def test_a_client_that_goes_leaves_none_behind(after: str, monkeypatch: py
         then = request([*PROMPT, 5])
         later, _ = await collect(router, then)
         assert later == await alone(then)
-        await eventually(lambda: side_of(decoder).describe()["jobs"].get("client_gone") == 1, "the job to end")
-        assert not side_of(decoder).jobs_open
-        assert not side_of(decoder).remote_prefill._judging
+        await eventually(lambda: decode_role(decoder).describe()["jobs"].get("client_gone") == 1, "the job to end")
+        assert not decode_role(decoder).jobs_open
+        assert not decode_role(decoder).remote_prefill._judging
         await at_rest([decoder, prefiller])
 
 

@@ -69,7 +69,7 @@ def test_copies() -> None:
 
 
 def test_a_line_of_bounded_length() -> None:
-    """However often blocks are used again without an eviction, the line is at most FREE_QUEUE_MAX times the cache."""
+    """However often blocks are used again without an eviction, the queue is at most FREE_QUEUE_MAX times the cache."""
     pool = BlockPool(CAPACITY)
     pool.release(stored(pool, *range(CAPACITY)))
     longest = 0
