@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.routed import HEARS_ROUTED
+from actors.router.dispatch import ON_ROUTED
 from api.anthropic.errors import told_at
 from api.http_wire import STATE_KEY, ClientWire
 from api.openai.errors import ApiError, internal_error, stopping
@@ -50,7 +50,7 @@ class Answers:
         # a route that finds another one in the body may put it here
         state["request_id"] = _request_id(scope)
         trace = None if self._traced_by is None else Trace(self._traced_by)
-        HEARS_ROUTED.set(None if trace is None else trace.routed)
+        ON_ROUTED.set(None if trace is None else trace.routed)
         started = False
 
         def named() -> list[tuple[bytes, bytes]]:

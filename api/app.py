@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.answers import Answers
 from api.anthropic.errors import told_at
 from api.description.document import description

@@ -16,8 +16,8 @@ import click
 import msgspec
 import uvloop
 
-from actors.metrics import FrontendMetrics
-from actors.router import Router, RouterOptions
+from actors.metrics.frontend_metrics import FrontendMetrics
+from actors.router.router import Router, RouterOptions
 from api.addresses import join_address, reachable, split_address
 from api.app import create_app
 from api.config import DRAIN_TIMEOUT_MAX_S, STOP_DELAY_MAX_S, FrontendSection, FrontendTls

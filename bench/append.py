@@ -23,7 +23,7 @@ from statistics import median
 
 import uvloop
 
-from actors.voice import LIMITS as ROUTER_LIMITS
+from actors.router.routing_publisher import LIMITS as ROUTER_LIMITS
 from api.garbage import collect_rarely
 from bench.figures import MICRO, Figure, main
 from core.block_spans import stretch

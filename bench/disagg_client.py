@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Self
 
-from actors.router import Router
+from actors.router.router import Router
 from bench.disagg_world import MODEL
 from bench.figures import Figure
 from core.generation import GenerateRequest, PrefillReport

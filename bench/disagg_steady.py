@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from actors.engines.engine import Engine
-from actors.router import Router
+from actors.router.router import Router
 from bench.disagg_client import Strain, Timed, ask, between, spread
 from bench.disagg_trace import Fleet
 from bench.disagg_world import World, world

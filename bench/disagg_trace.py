@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings
-from actors.router import Router
+from actors.router.router import Router
 from bench.disagg_client import Strain, Timed, ask, between, spread
 from bench.disagg_world import MODEL, World, world
 from bench.figures import MICRO, Figure

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from actors.disagg.decode_role import DecodeRole
 from actors.engines.engine import Engine
-from actors.router import Router, RouterOptions
+from actors.router.router import Router, RouterOptions
 from actors.worker.worker import Worker, WorkerOptions
 from core.clock import SystemClock
 from core.keys import DeploymentKey

@@ -23,8 +23,8 @@ import httpx
 from actors.engines.engine import CacheChange, CacheStored
 from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings
 from actors.engines.tiny_model import ensure_tiny_checkpoint
-from actors.metrics import FrontendMetrics
-from actors.router import Router, RouterOptions
+from actors.metrics.frontend_metrics import FrontendMetrics
+from actors.router.router import Router, RouterOptions
 from actors.worker.worker import Worker, WorkerOptions
 from api.app import create_app
 from api.openai.settings import ApiSettings

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.milestones import MILESTONE_EVERY, Milestones
+from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY, DigestCheckpoints
 from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
 from core.events import (
     BlocksRemoved,
@@ -166,7 +166,7 @@ class Replica:
         self._log, self._lag_max, self._dice = log, lag_max, dice
         self._source = Source(log, ROUTING, self.id)
         self._state, self._ahead = State(KEY.chain_key), PendingEvents()
-        self._milestones = Milestones(self._state)
+        self._milestones = DigestCheckpoints(self._state)
         self._local: tuple[str, ...] = ()
         for stream in log.records:
             self._state.open(stream, EPOCH)
@@ -216,7 +216,7 @@ class Replica:
             at = self._state.cursor[stream].seq
             for frame in frames[at : len(frames) - self._dice.randint(0, lag_max)]:
                 self._state.fold(stream, frame.seq, frame.owner, frame.message, frame.head)
-                if frame.seq % MILESTONE_EVERY == 0:
+                if frame.seq % CHECKPOINT_EVERY == 0:
                     self._milestones.passed(stream, frame.seq)
                 if frame.owner == self.id and frame.message is not None:
                     for event in frame.message.events:

@@ -10,10 +10,10 @@ from actors.disagg.prefill_job_client import PrefillJobClient
 from actors.disagg.prefill_peers import Kind, PrefillConnection, PrefillPeers
 from actors.disagg.remote_prefill import RemotePrefill
 from actors.disagg.worker_role import RoleContext
-from actors.live_settings import LiveSettings
 from actors.transport.frames import FromPrefill, Generate
 from core.generation import Output
 from core.kv_transfer import TRANSPORTS
+from streams.live_settings import LiveSettings
 
 
 class DecodeRole:

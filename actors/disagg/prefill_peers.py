@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple, Protocol
 
-from actors.registration import registration_of
+from actors.membership.registration import registration_of
 from actors.transport.frames import Introduce, ToPrefill
 from core.events.kv import PREFILL
 from core.ids import WorkerId

@@ -28,7 +28,6 @@ from actors.disagg.prefill_job_client import PrefillJobClient
 from actors.disagg.unverified_blocks import UnverifiedBlocks
 from actors.engines.engine import BlockTransfer, Engine, TransferFailed
 from actors.kv_cache.cache_mirror import CacheMirror
-from actors.live_settings import LiveSettings
 from core.clock import Clock
 from core.errors import EngineDead
 from core.generation import NO_HINT, TASK_GENERATE, GenerateRequest, Hint, Output, PrefillReport
@@ -36,6 +35,7 @@ from core.kv_transfer import KvPull
 from core.prompt import Prompt, scope_bytes
 from projections.folds.jobs_fold import JobsFold
 from projections.policy.prefill_choice import PrefillInputs, decide_prefill
+from streams.live_settings import LiveSettings
 
 PULL_TIMEOUT_S = 10.0
 """From handing a pull to the engine to its first token: NIXL itself waits for a holder that hangs for ever."""

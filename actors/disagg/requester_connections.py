@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from actors.registration import registration_of
+from actors.membership.registration import registration_of
 from actors.transport.frames import FromPrefill, Hello, Introduce, ToPrefill
 from actors.transport.reconnecting_client import ReconnectingClient
 from core.events.kv import PREFILL

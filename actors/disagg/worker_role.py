@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from actors.disagg.prefill_peers import PrefillConnection
 from actors.engines.engine import Engine
 from actors.kv_cache.cache_mirror import CacheMirror
-from actors.presence import Presence
+from actors.membership.worker_membership import WorkerMembership
 from actors.transport.frames import FromPrefill, Generate
 from core.clock import Clock
 from core.errors import Unavailable
@@ -32,7 +32,7 @@ class RoleContext(Protocol):
     key: DeploymentKey
     routing: RoutingSettings
 
-    def present(self) -> Presence:
+    def present(self) -> WorkerMembership:
         """The worker's present life."""
 
     def leave(self, reason: str) -> None:
@@ -75,7 +75,7 @@ class WorkerRole(Protocol):
         """A connection broke."""
 
     def totals(self) -> dict[str, int]:
-        """Counts since the start, by the names of `actors.metrics.TOTALS`."""
+        """Counts since the start, by the names of `actors.metrics.frontend_metrics.TOTALS`."""
 
     def describe(self) -> dict[str, Any]:
         """For people; empty if there is nothing to say."""

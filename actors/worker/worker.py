@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from actors.addresses import advertised
 from actors.disagg.decode_role import DecodeRole
 from actors.disagg.prefill_peers import PrefillConnection
 from actors.disagg.prefill_role import PrefillRole
 from actors.disagg.worker_role import AggregatedRole, WorkerRole
 from actors.engines.engine import CacheChange, Engine
 from actors.kv_cache.cache_mirror import CacheMirror
-from actors.presence import Presence
+from actors.membership.registration import advertised_address
+from actors.membership.worker_membership import WorkerMembership
 from actors.transport.frames import FromPrefill, Generate, Welcome
 from actors.transport.worker_server import WorkerServer
 from actors.worker.engine_watchdog import wait_until_dead
@@ -98,7 +98,7 @@ class Worker:
         self.role: WorkerRole = AggregatedRole(lambda: self.engine)
         """What it does about prompts beside running its engine; settled when that is up."""
         self.mirror: CacheMirror | None = None
-        self.presence: Presence | None = None
+        self.presence: WorkerMembership | None = None
         self.port = WorkerServer(self, options.namespace, key.door_key)
         self.draining = GracefulDrain(self.port, options.drain_timeout_s)
         self.address = ""
@@ -177,7 +177,7 @@ class Worker:
             host, port = await self.port.open(listen_host, listen_port)
         except OSError as error:
             raise CallerError(f"cannot listen on {listen_host}:{listen_port} ({error}): choose another port") from error
-        return advertised(self.options.advertise, host, port)
+        return advertised_address(self.options.advertise, host, port)
 
     async def serve(self) -> str:
         """Returns when the worker must end, with the reason."""
@@ -255,7 +255,7 @@ class Worker:
         assert self.presence is not None
         return Welcome(worker=self.presence.id, name=self.options.name, model=self.engine.info.model)
 
-    def present(self) -> Presence:
+    def present(self) -> WorkerMembership:
         """Its present life; there is one from the moment when it joined."""
         assert self.presence is not None
         return self.presence
@@ -294,7 +294,7 @@ class Worker:
 
     @property
     def totals(self) -> dict[str, int]:
-        """What was counted since the start, by the names of `actors.metrics.TOTALS`."""
+        """What was counted since the start, by the names of `actors.metrics.frontend_metrics.TOTALS`."""
         counts = dict(self._totals)
         if self.mirror is not None:
             counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}
@@ -314,7 +314,7 @@ class Worker:
             address=self.address,
             partition=int(worker, 16) % options.partitions,
         )
-        self.presence = Presence(
+        self.presence = WorkerMembership(
             options.namespace,
             self.log,
             self.registry,
@@ -379,7 +379,7 @@ class Worker:
             self.presence.restate()
             await asyncio.sleep(every_s)
 
-    async def _quiet(self, presence: Presence) -> None:
+    async def _quiet(self, presence: WorkerMembership) -> None:
         """Replicas know that we take nothing new, and what was in flight has finished."""
         await presence.register({**self._details, "draining": True})
         await self.role.quiet()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import orjson
 
-from actors.registration import Registration
+from actors.membership.registration import Registration
 from api.census import REPLICAS, WORKERS, Part, ask_all, registered
 from api.connection import Connection
 from api.contacts import named_remedy, open_log, open_registry

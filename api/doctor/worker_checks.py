@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from actors.registration import Registration
+from actors.membership.registration import Registration
 from api.amounts import seconds_text
 from api.doctor.finding import OK, PROBLEM, WARNING, Finding
 from core.events.kv import PREFILL

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from actors.live_settings import SETTINGS_KEY
 from core.errors import CallerError, Unavailable
 from core.settings import RoutingSettings
+from streams.live_settings import SETTINGS_KEY
 from streams.registry import Registry
 
 LOCK_KEY = "settings/lock"

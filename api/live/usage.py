@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from actors.live_settings import SETTINGS_KEY
 from api.census import REPLICAS, ask_all, registered
 from api.replicas.replica import Replica, replica_of
+from streams.live_settings import SETTINGS_KEY
 from streams.registry import Registry
 
 IN_USE_WAIT_S = 10.0

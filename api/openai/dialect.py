@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.transport.output_stream import StreamScope
 from api.openai.answers.answering import Answering
 from api.openai.answers.said import Step

@@ -9,7 +9,7 @@ import orjson
 from fastapi import APIRouter, Response
 from starlette.types import ASGIApp
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.anthropic.body import CountRequest
 from api.anthropic.dialect import MESSAGES, TokenCount
 from api.anthropic.errors import AnthropicError

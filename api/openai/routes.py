@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.transport.output_stream import StreamScope
 from api.openai.answers.answering import Answering, broken_off
 from api.openai.answers.chat_writer import ChatWriter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-from actors.snapshots import CLAIM
+from actors.consistency.snapshot_schedule import CLAIM
 from core.clock import SystemClock
 from core.errors import Unavailable
 from core.snapshot_manifest import Manifest

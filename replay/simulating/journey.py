@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actors.engines.simulated.engine_state import Submit
 from actors.engines.simulated.sequence import BlockHashPrompt, answer_hash
-from actors.tries import Tries
+from actors.router.routed_request import RetryBudget
 from core.events import Event, RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted
 from core.generation import GenerateRequest, Hint, Output, PrefillReport, Sampling
 from core.ids import WorkerId
@@ -19,7 +19,8 @@ MODEL = "simulated"
 
 
 class Journey:
-    """Says what a real replica says of its requests (`actors.flight`), with the times of the simulation."""
+    """Says what a real replica says of its requests (`actors.router.routed_request`), with the times of the
+    simulation."""
 
     __slots__ = ("_attempt_cached", "_attempt_first_us", "_attempt_told", "_cached", "_place", "_predicted",
                  "_routed_us", "arrival", "arrived_us", "attempt", "block_size", "declined", "first_us", "number",
@@ -38,7 +39,7 @@ class Journey:
         """The present one."""
         self.worker = WorkerId("")
         """Who serves it, or did last."""
-        self.tries = Tries()
+        self.tries = RetryBudget()
         self.declined = 0
         """Attempts in a row, from the first, that a worker declined."""
         self.told = 0
@@ -62,7 +63,9 @@ class Journey:
         self.attempt += 1
         prompt = HashedPrompt(self.arrival.prompt_tokens + self.told, self.block_size, self._hashes())
         it = self.arrival
-        session = session_key(f"{it.tenant}/{it.session}", KEY.hash_seed) if it.session else ""  # as `actors.dispatch`
+        session = (
+            session_key(f"{it.tenant}/{it.session}", KEY.hash_seed) if it.session else ""
+        )  # as `actors.router.dispatch`
         return RouteRequest(it.id, self.attempt, MODEL, prompt, it.tenant, it.priority, session)
 
     def sent(self, routed: RequestRouted, place: int, now_us: int) -> Submit:

@@ -1,7 +1,8 @@
 """VirtualAdmission: one replica's queue in a simulation: a request goes on when a worker has a place for it.
 
-As the real one (`actors.admission`), with its order, its bounds and its words in the log. Nobody hangs up here, and
-nobody has a deadline; nothing needs more of the loop's time than it has, so whoever is let in goes on at that moment.
+As the real one (`actors.router.admission`), with its order, its bounds and its words in the log. Nobody hangs up here,
+and nobody has a deadline; nothing needs more of the loop's time than it has, so whoever is let in goes on at that
+moment.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from math import ceil
 
-from actors.admission import SHARE_FRESH_MS
-from actors.room import Room
-from actors.waiting_line import RETRY_AFTER_MAX_S, WaitingLine
+from actors.router.admission import SHARE_FRESH_MS
+from actors.router.capacity import Capacity
+from actors.router.request_queue import RETRY_AFTER_MAX_S, RequestQueue
 from core.events import Event
 from core.events.routing import TURNED_AWAY, RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest, Sampling
@@ -35,7 +36,7 @@ class VirtualAdmission:
         agenda: Agenda,
         log: VirtualLog,
         *,
-        room: Callable[[], Room | None],
+        room: Callable[[], Capacity | None],
         say: Callable[[Event], None],
         let_in: Callable[[Journey], None],
         turned_away: Callable[[Journey, str, int], None],
@@ -49,7 +50,7 @@ class VirtualAdmission:
         self._say = say
         self._let_in = let_in
         self._turned_away = turned_away
-        self._line = WaitingLine(MODEL)
+        self._line = RequestQueue(MODEL)
         """Counts; those that wait stand in the queue here."""
         self._queue = FairQueue[Journey]()
         self._timers: dict[RequestId, int] = {}

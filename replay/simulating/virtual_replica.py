@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from actors.agreement import REPORT_EVERY_MS
-from actors.holding import OVERLOADED
-from actors.milestones import MILESTONE_EVERY, Milestones
-from actors.room import Room
-from actors.voice import LIMITS
+from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY, DigestCheckpoints
+from actors.consistency.digest_exchange import REPORT_EVERY_MS
+from actors.router.capacity import Capacity
+from actors.router.late_binding import OVERLOADED
+from actors.router.routing_publisher import LIMITS
 from core.events import (
     Event,
     LocalChanged,
@@ -85,7 +85,7 @@ class VirtualReplica:
         self._state = State(CHAIN_KEY)
         for stream in log.streams:
             self._state.open(stream, EPOCH)
-        self._milestones = Milestones(self._state)
+        self._milestones = DigestCheckpoints(self._state)
         self._reported_us = 0
         self._ahead = PendingEvents()
         self._learns = settings.policy in ESTIMATING_POLICIES and not settings.prefill_us_per_token_m
@@ -140,7 +140,7 @@ class VirtualReplica:
         more."""
         return self._choice(asked, self._look(gone), seed)
 
-    def room(self, gone: set[WorkerId], slots: int) -> Room | None:
+    def room(self, gone: set[WorkerId], slots: int) -> Capacity | None:
         """The places that it sees now; each engine runs so many requests as `slots`."""
         self._catch_up()
         return room(self._state, self._ahead, gone, self._settings, slots)
@@ -196,7 +196,7 @@ class VirtualReplica:
         self._tell_held()
 
     def _tell_held(self) -> None:
-        """As `actors.holding`."""
+        """As `actors.router.late_binding`."""
         for depth, (request, held) in enumerate(self._held.items()):
             if request not in self._held_told and not held.request.attempt:
                 self._held_told.add(request)
@@ -263,7 +263,7 @@ class VirtualReplica:
         fold, read_back = self._state.fold, self._ahead.read_back
         for stream, seq, _, owner, head, message in self._reader.until(self._agenda.now_us):
             fold(stream, seq, owner, message, head)
-            if not seq % MILESTONE_EVERY:
+            if not seq % CHECKPOINT_EVERY:
                 self._milestones.passed(stream, seq)
             if owner == self.id and message is not None:
                 for event in message.events:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from actors.room import SPARE_PART, WITH_PREFILL, Room
+from actors.router.capacity import SPARE_PART, WITH_PREFILL, Capacity
 from core.ids import WorkerId
 from core.settings import RoutingSettings
 from projections.folds.pending_events import PendingEvents
@@ -13,9 +13,9 @@ from projections.folds.state import State
 
 def room(
     state: State, ahead: PendingEvents, gone: AbstractSet[WorkerId], settings: RoutingSettings, slots: int
-) -> Room | None:
-    """As `actors.room.Rooms.of`, which tells more kinds of workers apart: here one is connected or gone, and each
-    engine runs as many requests as `slots`. O(workers)."""
+) -> Capacity | None:
+    """As `actors.router.capacity.CapacityCalculator.of`, which tells more kinds of workers apart: here one is connected
+    or gone, and each engine runs as many requests as `slots`. O(workers)."""
     usable: list[WorkerId] = []
     overloaded = False
     for member in state.serving():
@@ -35,4 +35,4 @@ def room(
         for tally in (state.routing.in_flight_load.busy, ahead.in_flight_load.busy)
         if worker in tally
     )
-    return Room(len(usable) * (settings.active_max or each), taken, max(1, len(state.routing.replicas)), overloaded)
+    return Capacity(len(usable) * (settings.active_max or each), taken, max(1, len(state.routing.replicas)), overloaded)

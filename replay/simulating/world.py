@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 import xxhash
 
-from actors.admission import LOOK_EVERY_S
-from actors.dispatch import DECLINED_MAX, RESUME_LOOK_S, RESUME_WAIT_S
+from actors.router.admission import REFRESH_EVERY_S
+from actors.router.dispatch import DECLINED_MAX, RESUME_RETRY_S, RESUME_WAIT_S
 from actors.transport.worker_connection import WorkerDeclined
 from core.errors import CallerError
 from core.events import RequestPrefilled
@@ -43,8 +43,8 @@ BROKE = "its worker ended"
 REFUSED = "the engine refused the request"
 US_PER_S = 1_000_000
 RESUME_WAIT_US = round(RESUME_WAIT_S * US_PER_S)
-RESUME_LOOK_US = round(RESUME_LOOK_S * US_PER_S)
-LOOK_EVERY_US = round(LOOK_EVERY_S * US_PER_S)
+RESUME_LOOK_US = round(RESUME_RETRY_S * US_PER_S)
+LOOK_EVERY_US = round(REFRESH_EVERY_S * US_PER_S)
 
 Progress = Callable[[int, int], None]
 """Told requests that ended, and how many there are."""
@@ -87,7 +87,7 @@ class World:
         """Where requests wait for a place in the fleet, by replica."""
         self._journeys: dict[RequestId, Journey] = {}
         """Those under way, in the order in which they came."""
-        self._holds = options.routing.holds and not options.prefill_workers  # as `actors.dispatch`
+        self._holds = options.routing.holds and not options.prefill_workers  # as `actors.router.dispatch`
         self._planning: set[int] = set()
         """Numbers of replicas that are about to plan."""
         self._looking: set[int] = set()
@@ -224,7 +224,7 @@ class World:
             self._end(journey, TOO_LONG)
 
     def _declined(self, journey: Journey, worker: VirtualWorker, error: WorkerDeclined) -> None:
-        """As `actors.dispatch`: it is held again, unless that was often enough."""
+        """As `actors.router.dispatch`: it is held again, unless that was often enough."""
         now_us, replica = self._agenda.now_us, self._replicas[journey.replica]
         replica.say(journey.finished("declined", now_us, error.detail))
         journey.declined += 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors import dispatch
+from actors.router import dispatch
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from actors.voice import Voice
+from actors.router.routing_publisher import RoutingPublisher
 from core.clock import SystemClock
 from core.events import LocalChanged, ReplicaJoined
 from core.subjects import ROUTING
@@ -32,7 +32,7 @@ def tell(what: object) -> None:
 
 
 async def speak(folder: Path, log: EventLog) -> None:
-    voice = Voice(
+    voice = RoutingPublisher(
         NAMESPACE,
         log,
         SystemClock(),

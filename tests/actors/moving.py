@@ -10,10 +10,10 @@ import msgspec
 
 from actors.engines.simulated.engine_state import Submit
 from actors.engines.simulated.engine_step import EngineState, step
-from actors.router import Router
+from actors.router.router import Router
 from core.generation import GenerateRequest, Output
+from tests.actors.membership.test_failure_detector import worker_id
 from tests.actors.scripted_engine import ScriptedEngine
-from tests.actors.test_suspicion import worker_id
 from tests.actors.world import FAST, World, request
 
 SLOW = dataclasses.replace(FAST, decode_us_per_step=2000)

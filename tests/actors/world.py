@@ -10,7 +10,7 @@ from zlib import crc32
 
 from actors.engines.engine import Engine
 from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings
-from actors.router import Router, RouterOptions
+from actors.router.router import Router, RouterOptions
 from actors.worker.worker import Worker, WorkerOptions
 from core.clock import Clock, SystemClock
 from core.codec import decode_message, encode_event

@@ -11,7 +11,7 @@ import httpx
 from click.testing import CliRunner
 from starlette.responses import PlainTextResponse
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.cli_keys import keys as keys_command
 from api.debug.access import Access

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from actors.engines.simulated.simulated_engine import SimulatedEngine
-from actors.router import Router, RouterOptions
+from actors.router.router import Router, RouterOptions
 from actors.worker.worker import Worker, WorkerOptions
 from core.clock import SystemClock
 from core.generation import GenerateRequest, Sampling

@@ -11,7 +11,7 @@ from typing import cast
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from actors.routed import HEARS_ROUTED
+from actors.router.dispatch import ON_ROUTED
 from core.generation import GenerateRequest, Output, Take
 from core.models import ModelCard, UnknownModel
 from core.readiness import Readiness
@@ -117,7 +117,7 @@ class ScriptedBackend:
             async with self.changed:
                 self.requests.append(request)
                 self.changed.notify_all()
-            if (hears := HEARS_ROUTED.get()) is not None:
+            if (hears := ON_ROUTED.get()) is not None:
                 hears("decode-0")
             for step in self._script(request):
                 match step:

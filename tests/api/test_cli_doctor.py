@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from actors.registration import Registration
+from actors.membership.registration import Registration
 from api.census import Answer, Part
 from api.cli_doctor import as_text, doctor
 from api.doctor import examination

@@ -9,7 +9,6 @@ from pathlib import Path
 import orjson
 import pytest
 
-from actors.live_settings import SETTINGS_KEY, LiveSettings
 from api.cli_settings import pairs_of, settings
 from api.live import stored as stored_module
 from api.live import usage
@@ -21,6 +20,7 @@ from core.errors import CallerError, Unavailable
 from core.settings import POLICIES, RoutingSettings
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats
+from streams.live_settings import SETTINGS_KEY, LiveSettings
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.api.deployed import Deployed, deployed
 

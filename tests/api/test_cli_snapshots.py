@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.snapshots import CLAIM
+from actors.consistency.snapshot_schedule import CLAIM
 from api.cli_snapshots import snapshots
 from api.snapshots.listed import Listed, unusable
 from api.snapshots.table import snapshots_text

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import framework
 from api.description.document import document as made_document
 from api.description.surface import SURFACE, Operation

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.openai.settings import ApiSettings
 from tests.api.conftest import Api

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from actors.holding import why_cancelled
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
+from actors.router.late_binding import why_cancelled
 from api.app import create_app
 from api.openai import vigil as vigil_module
 from api.openai.settings import ApiSettings

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from actors.metrics import FrontendMetrics
-from actors.router import Router
+from actors.metrics.frontend_metrics import FrontendMetrics
+from actors.router.router import Router
 from api.app import create_app
 from api.openai.answers.chat_writer import ChatWriter
 from api.openai.answers.choice import Choice

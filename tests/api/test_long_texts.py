@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.openai.further.tokenizing import TOKENIZED_MAX
 from api.openai.requests.validation import CONTAINERS_MAX, STRINGS_MAX, VALUES_MAX

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.metrics import OUTCOMES, TOTALS, FrontendMetrics, WorkerMetrics
-from actors.queue_metrics import queue_metrics
-from actors.replica_metrics import COUNTERS, GAUGES, VERDICTS
+from actors.metrics.frontend_metrics import OUTCOMES, TOTALS, FrontendMetrics, WorkerMetrics
+from actors.metrics.replica_metrics import COUNTERS, GAUGES, VERDICTS, queue_metrics
 from core.events.routing import TURNED_AWAY
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()

@@ -14,7 +14,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.openai.responses.reasoning_seal import SEALED_CHARS_MAX, ReasoningSeal
 from api.openai.responses.sealed_items import SEALED_ITEMS_MAX

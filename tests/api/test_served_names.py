@@ -16,9 +16,9 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from actors.metrics import FrontendMetrics
-from actors.registration import Registration
-from actors.router import Router
+from actors.membership.registration import Registration
+from actors.metrics.frontend_metrics import FrontendMetrics
+from actors.router.router import Router
 from actors.worker.worker import Worker
 from api.app import create_app
 from api.cli_worker import worker as worker_command

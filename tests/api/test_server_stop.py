@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.http_limits import HttpLimits
 from api.openai.settings import ApiSettings

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.openai.requests.sessions import (
     HEADERS,

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client import generate_latest
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.logs import JsonLines
 from api.openai.settings import ApiSettings

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import api.server
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.http_limits import HttpLimits
 from api.openai.settings import ApiSettings

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.config import FrontendTls
 from api.config_load import load

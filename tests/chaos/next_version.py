@@ -108,8 +108,8 @@ APPENDED = {
     "projections/folds/source_fold.py": STAMP,
     "projections/folds/kv_fold.py": SKIPS.format(name="KvFold"),
     "projections/folds/routing_fold.py": SKIPS.format(name="RoutingFold"),
-    "actors/presence.py": WORKER_SPEAKS,
-    "actors/voice.py": REPLICA_SPEAKS,
+    "actors/membership/worker_membership.py": WORKER_SPEAKS,
+    "actors/router/routing_publisher.py": REPLICA_SPEAKS,
 }
 
 

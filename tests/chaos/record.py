@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from actors.telling import REASON as TOLD_BY_JOURNAL
 from core.codec import CHAIN_START, Message, decode_message, digest
 from core.events import (
     Event,
@@ -27,6 +26,7 @@ from core.events import (
 )
 from core.subjects import ROUTING, owner
 from streams.log import Record
+from streams.outbox.journal_recovery import REASON as TOLD_BY_JOURNAL
 
 LOST = "-lost"
 SHOWN_MAX = 5

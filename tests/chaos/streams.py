@@ -40,7 +40,8 @@ FAULTS = ("killed", "stopped", "drained")
 HUNG, CRASHED = "hung", "crashed"
 """Only the engine is stopped, or killed: with `--engine vllm` it has a process of its own."""
 STOPPED_S = 7.5
-"""Longer than a replica listens to a silent worker (`actors.suspicion.SILENT_S`), shorter than its lease and that."""
+"""Longer than a replica listens to a silent worker (`actors.membership.failure_detector.SILENT_S`), shorter than its
+lease and that."""
 OUTAGE_AFTER_S = 0.5
 """Streams that are to lose all workers have been in flight for so long."""
 ERROR_WITHIN_S = 10.0

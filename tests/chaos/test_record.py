@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.telling import REASON as TOLD_BY_JOURNAL
 from core.codec import CHAIN_START, digest, encode_event, encode_message
 from core.events import (
     Event,
@@ -21,6 +20,7 @@ from core.events import (
 )
 from core.ids import SourceId, StreamName, StreamSeq
 from streams.log import Record
+from streams.outbox.journal_recovery import REASON as TOLD_BY_JOURNAL
 from tests.chaos.record import LogRecord
 
 KEY = b"k" * 32

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.milestones import MILESTONE_EVERY, Milestones
+from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY, DigestCheckpoints
 from core.codec import CHAIN_START, Message, digest, encode_event, encode_message
 from core.event_json import hash_text
 from core.events import (
@@ -209,7 +209,7 @@ class Fleet:
             self.state.open(stream, Epoch(START_MS))
             writer.open(stream, Epoch(START_MS), 1, 1)
         self.replicas = [ReplicaId(hash_text(self.dice.getrandbits(64))) for _ in range(scale.replicas)]
-        self._milestones = {replica: Milestones(self.state) for replica in self.replicas}
+        self._milestones = {replica: DigestCheckpoints(self.state) for replica in self.replicas}
         systems = [self.dice.randbytes(4 * self.dice.randint(400, 1600)) for _ in range(12)]
         self._conversations = [Conversation(self.dice.choice(systems), self.dice) for _ in range(160)]
         self._systems = systems
@@ -224,7 +224,7 @@ class Fleet:
         seq, owner = StreamSeq(self.state.cursor[stream].seq + 1), about or source
         self.writer.add(Record(stream, seq, self.now_ms, subject(NAMESPACE, stream, owner), payload))
         self.state.fold(stream, seq, owner, message, head)
-        if seq % MILESTONE_EVERY == 0:
+        if seq % CHECKPOINT_EVERY == 0:
             for milestones in self._milestones.values():
                 milestones.passed(stream, seq)
 

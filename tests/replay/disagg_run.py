@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from actors.router import Router
+from actors.router.router import Router
 from actors.worker.worker import Worker
 from core.events import RequestFinished
 from core.subjects import JOBS, ROUTING

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from actors.router import Router
+from actors.router.router import Router
 from core.clock import SystemClock
 from core.keys import DeploymentKey
 from replay.recording.recording import Recording

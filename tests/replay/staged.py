@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from actors.milestones import Milestones
+from actors.consistency.digest_checkpoints import DigestCheckpoints
 from core.clock import ManualClock
 from core.codec import CHAIN_START, Message, decode_message, digest, encode_event, encode_message
 from core.events import Event, ReplicaJoined, ReplicaReported, RequestRouted, SettingsChanged
@@ -136,7 +136,7 @@ class Stage:
 
     def report(self, replica: ReplicaId) -> ReplicaReported:
         """What the folds of the replica are, which has folded all; nobody has heard of it."""
-        found = Milestones(self.seat(replica).state).report()
+        found = DigestCheckpoints(self.seat(replica).state).report()
         assert found is not None
         return found
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from actors.live_settings import SETTINGS_KEY
 from core.block_spans import single
 from core.ids import StreamName, StreamSeq
 from core.settings import POLICIES
 from core.subjects import SNAPSHOTS
+from streams.live_settings import SETTINGS_KEY
 from streams.memory.memory_stream import MemoryStream
 from tests.simulation.scale import PREFILL_WAIT_MAX_MS
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import actors.consistency.snapshot_schedule
 import actors.disagg.remote_prefill
-import actors.holding
-import actors.snapshots
-import actors.suspicion
-import actors.voice
+import actors.membership.failure_detector
+import actors.router.late_binding
+import actors.router.routing_publisher
 import projections.policy.binding_plan
 from actors.disagg.prefill_service import PrefillService
 from streams.log import QUEUE_LIMITS
@@ -39,10 +39,14 @@ def scaled(options: Options) -> Iterator[None]:
     assert defaults is not None
     assert prefill_defaults is not None
     with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(actors.snapshots, "MIN_EVENTS", SNAPSHOT_EVENTS_MIN))
-        patches.enter_context(mock.patch.object(actors.snapshots, "READ_EVERY_MS", MANIFEST_READ_EVERY_MS))
+        patches.enter_context(
+            mock.patch.object(actors.consistency.snapshot_schedule, "MIN_EVENTS", SNAPSHOT_EVENTS_MIN)
+        )
+        patches.enter_context(
+            mock.patch.object(actors.consistency.snapshot_schedule, "READ_EVERY_MS", MANIFEST_READ_EVERY_MS)
+        )
         patches.enter_context(mock.patch.object(actors.disagg.remote_prefill, "PULL_TIMEOUT_S", PULL_TIMEOUT_S))
-        patches.enter_context(mock.patch.multiple(actors.suspicion, MUTE_S=MUTE_S, SILENT_S=SILENT_S))
+        patches.enter_context(mock.patch.multiple(actors.membership.failure_detector, MUTE_S=MUTE_S, SILENT_S=SILENT_S))
         patches.enter_context(mock.patch.dict(prefill_defaults, {"limits": QUEUE}))
         patches.enter_context(mock.patch.object(JournalFile, "__init__", _known_to_its_process(JournalFile.__init__)))
         if options.pass_tokens:
@@ -51,11 +55,11 @@ def scaled(options: Options) -> Iterator[None]:
                 projections.policy.binding_plan, PASS_TOKENS=options.pass_tokens, LIGHT_TOKENS=light, SMALL_TOKENS=small
             )
             patches.enter_context(of_a_pass)
-            patches.enter_context(mock.patch.object(actors.holding, "LIGHT_TOKENS", light))
+            patches.enter_context(mock.patch.object(actors.router.late_binding, "LIGHT_TOKENS", light))
         if options.pending_events_max:
-            voices = replace(actors.voice.LIMITS, pending_events_max=options.pending_events_max)
+            voices = replace(actors.router.routing_publisher.LIMITS, pending_events_max=options.pending_events_max)
             others = replace(defaults["limits"], pending_events_max=options.pending_events_max)
-            patches.enter_context(mock.patch.object(actors.voice, "LIMITS", voices))
+            patches.enter_context(mock.patch.object(actors.router.routing_publisher, "LIMITS", voices))
             patches.enter_context(mock.patch.dict(defaults, {"limits": others}))
         yield
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-import actors.dispatch
-from actors.agreement import Agreement
-from actors.predecessors import Predecessors
-from actors.suspicion import Suspicion
+import actors.router.dispatch
+from actors.consistency.digest_exchange import DigestExchange
+from actors.membership.failure_detector import FailureDetector
 from core.block_spans import Blocks, packed, single, unpacked
 from core.errors import WrongSequence
 from core.ids import StreamSeq
@@ -22,6 +21,7 @@ from projections.folds.state import State
 from projections.index.prefix_index import PrefixIndex
 from projections.policy.view import View
 from streams.memory.memory_stream import MemoryStream
+from streams.outbox.journal_recovery import JournalRecovery
 from streams.outbox.outbox import Outbox
 from tests.simulation.breaking import KEPT, Broken, does_nothing, replaces
 
@@ -132,7 +132,7 @@ BROKEN = {
         replaces(State, "apply", _depends_on_the_order), " has ", {"replicas": 2, **KEPT}
     ),
     "a decision with dice of its own": Broken(
-        replaces(actors.dispatch, "decide", _throws_dice), "replays", {"workers": 3, **KEPT}
+        replaces(actors.router.dispatch, "decide", _throws_dice), "replays", {"workers": 3, **KEPT}
     ),
     "requests that outlive their replica": Broken(
         replaces(RoutingFold, "_end", _ends_no_requests), "in flight", {"kill_replica": 0.5, **KEPT}
@@ -141,15 +141,15 @@ BROKEN = {
         replaces(KvFold, "_end", _keeps_blocks), "", {"kill_worker": 0.5, **KEPT}
     ),
     "replicas that do not listen to each other": Broken(
-        replaces(Agreement, "hear", lambda _: lambda *_: None),
+        replaces(DigestExchange, "hear", lambda _: lambda *_: None),
         "",
         {**KEPT, "tamper": 2.0, "replicas": 2, "restate_every_s": 1e6},
     ),
     "nobody who finds out who is lost": Broken(
-        replaces(Suspicion, "run", lambda _: does_nothing), "alive", {"kill_worker": 0.5, **KEPT}
+        replaces(FailureDetector, "run", lambda _: does_nothing), "alive", {"kill_worker": 0.5, **KEPT}
     ),
     "nobody who tells what the dead left": Broken(
-        replaces(Predecessors, "look", lambda _: does_nothing),
+        replaces(JournalRecovery, "look", lambda _: does_nothing),
         "left",
         {"kill_replica": 0.5, "journals": True, **KEPT},
     ),

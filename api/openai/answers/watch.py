@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.metrics import ModelMetrics
+from actors.metrics.frontend_metrics import ModelMetrics
 from api.openai.answers.usage import Usage
 from core.clock import Clock
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from actors.metrics import FrontendMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
 from api.openai.errors import ApiError
 from api.openai.exchange import Exchange
 from api.openai.refusal import outcome_of, shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from actors.turns import Turns
+from actors.router.event_loop_throttle import EventLoopThrottle
 from api.openai.answers.choice import Choice
 from api.openai.backend import Backend
 from api.openai.requests.accepted import Accepted
@@ -32,7 +32,7 @@ class Intake:
         self._settings = settings
         self._tokenizers = tokenizers
         self._terms = KeptTerms()
-        self._turns = Turns()
+        self._turns = EventLoopThrottle()
 
     async def turn(self, size: int) -> None:
         """What follows has a turn of the loop, if the body is so large that it takes milliseconds."""

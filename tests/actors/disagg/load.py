@@ -7,7 +7,7 @@ import random
 from contextlib import suppress
 from typing import Self
 
-from actors.router import Router
+from actors.router.router import Router
 from core.generation import GenerateRequest
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from tests.actors.disagg.disagg import alone

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors import presence
 from actors.disagg import prefill_job_client, prefill_service, remote_prefill
 from actors.disagg.prefill_job_client import PrefillJobClient
 from actors.disagg.prefill_peers import PrefillPeers
+from actors.membership import worker_membership
 from actors.worker.worker import Worker
 from core.events.jobs import PrefillCancelled
 from core.generation import GenerateRequest
@@ -76,7 +76,7 @@ async def test_another_block_size(checked: bool, monkeypatch: pytest.MonkeyPatch
         if not checked:
             monkeypatch.setattr(prefill_job_client, "mismatch", lambda *_, **__: "")
             monkeypatch.setattr(PrefillPeers, "introduced", _take_anybody)
-            for module in (presence, prefill_service):
+            for module in (worker_membership, prefill_service):
                 monkeypatch.setattr(module, "job_kind", lambda *_: "any")
         router, decoder, prefiller = await _one_of_each(it, dataclasses.replace(SMALL, block_size=32))
         await asyncio.sleep(0.1)

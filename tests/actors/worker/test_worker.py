@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from actors import entry as entry_module
-from actors import presence as presence_module
-from actors.addresses import advertised
+from actors.membership import registration as entry_module
+from actors.membership import worker_membership as presence_module
+from actors.membership.registration import advertised_address
 from actors.worker import engine_watchdog
 from actors.worker import worker as worker_module
 from actors.worker.model_files import tokenizer_files
@@ -353,10 +353,10 @@ async def test_one_worker_that_drains_is_no_worker() -> None:
 
 def test_where_others_reach_it() -> None:
     """What was given, whole or in part, and the listening address else."""
-    assert advertised("", "127.0.0.1", 80) == "127.0.0.1:80"
-    assert advertised("", "::1", 80) == "[::1]:80"
-    assert advertised("host", "0.0.0.0", 80) == "host:80"
-    assert advertised("host:90", "0.0.0.0", 80) == "host:90"
+    assert advertised_address("", "127.0.0.1", 80) == "127.0.0.1:80"
+    assert advertised_address("", "::1", 80) == "[::1]:80"
+    assert advertised_address("host", "0.0.0.0", 80) == "host:80"
+    assert advertised_address("host:90", "0.0.0.0", 80) == "host:90"
 
 
 def test_without_a_model_folder_there_is_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

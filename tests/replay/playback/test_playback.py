@@ -9,9 +9,8 @@ from typing import NamedTuple
 import orjson
 import pytest
 
-from actors import agreement
-from actors.live_settings import SETTINGS_KEY
-from actors.router import Router
+from actors.consistency import digest_exchange
+from actors.router.router import Router
 from core.codec import decode_message
 from core.errors import ContrailError
 from core.events import SettingsChanged
@@ -28,6 +27,7 @@ from replay.verify.judge import verdicts as of_playback
 from replay.verify.partition import Partition
 from replay.verify.verify import VerifyResult, verify
 from streams.archive.archive_writer import ArchiveWriter
+from streams.live_settings import SETTINGS_KEY
 from streams.memory.memory_log import MemoryLog
 from streams.memory.memory_registry import MemoryRegistry
 from streams.snapshot_store import SnapshotStore
@@ -150,7 +150,7 @@ async def test_lives_that_end_and_begin_and_settings_that_change(tmp_path: Path)
 async def test_a_message_deleted_behind_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who had read it decides on it; what the recording cannot show is counted, and nothing is called different. Once
     the worker restated itself, decisions are verified again."""
-    monkeypatch.setattr(agreement, "REPORT_EVERY_MS", 200)
+    monkeypatch.setattr(digest_exchange, "REPORT_EVERY_MS", 200)
     async with world() as it:
         await it.worker("a")
         await it.worker("b")

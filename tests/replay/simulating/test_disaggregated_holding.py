@@ -1,4 +1,4 @@
-"""Where prompts are computed elsewhere, a simulation holds nobody, as `actors.dispatch` does not."""
+"""Where prompts are computed elsewhere, a simulation holds nobody, as `actors.router.dispatch` does not."""
 
 from __future__ import annotations
 

@@ -8,9 +8,8 @@ from typing import cast
 
 import pytest
 
-from actors.admission import Admission, Place
-from actors.live_settings import LiveSettings
-from actors.room import Room, Rooms
+from actors.router.admission import Admission, Slot
+from actors.router.capacity import Capacity, CapacityCalculator
 from core.clock import Clock
 from core.events import Event
 from core.events.routing import WAITS_FOR, RequestQueued, RequestTurnedAway
@@ -24,6 +23,7 @@ from replay.simulating.arrival import Arrival
 from replay.simulating.journey import MODEL, Journey
 from replay.simulating.virtual_admission import VirtualAdmission
 from replay.simulating.virtual_log import START_MS, VirtualLog
+from streams.live_settings import LiveSettings
 
 PLACES = 3
 SETTINGS = RoutingSettings(queue_max=6, queue_wait_max_ms=3_600_000)
@@ -37,8 +37,10 @@ class Real:
         self.places = PLACES
         self.said: list[Event] = []
         self.let_in: list[RequestId] = []
-        self.admission = Admission(cast(Rooms, self), cast(LiveSettings, self), cast(Clock, self), self.said.append)
-        self.held: dict[RequestId, Place] = {}
+        self.admission = Admission(
+            cast(CapacityCalculator, self), cast(LiveSettings, self), cast(Clock, self), self.said.append
+        )
+        self.held: dict[RequestId, Slot] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -51,9 +53,9 @@ class Real:
     def wall_ms(self) -> int:
         return START_MS + self.now_us // 1000
 
-    def of(self, model: str) -> Room | None:
+    def of(self, model: str) -> Capacity | None:
         assert model == MODEL
-        return Room(self.places, len(self.held), 1, overloaded=not self.places) if self.places >= 0 else None
+        return Capacity(self.places, len(self.held), 1, overloaded=not self.places) if self.places >= 0 else None
 
     async def arrive(self, it: Arrival) -> None:
         request = GenerateRequest(
@@ -103,8 +105,8 @@ class Virtual:
             turned_away=lambda _journey, _reason, retry_s: self.retry_s.append(retry_s),
         )
 
-    def _room(self) -> Room | None:
-        return Room(self.places, len(self.held), 1, overloaded=not self.places) if self.places >= 0 else None
+    def _room(self) -> Capacity | None:
+        return Capacity(self.places, len(self.held), 1, overloaded=not self.places) if self.places >= 0 else None
 
     def _begin(self, journey: Journey) -> None:
         self.held[journey.arrival.id] = journey

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.milestones import Milestones
+from actors.consistency.digest_checkpoints import DigestCheckpoints
 from core.errors import CallerError
 from core.event_json import hash_text
 from core.events import LocalChanged, ReplicaReported, WorkerLost
@@ -50,7 +50,7 @@ async def test_at_any_cursor_it_is_what_a_replica_there_holds(tmp_path: Path) ->
     """Every digest that two live replicas said of a cursor is that of the state there, and so is the one that they hold
     when all is quiet; and what each believed at its last decision adds up."""
     async with pair() as (it, routers):
-        milestones = [Milestones(router.state) for router in routers]
+        milestones = [DigestCheckpoints(router.state) for router in routers]
 
         async def reports() -> None:
             """As each of them says every few seconds, only more often."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from actors.milestones import Milestones
+from actors.consistency.digest_checkpoints import DigestCheckpoints
 from core.codec import encode_event, encode_message
 from core.events import LocalChanged, ReplicaLeft, ReplicaRestated, SettingsChanged
 from core.ids import Epoch, SourceId, StreamName
@@ -109,7 +109,7 @@ def test_what_retention_took_excuses_until_the_replica_says_what_it_has(
     start = {stream: len(frames) + 1 for stream, frames in stage.frames.items()}
     cut = {KV: start[KV] - 2, LOAD: start[LOAD] - 2, ROUTING: start[ROUTING] - 6}
     stage.route("early", ASKED)
-    report = Milestones(stage.seat(R).state).report()
+    report = DigestCheckpoints(stage.seat(R).state).report()
     assert report is not None
     stage.tell(report)
     stage.route("late", ASKED)

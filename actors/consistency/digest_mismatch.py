@@ -1,0 +1,136 @@
+"""Dispute: two folds of one stream were not the same at one cursor, and what has come of it.
+
+1. It is open until one of these is so: the accusers replaced their folds, or agree again; or we folded the log anew
+   and were wrong.
+2. Whoever has more against it than with it, or as many, folds anew at once; who has more with it waits SETTLE_WAIT_S
+   for the others to find out that they were wrong. A dispute over the message itself, not only over the fold, waits
+   too: whoever missed that the log's history was replaced finds out within seconds.
+3. If we were right, the accusers must be wrong. If they find that they were right too, or nothing, log or code is at
+   fault: `unexplained`, once. It is forgotten when it may be settled again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from actors.consistency.digest_exchange import DigestDifference
+from core.ids import ReplicaId, StreamName, StreamSeq
+
+RESOLVE_WAIT_MS = 30_000
+"""How long the majority waits for the minority, and how long a dispute over history may need to vanish."""
+EXPLAIN_WAIT_MS = 60_000
+"""How long one who was right waits for the others to say that they were wrong."""
+
+
+@dataclass(slots=True)
+class DigestMismatch:
+    """One stream's; there is one at a time."""
+
+    stream: StreamName
+    seq: StreamSeq
+    opened_ms: int
+    of_history: bool
+    first: ReplicaId
+    """The one that is named."""
+    own: bool = False
+    """With ourselves: the fold changed though no message came."""
+    accusers: set[ReplicaId] = field(default_factory=set)
+    """Who said otherwise and has not taken it back."""
+    confirmed_ms: int | None = None
+    """When we found that we were right."""
+    confirmed_by: set[ReplicaId] = field(default_factory=set)
+    """Accusers that found that they were right."""
+    unexplained: bool = False
+
+    def ready(self, camps: tuple[int, int], now_ms: int) -> bool:
+        """Whether it is ours to fold anew now; `camps`: how many have the fold as we do, and how many not."""
+        if self.confirmed_ms is not None:
+            return False
+        same, other = camps
+        waited = now_ms - self.opened_ms >= RESOLVE_WAIT_MS
+        return self.own or waited or (other >= same and not self.of_history)
+
+    def inexplicable(self, now_ms: int) -> bool:
+        """Whether everybody was right, or nobody said to have been wrong for too long."""
+        if self.confirmed_ms is None or self.unexplained:
+            return False
+        return self.accusers <= self.confirmed_by or now_ms - self.confirmed_ms >= EXPLAIN_WAIT_MS
+
+
+class DigestMismatches:
+    """The open disputes, one per stream at most."""
+
+    def __init__(self) -> None:
+        self.found = 0
+        """How often another's fold, or our own, was not what it should be."""
+        self.of_history = 0
+        """How often only because one of us had not noticed yet that the log's history was replaced."""
+        self.unexplained = 0
+        self._open: dict[StreamName, DigestMismatch] = {}
+
+    def __repr__(self) -> str:
+        return f"<DigestMismatches {', '.join(f'{at.stream}:{at.seq}' for at in self.all()) or 'none'}>"
+
+    def all(self) -> list[DigestMismatch]:
+        """By stream."""
+        return [self._open[stream] for stream in sorted(self._open)]
+
+    def differ(self, difference: DigestDifference, now_ms: int) -> bool:
+        """The replica is an accuser; True if that is a new dispute."""
+        dispute, new = self._open.get(difference.stream), False
+        if dispute is None:
+            said, of_history = difference.said, difference.of_history
+            self._count(of_history)
+            dispute = DigestMismatch(difference.stream, said.seq, now_ms, of_history, difference.replica)
+            self._open[difference.stream] = dispute
+            new = True
+        dispute.accusers.add(difference.replica)
+        return new
+
+    def differ_from_ourselves(self, stream: StreamName, seq: StreamSeq, me: ReplicaId, now_ms: int) -> bool:
+        """The fold is not what was folded; True if nobody knew."""
+        dispute = self._open.get(stream)
+        if dispute is not None and (dispute.own or dispute.unexplained):
+            return False
+        self._count(of_history=False)
+        self._open[stream] = DigestMismatch(stream, seq, now_ms, of_history=False, first=me, own=True)
+        return True
+
+    def agree(self, stream: StreamName, replica: ReplicaId) -> None:
+        """The replica has the same fold as we again: it takes back what it said."""
+        dispute = self._open.get(stream)
+        if dispute is not None and not dispute.own:
+            self._acquit(dispute, replica)
+
+    def replaced(self, replica: ReplicaId) -> None:
+        """The replica was wrong and goes on with a new fold of everything."""
+        for dispute in self.all():
+            if not dispute.own:
+                self._acquit(dispute, replica)
+
+    def confirmed(self, stream: StreamName, replica: ReplicaId) -> None:
+        """The replica folded anew and was right."""
+        dispute = self._open.get(stream)
+        if dispute is not None and replica in dispute.accusers:
+            dispute.confirmed_by.add(replica)
+
+    def is_open(self, dispute: DigestMismatch) -> bool:
+        """Whether it is not over yet."""
+        return self._open.get(dispute.stream) is dispute
+
+    def over(self, dispute: DigestMismatch) -> None:
+        """Nothing is left of it."""
+        self._open.pop(dispute.stream, None)
+
+    def all_over(self) -> None:
+        """Our fold is another now: whatever was said of the one before counts no more."""
+        self._open.clear()
+
+    def _acquit(self, dispute: DigestMismatch, replica: ReplicaId) -> None:
+        dispute.accusers.discard(replica)
+        if not dispute.accusers:
+            self.over(dispute)
+
+    def _count(self, of_history: bool) -> None:
+        self.of_history += of_history
+        self.found += not of_history

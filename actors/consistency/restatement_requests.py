@@ -1,0 +1,87 @@
+"""Restatements: whoever lost track of a source hears from it again.
+
+A worker is asked over TCP by each replica whose fold lacks messages of it. A replica has no port for that: it says
+again what is in flight when its own fold, or another's by its report, lacks messages of replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from actors.membership.replica_membership import ReplicaMembership
+from actors.router.fleet import Fleet
+from actors.router.routed_request import AttemptTable
+from core.clock import Clock
+from core.events import DivergenceFound, ReplicaReported
+from core.ids import ReplicaId, WorkerId
+from core.subjects import ROUTING
+from projections.folds.state import State
+
+LOOK_EVERY_S = 1.0
+ASK_MS = 10_000
+"""A worker is asked this often at most."""
+SAY_MS = 10_000
+"""We say again what is in flight this often at most."""
+
+_logger = logging.getLogger(__name__)
+
+
+class RestatementRequests:
+    """Asks and says, each at a bounded rate."""
+
+    def __init__(
+        self, state: State, clock: Clock, life: ReplicaMembership, fleet: Fleet, flights: AttemptTable
+    ) -> None:
+        self.asked = 0
+        self.said = 0
+        self._state = state
+        self._clock = clock
+        self._life = life
+        self._fleet = fleet
+        self._flights = flights
+        self._asked_ms: dict[WorkerId, int] = {}
+        self._said_ms: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<RestatementRequests {self.asked} asked for, {self.said} said>"
+
+    async def run(self) -> None:
+        """Looks again and again, for ever."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def look(self) -> None:
+        """Whoever our fold lacks messages of was asked, unless that was done just now."""
+        unknown = self._state.unknown()
+        for worker in unknown:
+            self._ask(worker)
+        if self._asked_ms:
+            for gone in self._asked_ms.keys() - self._fleet.links.keys():
+                del self._asked_ms[gone]
+        part = self._state.routing.replicas.get(self._life.voice.id)
+        if part is not None and not part.known:
+            self._say("messages of ours are missing in the log")
+
+    def hear(self, replica: ReplicaId, event: ReplicaReported | DivergenceFound) -> None:
+        """Another's report may say that it lost track of a replica: it does not know which one we are to it."""
+        if isinstance(event, ReplicaReported) and ROUTING in event.incomplete and replica != self._life.voice.id:
+            self._say(f"replica {replica} lost track of a replica")
+
+    def _ask(self, worker: WorkerId) -> None:
+        now, link = self._clock.monotonic_ms(), self._fleet.links.get(worker)
+        if link is None or not link.up or now - self._asked_ms.get(worker, -ASK_MS) < ASK_MS:
+            return
+        self._asked_ms[worker] = now
+        self.asked += 1
+        _logger.warning("lost track of the cache of worker %s: asking for a restatement", worker)
+        link.restate()
+
+    def _say(self, why: str) -> None:
+        now = self._clock.monotonic_ms()
+        if self._said_ms is not None and now - self._said_ms < SAY_MS:
+            return
+        self._said_ms = now
+        self.said += 1
+        self._life.restate(why)

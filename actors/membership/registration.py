@@ -1,0 +1,106 @@
+"""Registration: what the registry says of a worker, as far as a replica needs it.
+
+Entry: our own key in the registry. While that is away the wish stands, and is granted when it is back.
+
+Where others reach a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import msgspec
+import orjson
+
+from core.errors import PeerError, Unavailable
+from core.kv_transfer import KvAddress
+from streams.registry import Change, Registry
+
+_logger = logging.getLogger(__name__)
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """Another process wrote it: read by `parse` only. There may be more in it."""
+
+    model: str
+    address: str
+    engine: str
+    block_size: int
+    context_max: int
+    role: str = "decode"
+    kv: KvAddress | None = None
+    """Where its blocks can be pulled from; None if they cannot."""
+    slots: int = 0
+    """Requests that its engine runs at once; 0 if it does not say."""
+    aliases: tuple[str, ...] = ()
+    """Names of its model beside `model`, patterns too (`core.served_names`)."""
+
+    @property
+    def kind(self) -> tuple[str, int, int]:
+        """Workers of one model that are alike in this can be spoken to alike."""
+        return self.engine, self.block_size, self.context_max
+
+    @staticmethod
+    def parse(value: bytes) -> Registration:
+        """The registration in a value of the registry. PeerError if it is none."""
+        try:
+            registration = _decoder.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise PeerError(f"no registration of a worker: {error}") from error
+        if registration.block_size <= 0 or registration.context_max <= 0 or registration.slots < 0:
+            raise PeerError(f"no registration of a worker: {registration}")
+        return registration
+
+
+def registration_of(change: Change) -> Registration | None:
+    """What stands in the registry now; what cannot be read counts as nothing, and is said."""
+    if change.value is None:
+        return None
+    try:
+        return Registration.parse(change.value)
+    except PeerError as error:
+        _logger.error("%s of revision %d: %s", change.key, change.revision, error)  # noqa: TRY400  # its text says it all
+        return None
+
+
+_decoder: msgspec.json.Decoder[Registration] = msgspec.json.Decoder(Registration)
+
+
+REGISTRY_TIMEOUT_S = 10.0
+"""How long we wait for the registry before we go on without it."""
+
+
+class RegistrationLease:
+    """One key, which is there for as long as this process lives or until it is removed."""
+
+    def __init__(self, registry: Registry, key: str) -> None:
+        self.key = key
+        self._registry = registry
+
+    def __repr__(self) -> str:
+        return f"<RegistrationLease {self.key}>"
+
+    async def put(self, value: Mapping[str, object]) -> None:
+        """The registry says so, or will when it is back."""
+        try:
+            async with asyncio.timeout(REGISTRY_TIMEOUT_S):
+                await self._registry.register(self.key, orjson.dumps(value))
+        except (Unavailable, TimeoutError) as error:
+            _logger.warning("the registry is away, %s is put when it is back: %s", self.key, error)
+
+    async def remove(self) -> None:
+        """The registry has forgotten us, or will when it is back or the lease has run out."""
+        try:
+            async with asyncio.timeout(REGISTRY_TIMEOUT_S):
+                await self._registry.unregister(self.key)
+        except (Unavailable, TimeoutError) as error:
+            _logger.warning("the registry is away, %s goes with its lease: %s", self.key, error)
+
+
+def advertised_address(advertise: str, host: str, port: int) -> str:
+    """What others connect to: the listening address, unless told otherwise in whole or in part."""
+    if not advertise:
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return advertise if ":" in advertise else f"{advertise}:{port}"

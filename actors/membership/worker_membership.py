@@ -1,0 +1,202 @@
+"""Presence: one life of a worker under one id, in the log and in the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from actors.kv_cache.cache_events import merge_events
+from actors.membership.registration import RegistrationLease
+from core.clock import Clock
+from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
+from core.events.jobs import JobsRestated
+from core.events.kv import PREFILL
+from core.ids import SourceId, WorkerId
+from core.keys import DeploymentKey
+from core.subjects import JOBS, LOAD, answered_token, asked_token, job_kind, kv_stream, subject
+from streams.log import EventLog, Record
+from streams.outbox.backlog import OutboxLimits
+from streams.outbox.outbox import Outbox
+from streams.registry import Registry
+
+LEAVE_TIMEOUT_S = 5.0
+"""How long the last events of a leaving worker may take to reach the log."""
+JOB_LIMITS = OutboxLimits(events_max=1, pending_events_max=4096, pace_s=0.0)
+"""The queue hands out messages, so each job is one."""
+
+_logger = logging.getLogger(__name__)
+
+
+class WorkerMembership:
+    """Speaks for the worker under its present id until another writes its end: `on_superseded`, called once."""
+
+    def __init__(
+        self,
+        namespace: str,
+        log: EventLog,
+        registry: Registry,
+        clock: Clock,
+        key: DeploymentKey,
+        worker: WorkerId,
+        joined: WorkerJoined,
+        *,
+        restate: Callable[[], Sequence[Event]],
+        jobs_open: Callable[[], int],
+        on_superseded: Callable[[], None],
+    ) -> None:
+        self.id = worker
+        self.joined = joined
+        self._entry = RegistrationLease(registry, f"workers/{worker}")
+        self._restate = restate
+        self._on_superseded = on_superseded
+        self._superseded_by: Record | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._untold: list[Event] = []
+        """Changes of this turn of the loop."""
+        kv, source = kv_stream(joined.partition), SourceId(self.id)
+        self.kv = Outbox(
+            log,
+            kv,
+            subject(namespace, kv, self.id),
+            source,
+            key.chain_key,
+            clock,
+            on_overflow=lambda: [self.joined, *self._restate()],
+            on_superseded=self._superseded,
+        )
+        self.load = Outbox(
+            log,
+            LOAD,
+            subject(namespace, LOAD, self.id),
+            source,
+            key.chain_key,
+            clock,
+            on_overflow=list,  # the next report says it all
+            on_superseded=self._superseded,
+        )
+
+        kind = job_kind(joined.model, joined.block_size)
+        token = answered_token(self.id) if joined.role == PREFILL else asked_token(self.id, kind)
+        self.jobs = Outbox(
+            log,
+            JOBS,
+            subject(namespace, JOBS, token),
+            source,
+            key.chain_key,
+            clock,
+            on_overflow=lambda: [JobsRestated(open=jobs_open())],
+            on_superseded=self._superseded,
+            limits=JOB_LIMITS,
+        )
+        self._jobs_said = False
+        self._ended = False
+
+    def __repr__(self) -> str:
+        return f"<WorkerMembership {self.joined.name} {self.id}, {self.kv.depth} events waiting>"
+
+    async def join(self, details: dict[str, object], *, cached: bool) -> None:
+        """The log's first word of this worker is on its way, with its cache if it brings one; the registry knows it,
+        or will when it is back."""
+        self.kv.put(self.joined)
+        if cached:
+            self.say(self._restate())
+        for box in (self.kv, self.load):
+            self._run(box)
+        await self.register(details)
+
+    async def register(self, details: dict[str, object]) -> None:
+        """The registry says what is so now, or will when it is back."""
+        await self._entry.put({"id": self.id, **msgspec.structs.asdict(self.joined), **details})
+
+    def say(self, events: Sequence[Event]) -> None:
+        """Changes of the cache go to the log, in order; those of one turn of the loop in as few events as can be."""
+        if events and not self._untold:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._untold += events
+
+    def restate(self) -> None:
+        """The whole cache is said again."""
+        self._tell()
+        for event in (self.joined, *self._restate()):
+            self.kv.put(event)
+
+    def report(self, report: LoadReported) -> bool:
+        """The report goes to the log, unless the one before is still waiting: then only the newest is worth it."""
+        if self.load.depth:
+            return False
+        self.load.put(report)
+        return True
+
+    def say_job(self, event: Event) -> None:
+        """The event goes to the jobs stream, in order. Workers that never speak there have no part in it."""
+        if not self._jobs_said:
+            if self._ended:
+                return
+            self._jobs_said = True
+            self._run(self.jobs)
+        self.jobs.put(event)
+
+    @property
+    def jobs_away_s(self) -> float:
+        """How long the log has acknowledged nothing that it was given: in any stream of ours."""
+        return max(self.jobs.away_s, self.kv.away_s, self.load.away_s)
+
+    def _run(self, box: Outbox) -> None:
+        task = asyncio.create_task(box.run(), name=f"outbox {box!r}")
+        task.add_done_callback(_report)
+        self._tasks.append(task)
+
+    def _tell(self) -> None:
+        for event in merge_events(self._untold):
+            self.kv.put(event)
+        self._untold.clear()
+
+    async def leave(self, reason: str) -> None:
+        """WorkerLeft is in every stream that it wrote to, if that was possible in time; the registry forgets it."""
+        self._tell()
+        if not await self._say_left(reason, self._boxes()):
+            _logger.warning("the log was away when the worker left; replicas will find out by its lease")
+        await self.end()
+        await self.unregister()
+
+    async def give_way(self) -> None:
+        """This id has its end in every stream, not only in that where another wrote it, if that was possible in time:
+        what was restored, or made anew, may have lost it. Nothing more is said under it; the registry forgets it."""
+        await self._say_left("goes on under another id", [box for box in self._boxes() if box.superseded is None])
+        await self.end()
+        await self.unregister()
+
+    def _boxes(self) -> list[Outbox]:
+        return [self.kv, self.load, *([self.jobs] if self._jobs_said else [])]
+
+    async def _say_left(self, reason: str, boxes: list[Outbox]) -> bool:
+        for box in boxes:
+            box.finish(WorkerLeft(reason=reason))
+        return all(await asyncio.gather(*(box.drain(LEAVE_TIMEOUT_S) for box in boxes)))
+
+    async def end(self) -> None:
+        """Nothing more is said under this id."""
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def unregister(self) -> None:
+        """The registry forgets this id, or will when it is back."""
+        await self._entry.remove()
+
+    def _superseded(self, record: Record) -> None:
+        if self._superseded_by is not None:
+            return  # both outboxes may find it
+        self._superseded_by = record
+        _logger.warning("another wrote the end of worker %s at %s:%d", self.id, record.stream, record.seq)
+        self._on_superseded()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _logger.error("an outbox stopped for good", exc_info=task.exception())

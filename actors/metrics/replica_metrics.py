@@ -1,0 +1,149 @@
+"""What admission shows: who is active, who waits, how long that took, and who was turned away; read at each scrape.
+
+What a replica shows of its folds, its journal and its agreement with others, read from `/state` at each scrape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from actors.router.request_queue import WAIT_MS
+from core.events.routing import TURNED_AWAY
+
+
+def queue_metrics(about: Mapping[str, Any], known: Iterable[str] = ()) -> Iterator[Metric]:
+    """`about` is what `actors.router.admission` says of itself; `known` are models that nobody may have asked for
+    yet."""
+    models = about.get("models", ())
+    yield _gauge("contrail_requests_waiting", "Requests that wait for a worker with a free place", models, "waiting")
+    yield _gauge("contrail_requests_active", "Requests that have a place on a worker", models, "active")
+    yield _of_tenants(about.get("tenants", ()))
+    yield _refused(about.get("turned_away", ()), [*known, *(row["model"] for row in models)])
+    yield _waits(about.get("waits", ()))
+
+
+def _refused(rows: Any, models: Iterable[str]) -> Metric:
+    """Every reason counts from 0, of every model: what first appears with its first request shows no increase."""
+    family = CounterMetricFamily(
+        "contrail_requests_turned_away", "Requests that ended before any worker was chosen", labels=["model", "reason"]
+    )
+    counts = {(model, reason): 0 for model in models for reason in TURNED_AWAY}
+    counts |= {(row["model"], row["reason"]): row["requests"] for row in rows}
+    for labels, count in counts.items():
+        family.add_metric(labels, count)
+    return family
+
+
+def _gauge(name: str, text: str, rows: Any, key: str) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=["model"])
+    for row in rows:
+        family.add_metric([row["model"]], row[key])
+    return family
+
+
+def _of_tenants(rows: Any) -> Metric:
+    family = GaugeMetricFamily(
+        "contrail_tenant_requests_active",
+        "Requests that have a place on a worker, of the tenants with most of them, and of all others",
+        labels=["model", "tenant"],
+    )
+    for row in rows:
+        family.add_metric([row["model"], row["tenant"]], row["active"])
+    return family
+
+
+def _waits(rows: Any) -> Metric:
+    family = HistogramMetricFamily(
+        "contrail_queue_wait_seconds", "How long requests waited that then got a place", labels=["model"]
+    )
+    for row in rows:
+        sums = list(accumulate(row["counts"]))
+        bounds = [*(str(ms / 1000) for ms in WAIT_MS), "+Inf"]
+        family.add_metric([row["model"]], list(zip(bounds, sums, strict=True)), row["sum_ms"] / 1000)
+    return family
+
+
+GAUGES: dict[str, tuple[str | int, ...]] = {
+    "contrail_log_away_seconds": ("For how long the log has acknowledged nothing though something waits", "log_away_s"),
+    "contrail_log_lag_seconds": ("How much older the last folded message is than the newest", "lag_ms", 1000),
+    "contrail_incomplete_sources": ("Sources that are unknown until they restate themselves", "incomplete"),
+    "contrail_journal_events": ("Events in the journal that the log does not have yet", "journal", "events"),
+    "contrail_journal_bytes": ("Bytes in the journal that the log does not have yet", "journal", "bytes"),
+    "contrail_journal_capacity_bytes": ("How many bytes the journal can hold", "journal", "capacity_bytes"),
+    "contrail_requests_held": ("Requests held until the worker that is best for them is free", "held"),
+    "contrail_prefill_jobs_waiting": ("Prefill jobs that nobody has taken yet", "prefill", "waiting"),
+    "contrail_prefill_jobs_open": ("Prefill jobs asked for and not over", "prefill", "open"),
+    "contrail_prefill_jobs_taken": ("Prefill jobs that somebody computes", "prefill", "taken"),
+    "contrail_prefill_waiting_tokens": ("Prompt tokens of the jobs that wait", "prefill", "waiting_tokens"),
+    "contrail_prefill_oldest_seconds": ("How long the oldest of them has waited", "prefill", "oldest_ms", 1000),
+    "contrail_snapshot_age_seconds": ("Since the newest snapshot; -1 if there is none", "snapshot", "age_s"),
+}
+"""Name to what it is and where it stands; a number at the end divides."""
+COUNTERS: dict[str, tuple[str | int, ...]] = {
+    "contrail_chain_gaps": ("Times that messages were missing in a chain", "gaps_found"),
+    "contrail_corrupt_records": ("Records that are no messages of ours", "corrupt"),
+    "contrail_rebuilds": ("Folds made anew that took the live one's place", "rebuilds"),
+    "contrail_history_resets": ("Streams whose history was replaced", "resets"),
+    "contrail_divergences": ("Differences found between replicas' folds", "agreement", "divergences"),
+    "contrail_divergences_rebuilt": ("Of those, settled by replacing our own fold", "agreement", "rebuilt"),
+    "contrail_divergences_unexplained": ("Of those, with every fold confirmed", "agreement", "unexplained"),
+    "contrail_requests_declined": ("Held requests sent to a worker that computed another replica's", "declined"),
+    "contrail_prefill_dead_letters": ("Prefill jobs handed out too often and given up", "prefill", "dead_letters"),
+    "contrail_index_damages": ("Times that the index did not hold what the log told it", "index_damaged"),
+    "contrail_snapshots_taken": ("Snapshots that this replica took", "snapshot", "taken"),
+    "contrail_snapshots_failed": ("Snapshots that it tried to take and could not", "snapshot", "failed"),
+}
+VERDICTS: dict[str, tuple[str | int, ...]] = {
+    "contrail_prefill_verdicts": ("Prompts, by why they were computed where, and what came of the job", "requests"),
+    "contrail_prefill_wait_seconds": ("From asking to the answer, or to giving up", "wait_ms", 1000),
+    "contrail_prefill_pull_seconds": ("From the answer to the first token", "pull_ms", 1000),
+    "contrail_prefill_pulled_tokens": ("Prompt tokens that came from prefill workers", "pulled_tokens"),
+}
+"""Counted for each kind of verdict (`actors.metrics.prefill_counts`), by these labels."""
+VERDICT_LABELS = ("model", "reason", "outcome")
+
+
+class ReplicaMetrics(Collector):
+    """Reads one description per scrape. `known` are models whose requests are counted even if none was turned away."""
+
+    def __init__(self, describe: Callable[[], dict[str, Any]], known: Collection[str] = ()) -> None:
+        self._describe = describe
+        self._known = known
+
+    def collect(self) -> Iterator[Metric]:
+        """What is not there (no journal, no snapshots here) is left out."""
+        about = self._describe()
+        for name, (text, *path) in GAUGES.items():
+            if (value := _at(about, path)) is not None:
+                yield GaugeMetricFamily(name, str(text), value=value)
+        for name, (text, *path) in COUNTERS.items():
+            if (value := _at(about, path)) is not None:
+                yield CounterMetricFamily(name, str(text), value=value)
+        if "admission" in about:
+            yield from queue_metrics(about["admission"], self._known)
+        yield from _verdicts(about.get("prefill", {}).get("verdicts", ()))
+
+
+def _verdicts(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    for name, (text, *path) in VERDICTS.items() if rows else ():
+        family = CounterMetricFamily(name, str(text), labels=VERDICT_LABELS)
+        for row in rows:
+            family.add_metric([row[label] for label in VERDICT_LABELS], _at(row, path) or 0.0)
+        yield family
+
+
+def _at(about: Mapping[str, Any], path: list[Any]) -> float | None:
+    found: Any = about
+    for step in path:
+        if isinstance(step, int):
+            found /= step
+        elif not isinstance(found, Mapping) or step not in found:
+            return None
+        else:
+            found = found[step]
+    return float(found)

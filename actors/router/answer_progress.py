@@ -1,0 +1,135 @@
+"""Told: what a client has of an answer, and how another worker goes on from there.
+
+1. The next token is a function of all tokens before it, so prompt and answer so far are the prompt of whoever goes on.
+   That holds where nothing else is carried from token to token.
+2. Penalties and forbidden texts look at the answer's own tokens, a grammar at where it stands in them, a seed at how
+   many were drawn. Such an answer is made again from its start, and what was told is compared and dropped. A token
+   that differs is an error: going on from there could be a text that no worker would have made.
+3. That takes an answer that comes out the same again: a greedy one, or one with a seed. One that has neither gets a
+   seed of ours when it arrives, so that it can go on too.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from core.generation import GenerateRequest, Output, Sampling
+from core.models import GenerationFailed
+from core.prompt import TOKEN_BYTES, tokens_to_bytes
+
+SEED_BITS = 31
+"""Of a seed that we give: every engine takes it."""
+DIFFERS = "the answer cannot be continued: another worker made other tokens of the same request"
+
+
+class AnswerProgress:
+    """One request's answer as far as it was told, over all attempts at it."""
+
+    def __init__(self, request: GenerateRequest, context_max: int) -> None:
+        """`context_max` is the longest prompt with answer that the model takes, in tokens."""
+        self.tokens: list[int] = []
+        self.compares = carries_state(request.sampling)
+        """Whether who goes on makes the answer again from its start."""
+        self._request = _repeatable(request) if self.compares else request
+        self._tokens_max = min(request.sampling.max_tokens, context_max - len(request.tokens) // TOKEN_BYTES)
+        self.plain = True
+        """Whether the present attempt is the first to be heard of: what it makes is new and told as it comes; `tell`
+        does nothing but keep the tokens."""
+        self._compared = 0
+        self._to_compare = 0
+        """Tokens that the present attempt has to make as they were told."""
+
+    def __repr__(self) -> str:
+        return f"<AnswerProgress {len(self.tokens)} tokens of {self._request.id}>"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is as long as it may be; only its end was not told."""
+        return 0 < self._tokens_max <= len(self.tokens)
+
+    @property
+    def repeating(self) -> bool:
+        """Whether the present attempt has made some of what was told again, and not all of it."""
+        return 0 < self._compared < self._to_compare
+
+    def rest(self, deadline_ms: int | None = None) -> GenerateRequest:
+        """What the next attempt is asked for: what is still to be told, or all of it again if that is to be compared.
+
+        `deadline_ms` is how long the client still waits. Call it once for each attempt, before its first output.
+        """
+        told = len(self.tokens)
+        self._compared, self._to_compare = 0, told if self.compares else 0
+        request = self._request
+        if told:
+            self.plain = False
+            request = self._again_whole() if self.compares else self._behind()
+        return request if deadline_ms is None else msgspec.structs.replace(request, deadline_ms=deadline_ms)
+
+    def tell(self, output: Output) -> Output | None:
+        """The output as the client gets it; None if nothing in it is new. GenerationFailed if it is not what was told.
+
+        What comes once, with the first tokens, is the first worker's to say.
+        """
+        if self._compared < self._to_compare:
+            output = self._new(output)
+            if not output.tokens and output.finish is None:
+                return None
+        self.tokens += output.tokens
+        if not self.plain and (
+            output.cached_tokens is not None or output.prefill is not None or output.prompt_logprobs
+        ):
+            return msgspec.structs.replace(output, cached_tokens=None, prefill=None, prompt_logprobs=())
+        return output
+
+    def _new(self, output: Output) -> Output:
+        """The output without what was told already, which is the same."""
+        first, told = self._compared, self.tokens
+        again = output.tokens[: self._to_compare - first]
+        self._compared += len(again)
+        if list(again) != told[first : self._compared]:
+            raise GenerationFailed(f"{DIFFERS} (the {_place(first, again, told)}th one)")
+        if output.finish is not None and self._compared < self._to_compare:
+            raise GenerationFailed(f"{DIFFERS} (it ended after {self._compared} of {self._to_compare})")
+        new, logprobs = output.tokens[len(again) :], output.logprobs[len(again) :]
+        return msgspec.structs.replace(output, tokens=new, logprobs=logprobs)
+
+    def _again_whole(self) -> GenerateRequest:
+        sampling = msgspec.structs.replace(self._request.sampling, prompt_logprobs=-1)
+        return msgspec.structs.replace(self._request, sampling=sampling)
+
+    def _behind(self) -> GenerateRequest:
+        request, told = self._request, len(self.tokens)
+        sampling = msgspec.structs.replace(
+            request.sampling,
+            max_tokens=request.sampling.max_tokens - told,
+            min_tokens=max(0, request.sampling.min_tokens - told),
+            prompt_logprobs=-1,
+        )
+        return msgspec.structs.replace(request, tokens=request.tokens + tokens_to_bytes(self.tokens), sampling=sampling)
+
+
+def carries_state(sampling: Sampling) -> bool:
+    """Whether a next token depends on more than the tokens before it, wherever the answer begins in them.
+
+    A repetition penalty counts prompt and answer alike, biases and allowed tokens count nothing; a text that must not
+    appear is looked for in the answer alone, so its halves would not be found on both sides of a change.
+    """
+    drawn = sampling.seed is not None and sampling.temperature > 0
+    counted = bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.bad_words)
+    return drawn or counted or sampling.guided is not None
+
+
+def _repeatable(request: GenerateRequest) -> GenerateRequest:
+    sampling = request.sampling
+    if sampling.temperature == 0 or sampling.seed is not None:
+        return request
+    sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(SEED_BITS))
+    return msgspec.structs.replace(request, sampling=sampling)
+
+
+def _place(first: int, again: tuple[int, ...], told: list[int]) -> int:
+    """Which token of the answer is the first that differs, counted from 1."""
+    same = (new == old for new, old in zip(again, told[first:], strict=False))
+    return first + 1 + next(i for i, equal in enumerate(same) if not equal)

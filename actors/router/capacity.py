@@ -1,0 +1,142 @@
+"""Connected: how many workers of each model this replica could send a request to now.
+
+Room: how many requests the workers of a model may have in flight, and how many of these places are free.
+
+Every replica fills the same places and sees the others' requests a few milliseconds late. A replica may take any place
+that it sees free; beyond that, each may always have its part of them all, so that none starves behind another whose
+requests follow on each other without a gap. Where both are taken at once, engines queue what is too much: never more
+than as much again, and only until requests end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from actors.membership.failure_detector import FailureDetector
+from actors.router.fleet import Fleet
+from actors.router.routing_publisher import RoutingPublisher
+from core.ids import WorkerId
+from projections.folds.kv_fold import Member
+from projections.folds.state import State
+from projections.policy.candidates import LAST_RESORT_REASONS
+from streams.live_settings import LiveSettings
+
+
+class ConnectedWorkers:
+    """Counted anew when somebody came, went, or a link did: every request asks."""
+
+    def __init__(self, state: State, fleet: Fleet) -> None:
+        self._state = state
+        self._fleet = fleet
+        self._alive: list[Member] = []
+        self._changes = -1
+        self._counts: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<ConnectedWorkers {dict(self._counts)}>"
+
+    def of(self, model: str) -> int:
+        """So many workers of the model; O(1) while nobody comes or goes, O(workers) else."""
+        alive, changes = self._state.alive(), self._fleet.changes
+        if self._alive is not alive or self._changes != changes:
+            self._alive, self._changes = alive, changes
+            there = (each.joined for each in self._state.serving() if self._fleet.connected(each.worker))
+            self._counts = Counter(joined.model for joined in there if joined is not None)
+        return self._counts[model]
+
+
+SPARE_PART = 8
+"""One in so many places more than an engine runs at once: the next request is there when one ends."""
+WITH_PREFILL = 2
+"""Where prompts are computed elsewhere, a worker has this many times its engine's places: who waits for its prompt
+takes none in the engine."""
+UNBOUNDED = 1 << 30
+"""Places of a worker that does not say how many requests its engine runs at once."""
+
+
+class Capacity(NamedTuple):
+    """The places of one model's workers, as one replica sees them now."""
+
+    places: int
+    taken: int
+    """By requests in flight of all replicas."""
+    replicas: int
+    overloaded: bool
+    """Workers are left out because too much waits in their engines."""
+
+    @property
+    def share(self) -> int:
+        """What each replica may have whatever the others have."""
+        return -(-self.places // self.replicas)
+
+    def free(self, own: int, coming: int) -> int:
+        """How many more may start; `own` of ours have a place, `coming` of them are not yet counted in `taken`."""
+        return max(0, self.share - own, self.places - max(own, self.taken + coming))
+
+
+class CapacityCalculator:
+    """Counts them from the fold, from what is ahead of it, and from what only this replica knows."""
+
+    def __init__(
+        self,
+        state: State,
+        fleet: Fleet,
+        suspicion: FailureDetector,
+        live: LiveSettings,
+        voice: Callable[[], RoutingPublisher],
+    ) -> None:
+        self._state = state
+        self._fleet = fleet
+        self._suspicion = suspicion
+        self._live = live
+        self._voice = voice
+
+    def of(self, model: str) -> Capacity | None:
+        """Of those workers among which a decision would choose now. None if it would find none even if all were idle:
+        then waiting helps nobody. O(workers)."""
+        sure, doubtful, overloaded = self._usable(model)
+        if not (sure or doubtful or overloaded):
+            return None
+        workers = sure or doubtful
+        folded, ahead = self._state.routing.in_flight_load.busy, self._voice().ahead.in_flight_load.busy
+        taken = sum(tally[worker].requests for worker in workers for tally in (folded, ahead) if worker in tally)
+        return Capacity(
+            places=sum(map(self._places, workers)),
+            taken=taken,
+            replicas=max(1, len(self._state.routing.replicas)),
+            overloaded=overloaded,
+        )
+
+    def _usable(self, model: str) -> tuple[list[WorkerId], list[WorkerId], bool]:
+        """Those who can take a request, those who would only if nobody else could, and whether others are overloaded;
+        as `projections.policy.decide` sorts them out."""
+        serving = self._state.serving()
+        local = self._fleet.local(self._state.workers(), self._suspicion.suspected)
+        reports, waiting_max = self._state.loads.reports, self._live.current.waiting_max
+        sure: list[WorkerId] = []
+        doubtful: list[WorkerId] = []
+        overloaded = False
+        for member in serving:
+            worker, report = member.worker, reports.get(member.worker)
+            if member.joined is None or member.joined.model != model or worker in local["not_connected"]:
+                continue
+            if report is not None and report.draining:
+                continue
+            if report is not None and report.waiting >= waiting_max:
+                overloaded = True
+            elif any(worker in local[doubt] for doubt in LAST_RESORT_REASONS):
+                doubtful.append(worker)
+            else:
+                sure.append(worker)
+        return sure, doubtful, overloaded
+
+    def _places(self, worker: WorkerId) -> int:
+        if self._live.current.active_max:
+            return self._live.current.active_max
+        registration = self._fleet.registered.get(worker)
+        slots = registration.slots if registration is not None else 0
+        if not slots:
+            return UNBOUNDED
+        return slots * WITH_PREFILL if self._state.prefilling() else slots + -(-slots // SPARE_PART)

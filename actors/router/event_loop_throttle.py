@@ -1,0 +1,38 @@
+"""Turns: long pieces of work begin one in each turn of the event loop, so that what is short waits for one at most."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class EventLoopThrottle:
+    """In the order in which they were asked for. Who waits is bounded by the requests there are."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        """Whether one has begun in the present turn of the loop."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<EventLoopThrottle {len(self._waiting)} waiting>"
+
+    async def mine(self) -> None:
+        """A turn of the loop in which nothing else of this has begun: what follows without waiting has it."""
+        loop = asyncio.get_running_loop()
+        if self._taken:
+            turn = loop.create_future()
+            self._waiting.append(turn)
+            await turn
+            return
+        self._taken = True
+        loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its request is over
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next)
+                return
+        self._taken = False

@@ -1,0 +1,179 @@
+"""Fleet: the workers that the registry knows, a link to each, and what only this replica knows of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+from actors.membership.registration import Registration, registration_of
+from actors.router.model_catalog import ModelCatalog, ModelSource
+from actors.transport.frames import Hello
+from actors.transport.reconnecting_client import ReconnectingClient
+from core.clock import Clock
+from core.events.kv import PREFILL
+from core.ids import WorkerId
+from streams.registry import Change, Registry
+
+FAILED_FOR_MS = 2000
+"""A worker that failed a request is left out this long."""
+STALE_AFTER_MS = 6000
+"""A worker without a load report for this long is stale."""
+
+_logger = logging.getLogger(__name__)
+
+
+class _LocalReasons(NamedTuple):
+    """What was found, and for how long it holds."""
+
+    workers: Sequence[WorkerId]
+    suspected: frozenset[WorkerId]
+    changes: int
+    until_ms: int
+    found: dict[str, frozenset[WorkerId]]
+
+
+class Fleet:
+    """Follows the registry. `on_change` is called when a worker comes, goes, or its link does.
+
+    A link stands for as long as its worker is registered, alive by the log, or still sends us tokens (`over`, `drop`).
+    """
+
+    def __init__(
+        self, registry: Registry, clock: Clock, hello: Callable[[], Hello], on_change: Callable[[], None]
+    ) -> None:
+        self.links: dict[WorkerId, ReconnectingClient] = {}
+        self.registered: dict[WorkerId, Registration] = {}
+        self.registry_healthy = False
+        self.absent_since: dict[WorkerId, int] = {}
+        """Workers without a registration, and since when."""
+        self.changes = 0
+        """How often a link came, went, broke or failed a request."""
+        self.catalog = ModelCatalog(clock, self._teachers, on_change)
+        self._registry = registry
+        self._clock = clock
+        self._hello = hello
+        self._on_change = on_change
+        self._heard_ms: dict[WorkerId, int] = {}
+        self._failed_ms: dict[WorkerId, int] = {}
+        self._local = _LocalReasons((), frozenset(), 0, 0, {})
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        up = sum(link.up for link in self.links.values())
+        return f"<Fleet {len(self.registered)} registered, {up} connected, {self.catalog!r}>"
+
+    async def start(self) -> None:
+        """The registry's workers are known and being connected to; it goes on following."""
+        self.registry_healthy = True
+        await self._registry.watch("workers/", self._on_registered, self._on_health)
+
+    async def close(self) -> None:
+        """No connection is left, and none will be made."""
+        self._closed = True
+        await self.catalog.close()
+        await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
+
+    def heard(self, worker: WorkerId) -> None:
+        """A load report came."""
+        self._heard_ms[worker] = self._clock.monotonic_ms()
+
+    def failed(self, worker: WorkerId) -> None:
+        """A request failed there."""
+        self._failed_ms[worker] = self._clock.monotonic_ms()
+        self.changes += 1
+
+    def connected(self, worker: WorkerId) -> bool:
+        """Whether a request can be sent there now."""
+        link = self.links.get(worker)
+        return link is not None and link.up
+
+    def connect(self, worker: WorkerId, address: str) -> ReconnectingClient:
+        """The worker's link, which connects by itself."""
+        link = self.links.get(worker)
+        if link is None:
+            link = self.links[worker] = ReconnectingClient(worker, address, self._hello, self._on_link)
+            link.start()
+        return link
+
+    def over(self, alive: AbstractSet[WorkerId]) -> list[ReconnectingClient]:
+        """Links of workers that are neither registered nor alive by the log; nothing else is kept of such workers."""
+        for kept in (self._heard_ms, self._failed_ms, self.absent_since):
+            for worker in kept.keys() - alive - self.registered.keys():
+                del kept[worker]
+        return [self.links[worker] for worker in self.links.keys() - alive - self.registered.keys()]
+
+    def drop(self, link: ReconnectingClient) -> None:
+        """The link is given up; streams that are open over it end."""
+        self.links.pop(link.worker, None)
+        self.changes += 1
+        task = asyncio.create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def local(self, workers: Sequence[WorkerId], suspected: frozenset[WorkerId]) -> dict[str, frozenset[WorkerId]]:
+        """What a decision must know beside the log (`core.events.routing.LOCAL_REASONS`) of these workers. Asked again
+        with the very same sequence, it is the very same answer for as long as that holds; O(workers) else."""
+        known, now = self._local, self._clock.monotonic_ms()
+        if not (
+            known.workers is workers
+            and now < known.until_ms
+            and known.changes == self.changes
+            and known.suspected == suspected
+        ):
+            known = self._local = self._looked(workers, suspected, now)
+        return known.found
+
+    def _looked(self, workers: Sequence[WorkerId], suspected: frozenset[WorkerId], now: int) -> _LocalReasons:
+        links, heard_ms, failed_ms = self.links, self._heard_ms, self._failed_ms
+        down = frozenset(w for w in workers if w not in links or not links[w].up)
+        stale_ms = {w: heard_ms.setdefault(w, now) + STALE_AFTER_MS for w in workers}
+        stale = frozenset(w for w, due_ms in stale_ms.items() if now >= due_ms)
+        failed = frozenset(w for w in failed_ms.keys() & workers if now - failed_ms[w] < FAILED_FOR_MS)
+        cut_off = 2 * len(stale) > len(workers)
+        found = {
+            "not_connected": down,
+            "suspected": suspected,
+            "failed": failed - down,
+            "stale": frozenset() if cut_off else stale,
+            "cut_off": stale if cut_off else frozenset(),
+        }
+        until_ms = now if stale or failed else min(stale_ms.values(), default=now)
+        return _LocalReasons(workers, suspected, self.changes, until_ms, found)
+
+    def _teachers(self, model: str) -> Iterator[ModelSource]:
+        for worker, registration in self.registered.items():
+            if registration.model == model and registration.role != PREFILL:
+                yield ModelSource(self.links[worker], registration)
+
+    def _on_health(self, healthy: bool) -> None:
+        if healthy != self.registry_healthy:
+            _logger.warning("the registry is %s", "back" if healthy else "away: what is known goes on working")
+        self.registry_healthy = healthy
+
+    def _on_registered(self, change: Change) -> None:
+        if self._closed:
+            return
+        worker = WorkerId(change.key.rpartition("/")[2])
+        before, now = self.registered.pop(worker, None), registration_of(change)
+        if now is None:
+            self.absent_since[worker] = self._clock.monotonic_ms()
+        else:
+            self.absent_since.pop(worker, None)
+            self.registered[worker] = now
+            self.connect(worker, now.address)
+        for model in {registration.model for registration in (before, now) if registration is not None}:
+            self.catalog.consider(model)
+        self._on_change()
+
+    def _on_link(self, link: ReconnectingClient) -> None:
+        self.changes += 1
+        if self._closed:
+            return
+        registration = self.registered.get(link.worker)
+        if link.up and registration is not None:
+            self.catalog.consider(registration.model)
+        self._on_change()

@@ -1,0 +1,166 @@
+"""Catalog: the models that a replica can speak for, learned from their workers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from actors.membership.registration import Registration
+from actors.transport.reconnecting_client import ReconnectingClient
+from core.clock import Clock
+from core.errors import PeerError
+from core.models import ModelCard
+from core.served_names import NAMES_MAX, ServedNames
+
+LEARN_RETRY_S = 1.0
+"""Between tries to get a tokenizer from a worker."""
+
+_logger = logging.getLogger(__name__)
+
+
+class ModelSource(NamedTuple):
+    """A registered worker, whether connected or not."""
+
+    link: ReconnectingClient
+    registration: Registration
+
+
+class _KnownModel(NamedTuple):
+    card: ModelCard
+    registration: Registration
+
+
+class ModelCatalog:
+    """What is known of each model comes from one of its workers; once learned, a model is known for ever.
+
+    It is learned again when no worker is left of the kind that it was learned from: after that the block size, the
+    context or the tokenizer may be others.
+    """
+
+    def __init__(
+        self, clock: Clock, teachers: Callable[[str], Iterable[ModelSource]], on_change: Callable[[], None]
+    ) -> None:
+        self._clock = clock
+        self._teachers = teachers
+        self._on_change = on_change
+        self._served: dict[str, tuple[str, ...]] = {}
+        """Every model that has a worker, and what its workers call it beside its own name."""
+        self._unserved: dict[str, tuple[str, ...]] = {}
+        """The same of models that had one."""
+        self._names = self._old_names = ServedNames()
+        """Of the one, and of the other."""
+        self._known: dict[str, _KnownModel] = {}
+        self._outdated: set[str] = set()
+        """Models that had no worker since they were learned."""
+        self._learning: dict[str, asyncio.Task[None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<ModelCatalog {', '.join(sorted(self._known))}>"
+
+    @property
+    def models(self) -> list[str]:
+        """Every model that can be spoken for, sorted."""
+        return sorted(self._known)
+
+    def __contains__(self, model: str) -> bool:
+        return model in self._known
+
+    def model_of(self, name: str) -> str:
+        """The model's own name, whichever of its names this is; the name as it is if no model has it."""
+        return self._names.model_of(name) or self._old_names.model_of(name) or name
+
+    def card(self, model: str, workers: int) -> ModelCard:
+        """The model's card with that many workers; KeyError if it was never learned."""
+        known, names = self._known[model], self._names.further.get(model, ())
+        if known.card.workers != workers or known.card.further_names != names:  # seldom: and every request asks
+            card = dataclasses.replace(known.card, workers=workers, further_names=names)
+            self._known[model] = known = known._replace(card=card)
+        return known.card
+
+    def all_names(self) -> list[str]:
+        """By which models can be asked for, patterns as they were given."""
+        return [*self._names.all(), *self._old_names.all()]
+
+    def context_max(self, model: str) -> int:
+        """The longest prompt with answer, in tokens; KeyError if it was never learned."""
+        return self._known[model].card.context_max
+
+    def block_size(self, model: str) -> int:
+        """What workers must have to serve the model; KeyError if it was never learned."""
+        return self._known[model].registration.block_size
+
+    def consider(self, model: str) -> None:
+        """A worker of the model came, went or was connected: the model is learned if that is due."""
+        teachers = list(self._teachers(model))
+        self._claim(model, teachers)
+        if not teachers:
+            self._outdated |= {model} & self._known.keys()
+        elif model not in self._learning and self._teacher(model) is not None:
+            task = self._learning[model] = asyncio.create_task(self._learn(model), name=f"learn {model}")
+            task.add_done_callback(lambda done: self._ended(model, done))
+
+    def _claim(self, model: str, teachers: list[ModelSource]) -> None:
+        """The model has the names that its workers give it; without a worker it keeps those that it had."""
+        before = self._served.get(model)
+        if teachers:
+            names = tuple(dict.fromkeys(name for each in teachers for name in each.registration.aliases))[:NAMES_MAX]
+            if names == before:
+                return
+            self._served[model] = names
+            self._unserved.pop(model, None)
+        elif before is not None:
+            self._unserved[model] = self._served.pop(model)
+        else:
+            return
+        self._names, self._old_names = ServedNames.of(self._served), ServedNames.of(self._unserved)
+
+    async def close(self) -> None:
+        """Nothing is being learned."""
+        tasks = list(self._learning.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _teacher(self, model: str, turn: int = 0) -> ModelSource | None:
+        """Whom to ask, another one each turn; None if nothing is to be learned, or nobody is connected."""
+        teachers, known = list(self._teachers(model)), self._known.get(model)
+        if known is not None and model not in self._outdated:
+            kind = known.registration.kind
+            if any(teacher.registration.kind == kind for teacher in teachers):
+                return None
+        connected = [teacher for teacher in teachers if teacher.link.up]
+        return connected[turn % len(connected)] if connected else None
+
+    async def _learn(self, model: str) -> None:
+        turns = itertools.count()
+        while (teacher := self._teacher(model, next(turns))) is not None:
+            try:
+                files = await teacher.link.files()
+            except (PeerError, TimeoutError) as error:
+                _logger.warning("worker %s did not give its tokenizer: %s", teacher.link.worker, error)
+                await asyncio.sleep(LEARN_RETRY_S)
+            else:
+                self._take(teacher.registration, files)
+
+    def _take(self, registration: Registration, files: dict[str, bytes]) -> None:
+        card = ModelCard(
+            name=registration.model,
+            engine=registration.engine,
+            context_max=registration.context_max,
+            created_s=self._clock.wall_ms() // 1000,
+            workers=0,
+            files=files,
+        )
+        self._known[registration.model] = _KnownModel(card, registration)
+        self._outdated.discard(registration.model)
+        self._on_change()
+
+    def _ended(self, model: str, task: asyncio.Task[None]) -> None:
+        del self._learning[model]
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("model %s could not be learned", model, exc_info=task.exception())

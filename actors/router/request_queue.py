@@ -1,0 +1,160 @@
+"""QueueCounts: what became of requests that found no free place, counted for metrics.
+
+RequestQueue: one model's requests in one replica, those in flight and those that wait, and how fast they end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from math import ceil
+from typing import Any
+
+from core.generation import TASK_GENERATE, GenerateRequest
+from core.prompt import TOKEN_BYTES
+from core.settings import RoutingSettings
+from projections.policy.fair_queue import FairQueue
+
+WAIT_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
+"""Upper bounds of the waits that are counted together; one more for longer ones."""
+
+
+class WaitHistogram:
+    """The waits of one model's requests that were let in."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(WAIT_MS) + 1)
+        self.sum_ms = 0
+
+    def __repr__(self) -> str:
+        return f"<WaitHistogram of {sum(self.counts)} requests, {self.sum_ms} ms>"
+
+    def note(self, waited_ms: int) -> None:
+        """One more."""
+        self.counts[bisect_left(WAIT_MS, waited_ms)] += 1
+        self.sum_ms += waited_ms
+
+
+class QueueCounts:
+    """Grows with models, not with requests."""
+
+    def __init__(self) -> None:
+        self._refused = Counter[tuple[str, str]]()
+        self._waits: dict[str, WaitHistogram] = {}
+
+    def __repr__(self) -> str:
+        return f"<QueueCounts: {self._refused.total()} turned away>"
+
+    def let_in(self, model: str, waited_ms: int) -> None:
+        """One got its place after a wait."""
+        self._waits.setdefault(model, WaitHistogram()).note(waited_ms)
+
+    def turned_away(self, model: str, reason: str) -> None:
+        """One will get none; the reason is of `core.events.routing.TURNED_AWAY`."""
+        self._refused[model, reason] += 1
+
+    def describe(self) -> dict[str, Any]:
+        """Rows by model, and by reason."""
+        return {
+            "turned_away": [
+                {"model": model, "reason": reason, "requests": count}
+                for (model, reason), count in sorted(self._refused.items())
+            ],
+            "waits": [
+                {"model": model, "counts": list(waits.counts), "sum_ms": waits.sum_ms}
+                for model, waits in sorted(self._waits.items())
+            ],
+        }
+
+
+ANSWER_TOKENS = 256
+"""What an answer is taken to have until the first ones have ended."""
+SMOOTHING = 1 / 16
+"""What the newest request weighs in a running mean."""
+RETRY_AFTER_MAX_S = 60
+"""The longest time after which a client is told to try again; the shortest is a second."""
+
+
+class QueuedRequest:
+    """One request that waits."""
+
+    __slots__ = ("arrived_ms", "let_in", "request", "tenant", "turn", "turned_away")
+
+    def __init__(self, request: GenerateRequest, arrived_ms: int) -> None:
+        self.request = request
+        self.tenant = request.tenant or ""
+        self.arrived_ms = arrived_ms
+        self.let_in = False
+        self.turned_away = False
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when it is let in; failed when it is turned away."""
+
+    def __repr__(self) -> str:
+        return f"<QueuedRequest {self.request.id} of {self.tenant or 'nobody'}, priority {self.request.priority}>"
+
+
+class RequestQueue:
+    """See the module's text. Times are milliseconds of the monotonic clock."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.queue = FairQueue[QueuedRequest]()
+        self.active = 0
+        """Requests of ours that have a place."""
+        self.coming = 0
+        """Those of them that were let in and have not been routed yet."""
+        self.share = 0
+        """How many may have one whatever other replicas do, as it was counted last …"""
+        self.share_until_ms = 0
+        """… and until when that may be relied on."""
+        self.tenants = Counter[str]()
+        """Active ones by tenant."""
+        self._service_ms = 0.0
+        """Running mean of how long a place is held; 0 until one was given back."""
+        self._answer_tokens = float(ANSWER_TOKENS)
+
+    def __repr__(self) -> str:
+        return f"<RequestQueue {self.model}: {self.active} active, {len(self.queue)} waiting>"
+
+    def begin(self, tenant: str) -> None:
+        """One more has a place."""
+        self.active += 1
+        self.tenants[tenant] += 1
+
+    def end(self, tenant: str) -> None:
+        """One has given its place back."""
+        self.active -= 1
+        left = self.tenants[tenant] - 1
+        if left:
+            self.tenants[tenant] = left
+        else:
+            del self.tenants[tenant]
+
+    def learn(self, held_ms: int, answer_tokens: int) -> None:
+        """A request was answered: so long it had its place, so many tokens it got."""
+        self._service_ms += (held_ms - self._service_ms) * (SMOOTHING if self._service_ms else 1)
+        self._answer_tokens += (answer_tokens - self._answer_tokens) * SMOOTHING
+
+    def work(self, request: GenerateRequest) -> int:
+        """What the request is expected to cost, in tokens: those of its prompt, and of a usual answer if it may be as
+        long."""
+        prompt = len(request.tokens) // TOKEN_BYTES
+        if request.task != TASK_GENERATE:
+            return max(1, prompt)
+        return max(1, prompt + min(request.sampling.max_tokens, round(self._answer_tokens)))
+
+    def wait_ms(self, depth: int) -> float:
+        """How long the last of so many waits at the rate at which requests end now; 0 if nothing is known of that."""
+        return depth * self._service_ms / max(1, self.active)
+
+    def waiting_max(self, settings: RoutingSettings) -> int:
+        """How many may wait now: no more than are served within the longest wait."""
+        each_ms = self.wait_ms(1)
+        if not each_ms:
+            return settings.queue_max
+        return min(settings.queue_max, ceil(settings.queue_wait_max_ms / each_ms))
+
+    def retry_after_s(self) -> int:
+        """When those that wait now will have been served, as far as can be told: 1 to RETRY_AFTER_MAX_S."""
+        return max(1, min(RETRY_AFTER_MAX_S, ceil(self.wait_ms(len(self.queue)) / 1000)))

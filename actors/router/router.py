@@ -1,0 +1,391 @@
+"""Router: one replica, put together: folds, the fleet, its life in the log, and the hands that dispatch requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from actors.membership.failure_detector import FailureDetector
+from actors.membership.replica_membership import ReplicaMembership
+from actors.membership.runtime_context import RuntimeContext
+from actors.router.admission import Admission
+from actors.router.background_tasks import BackgroundTasks, TakeSnapshot
+from actors.router.capacity import CapacityCalculator
+from actors.router.dispatch import Dispatch
+from actors.router.fleet import Fleet
+from actors.router.routed_request import AttemptTable
+from actors.router.router_status import fold_status, prefill_status, publisher_status, rss_bytes
+from actors.router.routing_publisher import RoutingPublisher
+from actors.transport.frames import PROTOCOL, Hello
+from actors.transport.output_stream import output_stream
+from core.clock import Clock
+from core.events import Event, LoadReported, ReplicaJoined, RequestFinished, RequestPrefilled
+from core.events.kv import PREFILL
+from core.events.routing import INTERNAL, TURNED_AWAY, RequestTurnedAway
+from core.failure import detail_of, is_in_log
+from core.generation import GenerateRequest, Output, Take
+from core.ids import ReplicaId, WorkerId
+from core.keys import DeploymentKey
+from core.models import ModelCard
+from core.readiness import Readiness
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING
+from projections.folds.state import Applied, State
+from projections.policy.view import View
+from projections.runner.runner import Runner
+from streams.live_settings import LiveSettings
+from streams.log import EventLog
+from streams.outbox.journal import CAPACITY_BYTES
+from streams.registry import Change, Registry
+from streams.snapshot_store import SnapshotStore
+
+VERSION = "0.1.0"
+RESTATE_EVERY_S = 7 * 86_400 / 4
+"""Who we are and what is in flight is said again this often, a quarter of the retention time."""
+AWAY_SAID_S = 3.0
+"""A log that acknowledges nothing for so long is said to be away."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions:
+    """How a replica is known, and what it keeps."""
+
+    namespace: str
+    name: str
+    address: str = ""
+    """Where its API listens."""
+    restate_every_s: float = RESTATE_EVERY_S
+    lease_ms: int = 10_000
+    """The registry's lease time: how long a silent worker stays registered."""
+    journal: Path | None = None
+    """Folder where decisions wait for the log and outlive this process; None keeps them in memory."""
+    journal_bytes: int = CAPACITY_BYTES
+    """How much may wait there."""
+    snapshot_every_s: float = 3600
+    take_snapshot: TakeSnapshot | None = None
+    """Called when we are elected and a snapshot is due; None leaves that to others."""
+
+
+class Router:
+    """A full set of projections with the hands to act on them. One event loop owns it."""
+
+    def __init__(
+        self,
+        options: RouterOptions,
+        log: EventLog,
+        registry: Registry,
+        clock: Clock,
+        key: DeploymentKey,
+        settings: RoutingSettings,
+        decided: Callable[[str, float], None],
+    ) -> None:
+        """`decided` hears of each decision: the policy, and how many seconds it took."""
+        self.options = options
+        self.live = LiveSettings(settings, self._say_settings)
+        self.state = State(key.chain_key)
+        store = SnapshotStore(log, options.namespace, key.chain_key)
+        self.runner = Runner(
+            log,
+            self.state,
+            self._on_applied,
+            store=store,
+            is_mine=lambda owner: owner == self.voice.id,
+            on_became=self._on_became,
+        )
+        self.fleet = Fleet(registry, clock, self._hello, self._on_fleet)
+        self.flights = AttemptTable(self._say, clock)
+        self.suspicion = FailureDetector(options.namespace, log, self.fleet, self.state, clock, options.lease_ms)
+        around = RuntimeContext(options.namespace, log, registry, clock, key)
+        self.life = ReplicaMembership(
+            around,
+            ReplicaJoined(name=options.name, version=VERSION, address=options.address),
+            self.state,
+            self.live,
+            self.flights,
+            journal=options.journal,
+            journal_bytes=options.journal_bytes,
+            spawn=self._spawn,
+        )
+        self.dispatch = Dispatch(
+            self.state,
+            self.fleet,
+            self.suspicion,
+            self.live,
+            self.flights,
+            clock,
+            key.hash_seed,
+            voice=lambda: self.voice,
+            decided=decided,
+        )
+        rooms = CapacityCalculator(self.state, self.fleet, self.suspicion, self.live, voice=lambda: self.voice)
+        self.admission = Admission(rooms, self.live, clock, self._say)
+        self.upkeep = BackgroundTasks(
+            around,
+            self.state,
+            self.runner,
+            store,
+            self.life,
+            self.fleet,
+            self.flights,
+            journal=options.journal,
+            snapshot_every_s=options.snapshot_every_s,
+            take_snapshot=options.take_snapshot,
+        )
+        self._registry = registry
+        self._clock = clock
+        self._key = key
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._defect = ""
+        self.stopping = False
+        """Told to end: not ready any more, though what comes is still served."""
+        self._will_look = False
+
+    def __repr__(self) -> str:
+        return f"<Router {self.options.name} {self.voice.id}, {self.runner!r}, {self.fleet!r}>"
+
+    async def start(self, details: dict[str, object]) -> None:
+        """The fold runs, workers are followed, the replica is registered; `details` go into the registry too.
+
+        Unavailable, and nothing is left of it, if the registry is away.
+        """
+        try:
+            await self._start(details)
+        except BaseException:  # a cancelled start, too, leaves nothing behind
+            await self.stop("it could not start")
+            raise
+
+    async def _start(self, details: dict[str, object]) -> None:
+        self.runner.start()
+        self.life.begin()
+        await self.live.follow(self._registry)
+        await self._registry.watch("replicas/", self._on_replica)
+        await self.fleet.start()
+        await self.life.register(details)
+        self._spawn(self.suspicion.run(self.life.look))
+        self._spawn(self.admission.run())
+        self._spawn(self.life.restate_again_and_again(self.options.restate_every_s))
+        for loop in self.upkeep.loops():
+            self._spawn(loop)
+
+    async def stop(self, reason: str) -> None:
+        """The log and the registry know that this replica is gone; no connection is left.
+
+        Every step has a bound, and none keeps the next one from being taken.
+        """
+        async with AsyncExitStack() as last_first:
+            last_first.push_async_callback(self.runner.stop)
+            last_first.push_async_callback(self.fleet.close)
+            last_first.push_async_callback(self.life.forget)
+            last_first.push_async_callback(self.life.leave, reason)
+            last_first.push_async_callback(self.upkeep.stop)
+            self.admission.close()
+            self.dispatch.holding.let_all_go()
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    @property
+    def voice(self) -> RoutingPublisher:
+        """Its present life in the log."""
+        return self.life.voice
+
+    @property
+    def settings(self) -> RoutingSettings:
+        """What the next decision goes by."""
+        return self.live.current
+
+    def ready(self) -> Readiness:
+        """Whether the log is caught up and models have workers; what is waited for, and what is done without.
+
+        A model is waited for while a worker of it is registered; one whose workers are all gone does not keep the
+        others from being served.
+        """
+        if self.stopping:
+            return Readiness(ready=False, waiting_for={"end": "stopping"})
+        waits: dict[str, str] = {}
+        if not self.runner.caught_up:
+            waits["log"] = f"{self.runner.lag_events} messages behind" if self.runner.lag else "not read yet"
+        if self.voice.outbox.error is not None:
+            waits["log"] = f"takes nothing of this replica any more: {self.voice.outbox.error}"
+        if self._defect:
+            waits["router"] = self._defect
+        degraded = {f"model {card.name}": "no worker is connected" for card in self.models() if not card.workers}
+        served = len(self.fleet.catalog.models) - len(degraded)
+        due = {f"model {each.model}" for each in self.fleet.registered.values() if each.role != PREFILL}
+        if not served and not degraded:
+            waits["models"] = "no worker has registered yet"
+        for model in degraded.keys() & due if served else list(degraded):
+            waits[model] = degraded.pop(model)
+        return Readiness(not waits, waits, degraded | self._degraded())
+
+    def _degraded(self) -> dict[str, str]:
+        """What requests are served without."""
+        found: dict[str, str] = {}
+        outbox = self.voice.outbox
+        if outbox.away_s >= AWAY_SAID_S:
+            found["log"] = f"away for {outbox.away_s:.0f} s, {outbox.depth} events wait"
+        if not self.fleet.registry_healthy:
+            found["registry"] = "away: no worker can come, no setting can change"
+        if self.state.incomplete:
+            found["caches"] = f"{self.state.incomplete} sources are unknown until they restate themselves"
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """Who this is and how far it has folded; the digest is of the fold alone, comparable at equal cursors."""
+        return {
+            "replica": self.voice.id,
+            "name": self.options.name,
+            "settings_revision": self.live.revision,
+            **fold_status(self.state, self.runner),
+            **publisher_status(self.voice),
+            **self.upkeep.describe(),
+            "prefill": prefill_status(self.state.jobs, self._clock.wall_ms(), self.flights.prefills),
+            "in_flight": len(self.flights.open),
+            "admission": self.admission.describe(),
+            "held": len(self.dispatch.holding),
+            "declined": self.dispatch.holding.declines.count,
+            "rss_bytes": rss_bytes(),
+        }
+
+    def models(self) -> list[ModelCard]:
+        """Every model that can be spoken for, by name."""
+        return [self.card(model) for model in self.fleet.catalog.models if self.model_of(model) == model]
+
+    def model_of(self, name: str) -> str:
+        """The own name of the model that has this name; the name as it is if none has."""
+        return self.fleet.catalog.model_of(name)
+
+    def card(self, model: str) -> ModelCard:
+        """The card of the model that has this name. UnknownModel if there was never a worker for it."""
+        model = self.model_of(model)
+        self.dispatch.check_known(model)
+        return self.fleet.catalog.card(model, self.dispatch.connected.of(model))
+
+    async def run(
+        self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """The answer has been taken as it came, from a worker that the decision chose, as `actors.router.dispatch` has
+        it, once one had a place for the request; before that what `actors.router.admission` raises."""
+        self.dispatch.check_known(model)
+        name = self.flights.begin(request.id)
+        try:
+            if name != request.id:
+                request = msgspec.structs.replace(request, id=name)
+            arrived_ms = self._clock.monotonic_ms()
+            place = await self.admission.enter(model, request)
+            await self.dispatch.run(model, request, take, ended, arrived_ms, place)
+        finally:
+            self.flights.end(name)
+
+    def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
+        """The log has that the request failed inside this process, with what and where, unless it has that from `run`.
+        A model that is not known is not told: its name is a client's text."""
+        if is_in_log(error):
+            return
+        model = self.model_of(model)
+        known = model in self.fleet.catalog
+        if known:
+            self.admission.counts.turned_away(model, INTERNAL)
+        self._say(
+            RequestTurnedAway(
+                request=request,
+                model=model if known else "",
+                reason=INTERNAL,
+                status=TURNED_AWAY[INTERNAL],
+                waited_ms=-1,
+                tenant=tenant,
+                detail=detail_of(error),
+            )
+        )
+
+    def generate(
+        self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
+    ) -> AsyncGenerator[Output, None]:
+        """The same, to be read at the reader's own pace; closing it cancels."""
+        return output_stream(lambda take: self.run(model, request, take, ended))
+
+    def view(self) -> View:
+        """What a decision made now sees; what of it only we know is said in the log first."""
+        return self.dispatch.view()
+
+    def _say(self, event: Event) -> None:
+        self.life.say(event)
+        if isinstance(event, RequestPrefilled | RequestFinished):
+            self.dispatch.holding.look_soon()  # a worker may be free for what is held
+
+    def _say_settings(self) -> None:
+        self.life.say_settings()
+        self._look()
+
+    def _hello(self) -> Hello:
+        key, namespace = self._key.door_key, self.options.namespace
+        return Hello(protocol=PROTOCOL, key=key, namespace=namespace, replica=self.voice.id, steps=True)
+
+    def _on_applied(self, applied: Applied) -> None:
+        """Reacts to what the fold just took in."""
+        if applied.stream == LOAD:
+            self.fleet.heard(WorkerId(applied.owner))
+            if self._is_too_much(self.state.loads.reports.get(WorkerId(applied.owner))):
+                self.admission.doubt()
+        elif applied.stream == ROUTING and applied.changed and applied.owner == self.voice.id:
+            self.voice.read_back(applied.message.events)
+            self._look_for_our_end()
+        if applied.changed and applied.owner != self.voice.id and (self.admission.waiting or self.dispatch.holding):
+            self._look_soon()
+        self.upkeep.applied(applied)
+
+    def _is_too_much(self, report: LoadReported | None) -> bool:
+        """Whether the worker is to get nothing more for now."""
+        return report is not None and (report.draining or report.waiting >= self.live.current.waiting_max)
+
+    def _on_became(self) -> None:
+        self._look_for_our_end()
+        self.upkeep.became()
+
+    def _look_for_our_end(self) -> None:
+        """A fold that has nothing of ours, and what we know ahead of it, do not add up: we go on under another id."""
+        if self.voice.id in self.state.routing.ended:
+            self.voice.written_off(f"{ROUTING}:{self.state.cursor[ROUTING].seq}")
+
+    def _look_soon(self) -> None:
+        """Places are counted again, once for all that is folded in this turn of the loop."""
+        if not self._will_look:
+            self._will_look = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._will_look = False
+        self.admission.look()
+        self.dispatch.holding.look_soon()
+
+    def _on_fleet(self) -> None:
+        self.upkeep.restatements.look()
+        self._look_soon()
+
+    def _on_replica(self, change: Change) -> None:
+        replica = ReplicaId(change.key.rpartition("/")[2])
+        if change.value is None:
+            self.life.look.registered.discard(replica)
+        else:
+            self.life.look.registered.add(replica)
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("a part of the router failed", exc_info=task.exception())
+            self._defect = f"a part failed: {task.exception()!r}"

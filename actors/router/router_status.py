@@ -1,0 +1,65 @@
+"""What a replica says of itself at `/state`: keys that tools rely on."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+from actors.metrics.prefill_counts import PrefillCounts
+from actors.router.routing_publisher import RoutingPublisher
+from core.event_json import hash_text
+from projections.folds.digest import FOLD_VERSION
+from projections.folds.jobs_fold import JobsFold, prefill_queue
+from projections.folds.state import State
+from projections.runner.runner import Runner
+
+GAPS_SHOWN_MAX = 16
+"""The last ones; `gaps_found` counts all."""
+
+
+def fold_status(state: State, runner: Runner) -> dict[str, Any]:
+    """How far the log is folded, and what of it is missing. O(workers)."""
+    return {
+        "fold_version": FOLD_VERSION,
+        "cursor": {stream: at.seq for stream, at in sorted(state.cursor.items())},
+        "digest": hash_text(state.digest),
+        "lag_events": runner.lag_events,
+        "lag_ms": runner.lag_ms,
+        "events_per_s": round(runner.events_per_s, 1),
+        "incomplete": state.incomplete,
+        "corrupt": state.corrupt,
+        "unknown_events": state.unknown_events,
+        "gaps_found": runner.gaps,
+        "gaps": [gap._asdict() for gap in list(state.gaps)[-GAPS_SHOWN_MAX:]],
+        "started_from": runner.started_from,
+        "refused_snapshots": runner.refused,
+        "rebuilding": runner.rebuilding,
+        "rebuilds": runner.rebuilds,
+        "resets": runner.resets,
+        "workers": {member.worker: state.index.blocks(member.worker) for member in state.alive()},
+    }
+
+
+def prefill_status(jobs: JobsFold, now_ms: int, counts: PrefillCounts) -> dict[str, Any]:
+    """What waits for prefill workers, and what came of the prompts of our own requests. O(workers + jobs open)."""
+    return {**prefill_queue(jobs, now_ms)._asdict(), "verdicts": counts.describe()}
+
+
+def publisher_status(voice: RoutingPublisher) -> dict[str, Any]:
+    """What of our own the log does not have yet."""
+    return {
+        "ahead": len(voice.ahead),
+        "outbox": {"events": voice.outbox.depth, "bytes": voice.outbox.bytes},
+        "journal": voice.journal._asdict(),
+        "log_away_s": round(voice.outbox.away_s, 1),
+    }
+
+
+def rss_bytes() -> int:
+    """Memory of this process that is in use now; where the system does not say, the most it ever was."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * resource.getpagesize()

@@ -1,0 +1,270 @@
+"""Telling: what one dead process's journal holds goes to the log, in its chain, up to its end.
+
+Predecessors: what the journals of dead processes still hold goes to the log, under the names of the dead.
+
+Whoever finds a journal without a lock has found a dead process's; the lock is then its own, so that of several
+successors one tells it. The journal moves with each acknowledgement: whoever kills the successor leaves the rest to
+the next one. First comes the message in flight, as it is; then what was not sealed, as further messages of the same
+source; then its end. Behind an end that another wrote all this stands too: folds ignore it, the history has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.clock import Clock
+from core.codec import CHAIN_START, Message, decode_message, digest, encode_event
+from core.errors import Corrupt, Refused, Unavailable, WrongSequence
+from core.events import ReplicaLeft, UnknownEvent
+from core.ids import StreamSeq
+from core.keys import DeploymentKey
+from core.subjects import ROUTING, subject
+from streams.log import EventLog, Record
+from streams.outbox.backlog import OutboxLimits
+from streams.outbox.journal import Journal, identity
+from streams.outbox.journal_file import DRAFT_SUFFIX, SUFFIX
+from streams.outbox.source_chain import SealedMessage, chain_digest, seal
+
+SETTLE_MAX = 8
+"""How often in one go the place in the log is found anew when another writes there too."""
+REASON = "its process ended; told by its journal"
+
+_logger = logging.getLogger(__name__)
+
+
+class JournalDrain:
+    """One journal on its way into the log."""
+
+    def __init__(self, journal: Journal, namespace: str, log: EventLog, clock: Clock, chain_key: bytes) -> None:
+        self._journal = journal
+        self._log = log
+        self._clock = clock
+        self._chain_key = chain_key
+        self._subject = subject(namespace, ROUTING, journal.source)
+        self._last_seq = StreamSeq(0)
+        """Where the subject ends."""
+        self._ended = False
+        """Whether the source's end is told."""
+        self._sealed: SealedMessage | None = None
+        """The message in flight; it is in the journal too, unless the disk was full."""
+
+    async def tell(self) -> int:
+        """The log has all that the journal held, and the end; returns how many events that were."""
+        self._find_sealed()
+        for _ in range(SETTLE_MAX):
+            await self._settle()
+            if self._sealed is None and self._journal.standing.sealed_at:
+                self._lose_sealed()
+            try:
+                return await self._tell_rest()
+            except WrongSequence as error:
+                _logger.info("another writes to %s too: %s", self._subject, error)
+        raise Unavailable(f"{self._subject} is written to by others all the time")
+
+    async def _tell_rest(self) -> int:
+        events = 0
+        while (sealed := self._next()) is not None:
+            message_id = sealed.message_id(self._journal.source)
+            seq = await self._log.append(ROUTING, self._subject, sealed.payload, message_id, self._last_seq)
+            self._acknowledge(sealed.n, chain_digest(sealed, self._chain_key), seq)
+            self._last_seq = seq
+            self._note_end(decode_message(sealed.payload))
+            events += sealed.events
+        return events
+
+    def _next(self) -> SealedMessage | None:
+        """The message to be told now; None when all is told."""
+        if self._sealed is None and not self._journal and not self._ended:
+            self._add_end()
+        if self._sealed is None and self._journal:
+            self._seal()
+        return self._sealed
+
+    def _add_end(self) -> None:
+        if not self._journal.restate(ReplicaLeft(reason=REASON)):
+            raise Unavailable(f"no room for the end of {self._journal!r}")
+
+    def _seal(self) -> None:
+        batch, at = self._journal.take(), self._journal.standing
+        now_ms = self._clock.wall_ms()
+        source = self._journal.source
+        self._sealed = seal(source, at.n_acked, at.head, now_ms, batch.encodings, readable=batch.readable)
+        self._journal.seal(self._sealed)
+
+    def _acknowledge(self, n: int, head: bytes, seq: StreamSeq) -> None:
+        self._journal.acknowledge(n + 1, head, seq)
+        self._sealed = None
+
+    def _note_end(self, message: Message) -> None:
+        self._ended = self._ended or any(isinstance(event, ReplicaLeft) for event in message.events)
+
+    async def _settle(self) -> None:
+        """What the log has of it already is no longer in the journal, and we know where its subject ends."""
+        end = await self._log.last(ROUTING, self._subject)
+        self._last_seq = StreamSeq(0) if end is None else end.seq
+        if end is not None and end.seq == self._journal.standing.last_seq:
+            self._take_in(end)
+        elif end is not None:
+            await self._catch_up(end)
+        elif not self._journal.standing.n_acked and not self._journal and self._sealed is None:
+            self._ended = True  # killed before its first word
+
+    async def _catch_up(self, end: Record) -> None:
+        """Takes in what stands behind the last acknowledgement: the message in flight, and another's end."""
+        start = StreamSeq(self._journal.standing.last_seq + 1)
+        if start > end.seq:
+            _logger.warning("the log lost messages of %s: it ends at %d, not at %d", self._subject, end.seq, start - 1)
+            self._take_in(end)
+            return
+        async for record in self._log.read(ROUTING, start):
+            if record.seq > end.seq:
+                break
+            if record.subject == self._subject:
+                self._take_in(record)
+
+    def _take_in(self, record: Record) -> None:
+        try:
+            message = decode_message(record.payload)
+        except Corrupt as error:
+            _logger.warning("%s:%d cannot be read, going on behind it: %s", record.stream, record.seq, error)
+            return
+        if message.source != self._journal.source:
+            # another's end stands for ours, unless there is more to tell
+            self._ended = not self._journal and self._sealed is None
+            return
+        self._note_end(message)
+        if message.n < self._journal.standing.n_acked:
+            return
+        if self._sealed is None or record.payload != self._sealed.payload:
+            self._skip(message)
+        self._acknowledge(message.n, digest(record.payload, self._chain_key), record.seq)
+
+    def _skip(self, message: Message) -> None:
+        """The journal does not know of this message of its own, but holds events that are in it."""
+        for event in message.events:
+            if isinstance(event, UnknownEvent) or self._journal.peek() != encode_event(event):
+                break
+            self._journal.skip()
+
+    def _find_sealed(self) -> None:
+        """The message in flight is known, if there is one that can be read."""
+        try:
+            self._sealed = self._journal.in_flight()
+        except Corrupt as error:
+            _logger.warning("perhaps the log has it: %s", error)
+
+    def _lose_sealed(self) -> None:
+        """The log does not have it either: a gap in the chain says so."""
+        at = self._journal.standing
+        _logger.error("message %d of %s cannot be read: it is missing in the chain", at.n_acked, self._subject)
+        self._journal.acknowledge(at.n_acked + 1, CHAIN_START, at.last_seq)
+
+
+LOOK_EVERY_S = 3.0
+"""Between looks for journals that nobody holds."""
+DRAFT_AGE_S = 60.0
+"""A draft that is older than this was left by a process that was killed while it made it."""
+BROKEN_SUFFIX = ".broken"
+"""What is added to the name of a journal that cannot be read: it is kept for a person to look at."""
+LIMITS = OutboxLimits()
+
+
+@dataclass(slots=True)
+class RecoveryCounts:
+    """What became of journals since this process started."""
+
+    told: int = 0
+    """Journals told to their end."""
+    events: int = 0
+    """Events told."""
+    refused: int = 0
+    """Journals that cannot be told: broken, or another deployment's."""
+
+
+class JournalRecovery:
+    """Looks after the journals in one folder."""
+
+    def __init__(self, folder: Path, namespace: str, log: EventLog, clock: Clock, key: DeploymentKey) -> None:
+        self.counts = RecoveryCounts()
+        self._folder = folder
+        self._namespace = namespace
+        self._log = log
+        self._clock = clock
+        self._key = key
+        self._left_alone: set[Path] = set()
+        """Journals that are not ours to tell, or that the log refuses: said once."""
+        self._waiting: set[Path] = set()
+        """Journals that wait for the log: said once."""
+
+    def __repr__(self) -> str:
+        return f"<JournalRecovery in {self._folder}, {self.counts.told} told>"
+
+    async def run(self) -> None:
+        """Looks again and again, for ever."""
+        while True:
+            try:
+                await self.look()
+            except Exception:  # whatever it was, what others left must go on being found
+                _logger.exception("a look at the journals failed by a defect, trying again")
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Every journal that nobody holds is told and gone, or is left for the next look."""
+        self._sweep()
+        for path in sorted(self._folder.glob("*" + SUFFIX)):
+            if path not in self._left_alone:
+                await self._look_at(path)
+
+    async def _look_at(self, path: Path) -> None:
+        try:
+            await self._take_over(path)
+        except Unavailable as error:
+            if path not in self._waiting:
+                self._waiting.add(path)
+                _logger.warning("%s waits until it can be told: %s", path.name, error)
+        except Refused as error:
+            self._leave_alone(path, str(error))
+        except Corrupt as error:
+            self._set_aside(path, str(error))
+
+    async def _take_over(self, path: Path) -> None:
+        ours = identity(self._namespace, ROUTING, "", self._key.chain_key)
+        journal = Journal.open_left(path, ours, LIMITS)
+        if journal is None:
+            return
+        told = False
+        try:
+            for _ in journal.scan():
+                await asyncio.sleep(0)
+            events = await JournalDrain(journal, self._namespace, self._log, self._clock, self._key.chain_key).tell()
+            told = True
+        finally:
+            journal.close(delete=told)
+        self._waiting.discard(path)
+        self.counts.told += 1
+        self.counts.events += events
+        _logger.warning("told %d events of a dead process's journal", events, extra={"replica": journal.source})
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        aside = path.with_name(path.name + BROKEN_SUFFIX)
+        path.rename(aside)
+        self.counts.refused += 1
+        _logger.error("%s; what it holds is not told, it is kept as %s", why, aside)
+
+    def _leave_alone(self, path: Path, why: str) -> None:
+        self._left_alone.add(path)
+        self.counts.refused += 1
+        _logger.warning("journal left alone: %s", why)
+
+    def _sweep(self) -> None:
+        """Files that never became journals are gone."""
+        for draft in self._folder.glob("*" + DRAFT_SUFFIX):
+            try:
+                if time.time() - draft.stat().st_mtime > DRAFT_AGE_S:
+                    draft.unlink()
+            except FileNotFoundError:
+                continue  # its process was only slow, or another was quicker
