@@ -229,8 +229,8 @@ def _be_known(router: Router, arguments: FrontendArguments, ops: Server, address
         log_as(replica=id)
         tell(arguments.home, arguments.name, ops, id=id, address=address)
 
-    router.life.on_new_id = known_as
-    known_as(router.voice.id)
+    router.membership.on_new_id = known_as
+    known_as(router.publisher.id)
 
 
 def _journal(connection: Connection, arguments: FrontendArguments) -> Path:
@@ -265,7 +265,7 @@ def _router(
     )
     settings = connection.deployment.routing_settings
     router = Router(options, both.log, both.registry, SystemClock(), connection.key, settings, metrics.decided)
-    watch_outbox(metrics.log, ROUTING, lambda: router.voice.outbox)
+    watch_outbox(metrics.log, ROUTING, lambda: router.publisher.outbox)
     metrics.watch_replica(router.describe)
     for stream in connection.topology.names():
         metrics.log.watch_lag(stream, partial(_lag, router, stream))

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import uvloop
 
-from actors.metrics.frontend_metrics import WorkerMetrics
+from actors.metrics.worker_metrics import WorkerMetrics
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
 from actors.worker.model_files import ChatFormat

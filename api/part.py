@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import click
 from prometheus_client import CollectorRegistry
 
-from actors.metrics.frontend_metrics import LogMetrics
+from actors.metrics.log_metrics import LogMetrics
 from api.addresses import split_address
 from api.connection import Connection
 from api.operations import create_operations_app

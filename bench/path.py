@@ -153,7 +153,7 @@ class Deployment:
         await asyncio.sleep(STILL_S)
         presence = self.worker.presence
         assert presence is not None
-        while not (presence.kv.idle and presence.load.idle and self.router.voice.outbox.idle):  # noqa: ASYNC110 - three sources
+        while not (presence.kv.idle and presence.load.idle and self.router.publisher.outbox.idle):  # noqa: ASYNC110 - three sources
             await asyncio.sleep(STILL_S)
 
     def held(self) -> int:

@@ -26,7 +26,7 @@ class _StreamCheckpoints:
         self.fold = weakref.ref(projection)  # no more than that: an old fold is large
         self.points: dict[int, DigestPoint] = {}
         """Oldest first."""
-        self.said_seq = 0
+        self.reported_seq = 0
         """How far they have been reported."""
 
 
@@ -36,7 +36,7 @@ class DigestCheckpoints:
     def __init__(self, state: State) -> None:
         self._state = state
         self._kept: dict[StreamName, _StreamCheckpoints] = {}
-        self._said: dict[StreamName, Position] = {}
+        self._reported: dict[StreamName, Position] = {}
         """The cursor at the last report."""
 
     def __repr__(self) -> str:
@@ -58,10 +58,10 @@ class DigestCheckpoints:
 
     def report(self) -> ReplicaReported | None:
         """What is new since the last report; None if no cursor has moved."""
-        if self._said == self._state.cursor:
+        if self._reported == self._state.cursor:
             return None
-        self._said = dict(self._state.cursor)
-        chosen = {stream: self._choice(stream) for stream in sorted(self._said)}
+        self._reported = dict(self._state.cursor)
+        chosen = {stream: self._choice(stream) for stream in sorted(self._reported)}
         return ReplicaReported(
             fold_version=FOLD_VERSION,
             points={stream: _columns(points) for stream, points in chosen.items() if points},
@@ -71,9 +71,9 @@ class DigestCheckpoints:
     def _choice(self, stream: StreamName) -> list[DigestPoint]:
         """Where the fold stands, and of the milestones passed those that others are likeliest to report too."""
         kept, end = self._of(stream), self._state.cursor[stream].seq
-        new = [point for seq, point in kept.points.items() if seq > kept.said_seq and seq != end and point.complete]
+        new = [point for seq, point in kept.points.items() if seq > kept.reported_seq and seq != end and point.complete]
         new.sort(key=lambda point: (-(point.seq & -point.seq), -point.seq))
-        kept.said_seq = end
+        kept.reported_seq = end
         now = self._state.point(stream, end)
         chosen = new[: POINTS_MAX - 1] + ([now] if now is not None and now.complete else [])
         return sorted(chosen, key=lambda point: point.seq)

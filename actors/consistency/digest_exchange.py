@@ -62,19 +62,19 @@ class DigestDifference(NamedTuple):
 
     replica: ReplicaId
     stream: StreamName
-    said: ReportedPoint
+    reported: ReportedPoint
     ours: DigestPoint
 
     @property
     def of_history(self) -> bool:
         """Not even the message was: one of us has not noticed yet that the log's history was replaced."""
-        return self.said.head != self.ours.head
+        return self.reported.head != self.ours.head
 
 
 class DigestComparison:
     """Compares whatever can be compared, now or when we get there, and knows who agrees with us."""
 
-    def __init__(self, state: State, milestones: DigestCheckpoints) -> None:
+    def __init__(self, state: State, checkpoints: DigestCheckpoints) -> None:
         self.heard = 0
         """Reports of others."""
         self.compared = 0
@@ -84,30 +84,30 @@ class DigestComparison:
         """Reports of folds that are not to be compared with ours."""
         self.votes: dict[StreamName, dict[ReplicaId, PeerVote]] = {}
         self._state = state
-        self._milestones = milestones
+        self._checkpoints = checkpoints
         self._pending: OrderedDict[tuple[ReplicaId, StreamName, StreamSeq], ReportedPoint] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<DigestComparison of {self.compared} points, {len(self._pending)} not reached yet>"
 
-    def hear(self, replica: ReplicaId, event: ReplicaReported, now_ms: int) -> list[DigestDifference]:
+    def on_report(self, replica: ReplicaId, event: ReplicaReported, now_ms: int) -> list[DigestDifference]:
         """Every point that we have reached was compared; the others wait, at most PENDING_MAX of all replicas."""
         self.heard += 1
         if event.fold_version != FOLD_VERSION:
             self.other_versions += 1
             return []
-        said = ((StreamName(stream), point) for stream, points in event.points.items() for point in _rows(points))
-        found = (self._take(replica, stream, point, now_ms) for stream, point in said)
+        reported = ((StreamName(stream), point) for stream, points in event.points.items() for point in _rows(points))
+        found = (self._compare(replica, stream, point, now_ms) for stream, point in reported)
         return [difference for difference in found if difference is not None]
 
     def catch_up(self, now_ms: int) -> list[DigestDifference]:
         """The points that waited for us and that we have reached were compared."""
         found = []
-        for (replica, stream, seq), said in list(self._pending.items()):
+        for (replica, stream, seq), reported in list(self._pending.items()):
             position = self._state.cursor.get(stream)
             if position is None or seq <= position.seq:
                 del self._pending[replica, stream, seq]
-                found.append(self._take(replica, stream, said, now_ms))
+                found.append(self._compare(replica, stream, reported, now_ms))
         return [difference for difference in found if difference is not None]
 
     def forget(self, replica: ReplicaId) -> None:
@@ -136,27 +136,27 @@ class DigestComparison:
                     found.setdefault(replica, {})[stream] = {"seq": vote.seq, "ms_ago": now_ms - vote.at_ms}
         return found
 
-    def _take(
-        self, replica: ReplicaId, stream: StreamName, said: ReportedPoint, now_ms: int
+    def _compare(
+        self, replica: ReplicaId, stream: StreamName, reported: ReportedPoint, now_ms: int
     ) -> DigestDifference | None:
         position = self._state.cursor.get(stream)
-        if position is None or position.epoch != said.epoch:
+        if position is None or position.epoch != reported.epoch:
             self.not_comparable += 1
             return None
-        if said.seq > position.seq:
-            self._wait_for(replica, stream, said)
+        if reported.seq > position.seq:
+            self._wait_for(replica, stream, reported)
             return None
-        ours = self._milestones.at(stream, said.seq)
+        ours = self._checkpoints.at(stream, reported.seq)
         if ours is None or not ours.complete:
             self.not_comparable += 1
             return None
         self.compared += 1
-        agrees = (said.digest, said.head) == (ours.digest, ours.head)
-        self._vote(replica, stream, PeerVote(said.seq, agrees, now_ms))
-        return None if agrees else DigestDifference(replica, stream, said, ours)
+        agrees = (reported.digest, reported.head) == (ours.digest, ours.head)
+        self._vote(replica, stream, PeerVote(reported.seq, agrees, now_ms))
+        return None if agrees else DigestDifference(replica, stream, reported, ours)
 
-    def _wait_for(self, replica: ReplicaId, stream: StreamName, said: ReportedPoint) -> None:
-        self._pending[replica, stream, said.seq] = said
+    def _wait_for(self, replica: ReplicaId, stream: StreamName, reported: ReportedPoint) -> None:
+        self._pending[replica, stream, reported.seq] = reported
         if len(self._pending) > PENDING_MAX:
             self._pending.popitem(last=False)
             self.not_comparable += 1
@@ -191,7 +191,7 @@ class DigestExchange:
     def __init__(
         self,
         state: State,
-        say: Callable[[Event], None],
+        publish: Callable[[Event], None],
         me: Callable[[], ReplicaId],
         clock: Clock,
         registry: Registry,
@@ -200,18 +200,18 @@ class DigestExchange:
         rebuild: Callable[[str], Awaitable[object]],
     ) -> None:
         """`refold` folds the log anew beside the state that serves; `rebuild` does so and takes the state's place."""
-        self.reports_said = 0
+        self.reports_published = 0
         self.rebuilt = 0
         """How often our fold was wrong and another took its place."""
-        self.disputes = DigestMismatches()
+        self.mismatches = DigestMismatches()
         self._state = state
-        self._say = say
+        self._publish = publish
         self._me = me
         self._clock = clock
-        self._milestones = DigestCheckpoints(state)
-        self._comparison = DigestComparison(state, self._milestones)
+        self._checkpoints = DigestCheckpoints(state)
+        self._comparison = DigestComparison(state, self._checkpoints)
         self._reported_ms: int | None = None
-        self._settlement = MismatchResolution(
+        self._resolution = MismatchResolution(
             state,
             me,
             clock,
@@ -223,22 +223,22 @@ class DigestExchange:
         )
 
     def __repr__(self) -> str:
-        return f"<DigestExchange {self._comparison!r}, {self.disputes!r}, {self._settlement!r}>"
+        return f"<DigestExchange {self._comparison!r}, {self.mismatches!r}, {self._resolution!r}>"
 
     def describe(self) -> dict[str, Any]:
         """Facts for `/state`; counters since the start, times in milliseconds."""
-        comparison, disputes = self._comparison, self.disputes
+        comparison, mismatches = self._comparison, self.mismatches
         return {
-            "reports_said": self.reports_said,
+            "reports_said": self.reports_published,
             "reports_heard": comparison.heard,
             "points_compared": comparison.compared,
             "points_not_comparable": comparison.not_comparable,
             "reports_of_other_versions": comparison.other_versions,
-            "divergences": disputes.found,
-            "histories_differed": disputes.of_history,
+            "divergences": mismatches.found,
+            "histories_differed": mismatches.of_history,
             "rebuilt": self.rebuilt,
-            "unexplained": disputes.unexplained,
-            "disputed": {dispute.stream: dispute.seq for dispute in disputes.all()},
+            "unexplained": mismatches.unexplained,
+            "disputed": {mismatch.stream: mismatch.seq for mismatch in mismatches.all()},
             "agreed": comparison.agreed(self._clock.monotonic_ms()),
         }
 
@@ -246,57 +246,57 @@ class DigestExchange:
 
     def passed(self, stream: StreamName, seq: StreamSeq) -> None:
         """To be called when the state has folded a message whose sequence is a multiple of MILESTONE_EVERY."""
-        self._milestones.passed(stream, seq)
+        self._checkpoints.passed(stream, seq)
         self._differ(self._comparison.catch_up(self._clock.monotonic_ms()))
 
-    def hear(self, replica: ReplicaId, event: ReplicaReported | DivergenceFound) -> None:
+    def on_report(self, replica: ReplicaId, event: ReplicaReported | DivergenceFound) -> None:
         """To be called when the state has folded a message with this event; our own change nothing."""
         if replica == self._me():
             return
         if isinstance(event, DivergenceFound):
-            self._hear_verdict(replica, event)
+            self._on_verdict(replica, event)
             return
         now = self._clock.monotonic_ms()
         # first what waited: of two comparisons with a replica the later one must be of the later report
         self._differ(self._comparison.catch_up(now))
-        self._differ(self._comparison.hear(replica, event, now))
-        self._take_back(replica)
+        self._differ(self._comparison.on_report(replica, event, now))
+        self._withdraw_accusation(replica)
 
     def became(self) -> None:
         """To be called when the state became another: what was said of the one before counts no more."""
-        self.disputes.all_over()
+        self.mismatches.all_over()
         self._comparison.forget_votes()
 
     def _differ(self, differences: list[DigestDifference]) -> None:
         for difference in differences:
-            if self.disputes.differ(difference, self._clock.monotonic_ms()):
+            if self.mismatches.differ(difference, self._clock.monotonic_ms()):
                 _logger.error(
                     "replica %s had %s at %s:%d where we had %016x",
                     difference.replica,
-                    "another message" if difference.of_history else f"{difference.said.digest:016x}",
+                    "another message" if difference.of_history else f"{difference.reported.digest:016x}",
                     difference.stream,
-                    difference.said.seq,
+                    difference.reported.seq,
                     difference.ours.digest,
                     extra={"replica": difference.replica},
                 )
 
-    def _take_back(self, replica: ReplicaId) -> None:
+    def _withdraw_accusation(self, replica: ReplicaId) -> None:
         """Who agrees again is no accuser; if it should have said why, that is said."""
-        for dispute in self.disputes.all():
-            vote = self._comparison.votes.get(dispute.stream, {}).get(replica)
-            if vote is None or not vote.agrees or replica not in dispute.accusers:
+        for mismatch in self.mismatches.all():
+            vote = self._comparison.votes.get(mismatch.stream, {}).get(replica)
+            if vote is None or not vote.agrees or replica not in mismatch.accusers:
                 continue
-            if dispute.confirmed_ms is not None and not dispute.unexplained:
-                self._cannot_explain(dispute)
-            self.disputes.agree(dispute.stream, replica)
+            if mismatch.confirmed_ms is not None and not mismatch.unexplained:
+                self._cannot_explain(mismatch)
+            self.mismatches.agree(mismatch.stream, replica)
 
-    def _hear_verdict(self, replica: ReplicaId, event: DivergenceFound) -> None:
+    def _on_verdict(self, replica: ReplicaId, event: DivergenceFound) -> None:
         if event.verdict == REPLACED:
             _logger.warning("replica %s was wrong at %s:%d and has a new fold", replica, event.stream, event.seq)
             self._comparison.forget(replica)
-            self.disputes.replaced(replica)
+            self.mismatches.replaced(replica)
         else:
-            self.disputes.confirmed(StreamName(event.stream), replica)
+            self.mismatches.confirmed(StreamName(event.stream), replica)
 
     # --- what is due -------------------------------------------------------------------------------------------
 
@@ -317,67 +317,67 @@ class DigestExchange:
             self._reported_ms = now
             self._report(now)
         self._close_old(now)
-        if not self._settlement.busy:
-            ready = (d for d in self.disputes.all() if d.ready(self._comparison.camps(d.stream, now), now))
-            await self._settlement.step(next(ready, None))
+        if not self._resolution.busy:
+            ready = (d for d in self.mismatches.all() if d.ready(self._comparison.camps(d.stream, now), now))
+            await self._resolution.step(next(ready, None))
 
     async def settled(self) -> None:
         """What is being folded anew, if anything, has come to an end."""
-        await self._settlement.settled()
+        await self._resolution.settled()
 
     async def stop(self) -> None:
         """Nothing is folded anew any more, and another may; bounded by the registry's own bound."""
-        await self._settlement.stop()
+        await self._resolution.stop()
 
     def _report(self, now: int) -> None:
-        if self._settlement.replacing:
+        if self._resolution.replacing:
             return  # others must hear that we were wrong before they hear that we are not
-        self._look_at_ourselves(now)
-        report = self._milestones.report()
+        self._check_own_fold(now)
+        report = self._checkpoints.report()
         if report is not None:
-            self._say(report)
-            self.reports_said += 1
+            self._publish(report)
+            self.reports_published += 1
 
-    def _look_at_ourselves(self, now: int) -> None:
+    def _check_own_fold(self, now: int) -> None:
         for stream in list(self._state.cursor):
             if self._state.projection(stream).incomplete or not drift(self._state, stream):
                 continue
-            if self.disputes.differ_from_ourselves(stream, self._state.cursor[stream].seq, self._me(), now):
+            if self.mismatches.differ_from_ourselves(stream, self._state.cursor[stream].seq, self._me(), now):
                 _logger.error("the fold of %s is not what was folded: it was changed behind our back", stream)
 
     def _close_old(self, now: int) -> None:
-        for dispute in self.disputes.all():
-            if dispute.inexplicable(now):
-                self._cannot_explain(dispute)
-            if dispute.confirmed_ms is not None and now - dispute.confirmed_ms >= REFOLD_EVERY_MS:
-                self.disputes.over(dispute)  # who still differs says so again
+        for mismatch in self.mismatches.all():
+            if mismatch.inexplicable(now):
+                self._cannot_explain(mismatch)
+            if mismatch.confirmed_ms is not None and now - mismatch.confirmed_ms >= REFOLD_EVERY_MS:
+                self.mismatches.over(mismatch)  # who still differs says so again
 
-    def _cannot_explain(self, dispute: DigestMismatch) -> None:
-        dispute.unexplained = True
-        self.disputes.unexplained += 1
+    def _cannot_explain(self, mismatch: DigestMismatch) -> None:
+        mismatch.unexplained = True
+        self.mismatches.unexplained += 1
         _logger.error(
             "replica %s had something else at %s:%d, our fold is what the log gives, and it does not say that it was "
             "wrong: the log or the code is at fault; keep the data folders of both",
-            dispute.first,
-            dispute.stream,
-            dispute.seq,
+            mismatch.first,
+            mismatch.stream,
+            mismatch.seq,
         )
 
-    def _on_replaced(self, dispute: DigestMismatch, finding: RefoldComparison) -> None:
+    def _on_replaced(self, mismatch: DigestMismatch, finding: RefoldComparison) -> None:
         self.rebuilt += 1
-        self._say(_found(finding, dispute.first, REPLACED))
+        self._publish(_found(finding, mismatch.first, REPLACED))
         self.became()
         _logger.error("our fold was wrong at %s:%d: a new one serves", finding.stream, finding.seq)
 
-    def _on_confirmed(self, dispute: DigestMismatch, finding: RefoldComparison) -> None:
-        if not self.disputes.is_open(dispute):
+    def _on_confirmed(self, mismatch: DigestMismatch, finding: RefoldComparison) -> None:
+        if not self.mismatches.is_open(mismatch):
             return  # taken back while we folded anew
-        self._say(_found(finding, dispute.first, CONFIRMED))
+        self._publish(_found(finding, mismatch.first, CONFIRMED))
         _logger.warning("our fold is what the log gives at %s:%d", finding.stream, finding.seq)
-        if dispute.own:
-            self.disputes.over(dispute)
+        if mismatch.own:
+            self.mismatches.over(mismatch)
         else:
-            dispute.confirmed_ms = self._clock.monotonic_ms()
+            mismatch.confirmed_ms = self._clock.monotonic_ms()
 
 
 def _found(finding: RefoldComparison, other: ReplicaId, verdict: str) -> DivergenceFound:

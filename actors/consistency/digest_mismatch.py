@@ -77,20 +77,20 @@ class DigestMismatches:
 
     def differ(self, difference: DigestDifference, now_ms: int) -> bool:
         """The replica is an accuser; True if that is a new dispute."""
-        dispute, new = self._open.get(difference.stream), False
-        if dispute is None:
-            said, of_history = difference.said, difference.of_history
+        mismatch, new = self._open.get(difference.stream), False
+        if mismatch is None:
+            reported, of_history = difference.reported, difference.of_history
             self._count(of_history)
-            dispute = DigestMismatch(difference.stream, said.seq, now_ms, of_history, difference.replica)
-            self._open[difference.stream] = dispute
+            mismatch = DigestMismatch(difference.stream, reported.seq, now_ms, of_history, difference.replica)
+            self._open[difference.stream] = mismatch
             new = True
-        dispute.accusers.add(difference.replica)
+        mismatch.accusers.add(difference.replica)
         return new
 
     def differ_from_ourselves(self, stream: StreamName, seq: StreamSeq, me: ReplicaId, now_ms: int) -> bool:
         """The fold is not what was folded; True if nobody knew."""
-        dispute = self._open.get(stream)
-        if dispute is not None and (dispute.own or dispute.unexplained):
+        mismatch = self._open.get(stream)
+        if mismatch is not None and (mismatch.own or mismatch.unexplained):
             return False
         self._count(of_history=False)
         self._open[stream] = DigestMismatch(stream, seq, now_ms, of_history=False, first=me, own=True)
@@ -98,38 +98,38 @@ class DigestMismatches:
 
     def agree(self, stream: StreamName, replica: ReplicaId) -> None:
         """The replica has the same fold as we again: it takes back what it said."""
-        dispute = self._open.get(stream)
-        if dispute is not None and not dispute.own:
-            self._acquit(dispute, replica)
+        mismatch = self._open.get(stream)
+        if mismatch is not None and not mismatch.own:
+            self._acquit(mismatch, replica)
 
     def replaced(self, replica: ReplicaId) -> None:
         """The replica was wrong and goes on with a new fold of everything."""
-        for dispute in self.all():
-            if not dispute.own:
-                self._acquit(dispute, replica)
+        for mismatch in self.all():
+            if not mismatch.own:
+                self._acquit(mismatch, replica)
 
     def confirmed(self, stream: StreamName, replica: ReplicaId) -> None:
         """The replica folded anew and was right."""
-        dispute = self._open.get(stream)
-        if dispute is not None and replica in dispute.accusers:
-            dispute.confirmed_by.add(replica)
+        mismatch = self._open.get(stream)
+        if mismatch is not None and replica in mismatch.accusers:
+            mismatch.confirmed_by.add(replica)
 
-    def is_open(self, dispute: DigestMismatch) -> bool:
+    def is_open(self, mismatch: DigestMismatch) -> bool:
         """Whether it is not over yet."""
-        return self._open.get(dispute.stream) is dispute
+        return self._open.get(mismatch.stream) is mismatch
 
-    def over(self, dispute: DigestMismatch) -> None:
+    def over(self, mismatch: DigestMismatch) -> None:
         """Nothing is left of it."""
-        self._open.pop(dispute.stream, None)
+        self._open.pop(mismatch.stream, None)
 
     def all_over(self) -> None:
         """Our fold is another now: whatever was said of the one before counts no more."""
         self._open.clear()
 
-    def _acquit(self, dispute: DigestMismatch, replica: ReplicaId) -> None:
-        dispute.accusers.discard(replica)
-        if not dispute.accusers:
-            self.over(dispute)
+    def _acquit(self, mismatch: DigestMismatch, replica: ReplicaId) -> None:
+        mismatch.accusers.discard(replica)
+        if not mismatch.accusers:
+            self.over(mismatch)
 
     def _count(self, of_history: bool) -> None:
         self.of_history += of_history

@@ -50,7 +50,7 @@ class IndexAuditSchedule:
         if wrong:
             self.damaged += 1
             _logger.error("the index does not hold what the log told of %s: its memory was changed", ", ".join(wrong))
-            await self._mend()
+            await self._rebuild_index()
         return wrong
 
     async def _audited(self) -> list[WorkerId]:
@@ -63,7 +63,7 @@ class IndexAuditSchedule:
                 break
         return []
 
-    async def _mend(self) -> None:
+    async def _rebuild_index(self) -> None:
         now = self._clock.monotonic_ms()
         if self._rebuilt_ms is not None and now - self._rebuilt_ms < REBUILD_EVERY_MS:
             _logger.error("it was folded anew within the hour already: something keeps changing it")

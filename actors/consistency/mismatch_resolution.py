@@ -121,7 +121,7 @@ class MismatchResolution:
         """Whether the log is being folded anew."""
         return self._task is not None and not self._task.done()
 
-    async def step(self, dispute: DigestMismatch | None) -> None:
+    async def step(self, mismatch: DigestMismatch | None) -> None:
         """What is due for the dispute that is ours to settle now, if any.
 
         It is settled one step after it was claimed: what another found just before it let go of the claim has been
@@ -129,15 +129,15 @@ class MismatchResolution:
         """
         assert not self.busy
         now = self._clock.monotonic_ms()
-        if dispute is None:
+        if mismatch is None:
             await self._give_up_claim()
         elif self._not_before_ms is not None and now < self._not_before_ms:
-            self._hold_back(dispute)
+            self._hold_back(mismatch)
         elif self._claimed:
-            self._task = asyncio.create_task(self._settle(dispute), name=f"settling {dispute.stream}")
+            self._task = asyncio.create_task(self._resolve(mismatch), name=f"settling {mismatch.stream}")
             self._task.add_done_callback(_report_failure)
         else:
-            await self._claim(now - dispute.opened_ms)
+            await self._claim(now - mismatch.opened_ms)
 
     async def settled(self) -> None:
         """What is being folded anew, if anything, has come to an end."""
@@ -151,10 +151,10 @@ class MismatchResolution:
             await asyncio.wait([self._task])
         await self._give_up_claim()
 
-    def _hold_back(self, dispute: DigestMismatch) -> None:
+    def _hold_back(self, mismatch: DigestMismatch) -> None:
         if not self._held_back:
             self._held_back = True
-            _logger.error("not settled so soon again, the fold that is doubted serves meanwhile: %s", dispute)
+            _logger.error("not settled so soon again, the fold that is doubted serves meanwhile: %s", mismatch)
 
     async def _claim(self, waited_ms: int) -> None:
         try:
@@ -172,37 +172,37 @@ class MismatchResolution:
         except PeerError as error:
             _logger.warning("the registry is away, our claim goes when it is back: %s", error)
 
-    async def _settle(self, dispute: DigestMismatch) -> None:
+    async def _resolve(self, mismatch: DigestMismatch) -> None:
         self._held_back = False
         self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
         try:
-            await self._fold_anew(dispute)
+            await self._fold_anew(mismatch)
         except (ContrailError, TimeoutError) as error:
-            _logger.warning("the dispute over %s cannot be settled now, trying again: %r", dispute.stream, error)
+            _logger.warning("the dispute over %s cannot be settled now, trying again: %r", mismatch.stream, error)
         else:
             self._not_before_ms = self._clock.monotonic_ms() + REFOLD_EVERY_MS
         finally:
             self.replacing = False
             await self._give_up_claim()
 
-    async def _fold_anew(self, dispute: DigestMismatch) -> None:
-        _logger.warning("folding the log anew: %s", dispute)
+    async def _fold_anew(self, mismatch: DigestMismatch) -> None:
+        _logger.warning("folding the log anew: %s", mismatch)
         async with asyncio.timeout(REFOLD_TIMEOUT_S):
             refolded = await self._refold()
         findings = compare_folds(self._state, refolded)
-        disputed = findings.get(dispute.stream)
+        disputed = findings.get(mismatch.stream)
         if disputed is None:
-            raise Unavailable(f"{dispute.stream} is not complete, or moved on too fast to be compared")
+            raise Unavailable(f"{mismatch.stream} is not complete, or moved on too fast to be compared")
         # our own index was changed behind our back: that is so even if a message has come to account for it since
-        known = disputed if dispute.own else None
+        known = disputed if mismatch.own else None
         wrong = next((finding for finding in (disputed, *findings.values()) if finding.wrong), known)
         if wrong is None:
-            self._on_confirmed(dispute, disputed)
+            self._on_confirmed(mismatch, disputed)
             return
         self.replacing = True
         # without a bound: while the log is away, the fold that is wrong serves, and nothing is said of it
         await self._rebuild(f"wrong at {wrong.stream}:{wrong.seq}")
-        self._on_replaced(dispute, wrong)
+        self._on_replaced(mismatch, wrong)
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:

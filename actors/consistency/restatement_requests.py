@@ -31,28 +31,28 @@ class RestatementRequests:
     """Asks and says, each at a bounded rate."""
 
     def __init__(
-        self, state: State, clock: Clock, life: ReplicaMembership, fleet: Fleet, flights: AttemptTable
+        self, state: State, clock: Clock, membership: ReplicaMembership, fleet: Fleet, attempts: AttemptTable
     ) -> None:
         self.asked = 0
-        self.said = 0
+        self.restated = 0
         self._state = state
         self._clock = clock
-        self._life = life
+        self._membership = membership
         self._fleet = fleet
-        self._flights = flights
+        self._attempts = attempts
         self._asked_ms: dict[WorkerId, int] = {}
-        self._said_ms: int | None = None
+        self._restated_ms: int | None = None
 
     def __repr__(self) -> str:
-        return f"<RestatementRequests {self.asked} asked for, {self.said} said>"
+        return f"<RestatementRequests {self.asked} asked for, {self.restated} said>"
 
     async def run(self) -> None:
         """Looks again and again, for ever."""
         while True:
-            self.look()
+            self.refresh()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Whoever our fold lacks messages of was asked, unless that was done just now."""
         unknown = self._state.unknown()
         for worker in unknown:
@@ -60,14 +60,18 @@ class RestatementRequests:
         if self._asked_ms:
             for gone in self._asked_ms.keys() - self._fleet.links.keys():
                 del self._asked_ms[gone]
-        part = self._state.routing.replicas.get(self._life.voice.id)
+        part = self._state.routing.replicas.get(self._membership.publisher.id)
         if part is not None and not part.known:
-            self._say("messages of ours are missing in the log")
+            self._restate("messages of ours are missing in the log")
 
-    def hear(self, replica: ReplicaId, event: ReplicaReported | DivergenceFound) -> None:
+    def on_report(self, replica: ReplicaId, event: ReplicaReported | DivergenceFound) -> None:
         """Another's report may say that it lost track of a replica: it does not know which one we are to it."""
-        if isinstance(event, ReplicaReported) and ROUTING in event.incomplete and replica != self._life.voice.id:
-            self._say(f"replica {replica} lost track of a replica")
+        if (
+            isinstance(event, ReplicaReported)
+            and ROUTING in event.incomplete
+            and replica != self._membership.publisher.id
+        ):
+            self._restate(f"replica {replica} lost track of a replica")
 
     def _ask(self, worker: WorkerId) -> None:
         now, link = self._clock.monotonic_ms(), self._fleet.links.get(worker)
@@ -78,10 +82,10 @@ class RestatementRequests:
         _logger.warning("lost track of the cache of worker %s: asking for a restatement", worker)
         link.restate()
 
-    def _say(self, why: str) -> None:
+    def _restate(self, why: str) -> None:
         now = self._clock.monotonic_ms()
-        if self._said_ms is not None and now - self._said_ms < SAY_MS:
+        if self._restated_ms is not None and now - self._restated_ms < SAY_MS:
             return
-        self._said_ms = now
-        self.said += 1
-        self._life.restate(why)
+        self._restated_ms = now
+        self.restated += 1
+        self._membership.restate(why)

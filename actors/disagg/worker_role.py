@@ -75,7 +75,7 @@ class WorkerRole(Protocol):
         """A connection broke."""
 
     def totals(self) -> dict[str, int]:
-        """Counts since the start, by the names of `actors.metrics.frontend_metrics.TOTALS`."""
+        """Counts since the start, by the names of `actors.metrics.worker_metrics.TOTALS`."""
 
     def describe(self) -> dict[str, Any]:
         """For people; empty if there is nothing to say."""

@@ -36,7 +36,7 @@ from projections.folds.kv_fold import Member
 from projections.folds.state import State
 from streams.log import EventLog, Record
 
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 PING_TIMEOUT_S = 2.0
 """A worker that does not answer within this is silent."""
 LISTEN_EVERY_S = 0.5
@@ -59,7 +59,7 @@ class SilentSource(NamedTuple):
 
     stream: StreamName
     who: str
-    said: int
+    messages_seen: int
     """Messages so far: another one refutes that it is over."""
     leases: int
     """Lease times of silence after which it is."""
@@ -76,56 +76,56 @@ class FailureDetector:
         self._clock = clock
         self._lease_ms = lease_ms
         self._silent_since: dict[SilentSource, int] = {}
-        self._absentees: frozenset[WorkerId] = frozenset()
-        self._mute: frozenset[WorkerId] = frozenset()
+        self._absent_workers: frozenset[WorkerId] = frozenset()
+        self._mute_workers: frozenset[WorkerId] = frozenset()
 
     @property
     def suspected(self) -> frozenset[WorkerId]:
         """Who is absent, and whose connection is silent: left out of decisions as long as there are others."""
-        return self._absentees | self._mute if self._mute else self._absentees
+        return self._absent_workers | self._mute_workers if self._mute_workers else self._absent_workers
 
     async def run(self, me: RegisteredReplicas) -> None:
         """Looks and listens again and again, for ever."""
         async with asyncio.TaskGroup() as both:
-            both.create_task(self._look_again(me))
-            both.create_task(self._listen_again())
+            both.create_task(self._check_loop(me))
+            both.create_task(self._watch_links_loop())
 
-    async def _listen_again(self) -> None:
+    async def _watch_links_loop(self) -> None:
         while True:
             silent_s = {link: link.silence() * LISTEN_EVERY_S for link in self._fleet.links.values()}
-            self._mute = frozenset(link.worker for link, since_s in silent_s.items() if since_s >= MUTE_S)
+            self._mute_workers = frozenset(link.worker for link, since_s in silent_s.items() if since_s >= MUTE_S)
             for link, since_s in silent_s.items():
                 if since_s >= SILENT_S:
                     _logger.warning("no word for %g s, its streams move", SILENT_S, extra={"worker": link.worker})
                     link.cut()
             await asyncio.sleep(LISTEN_EVERY_S)
 
-    async def _look_again(self, me: RegisteredReplicas) -> None:
+    async def _check_loop(self, me: RegisteredReplicas) -> None:
         while True:
             try:
-                await self._look(me)
+                await self._check(me)
             except Exception:  # whatever it was, who is lost must go on being found out
                 _logger.exception("a look at who is absent failed by a defect, trying again")
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
 
-    async def _look(self, me: RegisteredReplicas) -> None:
+    async def _check(self, me: RegisteredReplicas) -> None:
         alive = self._state.alive()
         await self._release({member.worker for member in alive})
         absent = self._absent(member.worker for member in alive)
         if self._doubted(len(alive), absent):
-            self._absentees = frozenset()
+            self._absent_workers = frozenset()
             return
-        self._absentees = frozenset(absent)
+        self._absent_workers = frozenset(absent)
         now = self._clock.monotonic_ms()
         late = [m for m in alive if m.worker in absent and now - absent[m.worker] >= self._patience_ms(m.worker)]
         verdicts = await asyncio.gather(*map(self._is_silent, late))
         for member, is_silent in zip(late, verdicts, strict=True):
             if is_silent and member.worker not in self._fleet.registered:
                 await self._end_worker(member, me())
-        await self._judge_the_silent(me)
+        await self._judge_silent_sources(me)
 
     async def _release(self, alive: AbstractSet[WorkerId]) -> None:
-        over = self._fleet.over(alive)
+        over = self._fleet.unneeded(alive)
         for link, needed in zip(over, await asyncio.gather(*map(_still_speaks, over)), strict=True):
             if not needed and link.worker not in self._fleet.registered:  # it may have come back meanwhile
                 self._fleet.drop(link)
@@ -162,16 +162,16 @@ class FailureDetector:
             if member.worker in self._state.jobs.parts:
                 await self._write_end(JOBS, member.worker, event)
 
-    async def _judge_the_silent(self, me: RegisteredReplicas) -> None:
+    async def _judge_silent_sources(self, me: RegisteredReplicas) -> None:
         now, before = self._clock.monotonic_ms(), self._silent_since
-        self._silent_since = since = {silent: before.get(silent, now) for silent in self._silent(me)}
+        self._silent_since = since = {silent: before.get(silent, now) for silent in self._silent_sources(me)}
         for silent, since_ms in list(since.items()):
             if now - since_ms >= silent.leases * self._lease_ms:
                 event = ReplicaLost if silent.stream == ROUTING else WorkerLost
                 end = encode_event(event(by=me(), reason="no lease, no word"))
-                await self._write_end(silent.stream, silent.who, end, silent.said)
+                await self._write_end(silent.stream, silent.who, end, silent.messages_seen)
 
-    def _silent(self, me: RegisteredReplicas) -> Iterator[SilentSource]:
+    def _silent_sources(self, me: RegisteredReplicas) -> Iterator[SilentSource]:
         """Everybody who is not registered and has no port that we know of."""
         registered = self._fleet.registered
         for replica, part in self._state.routing.replicas.items():
@@ -187,10 +187,10 @@ class FailureDetector:
             if worker not in registered and all(worker not in kv.members for kv in self._state.kv.values()):
                 yield SilentSource(stream, worker, chain.n_next, LOAD_LEASES)
 
-    async def _write_end(self, stream: StreamName, who: str, event: bytes, said: int | None = None) -> bool:
+    async def _write_end(self, stream: StreamName, who: str, event: bytes, messages_seen: int | None = None) -> bool:
         """True if the end is in the log, once, whoever wrote it; False if the one concerned spoke up meanwhile (said
-        more than it had `said` when it was judged: our fold may stand still), or the log is away: then it is judged
-        again."""
+        more than it had `messages_seen` when it was judged: our fold may stand still), or the log is away: then it is
+        judged again."""
         token = self._token(stream, who)
         if token is None:
             return True
@@ -199,9 +199,9 @@ class FailureDetector:
         try:
             last = await self._log.last(stream, where)
             unsaid = last is None and stream == LOAD and who not in self._state.loads.chains
-            if unsaid or (last is not None and _said_by(source, last)):
+            if unsaid or (last is not None and _written_by(source, last)):
                 return True  # nothing to end, or told already
-            if said is not None and last is not None and _said_more(who, said, last):
+            if messages_seen is not None and last is not None and _wrote_more(who, messages_seen, last):
                 return False
             payload = encode_message(source, 0, CHAIN_START, self._clock.wall_ms(), [event])
             expected = StreamSeq(0 if last is None else last.seq)
@@ -242,15 +242,15 @@ async def _still_speaks(link: ReconnectingClient) -> bool:
     return link.streams > 0 and await link.ping(PING_TIMEOUT_S)
 
 
-def _said_more(who: str, said: int, record: Record) -> bool:
+def _wrote_more(who: str, messages_seen: int, record: Record) -> bool:
     try:
         message = decode_message(record.payload)
     except Corrupt:
         return False  # it may be anybody's
-    return message.source == who and message.n >= said
+    return message.source == who and message.n >= messages_seen
 
 
-def _said_by(source: SourceId, record: Record) -> bool:
+def _written_by(source: SourceId, record: Record) -> bool:
     try:
         return decode_message(record.payload).source == source
     except Corrupt:

@@ -21,85 +21,85 @@ from streams.live_settings import LiveSettings
 
 
 class ReplicaMembership:
-    """One voice after another; `voice` is the present one."""
+    """One voice after another; `publisher` is the present one."""
 
     def __init__(
         self,
-        around: RuntimeContext,
+        context: RuntimeContext,
         joined: ReplicaJoined,
         state: State,
-        live: LiveSettings,
-        flights: AttemptTable,
+        live_settings: LiveSettings,
+        attempts: AttemptTable,
         *,
         journal: Path | None,
         journal_bytes: int,
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
-        self._around = around
+        self._context = context
         self._joined = joined
         self._state = state
-        self._live = live
-        self._flights = flights
+        self._live_settings = live_settings
+        self._attempts = attempts
         self._journal = journal
         self._journal_bytes = journal_bytes
         self._spawn = spawn
         self._details: dict[str, object] = {}
         self._stopping = False
-        self.voice = self._new_voice()
-        self._entry = RegistrationLease(around.registry, f"replicas/{self.voice.id}")
-        self.look = RegisteredReplicas(self.voice.id)
+        self.publisher = self._new_publisher()
+        self._lease = RegistrationLease(context.registry, f"replicas/{self.publisher.id}")
+        self.registered_replicas = RegisteredReplicas(self.publisher.id)
         self.on_new_id: Callable[[ReplicaId], None] = lambda _: None
         """Called when the replica goes on under another id than before."""
 
     def __repr__(self) -> str:
-        return f"<ReplicaMembership {self._joined.name} as {self.voice!r}>"
+        return f"<ReplicaMembership {self._joined.name} as {self.publisher!r}>"
 
     def begin(self) -> None:
         """The first words are on their way to the log: who this is, what it decides by."""
-        self.voice.start(self._joined)
-        self.say_settings()
+        self.publisher.start(self._joined)
+        self.publish_settings()
 
     async def register(self, details: dict[str, object]) -> None:
         """The registry knows us, or will when it is back; `details` go into it too."""
         self._details = details
         await self._register()
 
-    def say(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """The event counts now and goes to the log, in order."""
-        self.voice.say(event)
+        self.publisher.publish(event)
 
-    def say_settings(self) -> None:
+    def publish_settings(self) -> None:
         """The log knows what decisions go by from here on."""
-        self.say(self._live.event())
+        self.publish(self._live_settings.event())
 
-    async def forget(self) -> None:
+    async def deregister(self) -> None:
         """The registry forgets us, or will when it is back."""
-        await self._entry.remove()
+        await self._lease.remove()
 
     async def leave(self, reason: str) -> None:
         """The log has our last word if that was possible in time."""
         self._stopping = True
-        await self.voice.leave(reason)
+        await self.publisher.leave(reason)
 
-    async def restate_again_and_again(self, every_s: float) -> None:
+    async def restate_periodically(self, every_s: float) -> None:
         """The first time comes at a moment of the id's own, so that replicas do not speak all at once."""
-        await asyncio.sleep(every_s * int(self.voice.id, 16) / 2**64)
+        await asyncio.sleep(every_s * int(self.publisher.id, 16) / 2**64)
         while True:
             self.restate("the quarter of the retention time is over")
             await asyncio.sleep(every_s)
 
     def restate(self, why: str) -> None:
         """Who this is, what it decides by and what is in flight is said again."""
-        self.say(self._joined)
-        self.say_settings()
-        self.voice.restate(self._flights.restated(why))
+        self.publish(self._joined)
+        self.publish_settings()
+        self.publisher.restate(self._attempts.restated(why))
 
-    def _new_voice(self) -> RoutingPublisher:
+    def _new_publisher(self) -> RoutingPublisher:
         return RoutingPublisher(
-            self._around.namespace,
-            self._around.log,
-            self._around.clock,
-            self._around.key,
+            self._context.namespace,
+            self._context.log,
+            self._context.clock,
+            self._context.key,
             self._state,
             restate=self._restatement,
             on_superseded=self._on_superseded,
@@ -109,25 +109,25 @@ class ReplicaMembership:
 
     def _restatement(self) -> list[Event]:
         """Events were dropped, or the log does not end where we left it: who we are and all that counts now."""
-        return [self._joined, self._live.event(), self._flights.restated("events of ours are missing")]
+        return [self._joined, self._live_settings.event(), self._attempts.restated("events of ours are missing")]
 
     def _on_superseded(self) -> None:
         if self._stopping:
             return
-        before, self.voice = self.voice, self._new_voice()
-        self.look.replica = self.voice.id
+        before, self.publisher = self.publisher, self._new_publisher()
+        self.registered_replicas.replica = self.publisher.id
         self.begin()
-        self.voice.restate(self._flights.restated(f"was {before.id}"))
-        entry, self._entry = self._entry, RegistrationLease(self._around.registry, f"replicas/{self.voice.id}")
-        self._spawn(self._settle(before, entry))
-        self.on_new_id(self.voice.id)
+        self.publisher.restate(self._attempts.restated(f"was {before.id}"))
+        lease, self._lease = self._lease, RegistrationLease(self._context.registry, f"replicas/{self.publisher.id}")
+        self._spawn(self._register_again(before, lease))
+        self.on_new_id(self.publisher.id)
 
-    async def _settle(self, before: RoutingPublisher, entry: RegistrationLease) -> None:
+    async def _register_again(self, before: RoutingPublisher, lease: RegistrationLease) -> None:
         """The registry knows us as we are now."""
         await before.end()
         await self._register()
-        await entry.remove()
+        await lease.remove()
 
     async def _register(self) -> None:
-        about = {"id": self.voice.id, "name": self._joined.name, "address": self._joined.address}
-        await self._entry.put({**about, **self._details})
+        about = {"id": self.publisher.id, "name": self._joined.name, "address": self._joined.address}
+        await self._lease.put({**about, **self._details})

@@ -49,12 +49,12 @@ class WorkerMembership:
     ) -> None:
         self.id = worker
         self.joined = joined
-        self._entry = RegistrationLease(registry, f"workers/{worker}")
+        self._lease = RegistrationLease(registry, f"workers/{worker}")
         self._restate = restate
         self._on_superseded = on_superseded
         self._superseded_by: Record | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._untold: list[Event] = []
+        self._unpublished: list[Event] = []
         """Changes of this turn of the loop."""
         kv, source = kv_stream(joined.partition), SourceId(self.id)
         self.kv = Outbox(
@@ -91,7 +91,7 @@ class WorkerMembership:
             on_superseded=self._superseded,
             limits=JOB_LIMITS,
         )
-        self._jobs_said = False
+        self._jobs_started = False
         self._ended = False
 
     def __repr__(self) -> str:
@@ -103,23 +103,23 @@ class WorkerMembership:
         self.kv.put(self.joined)
         if cached:
             self.say(self._restate())
-        for box in (self.kv, self.load):
-            self._run(box)
+        for outbox in (self.kv, self.load):
+            self._run(outbox)
         await self.register(details)
 
     async def register(self, details: dict[str, object]) -> None:
         """The registry says what is so now, or will when it is back."""
-        await self._entry.put({"id": self.id, **msgspec.structs.asdict(self.joined), **details})
+        await self._lease.put({"id": self.id, **msgspec.structs.asdict(self.joined), **details})
 
     def say(self, events: Sequence[Event]) -> None:
         """Changes of the cache go to the log, in order; those of one turn of the loop in as few events as can be."""
-        if events and not self._untold:
-            asyncio.get_running_loop().call_soon(self._tell)
-        self._untold += events
+        if events and not self._unpublished:
+            asyncio.get_running_loop().call_soon(self._publish_changes)
+        self._unpublished += events
 
     def restate(self) -> None:
         """The whole cache is said again."""
-        self._tell()
+        self._publish_changes()
         for event in (self.joined, *self._restate()):
             self.kv.put(event)
 
@@ -132,10 +132,10 @@ class WorkerMembership:
 
     def say_job(self, event: Event) -> None:
         """The event goes to the jobs stream, in order. Workers that never speak there have no part in it."""
-        if not self._jobs_said:
+        if not self._jobs_started:
             if self._ended:
                 return
-            self._jobs_said = True
+            self._jobs_started = True
             self._run(self.jobs)
         self.jobs.put(event)
 
@@ -144,20 +144,20 @@ class WorkerMembership:
         """How long the log has acknowledged nothing that it was given: in any stream of ours."""
         return max(self.jobs.away_s, self.kv.away_s, self.load.away_s)
 
-    def _run(self, box: Outbox) -> None:
-        task = asyncio.create_task(box.run(), name=f"outbox {box!r}")
-        task.add_done_callback(_report)
+    def _run(self, outbox: Outbox) -> None:
+        task = asyncio.create_task(outbox.run(), name=f"outbox {outbox!r}")
+        task.add_done_callback(_on_task_done)
         self._tasks.append(task)
 
-    def _tell(self) -> None:
-        for event in merge_events(self._untold):
+    def _publish_changes(self) -> None:
+        for event in merge_events(self._unpublished):
             self.kv.put(event)
-        self._untold.clear()
+        self._unpublished.clear()
 
     async def leave(self, reason: str) -> None:
         """WorkerLeft is in every stream that it wrote to, if that was possible in time; the registry forgets it."""
-        self._tell()
-        if not await self._say_left(reason, self._boxes()):
+        self._publish_changes()
+        if not await self._publish_left(reason, self._outboxes()):
             _logger.warning("the log was away when the worker left; replicas will find out by its lease")
         await self.end()
         await self.unregister()
@@ -165,17 +165,19 @@ class WorkerMembership:
     async def give_way(self) -> None:
         """This id has its end in every stream, not only in that where another wrote it, if that was possible in time:
         what was restored, or made anew, may have lost it. Nothing more is said under it; the registry forgets it."""
-        await self._say_left("goes on under another id", [box for box in self._boxes() if box.superseded is None])
+        await self._publish_left(
+            "goes on under another id", [outbox for outbox in self._outboxes() if outbox.superseded is None]
+        )
         await self.end()
         await self.unregister()
 
-    def _boxes(self) -> list[Outbox]:
-        return [self.kv, self.load, *([self.jobs] if self._jobs_said else [])]
+    def _outboxes(self) -> list[Outbox]:
+        return [self.kv, self.load, *([self.jobs] if self._jobs_started else [])]
 
-    async def _say_left(self, reason: str, boxes: list[Outbox]) -> bool:
-        for box in boxes:
-            box.finish(WorkerLeft(reason=reason))
-        return all(await asyncio.gather(*(box.drain(LEAVE_TIMEOUT_S) for box in boxes)))
+    async def _publish_left(self, reason: str, outboxes: list[Outbox]) -> bool:
+        for outbox in outboxes:
+            outbox.finish(WorkerLeft(reason=reason))
+        return all(await asyncio.gather(*(outbox.drain(LEAVE_TIMEOUT_S) for outbox in outboxes)))
 
     async def end(self) -> None:
         """Nothing more is said under this id."""
@@ -187,7 +189,7 @@ class WorkerMembership:
 
     async def unregister(self) -> None:
         """The registry forgets this id, or will when it is back."""
-        await self._entry.remove()
+        await self._lease.remove()
 
     def _superseded(self, record: Record) -> None:
         if self._superseded_by is not None:
@@ -197,6 +199,6 @@ class WorkerMembership:
         self._on_superseded()
 
 
-def _report(task: asyncio.Task[None]) -> None:
+def _on_task_done(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         _logger.error("an outbox stopped for good", exc_info=task.exception())

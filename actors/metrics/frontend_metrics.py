@@ -8,20 +8,16 @@ counted where it happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
 
+from actors.metrics.buckets import DECISION_SECONDS, SECONDS, TOKEN_SECONDS
 from actors.metrics.counter import Count, Counter
 from actors.metrics.histogram import Histogram
+from actors.metrics.log_metrics import LogMetrics, Reading
 from actors.metrics.replica_metrics import ReplicaMetrics
-
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0)
-DECISION_SECONDS = (10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 10e-3, 100e-3)
 
 REFUSED = ("abort", "rejected", "unavailable", "deadline", "error")
 """How a request may end that gets no answer."""
@@ -30,49 +26,6 @@ OUTCOMES = ("stop", "length", "tool_calls", "answered", *REFUSED)
 its first request shows no increase for it."""
 REJECTIONS = ("answered", *REFUSED)
 """The same of requests that reached no model."""
-
-Reading = Callable[[], float]
-
-
-class LogMetrics(Collector):
-    """What every process that writes the log, or reads it, shows of that."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._outboxes: dict[str, Callable[[], Mapping[str, int]]] = {}
-        registry.register(self)
-        self._lag_events = Gauge(
-            "contrail_log_lag_events", "Messages in the stream not yet folded", ["stream"], registry=registry
-        )
-        self._outbox_events = Gauge(
-            "contrail_outbox_depth_events", "Events that wait to be appended", ["stream"], registry=registry
-        )
-        self._outbox_bytes = Gauge(
-            "contrail_outbox_bytes", "Bytes that wait to be appended", ["stream"], registry=registry
-        )
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """The outboxes' own counts, as Prometheus scrapes them."""
-        family = CounterMetricFamily(
-            "contrail_appends",
-            "Messages offered to the log and events dropped, by outcome",
-            labels=["stream", "outcome"],
-        )
-        for stream, counts in self._outboxes.items():
-            for outcome, count in counts().items():
-                family.add_metric([stream, outcome], count)
-        yield family
-
-    def watch_lag(self, stream: str, events: Reading) -> None:
-        """The stream's lag is read from this at each scrape."""
-        self._lag_events.labels(stream).set_function(events)
-
-    def watch_outbox(
-        self, stream: str, events: Reading, bytes_: Reading, counts: Callable[[], Mapping[str, int]]
-    ) -> None:
-        """The outbox's depth and counts are read from these at each scrape; a new life counts from 0 again."""
-        self._outboxes[stream] = counts
-        self._outbox_events.labels(stream).set_function(events)
-        self._outbox_bytes.labels(stream).set_function(bytes_)
 
 
 class ModelMetrics:
@@ -158,64 +111,3 @@ class FrontendMetrics:
         """How many workers serve the model is read from this at each scrape; its requests count from 0 on."""
         self.of_model(model)
         self._workers.labels(model).set_function(workers)
-
-
-TOTALS = {
-    "requests": "Generations that got a token",
-    "prompt_tokens": "Their prompt tokens",
-    "cached_tokens": "Of those, taken from the cache",
-    "kv_events": "Changes of the cache told by the engine",
-    "blocks_unindexed": "Blocks that are not in the index: images, embeddings, other groups or sizes",
-    "cache_gaps": "Times that the engine's events were lost for good",
-    "prefill_local": "Prompts that a decode worker chose to compute itself",
-    "prefill_remote": "Prompts whose blocks it fetched from a prefill worker",
-    "prefill_recomputed": "Prompts that it asked a prefill worker for and computed itself after all",
-    "blocks_pulled": "Blocks that it fetched",
-    "pulled_by_rdma": "Prompts whose blocks came over RDMA",
-    "pulled_by_shared_memory": "Prompts whose blocks came through shared memory",
-    "pulled_by_tcp": "Prompts whose blocks came over TCP",
-    "pulled_by_simulated": "Prompts whose blocks were simulated",
-    "jobs_completed": "Prompts that a prefill worker computed for others",
-    "jobs_failed": "Those that it gave up, to be handed out again",
-    "jobs_dead": "Those that were given up for good",
-    "jobs_not_wanted": "Those that somebody else had, or that were over",
-    "jobs_withdrawn": "Those whose requester let go of them while they were computed",
-}
-"""What a worker counts since its start."""
-
-
-class WorkerMetrics(Collector):
-    """A worker's: its engine's load, its cache as it tells it, the log."""
-
-    def __init__(self, model: str, worker: str) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(namespace="contrail", registry=self.registry)
-        self.log = LogMetrics(self.registry)
-        self._labels = {"model": model, "worker": worker}
-        self._totals: Callable[[], Mapping[str, int]] = dict
-        self.registry.register(self)
-        self._running = self._gauge("contrail_worker_running", "Requests that the engine computes")
-        self._waiting = self._gauge("contrail_worker_waiting", "Requests that wait in the engine")
-        self._blocks_used = self._gauge("contrail_worker_blocks_used", "Blocks of the cache in use")
-        self._blocks_total = self._gauge("contrail_worker_blocks_total", "Blocks that the cache has")
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """The worker's own counts, as Prometheus scrapes them."""
-        for name, count in self._totals().items():
-            family = CounterMetricFamily(f"contrail_worker_{name}", TOTALS[name], labels=list(self._labels))
-            family.add_metric(list(self._labels.values()), count)
-            yield family
-
-    def watch_totals(self, totals: Callable[[], Mapping[str, int]]) -> None:
-        """Counts by name (TOTALS) are read from this at each scrape."""
-        self._totals = totals
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, list(self._labels), registry=self.registry)
-
-    def watch_load(self, running: Reading, waiting: Reading, blocks_used: Reading, blocks_total: Reading) -> None:
-        """The engine's load is read from these at each scrape."""
-        self._running.labels(**self._labels).set_function(running)
-        self._waiting.labels(**self._labels).set_function(waiting)
-        self._blocks_used.labels(**self._labels).set_function(blocks_used)
-        self._blocks_total.labels(**self._labels).set_function(blocks_total)

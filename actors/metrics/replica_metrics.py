@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from actors.router.request_queue import WAIT_MS
+from actors.metrics.buckets import WAIT_MS
 from core.events.routing import TURNED_AWAY
 
 

@@ -34,8 +34,8 @@ class AnswerProgress:
         """Whether who goes on makes the answer again from its start."""
         self._request = _repeatable(request) if self.compares else request
         self._tokens_max = min(request.sampling.max_tokens, context_max - len(request.tokens) // TOKEN_BYTES)
-        self.plain = True
-        """Whether the present attempt is the first to be heard of: what it makes is new and told as it comes; `tell`
+        self.passthrough = True
+        """Whether the present attempt is the first to be heard of: what it makes is new and told as it comes; `accept`
         does nothing but keep the tokens."""
         self._compared = 0
         self._to_compare = 0
@@ -54,57 +54,57 @@ class AnswerProgress:
         """Whether the present attempt has made some of what was told again, and not all of it."""
         return 0 < self._compared < self._to_compare
 
-    def rest(self, deadline_ms: int | None = None) -> GenerateRequest:
+    def payload(self, deadline_ms: int | None = None) -> GenerateRequest:
         """What the next attempt is asked for: what is still to be told, or all of it again if that is to be compared.
 
         `deadline_ms` is how long the client still waits. Call it once for each attempt, before its first output.
         """
-        told = len(self.tokens)
-        self._compared, self._to_compare = 0, told if self.compares else 0
+        delivered = len(self.tokens)
+        self._compared, self._to_compare = 0, delivered if self.compares else 0
         request = self._request
-        if told:
-            self.plain = False
-            request = self._again_whole() if self.compares else self._behind()
+        if delivered:
+            self.passthrough = False
+            request = self._restart() if self.compares else self._continuation()
         return request if deadline_ms is None else msgspec.structs.replace(request, deadline_ms=deadline_ms)
 
-    def tell(self, output: Output) -> Output | None:
+    def accept(self, output: Output) -> Output | None:
         """The output as the client gets it; None if nothing in it is new. GenerationFailed if it is not what was told.
 
         What comes once, with the first tokens, is the first worker's to say.
         """
         if self._compared < self._to_compare:
-            output = self._new(output)
+            output = self._without_repeated(output)
             if not output.tokens and output.finish is None:
                 return None
         self.tokens += output.tokens
-        if not self.plain and (
+        if not self.passthrough and (
             output.cached_tokens is not None or output.prefill is not None or output.prompt_logprobs
         ):
             return msgspec.structs.replace(output, cached_tokens=None, prefill=None, prompt_logprobs=())
         return output
 
-    def _new(self, output: Output) -> Output:
+    def _without_repeated(self, output: Output) -> Output:
         """The output without what was told already, which is the same."""
-        first, told = self._compared, self.tokens
+        first, delivered = self._compared, self.tokens
         again = output.tokens[: self._to_compare - first]
         self._compared += len(again)
-        if list(again) != told[first : self._compared]:
-            raise GenerationFailed(f"{DIFFERS} (the {_place(first, again, told)}th one)")
+        if list(again) != delivered[first : self._compared]:
+            raise GenerationFailed(f"{DIFFERS} (the {_differing_position(first, again, delivered)}th one)")
         if output.finish is not None and self._compared < self._to_compare:
             raise GenerationFailed(f"{DIFFERS} (it ended after {self._compared} of {self._to_compare})")
         new, logprobs = output.tokens[len(again) :], output.logprobs[len(again) :]
         return msgspec.structs.replace(output, tokens=new, logprobs=logprobs)
 
-    def _again_whole(self) -> GenerateRequest:
+    def _restart(self) -> GenerateRequest:
         sampling = msgspec.structs.replace(self._request.sampling, prompt_logprobs=-1)
         return msgspec.structs.replace(self._request, sampling=sampling)
 
-    def _behind(self) -> GenerateRequest:
-        request, told = self._request, len(self.tokens)
+    def _continuation(self) -> GenerateRequest:
+        request, delivered = self._request, len(self.tokens)
         sampling = msgspec.structs.replace(
             request.sampling,
-            max_tokens=request.sampling.max_tokens - told,
-            min_tokens=max(0, request.sampling.min_tokens - told),
+            max_tokens=request.sampling.max_tokens - delivered,
+            min_tokens=max(0, request.sampling.min_tokens - delivered),
             prompt_logprobs=-1,
         )
         return msgspec.structs.replace(request, tokens=request.tokens + tokens_to_bytes(self.tokens), sampling=sampling)
@@ -129,7 +129,7 @@ def _repeatable(request: GenerateRequest) -> GenerateRequest:
     return msgspec.structs.replace(request, sampling=sampling)
 
 
-def _place(first: int, again: tuple[int, ...], told: list[int]) -> int:
+def _differing_position(first: int, again: tuple[int, ...], delivered: list[int]) -> int:
     """Which token of the answer is the first that differs, counted from 1."""
-    same = (new == old for new, old in zip(again, told[first:], strict=False))
+    same = (new == old for new, old in zip(again, delivered[first:], strict=False))
     return first + 1 + next(i for i, equal in enumerate(same) if not equal)

@@ -35,35 +35,37 @@ class BackgroundTasks:
 
     def __init__(
         self,
-        around: RuntimeContext,
+        context: RuntimeContext,
         state: State,
         runner: Runner,
         store: SnapshotStore,
-        life: ReplicaMembership,
+        membership: ReplicaMembership,
         fleet: Fleet,
-        flights: AttemptTable,
+        attempts: AttemptTable,
         *,
         journal: Path | None,
         snapshot_every_s: float,
         take_snapshot: TakeSnapshot | None,
     ) -> None:
-        log, registry, clock, key = around.log, around.registry, around.clock, around.key
-        self._life = life
+        log, registry, clock, key = context.log, context.registry, context.clock, context.key
+        self._membership = membership
         self._state = state
         self._runner = runner
 
         async def refold() -> State:
             return (await rebuild(log, key.chain_key, store)).state
 
-        self.agreement = DigestExchange(
-            state, life.say, self._me, clock, registry, refold=refold, rebuild=runner.rebuild
+        self.digest_exchange = DigestExchange(
+            state, membership.publish, self._me, clock, registry, refold=refold, rebuild=runner.rebuild
         )
-        self.index_check = IndexAuditSchedule(state, clock, runner.rebuild)
-        self.restatements = RestatementRequests(state, clock, life, fleet, flights)
-        self.predecessors = None if journal is None else JournalRecovery(journal, around.namespace, log, clock, key)
-        self.snapshots: SnapshotSchedule | None = None
+        self.index_audit = IndexAuditSchedule(state, clock, runner.rebuild)
+        self.restatement_requests = RestatementRequests(state, clock, membership, fleet, attempts)
+        self.journal_recovery = (
+            None if journal is None else JournalRecovery(journal, context.namespace, log, clock, key)
+        )
+        self.snapshot_schedule: SnapshotSchedule | None = None
         if take_snapshot is not None:
-            self.snapshots = SnapshotSchedule(
+            self.snapshot_schedule = SnapshotSchedule(
                 registry,
                 clock,
                 self._me,
@@ -74,53 +76,53 @@ class BackgroundTasks:
             )
 
     def __repr__(self) -> str:
-        return f"<BackgroundTasks {self.agreement!r}, {self.snapshots!r}>"
+        return f"<BackgroundTasks {self.digest_exchange!r}, {self.snapshot_schedule!r}>"
 
     def loops(self) -> Iterator[Coroutine[None, None, None]]:
         """What runs for as long as the replica does."""
-        yield self.agreement.run()
-        yield self.restatements.run()
-        yield self.index_check.run()
-        if self.predecessors is not None:
-            yield self.predecessors.run()
-        if self.snapshots is not None:
-            yield self.snapshots.run()
+        yield self.digest_exchange.run()
+        yield self.restatement_requests.run()
+        yield self.index_audit.run()
+        if self.journal_recovery is not None:
+            yield self.journal_recovery.run()
+        if self.snapshot_schedule is not None:
+            yield self.snapshot_schedule.run()
 
     async def stop(self) -> None:
         """Another may settle disputes and take snapshots. To be called when the loops have ended."""
         async with AsyncExitStack() as each:
-            each.push_async_callback(self.agreement.stop)
-            if self.snapshots is not None:
-                each.push_async_callback(self.snapshots.stop)
+            each.push_async_callback(self.digest_exchange.stop)
+            if self.snapshot_schedule is not None:
+                each.push_async_callback(self.snapshot_schedule.stop)
 
     def applied(self, applied: Applied) -> None:
         """To be called when the state has folded this."""
         if applied.seq % CHECKPOINT_EVERY == 0:
-            self.agreement.passed(applied.stream, applied.seq)
+            self.digest_exchange.passed(applied.stream, applied.seq)
         if applied.stream != ROUTING:
             return
         for event in applied.message.events:
             if isinstance(event, ReplicaReported | DivergenceFound):
                 if self._runner.caught_up:  # old accusations are nobody's business now
-                    self.agreement.hear(ReplicaId(applied.owner), event)
-                self.restatements.hear(ReplicaId(applied.owner), event)
+                    self.digest_exchange.on_report(ReplicaId(applied.owner), event)
+                self.restatement_requests.on_report(ReplicaId(applied.owner), event)
 
     def became(self) -> None:
         """To be called when the state became another."""
-        self.agreement.became()
-        self.restatements.look()
+        self.digest_exchange.became()
+        self.restatement_requests.refresh()
 
     def describe(self) -> dict[str, Any]:
         """Facts for `/state`."""
-        agreement = self.agreement.describe()
+        agreement = self.digest_exchange.describe()
         about: dict[str, Any] = {
             "agreement": agreement,
             "divergences": agreement["divergences"],
-            "index_damaged": self.index_check.damaged,
+            "index_damaged": self.index_audit.damaged,
         }
-        if self.snapshots is not None:
-            about["snapshot"] = self.snapshots.describe()
+        if self.snapshot_schedule is not None:
+            about["snapshot"] = self.snapshot_schedule.describe()
         return about
 
     def _me(self) -> ReplicaId:
-        return self._life.voice.id
+        return self._membership.publisher.id

@@ -83,15 +83,15 @@ class CapacityCalculator:
         self,
         state: State,
         fleet: Fleet,
-        suspicion: FailureDetector,
-        live: LiveSettings,
-        voice: Callable[[], RoutingPublisher],
+        failure_detector: FailureDetector,
+        live_settings: LiveSettings,
+        publisher: Callable[[], RoutingPublisher],
     ) -> None:
         self._state = state
         self._fleet = fleet
-        self._suspicion = suspicion
-        self._live = live
-        self._voice = voice
+        self._failure_detector = failure_detector
+        self._live_settings = live_settings
+        self._publisher = publisher
 
     def of(self, model: str) -> Capacity | None:
         """Of those workers among which a decision would choose now. None if it would find none even if all were idle:
@@ -100,7 +100,7 @@ class CapacityCalculator:
         if not (sure or doubtful or overloaded):
             return None
         workers = sure or doubtful
-        folded, ahead = self._state.routing.in_flight_load.busy, self._voice().ahead.in_flight_load.busy
+        folded, ahead = self._state.routing.in_flight_load.busy, self._publisher().ahead.in_flight_load.busy
         taken = sum(tally[worker].requests for worker in workers for tally in (folded, ahead) if worker in tally)
         return Capacity(
             places=sum(map(self._places, workers)),
@@ -113,8 +113,8 @@ class CapacityCalculator:
         """Those who can take a request, those who would only if nobody else could, and whether others are overloaded;
         as `projections.policy.decide` sorts them out."""
         serving = self._state.serving()
-        local = self._fleet.local(self._state.workers(), self._suspicion.suspected)
-        reports, waiting_max = self._state.loads.reports, self._live.current.waiting_max
+        local = self._fleet.local(self._state.workers(), self._failure_detector.suspected)
+        reports, waiting_max = self._state.loads.reports, self._live_settings.current.waiting_max
         sure: list[WorkerId] = []
         doubtful: list[WorkerId] = []
         overloaded = False
@@ -133,8 +133,8 @@ class CapacityCalculator:
         return sure, doubtful, overloaded
 
     def _places(self, worker: WorkerId) -> int:
-        if self._live.current.active_max:
-            return self._live.current.active_max
+        if self._live_settings.current.active_max:
+            return self._live_settings.current.active_max
         registration = self._fleet.registered.get(worker)
         slots = registration.slots if registration is not None else 0
         if not slots:

@@ -63,40 +63,40 @@ class Dispatch:
         self,
         state: State,
         fleet: Fleet,
-        suspicion: FailureDetector,
-        live: LiveSettings,
-        flights: AttemptTable,
+        failure_detector: FailureDetector,
+        live_settings: LiveSettings,
+        attempts: AttemptTable,
         clock: Clock,
         hash_seed: int,
         *,
-        voice: Callable[[], RoutingPublisher],
+        publisher: Callable[[], RoutingPublisher],
         decided: Callable[[str, float], None],
     ) -> None:
         """`decided` hears of each decision: the policy, and how many seconds it took."""
         self._state = state
         self._fleet = fleet
-        self._suspicion = suspicion
-        self._live = live
-        self._flights = flights
+        self._failure_detector = failure_detector
+        self._live_settings = live_settings
+        self._attempts = attempts
         self._clock = clock
         self._hash_seed = hash_seed
-        self._voice = voice
+        self._publisher = publisher
         self._decided = decided
         self.connected = ConnectedWorkers(state, fleet)
         self._wall_offset_ms = clock.wall_ms() - clock.monotonic_ms()
-        self._turns = EventLoopThrottle()
-        self.holding = LateBinding(
-            live,
+        self._throttle = EventLoopThrottle()
+        self.late_binding = LateBinding(
+            live_settings,
             clock,
             self.view,
             self._wall_ms,
-            lambda event: voice().say(event),
-            informed=self._informed,
+            lambda event: publisher().publish(event),
+            with_learned_time=self._with_learned_time,
             decided=decided,
         )
 
     def __repr__(self) -> str:
-        return f"<Dispatch {self._flights!r}>"
+        return f"<Dispatch {self._attempts!r}>"
 
     def check_known(self, model: str) -> None:
         """UnknownModel if there was never a worker for it, NoWorkers if none is connected yet."""
@@ -115,135 +115,147 @@ class Dispatch:
         take: Take,
         ended: Callable[[], str | None],
         arrived_ms: int,
-        place: Slot,
+        slot: Slot,
     ) -> None:
         """The answer has been taken, from the workers that the decisions chose; a cancellation cancels there.
 
         When it ends early, `ended` says how the answer ended for the client (`stop`, for a stop string), or None
-        if the client went away; the log has it then. `arrived_ms` is when the request came. Its `place` is closed with
+        if the client went away; the log has it then. `arrived_ms` is when the request came. Its `slot` is closed with
         its last tokens, whoever takes them when, and at the latest when this ends.
         `model` is one that is known. NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first
         token. After it GenerationFailed, if no other worker can go on with the answer.
         """
-        trip = RoutedRequest(model, AnswerProgress(request, self._fleet.catalog.context_max(model)), arrived_ms)
-        told = trip.told.tokens
+        routed_request = RoutedRequest(
+            model, AnswerProgress(request, self._fleet.catalog.context_max(model)), arrived_ms
+        )
+        delivered = routed_request.progress.tokens
         try:
-            while not trip.told.complete:
-                flight = await self._started(trip, request)
+            while not routed_request.progress.complete:
+                attempt = await self._start_attempt(routed_request, request)
                 try:
-                    await flight.run(trip.told, take, lambda: place.close(len(told)))
+                    await attempt.run(routed_request.progress, take, lambda: slot.close(len(delivered)))
                     return  # noqa: TRY300  # the loop is over when an attempt ends well
                 except WorkerDeclined as error:
-                    self._declined(trip, flight, error)
+                    self._on_declined(routed_request, attempt, error)
                 except WorkerDisconnected as error:
-                    self._broke_off(trip, flight, error)
+                    self._on_worker_lost(routed_request, attempt, error)
                 except GenerationFailed as error:
-                    flight.close("error", str(error))
+                    attempt.close("error", str(error))
                     raise
                 except CallerError as error:
-                    trip.spoil(error)
+                    routed_request.raise_if_begun(error)
                     raise
                 except (Exception, asyncio.CancelledError) as error:
-                    self._failed(flight, error)
+                    self._on_failure(attempt, error)
                     raise
                 finally:
-                    flight.close(ended() or "abort")
+                    attempt.close(ended() or "abort")
             take(Output(finish="length"))
         finally:
-            place.close(len(told) if ended() else None)
+            slot.close(len(delivered) if ended() else None)
 
-    def _failed(self, flight: Attempt, error: BaseException) -> None:
+    def _on_failure(self, attempt: Attempt, error: BaseException) -> None:
         """Of a failure on our side, whether `take` raised it or the reader of what was taken, the log has what it was
         and where; of other errors, and where there is none, nothing is said here."""
         inner = failure_in(error) if isinstance(error, asyncio.CancelledError) else error
         if isinstance(inner, Exception) and not isinstance(inner, ContrailError):
-            flight.close("error", detail_of(inner))
+            attempt.close("error", detail_of(inner))
             mark_in_log(inner)
 
-    def _declined(self, trip: RoutedRequest, flight: Attempt, error: WorkerDeclined) -> None:
+    def _on_declined(self, routed_request: RoutedRequest, attempt: Attempt, error: WorkerDeclined) -> None:
         """The request is to be held again, and what the worker computes for others counts there."""
-        time = PrefillTime.of(self._live.current, self._flights.learned.time(trip.model))
-        self.holding.declined(flight.worker, error.tokens, time.us(error.tokens))
-        trip.declined += 1
-        trip.attempt += 1
+        time = PrefillTime.of(self._live_settings.current, self._attempts.learned.time(routed_request.model))
+        self.late_binding.on_declined(attempt.worker, error.tokens, time.us(error.tokens))
+        routed_request.declined += 1
+        routed_request.attempt += 1
 
-    def _broke_off(self, trip: RoutedRequest, flight: Attempt, error: WorkerDisconnected) -> None:
+    def _on_worker_lost(self, routed_request: RoutedRequest, attempt: Attempt, error: WorkerDisconnected) -> None:
         """The worker is left out for a while, and the next attempt may begin; GenerationFailed or NoWorkers if not."""
-        self._fleet.failed(flight.worker)
-        _logger.warning("trying another worker: %s", error, extra={"request_id": flight.routed.request})
-        told, leaving = trip.told, isinstance(error, WorkerLeaving)
-        if not told.complete:
-            trip.tries = trip.tries or RetryBudget()
-            trip.tries.failed(len(told.tokens), str(error), leaving=leaving, repeating=told.repeating)
-        trip.before, trip.why = flight.worker, str(error)
-        trip.hasty = leaving and not flight.output_tokens
-        trip.attempt += 1
+        self._fleet.failed(attempt.worker)
+        _logger.warning("trying another worker: %s", error, extra={"request_id": attempt.routed.request})
+        progress, leaving = routed_request.progress, isinstance(error, WorkerLeaving)
+        if not progress.complete:
+            routed_request.retries = routed_request.retries or RetryBudget()
+            routed_request.retries.failed(
+                len(progress.tokens), str(error), leaving=leaving, repeating=progress.repeating
+            )
+        routed_request.previous_worker, routed_request.failure = attempt.worker, str(error)
+        routed_request.left_unstarted = leaving and not attempt.output_tokens
+        routed_request.attempt += 1
 
-    async def _started(self, trip: RoutedRequest, request: GenerateRequest) -> Attempt:
+    async def _start_attempt(self, routed_request: RoutedRequest, request: GenerateRequest) -> Attempt:
         """The next attempt is on its way. An answer that was begun waits for a worker, up to RESUME_WAIT_S."""
-        told, left_ms, until_ms = trip.told, None, 0
-        if told.tokens or request.deadline_ms is not None:
+        progress, left_ms, until_ms = routed_request.progress, None, 0
+        if progress.tokens or request.deadline_ms is not None:
             now_ms = self._clock.monotonic_ms()
-            until_ms = now_ms + int(RESUME_WAIT_S * 1000) if told.tokens else 0
+            until_ms = now_ms + int(RESUME_WAIT_S * 1000) if progress.tokens else 0
             if request.deadline_ms is not None:
-                left_ms = max(1, request.deadline_ms - (now_ms - trip.arrived_ms))
-        rest = told.rest(left_ms)
+                left_ms = max(1, request.deadline_ms - (now_ms - routed_request.arrived_ms))
+        payload = progress.payload(left_ms)
         scope = scope_bytes(request.adapter, request.cache_salt) if request.adapter or request.cache_salt else b""
-        prompt = Prompt(rest.tokens, self._fleet.catalog.block_size(trip.model), self._hash_seed, scope)
+        prompt = Prompt(payload.tokens, self._fleet.catalog.block_size(routed_request.model), self._hash_seed, scope)
         asked = RouteRequest(
-            rest.id, trip.attempt, trip.model, prompt, request.tenant or "", request.priority,
+            payload.id, routed_request.attempt, routed_request.model, prompt, request.tenant or "", request.priority,
             self._session_key(request, request.session) if request.session else "",
             session_parent=self._session_key(request, request.session_parent) if request.session_parent else "",
         )  # fmt: skip
-        if trip.hasty and told.tokens:  # who refused it may be all there is until the log tells of others
+        if (
+            routed_request.left_unstarted and progress.tokens
+        ):  # who refused it may be all there is until the log tells of others
             await asyncio.sleep(RESUME_RETRY_S)
         try:
-            flight = await self._bound(asked, rest, trip)
-            while flight is None:
+            attempt = await self._bind_late(asked, payload, routed_request)
+            while attempt is None:
                 if asked.prompt.tokens > LIGHT_TOKENS:  # its decision and its record take milliseconds
-                    await self._turns.mine()
-                asked = self._informed(asked)
+                    await self._throttle.acquire()
+                asked = self._with_learned_time(asked)
                 decision = self._decide(asked)
                 if decision.worker is not None:
-                    flight = self._sent(asked, rest, decision, trip)
+                    attempt = self._send(asked, payload, decision, routed_request)
                 elif self._clock.monotonic_ms() >= until_ms:
-                    raise self._rejected(asked, decision, 500 if told.tokens else 503)
+                    raise self._reject(asked, decision, 500 if progress.tokens else 503)
                 else:
                     await asyncio.sleep(RESUME_RETRY_S)
         except (NoWorkers, CallerError) as error:
-            trip.spoil(error)
+            routed_request.raise_if_begun(error)
             raise
-        self._tell_where(flight.worker)
-        return flight
+        self._report_worker(attempt.worker)
+        return attempt
 
     def _session_key(self, request: GenerateRequest, name: str) -> str:
         """Sessions of different tenants are different ones."""
         return session_key(f"{request.tenant or ''}/{name}", self._hash_seed)
 
-    def _informed(self, asked: RouteRequest) -> RouteRequest:
+    def _with_learned_time(self, asked: RouteRequest) -> RouteRequest:
         """With what this replica has learned by now, if that counts."""
-        settings = self._live.current
+        settings = self._live_settings.current
         if settings.policy not in ESTIMATING_POLICIES or settings.prefill_us_per_token_m:
             return asked
-        return asked._replace(time=self._flights.learned.time(asked.model))
+        return asked._replace(time=self._attempts.learned.time(asked.model))
 
-    async def _bound(self, asked: RouteRequest, request: GenerateRequest, trip: RoutedRequest) -> Attempt | None:
+    async def _bind_late(
+        self, asked: RouteRequest, request: GenerateRequest, routed_request: RoutedRequest
+    ) -> Attempt | None:
         """The first attempt, once its worker was free, where requests are held for that, and the like for the next if
         the worker declined, since others thought so too; else None."""
-        if trip.attempt != trip.declined or trip.declined == DECLINED_MAX or not self._holds(trip.model):
+        if (
+            routed_request.attempt != routed_request.declined
+            or routed_request.declined == DECLINED_MAX
+            or not self._may_hold(routed_request.model)
+        ):
             return None
-        trip.held_ms = self._wall_ms() if trip.held_ms is None else trip.held_ms
+        routed_request.held_ms = self._wall_ms() if routed_request.held_ms is None else routed_request.held_ms
 
         def send(asked: RouteRequest, decision: Decision) -> Attempt:
-            return self._sent(asked, request, decision, trip, if_free=True)
+            return self._send(asked, request, decision, routed_request, if_free=True)
 
-        flight = self.holding.at_once(asked, send, trip.held_ms)
-        if flight is not None:
-            return flight
+        attempt = self.late_binding.bind_now(asked, send, routed_request.held_ms)
+        if attempt is not None:
+            return attempt
         workers = len(self._state.serving())
-        return await self.holding.flight(asked, send, trip.held_ms, workers, request.deadline_ms)
+        return await self.late_binding.hold(asked, send, routed_request.held_ms, workers, request.deadline_ms)
 
-    def _holds(self, model: str) -> bool:
+    def _may_hold(self, model: str) -> bool:
         """Whether one more request is to be held. Not where prompts of the model are computed elsewhere: there a worker
         is idle though no token came. Not while the log is away, either, and cannot tell what other replicas' requests
         keep workers busy."""
@@ -251,32 +263,32 @@ class Dispatch:
         if prefilling and any(each.joined is not None and each.joined.model == model for each in prefilling):
             return False
         alone = len(self._state.routing.replicas) <= 1
-        return self.holding.takes and (alone or self._voice().outbox.away_s < LOG_AWAY_S)
+        return self.late_binding.enabled and (alone or self._publisher().outbox.away_s < LOG_AWAY_S)
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""
-        voice = self._voice()
-        local = self._fleet.local(self._state.workers(), self._suspicion.suspected)
-        voice.say_local(local)
-        return View(self._state, voice.id, voice.ahead, local)
+        publisher = self._publisher()
+        local = self._fleet.local(self._state.workers(), self._failure_detector.suspected)
+        publisher.publish_local(local)
+        return View(self._state, publisher.id, publisher.ahead, local)
 
     def _decide(self, asked: RouteRequest) -> Decision:
         """Made now; nothing is said of it yet."""
         started_us = self._clock.monotonic_us()
-        decision = decide(self.view(), asked, self._live.current, self._wall_ms(), random_bits64())
-        self._decided(self._live.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)
+        decision = decide(self.view(), asked, self._live_settings.current, self._wall_ms(), random_bits64())
+        self._decided(self._live_settings.current.policy, (self._clock.monotonic_us() - started_us) / 1e6)
         return decision
 
     def _wall_ms(self) -> int:
         """What decisions go by: it never goes back."""
         return self._wall_offset_ms + self._clock.monotonic_us() // 1000
 
-    def _sent(
+    def _send(
         self,
         asked: RouteRequest,
         request: GenerateRequest,
         decision: Decision,
-        trip: RoutedRequest,
+        routed_request: RoutedRequest,
         *,
         if_free: bool = False,
     ) -> Attempt:
@@ -286,28 +298,28 @@ class Dispatch:
         hint = Hint(asked.attempt, decision.prefer, decision.prefer_tokens, decision.prefill_tokens, if_free)
         stream = self._fleet.links[decision.worker].open(asked.model, request, hint)
         try:
-            event = record(decision, asked, self._live.current, self._live.revision)
-            if trip.told.tokens:
-                self._voice().say(trip.migrated(asked.id))
-            self._voice().say(event)
+            event = record(decision, asked, self._live_settings.current, self._live_settings.revision)
+            if routed_request.progress.tokens:
+                self._publisher().publish(routed_request.migration_event(asked.id))
+            self._publisher().publish(event)
         except BaseException:  # whatever it was, the worker would go on for nobody
             stream.close()
             raise
-        return Attempt(event, stream, self._flights, trip.arrived_ms)
+        return Attempt(event, stream, self._attempts, routed_request.arrived_ms)
 
-    def _tell_where(self, worker: WorkerId) -> None:
+    def _report_worker(self, worker: WorkerId) -> None:
         """Whoever answers the request knows to whom it went, if it wants to."""
-        hears = ON_ROUTED.get()
-        if hears is not None:
+        on_routed = ON_ROUTED.get()
+        if on_routed is not None:
             member = self._state.member(worker)
-            hears(member.joined.name if member is not None and member.joined is not None else worker)
+            on_routed(member.joined.name if member is not None and member.joined is not None else worker)
 
-    def _rejected(self, asked: RouteRequest, decision: Decision, status: int) -> NoWorkers:
+    def _reject(self, asked: RouteRequest, decision: Decision, status: int) -> NoWorkers:
         reasons = {reason: len(ids) for reason, ids in decision.excluded.items() if reason != "other_model"}
         text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
         if not text and any(m.joined is not None and m.joined.model == asked.model for m in self._state.prefilling()):
             text = f"it {ONLY_PREFILL}"
-        event = rejection(decision, asked, self._live.revision, status)
-        self._voice().say(event)
+        event = rejection(decision, asked, self._live_settings.revision, status)
+        self._publisher().publish(event)
         kind = Overloaded if event.reason == "overloaded" else NoWorkers
         return kind(f"no worker can take requests for model {asked.model!r} now ({text or 'none is there'})")

@@ -17,7 +17,7 @@ class EventLoopThrottle:
     def __repr__(self) -> str:
         return f"<EventLoopThrottle {len(self._waiting)} waiting>"
 
-    async def mine(self) -> None:
+    async def acquire(self) -> None:
         """A turn of the loop in which nothing else of this has begun: what follows without waiting has it."""
         loop = asyncio.get_running_loop()
         if self._taken:

@@ -38,7 +38,8 @@ class _LocalReasons(NamedTuple):
 class Fleet:
     """Follows the registry. `on_change` is called when a worker comes, goes, or its link does.
 
-    A link stands for as long as its worker is registered, alive by the log, or still sends us tokens (`over`, `drop`).
+    A link stands for as long as its worker is registered, alive by the log, or still sends us tokens (`unneeded`,
+    `drop`).
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class Fleet:
         """Workers without a registration, and since when."""
         self.changes = 0
         """How often a link came, went, broke or failed a request."""
-        self.catalog = ModelCatalog(clock, self._teachers, on_change)
+        self.catalog = ModelCatalog(clock, self._model_sources, on_change)
         self._registry = registry
         self._clock = clock
         self._hello = hello
         self._on_change = on_change
-        self._heard_ms: dict[WorkerId, int] = {}
+        self._reported_ms: dict[WorkerId, int] = {}
         self._failed_ms: dict[WorkerId, int] = {}
         self._local = _LocalReasons((), frozenset(), 0, 0, {})
         self._closing: set[asyncio.Task[None]] = set()
@@ -77,9 +78,9 @@ class Fleet:
         await self.catalog.close()
         await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
 
-    def heard(self, worker: WorkerId) -> None:
+    def on_load_report(self, worker: WorkerId) -> None:
         """A load report came."""
-        self._heard_ms[worker] = self._clock.monotonic_ms()
+        self._reported_ms[worker] = self._clock.monotonic_ms()
 
     def failed(self, worker: WorkerId) -> None:
         """A request failed there."""
@@ -99,9 +100,9 @@ class Fleet:
             link.start()
         return link
 
-    def over(self, alive: AbstractSet[WorkerId]) -> list[ReconnectingClient]:
+    def unneeded(self, alive: AbstractSet[WorkerId]) -> list[ReconnectingClient]:
         """Links of workers that are neither registered nor alive by the log; nothing else is kept of such workers."""
-        for kept in (self._heard_ms, self._failed_ms, self.absent_since):
+        for kept in (self._reported_ms, self._failed_ms, self.absent_since):
             for worker in kept.keys() - alive - self.registered.keys():
                 del kept[worker]
         return [self.links[worker] for worker in self.links.keys() - alive - self.registered.keys()]
@@ -124,13 +125,13 @@ class Fleet:
             and known.changes == self.changes
             and known.suspected == suspected
         ):
-            known = self._local = self._looked(workers, suspected, now)
+            known = self._local = self._local_reasons(workers, suspected, now)
         return known.found
 
-    def _looked(self, workers: Sequence[WorkerId], suspected: frozenset[WorkerId], now: int) -> _LocalReasons:
-        links, heard_ms, failed_ms = self.links, self._heard_ms, self._failed_ms
+    def _local_reasons(self, workers: Sequence[WorkerId], suspected: frozenset[WorkerId], now: int) -> _LocalReasons:
+        links, reported_ms, failed_ms = self.links, self._reported_ms, self._failed_ms
         down = frozenset(w for w in workers if w not in links or not links[w].up)
-        stale_ms = {w: heard_ms.setdefault(w, now) + STALE_AFTER_MS for w in workers}
+        stale_ms = {w: reported_ms.setdefault(w, now) + STALE_AFTER_MS for w in workers}
         stale = frozenset(w for w, due_ms in stale_ms.items() if now >= due_ms)
         failed = frozenset(w for w in failed_ms.keys() & workers if now - failed_ms[w] < FAILED_FOR_MS)
         cut_off = 2 * len(stale) > len(workers)
@@ -144,7 +145,7 @@ class Fleet:
         until_ms = now if stale or failed else min(stale_ms.values(), default=now)
         return _LocalReasons(workers, suspected, self.changes, until_ms, found)
 
-    def _teachers(self, model: str) -> Iterator[ModelSource]:
+    def _model_sources(self, model: str) -> Iterator[ModelSource]:
         for worker, registration in self.registered.items():
             if registration.model == model and registration.role != PREFILL:
                 yield ModelSource(self.links[worker], registration)

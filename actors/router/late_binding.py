@@ -95,31 +95,31 @@ class LateBinding:
 
     def __init__(
         self,
-        live: LiveSettings,
+        live_settings: LiveSettings,
         clock: Clock,
         view: Callable[[], View],
         wall_ms: Callable[[], int],
-        say: Callable[[Event], None],
+        publish: Callable[[Event], None],
         *,
-        informed: Callable[[RouteRequest], RouteRequest],
+        with_learned_time: Callable[[RouteRequest], RouteRequest],
         decided: Callable[[str, float], None],
     ) -> None:
-        """`view` is what a decision made now sees; `informed` is a request with what the replica has learned by now;
-        `decided` hears of each decision: the policy, and how many seconds it took, the plan included."""
+        """`view` is what a decision made now sees; `with_learned_time` is a request with what the replica has learned
+        by now; `decided` hears of each decision: the policy, and how many seconds it took, the plan included."""
         self.declines = BusyWorkers()
-        self._live = live
+        self._live_settings = live_settings
         self._view = view
         self._wall_ms = wall_ms
-        self._say = say
+        self._publish = publish
         self._clock = clock
-        self._informed = informed
+        self._with_learned_time = with_learned_time
         self._decided = decided
         self._plans = TimeBudget(clock, PLANS_PARTS, PLANS_BURST_US)
         self._waiting: dict[RequestId, _HeldRequest] = {}
         """In the order in which they came."""
-        self._told: set[RequestId] = set()
+        self._announced: set[RequestId] = set()
         """Those of them of which the log knows that they wait."""
-        self._will_look = False
+        self._plan_scheduled = False
 
     def __repr__(self) -> str:
         return f"<LateBinding {len(self._waiting)} requests>"
@@ -128,23 +128,23 @@ class LateBinding:
         return len(self._waiting)
 
     @property
-    def takes(self) -> bool:
+    def enabled(self) -> bool:
         """Whether requests are to be held now."""
-        return self._live.current.holds and self._plans.is_left
+        return self._live_settings.current.holds and self._plans.is_left
 
-    def at_once(self, asked: RouteRequest, send: Send, since_ms: int) -> Attempt | None:
+    def bind_now(self, asked: RouteRequest, send: Send, since_ms: int) -> Attempt | None:
         """The request has left for the worker that is best for it, if nobody waits here, its prompt is light, and the
         worker is free for it: that need not wait for the loop's next turn. None if it is to be held, since `since_ms`.
         What `send` raises."""
         if self._waiting or asked.prompt.tokens > LIGHT_TOKENS:
             return None
-        asked = self._informed(asked)
+        asked = self._with_learned_time(asked)
         planned = self._planned([UnboundRequest(asked, since_ms, random_bits64())])
         if planned is None or planned.decision.worker is None:
             return None
         return send(planned.request, planned.decision)
 
-    async def flight(
+    async def hold(
         self, asked: RouteRequest, send: Send, since_ms: int, workers: int, deadline_ms: int | None = None
     ) -> Attempt | None:
         """The request has left for the worker that was best for it when that was free; None if it did not, because it
@@ -154,100 +154,100 @@ class LateBinding:
         loop = asyncio.get_running_loop()
         waiting = _HeldRequest(UnboundRequest(asked, since_ms, random_bits64()), send, loop.create_future())
         self._waiting[asked.id] = waiting
-        self._make_room(workers)
-        self.look_soon()
-        left_ms = since_ms + self._live.current.hold_max_ms - self._wall_ms()
+        self._enforce_bound(workers)
+        self.plan_soon()
+        left_ms = since_ms + self._live_settings.current.hold_max_ms - self._wall_ms()
         if deadline_ms is not None and deadline_ms <= left_ms:
-            due = loop.call_later(deadline_ms / 1000, self._too_late, waiting)
+            due = loop.call_later(deadline_ms / 1000, self._on_deadline, waiting)
         else:
-            due = loop.call_later(left_ms / 1000, _let_go, waiting)
+            due = loop.call_later(left_ms / 1000, _release, waiting)
         try:
             return await waiting.sent
         except asyncio.CancelledError as error:
-            self._give_up(waiting, why_cancelled(error))
+            self._on_cancelled(waiting, cancel_reason(error))
             raise
         finally:
             due.cancel()
             self._waiting.pop(asked.id, None)
-            self._told.discard(asked.id)
+            self._announced.discard(asked.id)
 
-    def declined(self, worker: WorkerId, tokens: int, us: int) -> None:
+    def on_declined(self, worker: WorkerId, tokens: int, us: int) -> None:
         """The worker computes so much for other replicas, for about so long: it counts until the log tells of it."""
         self.declines.note(worker, tokens, self._wall_ms() * MILLI + us)
-        asyncio.get_running_loop().call_later(us / 1e6, self.look_soon)
+        asyncio.get_running_loop().call_later(us / 1e6, self.plan_soon)
 
-    def look_soon(self) -> None:
+    def plan_soon(self) -> None:
         """Those held are planned again, once for all that happens in this turn of the loop."""
-        if self._waiting and not self._will_look:
-            self._will_look = True
-            asyncio.get_running_loop().call_soon(self._look)
+        if self._waiting and not self._plan_scheduled:
+            self._plan_scheduled = True
+            asyncio.get_running_loop().call_soon(self._plan_all)
 
-    def _make_room(self, workers: int) -> None:
+    def _enforce_bound(self, workers: int) -> None:
         """No more wait than may: the first ones go."""
         if len(self._waiting) > held_max(workers):
             waiting = [each for each in self._waiting.values() if not each.sent.done()]
             for each in waiting[: max(0, len(waiting) - held_max(workers))]:
-                _let_go(each)
+                _release(each)
 
-    def let_all_go(self) -> None:
+    def release_all(self) -> None:
         """Nobody is held any more: each is to be decided on alone."""
         for waiting in self._waiting.values():
-            _let_go(waiting)
+            _release(waiting)
 
-    def _look(self) -> None:
-        self._will_look = False
+    def _plan_all(self) -> None:
+        self._plan_scheduled = False
         stay: set[RequestId] = set()
         while queue := [
             each.held for each in self._waiting.values() if not (each.sent.done() or each.held.request.id in stay)
         ]:
-            if not (self._live.current.holds and self._plans.is_left):
-                self.let_all_go()  # else those that come now would overtake them
+            if not (self._live_settings.current.holds and self._plans.is_left):
+                self.release_all()  # else those that come now would overtake them
                 break
-            planned = self._planned([held._replace(request=self._informed(held.request)) for held in queue])
+            planned = self._planned([held._replace(request=self._with_learned_time(held.request)) for held in queue])
             if planned is None:
                 break
             if planned.decision.worker is None and OVERLOADED in planned.decision.excluded:
                 stay.add(planned.request.id)
                 continue
-            self._bind(self._waiting[planned.request.id], planned.request, planned.decision)
+            self._send_bound(self._waiting[planned.request.id], planned.request, planned.decision)
             if planned.request.prompt.tokens > LIGHT_TOKENS:
-                self.look_soon()  # the next one in another turn of the loop: each may take milliseconds
+                self.plan_soon()  # the next one in another turn of the loop: each may take milliseconds
                 return
-        self._tell()
+        self._publish_queued()
 
     def _planned(self, queue: list[UnboundRequest]) -> PlannedRequest | None:
         started_us = self._clock.monotonic_us()
         view, now_ms = self._view(), self._wall_ms()
         busy_us: dict[WorkerId, int] = {}
         if self.declines.stand:
-            known = tokens_in_progress(view.outstanding(), self._live.current, now_ms)
+            known = tokens_in_progress(view.outstanding(), self._live_settings.current, now_ms)
             busy_us = self.declines.busy_us(known, now_ms * MILLI)
-        planned = plan(view, queue, self._live.current, now_ms, busy_us)
+        planned = plan(view, queue, self._live_settings.current, now_ms, busy_us)
         took_us = self._clock.monotonic_us() - started_us
         self._plans.spend(took_us - took_us // len(queue))  # one alone is decided on, as without holding
         if planned is not None:
-            self._decided(self._live.current.policy, took_us / 1e6)
+            self._decided(self._live_settings.current.policy, took_us / 1e6)
         return planned
 
     @staticmethod
-    def _bind(waiting: _HeldRequest, request: RouteRequest, decision: Decision) -> None:
+    def _send_bound(waiting: _HeldRequest, request: RouteRequest, decision: Decision) -> None:
         if decision.worker is None:
-            _let_go(waiting)
+            _release(waiting)
             return
         try:
-            flight = waiting.send(request, decision)
+            attempt = waiting.send(request, decision)
         except Exception as error:  # noqa: BLE001  # it is for who asked for this flight, and others go on
             waiting.sent.set_exception(error)
         else:
-            waiting.sent.set_result(flight)
+            waiting.sent.set_result(attempt)
 
-    def _tell(self) -> None:
+    def _publish_queued(self) -> None:
         """The log knows of those that wait."""
         for depth, (request, waiting) in enumerate(self._waiting.items()):
-            if request not in self._told and not waiting.held.request.attempt and not waiting.sent.done():
-                self._told.add(request)
+            if request not in self._announced and not waiting.held.request.attempt and not waiting.sent.done():
+                self._announced.add(request)
                 asked = waiting.held.request
-                self._say(
+                self._publish(
                     RequestQueued(
                         request=request,
                         model=asked.model,
@@ -260,28 +260,28 @@ class LateBinding:
                     )
                 )
 
-    def _give_up(self, waiting: _HeldRequest, reason: str) -> None:
+    def _on_cancelled(self, waiting: _HeldRequest, reason: str) -> None:
         """Its client went away, or waits no longer; the log knows that it waits no more."""
         sent = waiting.sent
-        flight = None if sent.cancelled() or sent.exception() is not None else sent.result()
-        if flight is not None:
-            flight.close()  # it left in the very turn in which its client went away
+        attempt = None if sent.cancelled() or sent.exception() is not None else sent.result()
+        if attempt is not None:
+            attempt.close()  # it left in the very turn in which its client went away
         else:
-            self._turned_away(waiting.held, reason)
+            self._publish_turned_away(waiting.held, reason)
 
-    def _too_late(self, waiting: _HeldRequest) -> None:
+    def _on_deadline(self, waiting: _HeldRequest) -> None:
         """The client's deadline passed."""
         if not waiting.sent.done():
-            self._turned_away(waiting.held, "deadline")
+            self._publish_turned_away(waiting.held, "deadline")
             text = f"no worker of model {waiting.held.request.model!r} was free within the request's deadline"
             waiting.sent.set_exception(DeadlineExceeded(text))
 
-    def _turned_away(self, held: UnboundRequest, reason: str) -> None:
+    def _publish_turned_away(self, held: UnboundRequest, reason: str) -> None:
         """The log knows, once, if it knows that the request waits, or of an attempt that a worker declined."""
         asked = held.request
-        if asked.id in self._told or asked.attempt:
-            self._told.discard(asked.id)
-            self._say(
+        if asked.id in self._announced or asked.attempt:
+            self._announced.discard(asked.id)
+            self._publish(
                 RequestTurnedAway(
                     request=asked.id,
                     model=asked.model,
@@ -293,13 +293,13 @@ class LateBinding:
             )
 
 
-def why_cancelled(error: asyncio.CancelledError) -> str:
+def cancel_reason(error: asyncio.CancelledError) -> str:
     """Of TURNED_AWAY: a cancellation's reason is the error of a client that waits no longer, or a failure of ours."""
     if failure_in(error) is not None:
         return INTERNAL
     return "deadline" if any(isinstance(each, DeadlineExceeded) for each in error.args) else "client_gone"
 
 
-def _let_go(waiting: _HeldRequest) -> None:
+def _release(waiting: _HeldRequest) -> None:
     if not waiting.sent.done():
         waiting.sent.set_result(None)

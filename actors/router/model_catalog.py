@@ -42,10 +42,10 @@ class ModelCatalog:
     """
 
     def __init__(
-        self, clock: Clock, teachers: Callable[[str], Iterable[ModelSource]], on_change: Callable[[], None]
+        self, clock: Clock, sources: Callable[[str], Iterable[ModelSource]], on_change: Callable[[], None]
     ) -> None:
         self._clock = clock
-        self._teachers = teachers
+        self._sources = sources
         self._on_change = on_change
         self._served: dict[str, tuple[str, ...]] = {}
         """Every model that has a worker, and what its workers call it beside its own name."""
@@ -95,19 +95,19 @@ class ModelCatalog:
 
     def consider(self, model: str) -> None:
         """A worker of the model came, went or was connected: the model is learned if that is due."""
-        teachers = list(self._teachers(model))
-        self._claim(model, teachers)
-        if not teachers:
+        sources = list(self._sources(model))
+        self._update_names(model, sources)
+        if not sources:
             self._outdated |= {model} & self._known.keys()
-        elif model not in self._learning and self._teacher(model) is not None:
+        elif model not in self._learning and self._source(model) is not None:
             task = self._learning[model] = asyncio.create_task(self._learn(model), name=f"learn {model}")
-            task.add_done_callback(lambda done: self._ended(model, done))
+            task.add_done_callback(lambda done: self._on_learned(model, done))
 
-    def _claim(self, model: str, teachers: list[ModelSource]) -> None:
+    def _update_names(self, model: str, sources: list[ModelSource]) -> None:
         """The model has the names that its workers give it; without a worker it keeps those that it had."""
         before = self._served.get(model)
-        if teachers:
-            names = tuple(dict.fromkeys(name for each in teachers for name in each.registration.aliases))[:NAMES_MAX]
+        if sources:
+            names = tuple(dict.fromkeys(name for each in sources for name in each.registration.aliases))[:NAMES_MAX]
             if names == before:
                 return
             self._served[model] = names
@@ -126,28 +126,28 @@ class ModelCatalog:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _teacher(self, model: str, turn: int = 0) -> ModelSource | None:
+    def _source(self, model: str, turn: int = 0) -> ModelSource | None:
         """Whom to ask, another one each turn; None if nothing is to be learned, or nobody is connected."""
-        teachers, known = list(self._teachers(model)), self._known.get(model)
+        sources, known = list(self._sources(model)), self._known.get(model)
         if known is not None and model not in self._outdated:
             kind = known.registration.kind
-            if any(teacher.registration.kind == kind for teacher in teachers):
+            if any(source.registration.kind == kind for source in sources):
                 return None
-        connected = [teacher for teacher in teachers if teacher.link.up]
+        connected = [source for source in sources if source.link.up]
         return connected[turn % len(connected)] if connected else None
 
     async def _learn(self, model: str) -> None:
         turns = itertools.count()
-        while (teacher := self._teacher(model, next(turns))) is not None:
+        while (source := self._source(model, next(turns))) is not None:
             try:
-                files = await teacher.link.files()
+                files = await source.link.files()
             except (PeerError, TimeoutError) as error:
-                _logger.warning("worker %s did not give its tokenizer: %s", teacher.link.worker, error)
+                _logger.warning("worker %s did not give its tokenizer: %s", source.link.worker, error)
                 await asyncio.sleep(LEARN_RETRY_S)
             else:
-                self._take(teacher.registration, files)
+                self._store(source.registration, files)
 
-    def _take(self, registration: Registration, files: dict[str, bytes]) -> None:
+    def _store(self, registration: Registration, files: dict[str, bytes]) -> None:
         card = ModelCard(
             name=registration.model,
             engine=registration.engine,
@@ -160,7 +160,7 @@ class ModelCatalog:
         self._outdated.discard(registration.model)
         self._on_change()
 
-    def _ended(self, model: str, task: asyncio.Task[None]) -> None:
+    def _on_learned(self, model: str, task: asyncio.Task[None]) -> None:
         del self._learning[model]
         if not task.cancelled() and task.exception() is not None:
             _logger.error("model %s could not be learned", model, exc_info=task.exception())

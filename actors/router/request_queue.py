@@ -11,13 +11,11 @@ from collections import Counter
 from math import ceil
 from typing import Any
 
+from actors.metrics.buckets import WAIT_MS
 from core.generation import TASK_GENERATE, GenerateRequest
 from core.prompt import TOKEN_BYTES
 from core.settings import RoutingSettings
 from projections.policy.fair_queue import FairQueue
-
-WAIT_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
-"""Upper bounds of the waits that are counted together; one more for longer ones."""
 
 
 class WaitHistogram:
@@ -99,7 +97,7 @@ class RequestQueue:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.queue = FairQueue[QueuedRequest]()
+        self.fair_queue = FairQueue[QueuedRequest]()
         self.active = 0
         """Requests of ours that have a place."""
         self.coming = 0
@@ -115,7 +113,7 @@ class RequestQueue:
         self._answer_tokens = float(ANSWER_TOKENS)
 
     def __repr__(self) -> str:
-        return f"<RequestQueue {self.model}: {self.active} active, {len(self.queue)} waiting>"
+        return f"<RequestQueue {self.model}: {self.active} active, {len(self.fair_queue)} waiting>"
 
     def begin(self, tenant: str) -> None:
         """One more has a place."""
@@ -157,4 +155,4 @@ class RequestQueue:
 
     def retry_after_s(self) -> int:
         """When those that wait now will have been served, as far as can be told: 1 to RETRY_AFTER_MAX_S."""
-        return max(1, min(RETRY_AFTER_MAX_S, ceil(self.wait_ms(len(self.queue)) / 1000)))
+        return max(1, min(RETRY_AFTER_MAX_S, ceil(self.wait_ms(len(self.fair_queue)) / 1000)))

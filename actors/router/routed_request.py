@@ -38,7 +38,7 @@ class RetryBudget:
     """One request's."""
 
     def __init__(self) -> None:
-        self._told = 0
+        self._delivered = 0
         self._broken = 0
         self._leaving = 0
         """Of each kind, since the client got a token."""
@@ -53,8 +53,8 @@ class RetryBudget:
         `leaving` if its worker ends in good order; `repeating` if it was making tokens again that another one had made
         without harm. NoWorkers if the client has no token, GenerationFailed if it has some.
         """
-        if told_tokens > self._told:
-            self._told, self._broken, self._leaving = told_tokens, 0, 0
+        if told_tokens > self._delivered:
+            self._delivered, self._broken, self._leaving = told_tokens, 0, 0
         self._leaving += leaving and not repeating
         self._broken += not leaving and not repeating
         self._lost += told_tokens > 0 and (repeating or not leaving)
@@ -71,12 +71,23 @@ class RetryBudget:
 class RoutedRequest:
     """What counts from one attempt to the next."""
 
-    __slots__ = ("arrived_ms", "attempt", "before", "declined", "hasty", "held_ms", "model", "told", "tries", "why")
+    __slots__ = (
+        "arrived_ms",
+        "attempt",
+        "declined",
+        "failure",
+        "held_ms",
+        "left_unstarted",
+        "model",
+        "previous_worker",
+        "progress",
+        "retries",
+    )
 
-    def __init__(self, model: str, told: AnswerProgress, arrived_ms: int) -> None:
+    def __init__(self, model: str, progress: AnswerProgress, arrived_ms: int) -> None:
         self.model = model
-        self.told = told
-        self.tries: RetryBudget | None = None
+        self.progress = progress
+        self.retries: RetryBudget | None = None
         """There once an attempt broke off."""
         self.arrived_ms = arrived_ms
         self.attempt = 0
@@ -85,29 +96,29 @@ class RoutedRequest:
         """Attempts in a row, from the first, that a worker declined."""
         self.held_ms: int | None = None
         """Since when it is held, by the clock of `now_ms`; None if it never was."""
-        self.before = WorkerId("")
+        self.previous_worker = WorkerId("")
         """Who broke off last, and why."""
-        self.why = ""
-        self.hasty = False
+        self.failure = ""
+        self.left_unstarted = False
         """It left in good order and made nothing."""
 
     def __repr__(self) -> str:
-        return f"<RoutedRequest attempt {self.attempt}, {self.told!r}>"
+        return f"<RoutedRequest attempt {self.attempt}, {self.progress!r}>"
 
-    def migrated(self, request: str) -> RequestMigrated:
+    def migration_event(self, request: str) -> RequestMigrated:
         """The present attempt goes on with an answer that was begun."""
         return RequestMigrated(
             request=request,
             attempt=self.attempt,
-            worker=self.before,
-            told_tokens=len(self.told.tokens),
-            reason=self.why,
+            worker=self.previous_worker,
+            told_tokens=len(self.progress.tokens),
+            reason=self.failure,
         )
 
-    def spoil(self, error: NoWorkers | CallerError) -> None:
+    def raise_if_begun(self, error: NoWorkers | CallerError) -> None:
         """Returns if the client has no token yet and may hear this itself; GenerationFailed if it has: then it is
         neither its fault nor to be begun anew."""
-        if self.told.tokens:
+        if self.progress.tokens:
             text = "the worker broke off, and" if isinstance(error, NoWorkers) else "the answer cannot be continued:"
             raise GenerationFailed(f"{text} {error}") from error
 
@@ -115,8 +126,8 @@ class RoutedRequest:
 class AttemptTable:
     """Attempts under way on this replica: what a restatement names."""
 
-    def __init__(self, say: Callable[[Event], None], clock: Clock) -> None:
-        self.say = say
+    def __init__(self, publish: Callable[[Event], None], clock: Clock) -> None:
+        self.publish = publish
         self.clock = clock
         self.open: dict[tuple[str, int], Attempt] = {}
         self.prefills = PrefillCounts()
@@ -139,17 +150,17 @@ class AttemptTable:
 
     def restated(self, reason: str) -> ReplicaRestated:
         """All of them as one event."""
-        flights = list(self.open.values())
-        routed = [flight.routed for flight in flights]
+        attempts = list(self.open.values())
+        routed = [attempt.routed for attempt in attempts]
         return ReplicaRestated(
             requests=tuple(event.request for event in routed),
             attempts=tuple(event.attempt for event in routed),
             models=tuple(event.model for event in routed),
             workers=to_column([event.worker for event in routed]),
             blocks=tuple(event.blocks for event in routed),
-            prefill_tokens=tuple(0 if f.ttft_ms >= 0 else f.routed.prefill_tokens for f in flights),
+            prefill_tokens=tuple(0 if f.ttft_ms >= 0 else f.routed.prefill_tokens for f in attempts),
             reason=reason,
-            begins_us=tuple(0 if f.ttft_ms >= 0 else in_flight(f.routed).begins_us for f in flights),
+            begins_us=tuple(0 if f.ttft_ms >= 0 else in_flight(f.routed).begins_us for f in attempts),
         )
 
 
@@ -157,39 +168,52 @@ class Attempt:
     """Says RequestPrefilled with the first token and RequestFinished exactly once, whatever happens."""
 
     __slots__ = (
-        "_arrived_ms", "_cached_tokens", "_flights", "_flows", "_last", "_outcome", "_sent_us", "_stream", "_take",
-        "_tokens", "_told", "output_tokens", "routed", "ttft_ms", "worker",
+        "_answer",
+        "_arrived_ms",
+        "_cached_tokens",
+        "_on_end",
+        "_outcome",
+        "_passthrough",
+        "_sent_us",
+        "_stream",
+        "_table",
+        "_take",
+        "_tokens",
+        "output_tokens",
+        "routed",
+        "ttft_ms",
+        "worker",
     )  # fmt: skip
-    _told: AnswerProgress
+    _answer: AnswerProgress
     _tokens: list[int]
     _take: Take
-    _last: Callable[[], None]
+    _on_end: Callable[[], None]
 
-    def __init__(self, routed: RequestRouted, stream: TokenStream, flights: AttemptTable, arrived_ms: int) -> None:
+    def __init__(self, routed: RequestRouted, stream: TokenStream, attempts: AttemptTable, arrived_ms: int) -> None:
         self.routed = routed
         self.worker = WorkerId(routed.worker)
         self.output_tokens = 0
         self.ttft_ms = -1
         self._cached_tokens = 0
         self._stream = stream
-        self._flights = flights
+        self._table = attempts
         self._arrived_ms = arrived_ms
-        self._sent_us = flights.clock.monotonic_us()
+        self._sent_us = attempts.clock.monotonic_us()
         self._outcome = ""
-        self._flows = False
+        self._passthrough = False
         """Whether tokens came already, and are new and told as they come."""
-        flights.open[routed.request, routed.attempt] = self
+        attempts.open[routed.request, routed.attempt] = self
 
     def __repr__(self) -> str:
         return f"<Attempt {self.routed.request}/{self.routed.attempt} on {self.worker}, {self.output_tokens} tokens>"
 
-    async def run(self, told: AnswerProgress, take: Take, last: Callable[[], None]) -> None:
-        """Tokens have been told, and what is new of them was taken as the worker made them; `last` was called before
+    async def run(self, progress: AnswerProgress, take: Take, on_end: Callable[[], None]) -> None:
+        """Tokens have been told, and what is new of them was taken as the worker made them; `on_end` was called before
         the answer's end was. WorkerDisconnected, WorkerDeclined and CallerError as the stream has them,
-        GenerationFailed as `told` has it."""
-        self._told, self._tokens, self._take, self._last = told, told.tokens, take, last
+        GenerationFailed as `progress` has it."""
+        self._answer, self._tokens, self._take, self._on_end = progress, progress.tokens, take, on_end
         try:
-            await self._stream.run(self._hear)
+            await self._stream.run(self._on_output)
         except WorkerDisconnected as error:
             self._finish("worker_lost", str(error))
             raise
@@ -200,24 +224,24 @@ class Attempt:
             self._finish("error", "the engine refused the request")
             raise
 
-    def _hear(self, output: Output) -> bool:
+    def _on_output(self, output: Output) -> bool:
         tokens = output.tokens
         self.output_tokens += len(tokens)
-        if self._flows and output.finish is None:  # every token passes here
+        if self._passthrough and output.finish is None:  # every token passes here
             self._tokens.extend(tokens)
             return self._take(output)
-        return self._hear_outer(output)
+        return self._on_checked_output(output)
 
-    def _hear_outer(self, output: Output) -> bool:
+    def _on_checked_output(self, output: Output) -> bool:
         """The same of the first and the last output, and of all where an attempt before this one was heard of."""
         if self.ttft_ms < 0 and (output.tokens or output.finish):
-            self._first(output)
-            self._flows = self._told.plain
+            self._on_first_output(output)
+            self._passthrough = self._answer.passthrough
         if output.finish is not None:
             self._finish(output.finish)  # said before the client hears the end
-        new = self._told.tell(output)
+        new = self._answer.accept(output)
         if output.finish is not None:
-            self._last()
+            self._on_end()
         return new is None or self._take(new)
 
     def close(self, outcome: str = "abort", detail: str = "") -> None:
@@ -226,22 +250,22 @@ class Attempt:
         self._finish(outcome, detail)
 
     def _elapsed_ms(self) -> int:
-        return self._flights.clock.monotonic_ms() - self._arrived_ms
+        return self._table.clock.monotonic_ms() - self._arrived_ms
 
-    def _first(self, output: Output) -> None:
+    def _on_first_output(self, output: Output) -> None:
         routed = self.routed
         self.ttft_ms = self._elapsed_ms()
         self._cached_tokens = output.cached_tokens or 0
         if output.prefill is not None:
-            self._flights.prefills.note(routed.model, output.prefill)
+            self._table.prefills.note(routed.model, output.prefill)
         if (
             routed.policy in ESTIMATING_POLICIES
             and not routed.wait_us
             and not (output.prefill and output.prefill.remote)
         ):
-            took_us = self._flights.clock.monotonic_us() - self._sent_us
-            self._flights.learned.note(routed.model, routed.prompt_tokens - self._cached_tokens, took_us)
-        self._flights.say(
+            took_us = self._table.clock.monotonic_us() - self._sent_us
+            self._table.learned.note(routed.model, routed.prompt_tokens - self._cached_tokens, took_us)
+        self._table.publish(
             RequestPrefilled(
                 request=routed.request,
                 attempt=routed.attempt,
@@ -256,8 +280,8 @@ class Attempt:
             return
         self._outcome = outcome
         routed = self.routed
-        del self._flights.open[routed.request, routed.attempt]
-        self._flights.say(
+        del self._table.open[routed.request, routed.attempt]
+        self._table.publish(
             RequestFinished(
                 request=routed.request,
                 attempt=routed.attempt,

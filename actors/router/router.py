@@ -90,7 +90,7 @@ class Router:
     ) -> None:
         """`decided` hears of each decision: the policy, and how many seconds it took."""
         self.options = options
-        self.live = LiveSettings(settings, self._say_settings)
+        self.live_settings = LiveSettings(settings, self._publish_settings)
         self.state = State(key.chain_key)
         store = SnapshotStore(log, options.namespace, key.chain_key)
         self.runner = Runner(
@@ -98,19 +98,19 @@ class Router:
             self.state,
             self._on_applied,
             store=store,
-            is_mine=lambda owner: owner == self.voice.id,
+            is_mine=lambda owner: owner == self.publisher.id,
             on_became=self._on_became,
         )
         self.fleet = Fleet(registry, clock, self._hello, self._on_fleet)
-        self.flights = AttemptTable(self._say, clock)
-        self.suspicion = FailureDetector(options.namespace, log, self.fleet, self.state, clock, options.lease_ms)
-        around = RuntimeContext(options.namespace, log, registry, clock, key)
-        self.life = ReplicaMembership(
-            around,
+        self.attempts = AttemptTable(self._publish, clock)
+        self.failure_detector = FailureDetector(options.namespace, log, self.fleet, self.state, clock, options.lease_ms)
+        context = RuntimeContext(options.namespace, log, registry, clock, key)
+        self.membership = ReplicaMembership(
+            context,
             ReplicaJoined(name=options.name, version=VERSION, address=options.address),
             self.state,
-            self.live,
-            self.flights,
+            self.live_settings,
+            self.attempts,
             journal=options.journal,
             journal_bytes=options.journal_bytes,
             spawn=self._spawn,
@@ -118,24 +118,26 @@ class Router:
         self.dispatch = Dispatch(
             self.state,
             self.fleet,
-            self.suspicion,
-            self.live,
-            self.flights,
+            self.failure_detector,
+            self.live_settings,
+            self.attempts,
             clock,
             key.hash_seed,
-            voice=lambda: self.voice,
+            publisher=lambda: self.publisher,
             decided=decided,
         )
-        rooms = CapacityCalculator(self.state, self.fleet, self.suspicion, self.live, voice=lambda: self.voice)
-        self.admission = Admission(rooms, self.live, clock, self._say)
-        self.upkeep = BackgroundTasks(
-            around,
+        capacity = CapacityCalculator(
+            self.state, self.fleet, self.failure_detector, self.live_settings, publisher=lambda: self.publisher
+        )
+        self.admission = Admission(capacity, self.live_settings, clock, self._publish)
+        self.background_tasks = BackgroundTasks(
+            context,
             self.state,
             self.runner,
             store,
-            self.life,
+            self.membership,
             self.fleet,
-            self.flights,
+            self.attempts,
             journal=options.journal,
             snapshot_every_s=options.snapshot_every_s,
             take_snapshot=options.take_snapshot,
@@ -147,10 +149,10 @@ class Router:
         self._defect = ""
         self.stopping = False
         """Told to end: not ready any more, though what comes is still served."""
-        self._will_look = False
+        self._refresh_scheduled = False
 
     def __repr__(self) -> str:
-        return f"<Router {self.options.name} {self.voice.id}, {self.runner!r}, {self.fleet!r}>"
+        return f"<Router {self.options.name} {self.publisher.id}, {self.runner!r}, {self.fleet!r}>"
 
     async def start(self, details: dict[str, object]) -> None:
         """The fold runs, workers are followed, the replica is registered; `details` go into the registry too.
@@ -165,15 +167,15 @@ class Router:
 
     async def _start(self, details: dict[str, object]) -> None:
         self.runner.start()
-        self.life.begin()
-        await self.live.follow(self._registry)
+        self.membership.begin()
+        await self.live_settings.follow(self._registry)
         await self._registry.watch("replicas/", self._on_replica)
         await self.fleet.start()
-        await self.life.register(details)
-        self._spawn(self.suspicion.run(self.life.look))
+        await self.membership.register(details)
+        self._spawn(self.failure_detector.run(self.membership.registered_replicas))
         self._spawn(self.admission.run())
-        self._spawn(self.life.restate_again_and_again(self.options.restate_every_s))
-        for loop in self.upkeep.loops():
+        self._spawn(self.membership.restate_periodically(self.options.restate_every_s))
+        for loop in self.background_tasks.loops():
             self._spawn(loop)
 
     async def stop(self, reason: str) -> None:
@@ -184,25 +186,25 @@ class Router:
         async with AsyncExitStack() as last_first:
             last_first.push_async_callback(self.runner.stop)
             last_first.push_async_callback(self.fleet.close)
-            last_first.push_async_callback(self.life.forget)
-            last_first.push_async_callback(self.life.leave, reason)
-            last_first.push_async_callback(self.upkeep.stop)
+            last_first.push_async_callback(self.membership.deregister)
+            last_first.push_async_callback(self.membership.leave, reason)
+            last_first.push_async_callback(self.background_tasks.stop)
             self.admission.close()
-            self.dispatch.holding.let_all_go()
+            self.dispatch.late_binding.release_all()
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
 
     @property
-    def voice(self) -> RoutingPublisher:
+    def publisher(self) -> RoutingPublisher:
         """Its present life in the log."""
-        return self.life.voice
+        return self.membership.publisher
 
     @property
     def settings(self) -> RoutingSettings:
         """What the next decision goes by."""
-        return self.live.current
+        return self.live_settings.current
 
     def ready(self) -> Readiness:
         """Whether the log is caught up and models have workers; what is waited for, and what is done without.
@@ -215,8 +217,8 @@ class Router:
         waits: dict[str, str] = {}
         if not self.runner.caught_up:
             waits["log"] = f"{self.runner.lag_events} messages behind" if self.runner.lag else "not read yet"
-        if self.voice.outbox.error is not None:
-            waits["log"] = f"takes nothing of this replica any more: {self.voice.outbox.error}"
+        if self.publisher.outbox.error is not None:
+            waits["log"] = f"takes nothing of this replica any more: {self.publisher.outbox.error}"
         if self._defect:
             waits["router"] = self._defect
         degraded = {f"model {card.name}": "no worker is connected" for card in self.models() if not card.workers}
@@ -231,7 +233,7 @@ class Router:
     def _degraded(self) -> dict[str, str]:
         """What requests are served without."""
         found: dict[str, str] = {}
-        outbox = self.voice.outbox
+        outbox = self.publisher.outbox
         if outbox.away_s >= AWAY_SAID_S:
             found["log"] = f"away for {outbox.away_s:.0f} s, {outbox.depth} events wait"
         if not self.fleet.registry_healthy:
@@ -243,17 +245,17 @@ class Router:
     def describe(self) -> dict[str, Any]:
         """Who this is and how far it has folded; the digest is of the fold alone, comparable at equal cursors."""
         return {
-            "replica": self.voice.id,
+            "replica": self.publisher.id,
             "name": self.options.name,
-            "settings_revision": self.live.revision,
+            "settings_revision": self.live_settings.revision,
             **fold_status(self.state, self.runner),
-            **publisher_status(self.voice),
-            **self.upkeep.describe(),
-            "prefill": prefill_status(self.state.jobs, self._clock.wall_ms(), self.flights.prefills),
-            "in_flight": len(self.flights.open),
+            **publisher_status(self.publisher),
+            **self.background_tasks.describe(),
+            "prefill": prefill_status(self.state.jobs, self._clock.wall_ms(), self.attempts.prefills),
+            "in_flight": len(self.attempts.open),
             "admission": self.admission.describe(),
-            "held": len(self.dispatch.holding),
-            "declined": self.dispatch.holding.declines.count,
+            "held": len(self.dispatch.late_binding),
+            "declined": self.dispatch.late_binding.declines.count,
             "rss_bytes": rss_bytes(),
         }
 
@@ -277,7 +279,7 @@ class Router:
         """The answer has been taken as it came, from a worker that the decision chose, as `actors.router.dispatch` has
         it, once one had a place for the request; before that what `actors.router.admission` raises."""
         self.dispatch.check_known(model)
-        name = self.flights.begin(request.id)
+        name = self.attempts.begin(request.id)
         try:
             if name != request.id:
                 request = msgspec.structs.replace(request, id=name)
@@ -285,7 +287,7 @@ class Router:
             place = await self.admission.enter(model, request)
             await self.dispatch.run(model, request, take, ended, arrived_ms, place)
         finally:
-            self.flights.end(name)
+            self.attempts.end(name)
 
     def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
         """The log has that the request failed inside this process, with what and where, unless it has that from `run`.
@@ -296,7 +298,7 @@ class Router:
         known = model in self.fleet.catalog
         if known:
             self.admission.counts.turned_away(model, INTERNAL)
-        self._say(
+        self._publish(
             RequestTurnedAway(
                 request=request,
                 model=model if known else "",
@@ -318,73 +320,77 @@ class Router:
         """What a decision made now sees; what of it only we know is said in the log first."""
         return self.dispatch.view()
 
-    def _say(self, event: Event) -> None:
-        self.life.say(event)
+    def _publish(self, event: Event) -> None:
+        self.membership.publish(event)
         if isinstance(event, RequestPrefilled | RequestFinished):
-            self.dispatch.holding.look_soon()  # a worker may be free for what is held
+            self.dispatch.late_binding.plan_soon()  # a worker may be free for what is held
 
-    def _say_settings(self) -> None:
-        self.life.say_settings()
-        self._look()
+    def _publish_settings(self) -> None:
+        self.membership.publish_settings()
+        self._refresh()
 
     def _hello(self) -> Hello:
         key, namespace = self._key.door_key, self.options.namespace
-        return Hello(protocol=PROTOCOL, key=key, namespace=namespace, replica=self.voice.id, steps=True)
+        return Hello(protocol=PROTOCOL, key=key, namespace=namespace, replica=self.publisher.id, steps=True)
 
     def _on_applied(self, applied: Applied) -> None:
         """Reacts to what the fold just took in."""
         if applied.stream == LOAD:
-            self.fleet.heard(WorkerId(applied.owner))
+            self.fleet.on_load_report(WorkerId(applied.owner))
             if self._is_too_much(self.state.loads.reports.get(WorkerId(applied.owner))):
-                self.admission.doubt()
-        elif applied.stream == ROUTING and applied.changed and applied.owner == self.voice.id:
-            self.voice.read_back(applied.message.events)
-            self._look_for_our_end()
-        if applied.changed and applied.owner != self.voice.id and (self.admission.waiting or self.dispatch.holding):
-            self._look_soon()
-        self.upkeep.applied(applied)
+                self.admission.invalidate()
+        elif applied.stream == ROUTING and applied.changed and applied.owner == self.publisher.id:
+            self.publisher.read_back(applied.message.events)
+            self._check_superseded()
+        if (
+            applied.changed
+            and applied.owner != self.publisher.id
+            and (self.admission.waiting or self.dispatch.late_binding)
+        ):
+            self._refresh_soon()
+        self.background_tasks.applied(applied)
 
     def _is_too_much(self, report: LoadReported | None) -> bool:
         """Whether the worker is to get nothing more for now."""
-        return report is not None and (report.draining or report.waiting >= self.live.current.waiting_max)
+        return report is not None and (report.draining or report.waiting >= self.live_settings.current.waiting_max)
 
     def _on_became(self) -> None:
-        self._look_for_our_end()
-        self.upkeep.became()
+        self._check_superseded()
+        self.background_tasks.became()
 
-    def _look_for_our_end(self) -> None:
+    def _check_superseded(self) -> None:
         """A fold that has nothing of ours, and what we know ahead of it, do not add up: we go on under another id."""
-        if self.voice.id in self.state.routing.ended:
-            self.voice.written_off(f"{ROUTING}:{self.state.cursor[ROUTING].seq}")
+        if self.publisher.id in self.state.routing.ended:
+            self.publisher.mark_superseded(f"{ROUTING}:{self.state.cursor[ROUTING].seq}")
 
-    def _look_soon(self) -> None:
+    def _refresh_soon(self) -> None:
         """Places are counted again, once for all that is folded in this turn of the loop."""
-        if not self._will_look:
-            self._will_look = True
-            asyncio.get_running_loop().call_soon(self._look)
+        if not self._refresh_scheduled:
+            self._refresh_scheduled = True
+            asyncio.get_running_loop().call_soon(self._refresh)
 
-    def _look(self) -> None:
-        self._will_look = False
-        self.admission.look()
-        self.dispatch.holding.look_soon()
+    def _refresh(self) -> None:
+        self._refresh_scheduled = False
+        self.admission.refresh()
+        self.dispatch.late_binding.plan_soon()
 
     def _on_fleet(self) -> None:
-        self.upkeep.restatements.look()
-        self._look_soon()
+        self.background_tasks.restatement_requests.refresh()
+        self._refresh_soon()
 
     def _on_replica(self, change: Change) -> None:
         replica = ReplicaId(change.key.rpartition("/")[2])
         if change.value is None:
-            self.life.look.registered.discard(replica)
+            self.membership.registered_replicas.registered.discard(replica)
         else:
-            self.life.look.registered.add(replica)
+            self.membership.registered_replicas.registered.add(replica)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _logger.error("a part of the router failed", exc_info=task.exception())

@@ -46,13 +46,13 @@ def prefill_status(jobs: JobsFold, now_ms: int, counts: PrefillCounts) -> dict[s
     return {**prefill_queue(jobs, now_ms)._asdict(), "verdicts": counts.describe()}
 
 
-def publisher_status(voice: RoutingPublisher) -> dict[str, Any]:
+def publisher_status(publisher: RoutingPublisher) -> dict[str, Any]:
     """What of our own the log does not have yet."""
     return {
-        "ahead": len(voice.ahead),
-        "outbox": {"events": voice.outbox.depth, "bytes": voice.outbox.bytes},
-        "journal": voice.journal._asdict(),
-        "log_away_s": round(voice.outbox.away_s, 1),
+        "ahead": len(publisher.ahead),
+        "outbox": {"events": publisher.outbox.depth, "bytes": publisher.outbox.bytes},
+        "journal": publisher.journal._asdict(),
+        "log_away_s": round(publisher.outbox.away_s, 1),
     }
 
 

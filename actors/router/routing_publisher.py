@@ -65,14 +65,14 @@ class RoutingPublisher:
             SourceId(self.id),
             key.chain_key,
             clock,
-            on_overflow=self._overflowed,
-            on_superseded=self._superseded,
+            on_overflow=self._on_overflow,
+            on_superseded=self._on_outbox_superseded,
             limits=LIMITS,
             backlog=self._journal,
         )
         self._local: dict[WorkerId, tuple[str, ...]] = {}
-        self._looked_at: Local | None = None
-        self._written_off = False
+        self._last_local: Local | None = None
+        self._is_over = False
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -85,11 +85,11 @@ class RoutingPublisher:
 
     def start(self, joined: ReplicaJoined) -> None:
         """The log's first word of this replica is on its way."""
-        self.say(joined)
+        self.publish(joined)
         self._task = asyncio.create_task(self.outbox.run(), name=f"voice {self.id}")
-        self._task.add_done_callback(_report)
+        self._task.add_done_callback(_on_task_done)
 
-    def say(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """The event counts now and goes to the log, in order."""
         if self.outbox.drops and len(self.ahead) >= AHEAD_EVENTS_MAX:
             self._forget_dropped()
@@ -102,22 +102,22 @@ class RoutingPublisher:
         for event in self._restate():
             self.ahead.emit(event, self._state.routing.replicas.get(self.id))
 
-    def say_local(self, local: Local) -> None:
+    def publish_local(self, local: Local) -> None:
         """The log knows what only we know, worker by worker, before a decision rests on it."""
-        if local is self._looked_at:
+        if local is self._last_local:
             return
-        self._looked_at, now = local, local_by_worker(local)
+        self._last_local, now = local, local_by_worker(local)
         for worker in sorted(now.keys() | self._local.keys()):
             reasons = now.get(worker, ())
             if reasons != self._local.get(worker, ()):
-                self.say(LocalChanged(worker=worker, reasons=reasons))
+                self.publish(LocalChanged(worker=worker, reasons=reasons))
         self._local = now
 
     def restate(self, event: ReplicaRestated) -> None:
         """What is in flight, and what only we know, is said again."""
-        self.say(event)
+        self.publish(event)
         for known in self._local_events():
-            self.say(known)
+            self.publish(known)
 
     def _local_events(self) -> list[Event]:
         return [LocalChanged(worker=worker, reasons=reasons) for worker, reasons in sorted(self._local.items())]
@@ -129,7 +129,7 @@ class RoutingPublisher:
 
     async def leave(self, reason: str) -> None:
         """ReplicaLeft is in the log if that was possible in time."""
-        self._written_off = True  # by ourselves: who reads that need not say so
+        self._is_over = True  # by ourselves: who reads that need not say so
         self.outbox.finish(ReplicaLeft(reason=reason))
         if not await self.outbox.drain(LEAVE_TIMEOUT_S):
             fate = "are lost" if self._journal is None else "wait in its journal"
@@ -143,7 +143,7 @@ class RoutingPublisher:
             await asyncio.wait([self._task])
         self.outbox.close()
         if self._journal is not None:
-            ended = left or self._written_off
+            ended = left or self._is_over
             self._journal.close(delete=ended and not self.outbox.depth)
 
     def _new_journal(self, folder: Path, size: int, namespace: str, key: DeploymentKey) -> Journal | None:
@@ -153,25 +153,25 @@ class RoutingPublisher:
             _logger.error("decisions are lost if this process is killed while the log is away: %s", error)  # noqa: TRY400
             return None
 
-    def _overflowed(self) -> list[Event]:
+    def _on_overflow(self) -> list[Event]:
         _logger.error("decisions were dropped while the log was away: what is in flight is said again")
         events = [*self._restate(), *self._local_events()]
         for event in events:
             self.ahead.emit(event, self._state.routing.replicas.get(self.id))
         return events
 
-    def written_off(self, where: str) -> None:
+    def mark_superseded(self, where: str) -> None:
         """Another wrote our end, as the log says there: the fold has nothing of ours any more. Called again, nothing
         happens: the outbox and the fold both find it."""
-        if not self._written_off:
-            self._written_off = True
+        if not self._is_over:
+            self._is_over = True
             _logger.warning("another wrote the end of replica %s at %s", self.id, where)
             self._on_superseded()
 
-    def _superseded(self, record: Record) -> None:
-        self.written_off(f"{record.stream}:{record.seq}")
+    def _on_outbox_superseded(self, record: Record) -> None:
+        self.mark_superseded(f"{record.stream}:{record.seq}")
 
 
-def _report(task: asyncio.Task[None]) -> None:
+def _on_task_done(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         _logger.error("the replica's outbox stopped for good", exc_info=task.exception())

@@ -294,7 +294,7 @@ class Worker:
 
     @property
     def totals(self) -> dict[str, int]:
-        """What was counted since the start, by the names of `actors.metrics.frontend_metrics.TOTALS`."""
+        """What was counted since the start, by the names of `actors.metrics.worker_metrics.TOTALS`."""
         counts = dict(self._totals)
         if self.mirror is not None:
             counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}

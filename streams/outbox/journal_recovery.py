@@ -52,7 +52,7 @@ class JournalDrain:
         self._sealed: SealedMessage | None = None
         """The message in flight; it is in the journal too, unless the disk was full."""
 
-    async def tell(self) -> int:
+    async def drain(self) -> int:
         """The log has all that the journal held, and the end; returns how many events that were."""
         self._find_sealed()
         for _ in range(SETTLE_MAX):
@@ -60,12 +60,12 @@ class JournalDrain:
             if self._sealed is None and self._journal.standing.sealed_at:
                 self._lose_sealed()
             try:
-                return await self._tell_rest()
+                return await self._drain_rest()
             except WrongSequence as error:
                 _logger.info("another writes to %s too: %s", self._subject, error)
         raise Unavailable(f"{self._subject} is written to by others all the time")
 
-    async def _tell_rest(self) -> int:
+    async def _drain_rest(self) -> int:
         events = 0
         while (sealed := self._next()) is not None:
             message_id = sealed.message_id(self._journal.source)
@@ -177,7 +177,7 @@ LIMITS = OutboxLimits()
 class RecoveryCounts:
     """What became of journals since this process started."""
 
-    told: int = 0
+    recovered: int = 0
     """Journals told to their end."""
     events: int = 0
     """Events told."""
@@ -201,25 +201,25 @@ class JournalRecovery:
         """Journals that wait for the log: said once."""
 
     def __repr__(self) -> str:
-        return f"<JournalRecovery in {self._folder}, {self.counts.told} told>"
+        return f"<JournalRecovery in {self._folder}, {self.counts.recovered} told>"
 
     async def run(self) -> None:
         """Looks again and again, for ever."""
         while True:
             try:
-                await self.look()
+                await self.recover()
             except Exception:  # whatever it was, what others left must go on being found
                 _logger.exception("a look at the journals failed by a defect, trying again")
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def look(self) -> None:
+    async def recover(self) -> None:
         """Every journal that nobody holds is told and gone, or is left for the next look."""
-        self._sweep()
+        self._delete_drafts()
         for path in sorted(self._folder.glob("*" + SUFFIX)):
             if path not in self._left_alone:
-                await self._look_at(path)
+                await self._recover_journal(path)
 
-    async def _look_at(self, path: Path) -> None:
+    async def _recover_journal(self, path: Path) -> None:
         try:
             await self._take_over(path)
         except Unavailable as error:
@@ -240,12 +240,12 @@ class JournalRecovery:
         try:
             for _ in journal.scan():
                 await asyncio.sleep(0)
-            events = await JournalDrain(journal, self._namespace, self._log, self._clock, self._key.chain_key).tell()
+            events = await JournalDrain(journal, self._namespace, self._log, self._clock, self._key.chain_key).drain()
             told = True
         finally:
             journal.close(delete=told)
         self._waiting.discard(path)
-        self.counts.told += 1
+        self.counts.recovered += 1
         self.counts.events += events
         _logger.warning("told %d events of a dead process's journal", events, extra={"replica": journal.source})
 
@@ -260,7 +260,7 @@ class JournalRecovery:
         self.counts.refused += 1
         _logger.warning("journal left alone: %s", why)
 
-    def _sweep(self) -> None:
+    def _delete_drafts(self) -> None:
         """Files that never became journals are gone."""
         for draft in self._folder.glob("*" + DRAFT_SUFFIX):
             try:

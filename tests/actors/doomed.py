@@ -32,7 +32,7 @@ def tell(what: object) -> None:
 
 
 async def speak(folder: Path, log: EventLog) -> None:
-    voice = RoutingPublisher(
+    publisher = RoutingPublisher(
         NAMESPACE,
         log,
         SystemClock(),
@@ -42,10 +42,10 @@ async def speak(folder: Path, log: EventLog) -> None:
         on_superseded=lambda: None,
         journal=folder,
     )
-    tell(voice.id)
-    voice.start(ReplicaJoined(name="doomed", version="0"))
+    tell(publisher.id)
+    publisher.start(ReplicaJoined(name="doomed", version="0"))
     for count in range(1, 1_000_000):
-        voice.say(LocalChanged(worker=f"{count:016x}", reasons=()))
+        publisher.publish(LocalChanged(worker=f"{count:016x}", reasons=()))
         tell(count)
         if count % BURST == 0:
             await asyncio.sleep(0.0005)

@@ -51,7 +51,7 @@ def stream_of(router: Router, asked: GenerateRequest) -> AsyncGenerator[Output, 
 
 def where(it: World, router: Router) -> str:
     """The name of the worker that the only request is on."""
-    (flight,) = router.flights.open.values()
+    (flight,) = router.attempts.open.values()
     return next(name for name in it.workers if worker_id(it, name) == flight.worker)
 
 

@@ -99,7 +99,7 @@ class World:
                 held = router.state.index.held(WorkerId(worker.presence.id))
                 if held != set(worker.mirror.held("device")) or not worker.presence.kv.idle:
                     return False
-            return not len(router.voice.ahead) and router.voice.outbox.idle
+            return not len(router.publisher.ahead) and router.publisher.outbox.idle
 
         await eventually(agree, "index and caches agree")
 
@@ -126,16 +126,16 @@ class World:
         router = self.routers.pop(name)
         for task in router._tasks:
             task.cancel()
-        await router.voice.end()
+        await router.publisher.end()
         await router.fleet.close()
         await router.runner.stop()
-        return router.voice.id
+        return router.publisher.id
 
     async def write_off(self, router: Router, stream: StreamName, who: str) -> None:
         """The router has written the end of a worker or replica that lives, between two words of it."""
         end = ReplicaLost(by="x", reason="test") if stream == ROUTING else WorkerLost(by="x", reason="test")
         for _ in range(1000):
-            await router.suspicion._write_end(stream, who, encode_event(end))
+            await router.failure_detector._write_end(stream, who, encode_event(end))
             last = await self.log.last(stream, subject(NAMESPACE, stream, who))
             if last is not None and decode_message(last.payload).source == who + LOST_SUFFIX:
                 return

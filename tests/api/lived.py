@@ -33,7 +33,9 @@ class Lived:
         )
         async for _ in self.router.generate("tiny", asked):
             pass
-        await eventually(lambda: not len(self.router.voice.ahead) and self.router.voice.outbox.idle, "the log has it")
+        await eventually(
+            lambda: not len(self.router.publisher.ahead) and self.router.publisher.outbox.idle, "the log has it"
+        )
 
 
 @asynccontextmanager

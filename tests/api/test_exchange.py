@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
-from actors.router.late_binding import why_cancelled
+from actors.router.late_binding import cancel_reason
 from api.app import create_app
 from api.openai import vigil as vigil_module
 from api.openai.settings import ApiSettings
@@ -61,7 +61,7 @@ async def test_whoever_waits_for_a_worker_hears_why_it_is_ended(late: bool, why:
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError as error:
-        assert why_cancelled(error) == why
+        assert cancel_reason(error) == why
         assert vigil.verdict() is not None
     finally:
         vigil.close()

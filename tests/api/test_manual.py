@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.metrics.frontend_metrics import OUTCOMES, TOTALS, FrontendMetrics, WorkerMetrics
+from actors.metrics.frontend_metrics import OUTCOMES, FrontendMetrics
 from actors.metrics.replica_metrics import COUNTERS, GAUGES, VERDICTS, queue_metrics
+from actors.metrics.worker_metrics import TOTALS, WorkerMetrics
 from core.events.routing import TURNED_AWAY
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()

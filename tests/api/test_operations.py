@@ -10,7 +10,8 @@ import logging
 import httpx
 import pytest
 
-from actors.metrics.frontend_metrics import FrontendMetrics, WorkerMetrics
+from actors.metrics.frontend_metrics import FrontendMetrics
+from actors.metrics.worker_metrics import WorkerMetrics
 from api.logs import JsonLines
 from api.operations import create_operations_app
 from api.part import operations

@@ -60,7 +60,7 @@ def everybody_held_goes_on(world: World) -> None:
     """
     if not world.witness.history_kept or world.options.pending_events_max:
         return
-    steady = {part.first_id for part in world.replicas.values() if part.router.voice.id == part.first_id}
+    steady = {part.first_id for part in world.replicas.values() if part.router.publisher.id == part.first_id}
     for hold in holds(world):
         if hold.end is None and hold.by in steady:
             raise Broken(f"{hold.queued.request} is held by {hold.by}, which rests")

@@ -128,7 +128,7 @@ def the_dead_leave_nothing(world: World) -> None:
     """What has ended has no blocks, no load, nothing in flight, in no fold; and nothing is in flight at rest."""
     dead = world.witness.writers - {worker.id for worker in world.workers.values()}
     for part in world.replicas.values():
-        state, ahead = part.router.state, part.router.voice.ahead
+        state, ahead = part.router.state, part.router.publisher.ahead
         for worker in sorted(dead):
             if state.index.blocks(worker) or state.index.held(worker):
                 raise Broken(f"{part.name} still has blocks of worker {worker}, which is over")
@@ -152,7 +152,7 @@ def no_false_alarm(world: World) -> None:
             if isinstance(event, DivergenceFound):
                 raise Broken(f"{owner(record.subject)} found a divergence where there is none: {event}")
     for part in world.replicas.values():
-        if found := part.router.upkeep.agreement.describe()["divergences"]:
+        if found := part.router.background_tasks.digest_exchange.describe()["divergences"]:
             raise Broken(f"{part.name} found {found} divergences where there are none")
 
 
@@ -173,7 +173,7 @@ def decisions_are_in_the_log(world: World) -> None:
     requests = {request for request, _ in routed}
     for request, part in world.served.items():
         kept = part.process.alive or part.journals is not None
-        if kept and part.router.voice.id == part.first_id and request not in requests:
+        if kept and part.router.publisher.id == part.first_id and request not in requests:
             raise Broken(f"{request} was served by {part.name}, the log has no decision of it")
 
 

@@ -189,7 +189,7 @@ class ReplicaPart(Part):
             take_snapshot=self._take_snapshot if options.snapshot_every_s else None,
         )
         self.router = Router(known, self.log, self.registry, clock, KEY, first_settings(options), lambda *_: None)
-        self.first_id = self.router.voice.id
+        self.first_id = self.router.publisher.id
         folded(self)
         await self.router.start({})
         self.started = True
@@ -204,15 +204,15 @@ class ReplicaPart(Part):
         readiness = router.ready()
         if not readiness.ready:
             yield f"not ready: {readiness.waiting_for}"
-        if not router.voice.outbox.idle or router.flights.open:
+        if not router.publisher.outbox.idle or router.attempts.open:
             yield "has not said all"
-        if len(router.dispatch.holding):
+        if len(router.dispatch.late_binding):
             yield "holds requests"
-        if len(router.voice.ahead):
+        if len(router.publisher.ahead):
             yield "has not read all back"
         if self.journals is not None and len(list(self.journals.glob("*" + SUFFIX))) > 1:
             yield "has not told all that its predecessors left"
-        if router.suspicion.suspected:
+        if router.failure_detector.suspected:
             yield "suspects a worker"
         if router.state.incomplete:
             yield f"{router.state.incomplete} sources are unknown to it"

@@ -141,7 +141,7 @@ BROKEN = {
         replaces(KvFold, "_end", _keeps_blocks), "", {"kill_worker": 0.5, **KEPT}
     ),
     "replicas that do not listen to each other": Broken(
-        replaces(DigestExchange, "hear", lambda _: lambda *_: None),
+        replaces(DigestExchange, "on_report", lambda _: lambda *_: None),
         "",
         {**KEPT, "tamper": 2.0, "replicas": 2, "restate_every_s": 1e6},
     ),
@@ -149,7 +149,7 @@ BROKEN = {
         replaces(FailureDetector, "run", lambda _: does_nothing), "alive", {"kill_worker": 0.5, **KEPT}
     ),
     "nobody who tells what the dead left": Broken(
-        replaces(JournalRecovery, "look", lambda _: does_nothing),
+        replaces(JournalRecovery, "recover", lambda _: does_nothing),
         "left",
         {"kill_replica": 0.5, "journals": True, **KEPT},
     ),

@@ -389,6 +389,6 @@ class World:
         if extra := state.jobs.parts.keys() - alive:
             return f"has jobs of {sorted(extra)}, which are over"
         speaking = {part.replica for part in state.routing.replicas.values() if part.joined and not part.ended}
-        if speaking != {each.router.voice.id for each in self.replicas.values()}:
+        if speaking != {each.router.publisher.id for each in self.replicas.values()}:
             return f"takes {sorted(speaking)} for the replicas"
         return ""

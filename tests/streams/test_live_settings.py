@@ -166,10 +166,10 @@ async def test_decisions_name_what_they_rest_on() -> None:
             if turn == 2:
                 await _wipe(it)
             revision = await operator.put(SETTINGS_KEY, orjson.dumps({"policy": policy}))
-            await eventually(lambda: router.live.current.policy == policy, policy)  # noqa: B023
-            assert router.live.revision == revision
+            await eventually(lambda: router.live_settings.current.policy == policy, policy)  # noqa: B023
+            assert router.live_settings.revision == revision
             await collect(router, request(range(40)))
-        await eventually(lambda: not len(router.voice.ahead), "all is read back")
+        await eventually(lambda: not len(router.publisher.ahead), "all is read back")
         said, decided = None, []
         for event in await _chain(it):
             if isinstance(event, SettingsChanged):

@@ -32,12 +32,12 @@ class Intake:
         self._settings = settings
         self._tokenizers = tokenizers
         self._terms = KeptTerms()
-        self._turns = EventLoopThrottle()
+        self._throttle = EventLoopThrottle()
 
     async def turn(self, size: int) -> None:
         """What follows has a turn of the loop, if the body is so large that it takes milliseconds."""
         if size > self._settings.inline_bytes_max:
-            await self._turns.mine()
+            await self._throttle.acquire()
 
     async def accept(
         self,

@@ -40,7 +40,7 @@ class ReplicaUnderTest:
         self._replicas = replicas
         self._unsent: list[Event] = []
         self._speaker = Speaker(ROUTING, self.id)
-        self.agreement = DigestExchange(
+        self.digest_exchange = DigestExchange(
             self.state,
             self._say,
             lambda: self.id,
@@ -63,7 +63,7 @@ class ReplicaUnderTest:
         return [event for event in self.said if isinstance(event, ReplicaReported)]
 
     def facts(self, *names: str) -> list[object]:
-        described = self.agreement.describe()
+        described = self.digest_exchange.describe()
         return [described[name] for name in names]
 
     async def pull(self, state: State | None = None) -> None:
@@ -85,11 +85,11 @@ class ReplicaUnderTest:
         if into is not self.state or applied is None:
             return
         if record.seq % CHECKPOINT_EVERY == 0:
-            self.agreement.passed(record.stream, record.seq)
+            self.digest_exchange.passed(record.stream, record.seq)
         if record.stream == ROUTING:
             for event in applied.message.events:
                 if isinstance(event, ReplicaReported | DivergenceFound):
-                    self.agreement.hear(ReplicaId(applied.owner), event)
+                    self.digest_exchange.on_report(ReplicaId(applied.owner), event)
 
     async def _refold(self) -> State:
         self.refolds += 1
@@ -103,7 +103,7 @@ class ReplicaUnderTest:
         fresh = State(CHAIN_KEY)
         await self.pull(fresh)
         self.state.become(fresh)
-        self.agreement.became()
+        self.digest_exchange.became()
 
 
 class Replicas:
@@ -145,6 +145,6 @@ class Replicas:
             await self.work(messages)
             for replica in self.all if among is None else among:
                 await replica.pull()
-                await replica.agreement.step()
-                await replica.agreement.settled()
+                await replica.digest_exchange.step()
+                await replica.digest_exchange.settled()
                 await replica.flush()

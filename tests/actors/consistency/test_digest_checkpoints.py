@@ -12,7 +12,7 @@ async def one(messages: int) -> tuple[Replicas, ReplicaUnderTest, DigestCheckpoi
     (a,) = await it.start("a")
     await it.work(messages)
     await a.pull()
-    return it, a, a.agreement._milestones
+    return it, a, a.digest_exchange._checkpoints
 
 
 async def test_they_are_kept_for_longer_than_points() -> None:

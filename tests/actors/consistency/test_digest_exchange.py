@@ -48,13 +48,13 @@ async def test_replicas_that_are_equal_agree() -> None:
     await it.turn(12, messages=700)
     await it.turn(2)
     for replica, others in ((a, (b, c)), (b, (a, c)), (c, (a, b))):
-        described = replica.agreement.describe()
+        described = replica.digest_exchange.describe()
         assert set(described["agreed"]) == {other.id for other in others}
         assert all(set(agreed) >= {"kv_0", "routing"} for agreed in described["agreed"].values())
         assert described["points_compared"] > 20
         assert replica.facts("divergences", "histories_differed", "rebuilt", "unexplained") == [0, 0, 0, 0]
         assert (replica.refolds, replica.verdicts) == (0, [])
-    assert a.agreement.describe()["agreed"][b.id]["kv_0"]["seq"] > 7 * CHECKPOINT_EVERY
+    assert a.digest_exchange.describe()["agreed"][b.id]["kv_0"]["seq"] > 7 * CHECKPOINT_EVERY
 
 
 async def test_a_late_replica_compares_when_it_gets_there() -> None:
@@ -64,12 +64,12 @@ async def test_a_late_replica_compares_when_it_gets_there() -> None:
     await it.turn(1)
     await it.turn(6, among=[a])
     report = a.reports[-1]
-    b.agreement.hear(a.id, report)
-    before = b.agreement.describe()["points_compared"]
+    b.digest_exchange.on_report(a.id, report)
+    before = b.digest_exchange.describe()["points_compared"]
     await b.pull()
-    await b.agreement.step()
-    assert b.agreement.describe()["points_compared"] >= before + 2
-    assert b.agreement.describe()["agreed"][a.id]["kv_0"]["seq"] == report.points["kv_0"].seqs[-1]
+    await b.digest_exchange.step()
+    assert b.digest_exchange.describe()["points_compared"] >= before + 2
+    assert b.digest_exchange.describe()["agreed"][a.id]["kv_0"]["seq"] == report.points["kv_0"].seqs[-1]
 
 
 @pytest.mark.parametrize("idle", [False, True])
@@ -89,7 +89,7 @@ async def test_one_of_three_is_tampered_with(idle: bool) -> None:
         assert (other.refolds, other.verdicts, other.facts("rebuilt", "disputed")) == (0, [], [0, {}])
     await it.turn(6)
     assert len({replica.state.digest for replica in it.all}) == 1
-    assert c.id in a.agreement.describe()["agreed"]
+    assert c.id in a.digest_exchange.describe()["agreed"]
     assert await a.registry.get(CLAIM) == []
 
 
@@ -116,9 +116,9 @@ async def test_the_majority_waits_for_the_minority() -> None:
     tamper(c)
     await it.work(1)
     await it.turn(1)
-    c.agreement.hear = lambda *_: None  # type: ignore[method-assign]  # it is deaf: it will not find out
-    c.agreement.step = _nothing  # type: ignore[method-assign]
-    a.agreement.hear(c.id, forged(a))
+    c.digest_exchange.on_report = lambda *_: None  # type: ignore[method-assign]  # it is deaf: it will not find out
+    c.digest_exchange.step = _nothing  # type: ignore[method-assign]
+    a.digest_exchange.on_report(c.id, forged(a))
     await it.turn(RESOLVE_WAIT_MS // 1000 - 2)
     assert a.refolds == b.refolds == 0
     assert a.facts("divergences") == [1]
@@ -136,10 +136,10 @@ async def test_what_the_other_says_first_ends_a_dispute() -> None:
     it = Replicas()
     (a,) = await it.start("a")
     await it.turn(3)
-    a.agreement.hear(GHOST, forged(a))
+    a.digest_exchange.on_report(GHOST, forged(a))
     await it.turn(1)  # claimed
     assert [change.key for change in await a.registry.get(CLAIM)] == [CLAIM]
-    a.agreement.hear(GHOST, replaced(a.id))
+    a.digest_exchange.on_report(GHOST, replaced(a.id))
     await it.turn(2)
     assert (a.refolds, a.facts("disputed"), await a.registry.get(CLAIM)) == (0, [{}], [])
 
@@ -149,8 +149,8 @@ async def test_taken_back_while_we_fold() -> None:
     it = Replicas()
     (a,) = await it.start("a")
     await it.turn(3)
-    a.agreement.hear(GHOST, forged(a))
-    a.while_refolding = lambda: a.agreement.hear(GHOST, replaced(a.id))
+    a.digest_exchange.on_report(GHOST, forged(a))
+    a.while_refolding = lambda: a.digest_exchange.on_report(GHOST, replaced(a.id))
     await it.turn(4)
     assert (a.refolds, a.verdicts, a.facts("disputed", "unexplained")) == (1, [], [{}, 0])
 
@@ -160,11 +160,11 @@ async def test_a_state_that_became_another_starts_afresh() -> None:
     it = Replicas()
     a, b = await it.start("ab")
     await it.turn(7)
-    a.agreement.hear(b.id, forged(a))
+    a.digest_exchange.on_report(b.id, forged(a))
     await a._rebuild("history was replaced")
     await it.turn(7)
     assert (a.refolds, a.verdicts, a.facts("disputed", "rebuilt")) == (0, [], [{}, 0])
-    assert b.id in a.agreement.describe()["agreed"]
+    assert b.id in a.digest_exchange.describe()["agreed"]
 
 
 async def test_both_are_right(caplog: pytest.LogCaptureFixture) -> None:
@@ -172,12 +172,12 @@ async def test_both_are_right(caplog: pytest.LogCaptureFixture) -> None:
     it = Replicas()
     (a,) = await it.start("a")
     await it.turn(3)
-    a.agreement.hear(GHOST, forged(a))
+    a.digest_exchange.on_report(GHOST, forged(a))
     await it.turn(2)
     assert [found.verdict for found in a.verdicts] == ["confirmed"]
     assert a.verdicts[0].digest == a.verdicts[0].refolded
     assert a.facts("unexplained") == [0]
-    a.agreement.hear(GHOST, msgspec.structs.replace(a.verdicts[0], other=a.id))
+    a.digest_exchange.on_report(GHOST, msgspec.structs.replace(a.verdicts[0], other=a.id))
     caplog.clear()
     await it.turn(2)
     assert a.facts("unexplained") == [1]
@@ -192,16 +192,16 @@ async def test_the_accuser_falls_silent() -> None:
     it = Replicas()
     (a,) = await it.start("a")
     await it.turn(3)
-    a.agreement.hear(GHOST, forged(a))
+    a.digest_exchange.on_report(GHOST, forged(a))
     await it.turn(2 + EXPLAIN_WAIT_MS // 1000)
     assert a.facts("unexplained") == [1]
     it = Replicas()
     a, b = await it.start("ab")
     await it.turn(7, among=[a])
     b_says_now = a.reports[-1]
-    a.agreement.hear(b.id, forged(a))
+    a.digest_exchange.on_report(b.id, forged(a))
     await it.turn(2, among=[a])
-    a.agreement.hear(b.id, b_says_now)
+    a.digest_exchange.on_report(b.id, b_says_now)
     assert a.facts("unexplained", "disputed") == [1, {}]
 
 
@@ -214,7 +214,7 @@ async def test_nothing_is_said_of_a_fold_that_is_being_replaced() -> None:
     a.may_rebuild.clear()
     for _ in range(20):
         it.clock.advance(1000)
-        await a.agreement.step()
+        await a.digest_exchange.step()
         await asyncio.sleep(0)
         await a.flush()
         await a.pull()
@@ -224,7 +224,7 @@ async def test_nothing_is_said_of_a_fold_that_is_being_replaced() -> None:
         it.clock.advance(REPORT_EVERY_MS)
         await it.work(1)
         await a.pull()
-        await a.agreement.step()
+        await a.digest_exchange.step()
     assert len(a.reports) == reports
     a.may_rebuild.set()
     await it.turn(6)
@@ -254,7 +254,7 @@ async def test_other_fold_versions_are_silent() -> None:
     (a,) = await it.start("a")
     await it.turn(3)
     for version in (FOLD_VERSION - 1, FOLD_VERSION + 1):
-        a.agreement.hear(GHOST, msgspec.structs.replace(forged(a), fold_version=version))
+        a.digest_exchange.on_report(GHOST, msgspec.structs.replace(forged(a), fold_version=version))
     await it.turn(3)
     assert a.facts("reports_of_other_versions", "points_compared", "divergences", "disputed") == [2, 0, 0, {}]
 
@@ -270,13 +270,13 @@ async def test_incomplete_folds_are_not_compared() -> None:
     assert a.reports[-1].incomplete == ("kv_0",)
     assert "kv_0" not in a.reports[-1].points
     before = a.facts("points_not_comparable", "divergences")
-    a.agreement.hear(GHOST, forged(a))
+    a.digest_exchange.on_report(GHOST, forged(a))
     assert a.facts("points_not_comparable", "divergences") == [int(str(before[0])) + 1, 0]
     restated = CacheRestated(part=0, parts=1, hashes=hashes_to_bytes([1, 2]))
     await it.append(it.worker.say(joined(), restated))
     await it.turn(7)
     assert "kv_0" in a.reports[-1].points
-    assert b.agreement.describe()["agreed"][a.id]["kv_0"]["ms_ago"] <= 6000
+    assert b.digest_exchange.describe()["agreed"][a.id]["kv_0"]["ms_ago"] <= 6000
     assert b.facts("divergences", "rebuilt") == [0, 0]
 
 
@@ -292,13 +292,15 @@ async def test_epochs_and_strangers() -> None:
         {StreamName("kv_9"): points},
         {KV: msgspec.structs.replace(points, seqs=(1,))},
     ):
-        a.agreement.hear(GHOST, msgspec.structs.replace(report, points=said))
+        a.digest_exchange.on_report(GHOST, msgspec.structs.replace(report, points=said))
         if KV in said and said[KV].seqs == (1,):
             assert a.facts("points_compared") == [1]  # the first message is not long ago yet
     assert a.facts("points_not_comparable") == [2]
     await it.work(POINTS_KEPT + 1)
     await a.pull()
-    a.agreement.hear(GHOST, msgspec.structs.replace(report, points={KV: msgspec.structs.replace(points, seqs=(1,))}))
+    a.digest_exchange.on_report(
+        GHOST, msgspec.structs.replace(report, points={KV: msgspec.structs.replace(points, seqs=(1,))})
+    )
     assert a.facts("points_not_comparable") == [3]
 
 
@@ -309,7 +311,7 @@ async def test_history_that_differs_is_given_time() -> None:
     await it.turn(7)
     report = forged(a)
     other_head = msgspec.structs.replace(report.points[KV], heads=bytes(16))
-    a.agreement.hear(b.id, msgspec.structs.replace(report, points={KV: other_head}))
+    a.digest_exchange.on_report(b.id, msgspec.structs.replace(report, points={KV: other_head}))
     await it.turn(7)  # b's own report, which agrees
     assert a.facts("histories_differed", "divergences", "disputed", "unexplained") == [1, 0, {}, 0]
     assert a.refolds == 0
@@ -324,11 +326,11 @@ async def test_what_waits_is_bounded() -> None:
     for ahead in range(PENDING_MAX + 10):
         seq = StreamSeq(points.seqs[0] + 1000 + ahead)
         said: dict[str, Points] = {KV: msgspec.structs.replace(points, seqs=(seq,))}
-        a.agreement.hear(GHOST, ReplicaReported(fold_version=FOLD_VERSION, points=said))
-    assert repr(a.agreement._comparison) == f"<Comparison of 0 points, {PENDING_MAX} not reached yet>"
+        a.digest_exchange.on_report(GHOST, ReplicaReported(fold_version=FOLD_VERSION, points=said))
+    assert repr(a.digest_exchange._comparison) == f"<DigestComparison of 0 points, {PENDING_MAX} not reached yet>"
     assert a.facts("points_not_comparable") == [10]
-    a.agreement.hear(GHOST, replaced(a.id))  # of what it said before nothing counts any more
-    assert repr(a.agreement._comparison) == "<Comparison of 0 points, 0 not reached yet>"
+    a.digest_exchange.on_report(GHOST, replaced(a.id))  # of what it said before nothing counts any more
+    assert repr(a.digest_exchange._comparison) == "<DigestComparison of 0 points, 0 not reached yet>"
 
 
 async def test_the_registry_is_away() -> None:
@@ -353,8 +355,8 @@ async def test_a_fold_that_fails_is_tried_again() -> None:
     it.log.away = True
     for _ in range(2 * RETRY_MS // 1000):
         it.clock.advance(1000)
-        await a.agreement.step()
-        await a.agreement.settled()
+        await a.digest_exchange.step()
+        await a.digest_exchange.settled()
     assert a.refolds in (2, 3)
     assert a.facts("disputed", "rebuilt") == [{"kv_0": a.state.cursor[KV].seq}, 0]
     it.log.away = False
@@ -381,8 +383,8 @@ async def test_stopping_lets_go_of_the_claim() -> None:
     it = Replicas()
     (a,) = await it.start("a")
     await it.turn(3)
-    a.agreement.hear(GHOST, forged(a))
+    a.digest_exchange.on_report(GHOST, forged(a))
     await it.turn(1)
     assert len(await a.registry.get(CLAIM)) == 1
-    await a.agreement.stop()
+    await a.digest_exchange.stop()
     assert await a.registry.get(CLAIM) == []

@@ -39,7 +39,7 @@ class Running:
         self._speaker = Speaker(ROUTING, self.id)
         self._unsent: list[Event] = []
         self.runner = Runner(site.log, self.state, self._on_applied, store=site.store, on_became=self._on_became)
-        self.agreement = DigestExchange(
+        self.digest_exchange = DigestExchange(
             self.state,
             self._say,
             lambda: self.id,
@@ -55,21 +55,21 @@ class Running:
             self.verdicts.append(event.verdict)
 
     def _on_became(self) -> None:
-        self.agreement.became()
+        self.digest_exchange.became()
 
     async def _refold(self) -> State:
         return (await rebuild(self._site.log, CHAIN_KEY, self._site.store)).state
 
     def _on_applied(self, applied: Applied) -> None:
         if applied.seq % CHECKPOINT_EVERY == 0:
-            self.agreement.passed(applied.stream, applied.seq)
+            self.digest_exchange.passed(applied.stream, applied.seq)
         if applied.stream == ROUTING:
             for event in applied.message.events:
                 if isinstance(event, ReplicaReported | DivergenceFound):
-                    self.agreement.hear(ReplicaId(applied.owner), event)
+                    self.digest_exchange.on_report(ReplicaId(applied.owner), event)
 
     async def step(self) -> None:
-        await self.agreement.step()
+        await self.digest_exchange.step()
         for event in self._unsent:
             await self._site.append(self._speaker.say(event))
         self._unsent.clear()
@@ -136,18 +136,18 @@ async def test_tampered_with_under_load(site: Site, snapshot: bool) -> None:
         c.state.index.store(WorkerId(worker_id(number)), "device", single([0xBAD]))
     await site.turn(replicas, 8)
     for replica in replicas:
-        await replica.agreement.settled()
+        await replica.digest_exchange.settled()
     await site.turn(replicas, 12)
     assert c.verdicts == ["replaced"]
     assert (a.verdicts, b.verdicts) == ([], [])
-    assert [replica.agreement.describe()["rebuilt"] for replica in replicas] == [0, 0, 1]
+    assert [replica.digest_exchange.describe()["rebuilt"] for replica in replicas] == [0, 0, 1]
     assert [replica.runner.rebuilds for replica in replicas] == [0, 0, 1]
-    assert [replica.agreement.describe()["disputed"] for replica in replicas] == [{}, {}, {}]
+    assert [replica.digest_exchange.describe()["disputed"] for replica in replicas] == [{}, {}, {}]
     assert bool(c.runner.started_from) is snapshot
-    assert set(a.agreement.describe()["agreed"]) == {b.id, c.id}
+    assert set(a.digest_exchange.describe()["agreed"]) == {b.id, c.id}
     site.busy = False
     await eventually(lambda: len({repr(replica.state.cursor) for replica in replicas}) == 1, "one cursor")
     assert len({replica.state.digest for replica in replicas}) == 1
     for replica in replicas:
-        await replica.agreement.stop()
+        await replica.digest_exchange.stop()
         await replica.runner.stop()

@@ -16,7 +16,7 @@ async def test_a_block_put_into_a_table_by_hand_is_found_and_gone() -> None:
         await it.ready(router)
         await collect(router, request(range(100)))
         await it.settled(router)
-        check: IndexAuditSchedule = router.upkeep.index_check
+        check: IndexAuditSchedule = router.background_tasks.index_audit
         assert await check.check() == []
         assert worker.presence is not None
         digest, held = router.state.digest, router.state.index.held(WorkerId(worker.presence.id))

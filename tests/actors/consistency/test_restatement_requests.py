@@ -41,12 +41,14 @@ async def test_a_replica_says_again_what_another_lost() -> None:
         stream = first.generate("sim", request(range(60), max_tokens=3000, id="long"))
         await anext(stream)
         await it.settled(first)
-        await delete(it, ROUTING, first.voice.id, 1)
+        await delete(it, ROUTING, first.publisher.id, 1)
         second = await it.router("frontend-1")
         await eventually(lambda: second.runner.caught_up, "the second has read the log")
-        assert [(str(gap.source), gap.n_from, gap.n_to) for gap in second.state.gaps] == [(str(first.voice.id), 1, 1)]
+        assert [(str(gap.source), gap.n_from, gap.n_to) for gap in second.state.gaps] == [
+            (str(first.publisher.id), 1, 1)
+        ]
         await eventually(lambda: second.state.incomplete == 0, "the second is complete")
-        part = second.state.routing.replicas[ReplicaId(first.voice.id)]
+        part = second.state.routing.replicas[ReplicaId(first.publisher.id)]
         assert list(part.in_flight) == [("long", 0)]
         assert any("lost track" in event.reason for event in await it.told(ROUTING, ReplicaRestated))
         await stream.aclose()
@@ -73,5 +75,5 @@ async def test_a_worker_is_asked_for_what_its_chain_lacks(lost: int) -> None:
         await eventually(lambda: second.state.gaps_found == 1, "the gap is seen")
         await eventually(lambda: second.state.incomplete == 0, "the cache is known")
         await it.settled(second)
-        assert second.upkeep.restatements.asked == 1
-        assert first.upkeep.restatements.asked == 0
+        assert second.background_tasks.restatement_requests.asked == 1
+        assert first.background_tasks.restatement_requests.asked == 0

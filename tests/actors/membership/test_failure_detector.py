@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.membership import failure_detector as suspicion_module
+from actors.membership import failure_detector as failure_detector_module
 from actors.router.router import Router
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import (
@@ -31,8 +31,8 @@ KV = kv_stream(0)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks come often, so that tests wait little."""
-    monkeypatch.setattr(suspicion_module, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(suspicion_module, "PING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(failure_detector_module, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(failure_detector_module, "PING_TIMEOUT_S", 0.2)
     yield
 
 
@@ -58,16 +58,16 @@ def worker_id(it: World, name: str) -> WorkerId:
 
 async def looks(router: Router, times: int = 3) -> None:
     """The router has looked at who is absent that often."""
-    seen, before = 0, router.suspicion._absent
+    seen, before = 0, router.failure_detector._absent
 
     def counted(workers: object) -> dict[WorkerId, int]:
         nonlocal seen
         seen += 1
         return before(workers)  # type: ignore[arg-type]
 
-    router.suspicion._absent = counted  # type: ignore[method-assign]
+    router.failure_detector._absent = counted  # type: ignore[method-assign]
     await eventually(lambda: seen >= times, "looks")
-    router.suspicion._absent = before  # type: ignore[method-assign]
+    router.failure_detector._absent = before  # type: ignore[method-assign]
 
 
 async def test_a_worker_without_a_lease_that_answers_is_never_lost() -> None:
@@ -78,14 +78,14 @@ async def test_a_worker_without_a_lease_that_answers_is_never_lost() -> None:
         await it.ready(router)
         worker = worker_id(it, "a")
         it.store.expire(f"workers/{worker}")
-        await eventually(lambda: worker in router.suspicion.suspected, "suspicion")
+        await eventually(lambda: worker in router.failure_detector.suspected, "suspicion")
         await asyncio.sleep(2 * LEASE_MS / 1000)
         await looks(router)
         tokens, _ = await collect(router, request(range(40)))
         assert len(tokens) == 8
         assert not await it.told(KV, WorkerLost)
         await it.workers["a"].presence.register({})  # type: ignore[union-attr]
-        await eventually(lambda: not router.suspicion.suspected, "the end of the suspicion")
+        await eventually(lambda: not router.failure_detector.suspected, "the end of the suspicion")
 
 
 async def test_a_frozen_worker_is_lost_and_its_streams_end() -> None:
@@ -137,7 +137,7 @@ async def test_more_than_half_at_once_is_the_registrys_fault() -> None:
             it.store.expire(f"workers/{worker}")
         await eventually(lambda: len(router.fleet.registered) == 1, "all three vanish")
         await looks(router)
-        assert not router.suspicion.suspected
+        assert not router.failure_detector.suspected
         assert not await it.told(KV, WorkerLost)
         await eventually(lambda: not router.state.member(dead).alive, "the dead one is lost")  # type: ignore[union-attr]
         await asyncio.sleep(2 * LEASE_MS / 1000)
@@ -158,7 +158,7 @@ async def test_a_registry_that_is_away_makes_nobody_suspect() -> None:
         await eventually(lambda: router.state.member(worker_id(it, "c")), "the new one is in the log")
         await asyncio.sleep(2 * LEASE_MS / 1000)
         await looks(router)
-        assert not router.suspicion.suspected
+        assert not router.failure_detector.suspected
         assert not await it.told(KV, WorkerLost)
         await asyncio.gather(*(collect(router, request(range(i, i + 40))) for i in range(4)))
         it.registries["frontend-0"].away = False
@@ -228,12 +228,12 @@ async def test_a_replica_that_speaks_is_not_lost() -> None:
         routers = [await it.router(f"frontend-{i}") for i in range(2)]
         for router in routers:
             await it.ready(router)
-        it.store.expire(f"replicas/{routers[0].voice.id}")
+        it.store.expire(f"replicas/{routers[0].publisher.id}")
         for _ in range(12):
             await asyncio.sleep(LEASE_MS / 4000)
             await collect(routers[0], request(range(40)))
         assert not await it.told(ROUTING, Lost)
-        replica = routers[0].voice.id
+        replica = routers[0].publisher.id
         await eventually(lambda: replica in routers[1].state.routing.ended, "silent it is lost")
 
 
@@ -338,15 +338,15 @@ async def test_looking_goes_on_after_a_defect(caplog: pytest.LogCaptureFixture) 
     """A look that fails is said with its trace, and the next one comes."""
     async with world() as it:
         router = await it.router()
-        before, failed = router.suspicion._judge_the_silent, 0
+        before, failed = router.failure_detector._judge_silent_sources, 0
 
         async def fail(_me: object) -> None:
             nonlocal failed
             failed += 1
             raise ZeroDivisionError
 
-        router.suspicion._judge_the_silent = fail  # type: ignore[assignment]
+        router.failure_detector._judge_silent_sources = fail  # type: ignore[assignment]
         await eventually(lambda: failed > 1, "failures")
-        router.suspicion._judge_the_silent = before  # type: ignore[method-assign]
+        router.failure_detector._judge_silent_sources = before  # type: ignore[method-assign]
         assert "failed by a defect" in caplog.text
         assert "ZeroDivisionError" in caplog.text

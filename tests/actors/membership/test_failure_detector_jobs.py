@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.membership import failure_detector as suspicion_module
+from actors.membership import failure_detector as failure_detector_module
 from core.codec import encode_event
 from core.events import WorkerLost
 from core.ids import StreamSeq, WorkerId, new_id
@@ -20,8 +20,8 @@ from tests.projections.job_facts import asked, completed, started
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks come often, so that tests wait little."""
-    monkeypatch.setattr(suspicion_module, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(suspicion_module, "PING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(failure_detector_module, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(failure_detector_module, "PING_TIMEOUT_S", 0.2)
     yield
 
 
@@ -85,5 +85,5 @@ async def test_an_end_that_was_read_meanwhile_is_not_written_elsewhere() -> None
         await say(it, JOBS, worker, asked("a", 1), about=asks_here(worker))
         router = await it.router()
         await eventually(lambda: worker in router.state.jobs.ended, "its end")
-        assert await router.suspicion._write_end(JOBS, worker, encode_event(lost))
+        assert await router.failure_detector._write_end(JOBS, worker, encode_event(lost))
         assert len(await it.told(JOBS, WorkerLost)) == 1

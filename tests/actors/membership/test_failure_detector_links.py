@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.membership import failure_detector as suspicion_module
+from actors.membership import failure_detector as failure_detector_module
 from actors.membership.registration import Registration
 from actors.transport.reconnecting_client import ReconnectingClient
 from core.ids import WorkerId, new_id
@@ -22,8 +22,8 @@ async def test_a_link_is_kept_for_a_worker_that_came_back_while_it_was_asked(mon
             fleet.registered[worker] = Registration("sim", link.address, "simulated", 16, 4096)
             return False
 
-        monkeypatch.setattr(suspicion_module, "_still_speaks", comes_back)
-        await router.suspicion._release(set())
+        monkeypatch.setattr(failure_detector_module, "_still_speaks", comes_back)
+        await router.failure_detector._release(set())
         assert fleet.links == {worker: link}
         del fleet.registered[worker]
         fleet.drop(link)

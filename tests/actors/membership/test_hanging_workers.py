@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from actors.engines.simulated.simulated_engine import SimulatedEngine
-from actors.membership import failure_detector as suspicion_module
+from actors.membership import failure_detector as failure_detector_module
 from actors.worker import engine_watchdog
 from core.events import RequestMigrated, RequestRouted, WorkerLost
 from core.generation import Output
@@ -25,8 +25,8 @@ from tests.fixtures.eventually import eventually
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks come often, so that tests wait little."""
-    monkeypatch.setattr(suspicion_module, "LISTEN_EVERY_S", 0.02)
-    monkeypatch.setattr(suspicion_module, "SILENT_S", 0.4)
+    monkeypatch.setattr(failure_detector_module, "LISTEN_EVERY_S", 0.02)
+    monkeypatch.setattr(failure_detector_module, "SILENT_S", 0.4)
     monkeypatch.setattr(engine_watchdog, "CHECK_EVERY_S", 0.02)
     yield
 
@@ -85,8 +85,8 @@ async def test_a_stopped_worker_is_found_out_before_its_lease_is_over() -> None:
 
 async def test_a_worker_that_falls_silent_gets_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long before its connection is given up, as long as there are others; when it answers it is used again."""
-    monkeypatch.setattr(suspicion_module, "MUTE_S", 0.1)
-    monkeypatch.setattr(suspicion_module, "SILENT_S", 600.0)
+    monkeypatch.setattr(failure_detector_module, "MUTE_S", 0.1)
+    monkeypatch.setattr(failure_detector_module, "SILENT_S", 600.0)
     async with world() as it:
         router = await fleet(it, "a", "b")
         connections = list(it.workers["a"].port._connections)
@@ -94,7 +94,7 @@ async def test_a_worker_that_falls_silent_gets_nothing_new(monkeypatch: pytest.M
             assert connection._transport is not None
             connection._transport.pause_reading()
         silent = worker_id(it, "a")
-        await eventually(lambda: router.suspicion.suspected == {silent}, "it is silent")
+        await eventually(lambda: router.failure_detector.suspected == {silent}, "it is silent")
         for number in range(6):
             await collect(router, request(range(number * 99, number * 99 + 40)))
         await it.settled(router)
@@ -102,7 +102,7 @@ async def test_a_worker_that_falls_silent_gets_nothing_new(monkeypatch: pytest.M
         for connection in connections:
             assert connection._transport is not None
             connection._transport.resume_reading()
-        await eventually(lambda: not router.suspicion.suspected, "it answers")
+        await eventually(lambda: not router.failure_detector.suspected, "it answers")
 
 
 async def test_a_silent_connection_with_answers_to_pings_stands() -> None:

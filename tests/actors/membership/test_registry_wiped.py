@@ -35,7 +35,7 @@ async def test_nobody_is_evicted(workers: int) -> None:
         over.set()
         assert min(await asyncio.gather(*clients)) > 1
         assert {change.key for change in it.store.below("")} == before
-        assert not router.suspicion.suspected
+        assert not router.failure_detector.suspected
         assert [await it.told(stream, WorkerLost) for stream in (kv_stream(0), LOAD)] == [[], []]
         await it.ready(router, workers)
 

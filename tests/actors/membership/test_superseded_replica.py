@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.membership import failure_detector as suspicion_module
+from actors.membership import failure_detector as failure_detector_module
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import ReplicaLost, RequestFinished, RequestRouted, SettingsChanged
 from core.ids import SourceId, StreamName, StreamSeq, new_id
@@ -20,7 +20,7 @@ from tests.fixtures.eventually import eventually
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks come often, so that tests wait little."""
-    monkeypatch.setattr(suspicion_module, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(failure_detector_module, "CHECK_EVERY_S", 0.02)
     yield
 
 
@@ -31,13 +31,13 @@ async def test_words_that_were_not_folded_yet_refute_an_end() -> None:
         who, last = new_id(), StreamSeq(0)
         where = subject(NAMESPACE, ROUTING, who)
         for n in range(3):
-            said = encode_message(
+            messages_seen = encode_message(
                 SourceId(who), n, CHAIN_START, 1, [encode_event(SettingsChanged(revision=1, settings={}))]
             )
-            last = await it.log.append(ROUTING, where, said, f"{who}:{n}", last)
+            last = await it.log.append(ROUTING, where, messages_seen, f"{who}:{n}", last)
         end = encode_event(ReplicaLost(by="x", reason="test"))
-        assert not await router.suspicion._write_end(ROUTING, who, end, said=2)
-        assert await router.suspicion._write_end(ROUTING, who, end, said=3)
+        assert not await router.failure_detector._write_end(ROUTING, who, end, messages_seen=2)
+        assert await router.failure_detector._write_end(ROUTING, who, end, messages_seen=3)
 
 
 async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:
@@ -46,15 +46,15 @@ async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:
         await it.worker("a")
         router = await it.router()
         await it.ready(router)
-        before, known_as = router.voice.id, list[str]()
-        router.life.on_new_id = known_as.append
+        before, known_as = router.publisher.id, list[str]()
+        router.membership.on_new_id = known_as.append
         stream = router.generate("sim", request(range(40), max_tokens=2000, id="long"))
         await anext(stream)
         await it.settled(router)
         await it.write_off(router, ROUTING, before)
         await collect(router, request(range(40), id="after"))  # its next word is refused
-        await eventually(lambda: router.voice.id != before, "a new life")
-        assert known_as == [router.voice.id]
+        await eventually(lambda: router.publisher.id != before, "a new life")
+        assert known_as == [router.publisher.id]
         await collect(router, request(range(40), id="new"))
         outputs = [output async for output in stream]
         assert outputs[-1].finish == "length"
@@ -62,12 +62,12 @@ async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:
         fold = router.state.routing
         assert before in fold.ended
         assert not fold.in_flight_load.busy
-        assert not router.voice.ahead.in_flight_load.busy
+        assert not router.publisher.ahead.in_flight_load.busy
         ends = [event.request for event in await it.told(ROUTING, RequestFinished)]
         assert ends.count("long") == ends.count("new") == 1
         assert "new" in [event.request for event in await it.told(ROUTING, RequestRouted)]
         await eventually(
-            lambda: [c.key for c in it.store.below("replicas/")] == [f"replicas/{router.voice.id}"], "the new entry"
+            lambda: [c.key for c in it.store.below("replicas/")] == [f"replicas/{router.publisher.id}"], "the new entry"
         )
 
 
@@ -80,7 +80,7 @@ async def test_a_replica_goes_on_anew_as_soon_as_it_reads_its_own_end() -> None:
         stream = router.generate("sim", request(range(40), max_tokens=2000, id="long"))
         await anext(stream)
         await it.settled(router)
-        before, least = router.voice.id, list[int]()
+        before, least = router.publisher.id, list[int]()
         folded = router.runner._on_applied
 
         def watched(applied: Applied) -> None:
@@ -91,7 +91,7 @@ async def test_a_replica_goes_on_anew_as_soon_as_it_reads_its_own_end() -> None:
         router.runner._on_applied = watched
         await it.write_off(router, ROUTING, before)
         await eventually(lambda: before in router.state.routing.ended, "its end to be folded")
-        assert router.voice.id != before
+        assert router.publisher.id != before
         await stream.aclose()
         await it.settled(router)
         assert min(least) >= 0

@@ -54,9 +54,9 @@ def ask(router: Router, id: str, max_tokens: int = 1, **options: object) -> asyn
 
 async def held(router: Router, id: str = "holder", **options: object) -> asyncio.Task[list[int]]:
     """A request that has its place and keeps it."""
-    before = len(router.flights.open)
+    before = len(router.attempts.open)
     task = ask(router, id, LONG, **options)
-    await eventually(lambda: len(router.flights.open) == before + 1, "the holder is in flight")
+    await eventually(lambda: len(router.attempts.open) == before + 1, "the holder is in flight")
     return task
 
 
@@ -106,7 +106,7 @@ async def test_an_id_that_is_used_twice_at_once_has_one_name_all_along() -> None
         (queued,) = await it.told(ROUTING, RequestQueued)
         assert queued.request.startswith("same.")
         assert [event.request for event in await it.told(ROUTING, RequestRouted)] == ["same", queued.request, "same"]
-        assert not router.flights._names
+        assert not router.attempts._names
 
 
 async def test_a_place_is_filled_in_the_turn_in_which_it_is_given_back() -> None:
@@ -209,8 +209,8 @@ async def test_what_could_not_be_served_in_time_is_refused_at_once() -> None:
     async with serving(RoutingSettings(active_max=1, queue_wait_max_ms=1000)) as (_, router):
         await ask(router, "teaches", 25)  # half a second
         holder = await held(router)
-        line = router.admission._lines["sim"]
-        most = line.waiting_max(router.settings)
+        queue = router.admission._queues["sim"]
+        most = queue.waiting_max(router.settings)
         assert 1 <= most <= 5
         tasks = [ask(router, f"waits-{number}") for number in range(most)]
         await waiting(router, most)
@@ -230,7 +230,7 @@ async def test_places_come_and_go_with_workers_and_settings() -> None:
         await waiting(router, 1)
         await router._registry.put("settings/routing", b'{"active_max": 2}')
         await waiting(router, 0)
-        await eventually(lambda: len(router.flights.open) == 3, "all three are in flight")
+        await eventually(lambda: len(router.attempts.open) == 3, "all three are in flight")
         holders += [await held(router, "last")]
         late = ask(router, "late")
         await waiting(router, 1)
@@ -266,13 +266,13 @@ async def test_no_replica_starves_behind_another() -> None:
         second = await it.router("frontend-1", settings=settings)
         await it.ready(second)
         tasks = [ask(first, f"first-{number}", LONG) for number in range(6)]
-        await eventually(lambda: (len(first.flights.open), first.admission.waiting) == (4, 2), "all places are full")
+        await eventually(lambda: (len(first.attempts.open), first.admission.waiting) == (4, 2), "all places are full")
         tasks += [ask(second, f"second-{number}", LONG) for number in range(3)]
-        await eventually(lambda: len(second.flights.open) == 2, "its share of the places")
+        await eventually(lambda: len(second.attempts.open) == 2, "its share of the places")
         assert second.admission.waiting == 1
         await let_go(tasks[0], tasks[1])  # too many are in flight now: nobody follows on these
         await asyncio.sleep(0.1)
-        assert (len(first.flights.open), first.admission.waiting) == (2, 2)
+        assert (len(first.attempts.open), first.admission.waiting) == (2, 2)
         await let_go(*tasks)
 
 

@@ -86,10 +86,10 @@ async def test_many_hang_ups_leave_nothing() -> None:
         await eventually(lambda: not any(engine.load().blocks_used for engine in engines), "engines idle")
         assert not any(engine.load().running + engine.load().waiting for engine in engines)
         await it.settled(router)
-        assert not router.flights.open
-        assert not router.flights._names
+        assert not router.attempts.open
+        assert not router.attempts._names
         assert not router.state.routing.in_flight_load.busy
-        assert not router.voice.ahead.in_flight_load.busy
+        assert not router.publisher.ahead.in_flight_load.busy
         assert not any(link.streams for link in router.fleet.links.values())
         ends = await it.told(ROUTING, RequestFinished)
         assert {end.outcome for end in ends} == {"abort"}

@@ -12,10 +12,10 @@ from actors.router.event_loop_throttle import EventLoopThrottle
 
 async def test_one_begins_in_each_turn_of_the_loop() -> None:
     """In the order in which they were asked for; what is short runs between any two."""
-    turns, began, turn = EventLoopThrottle(), list[tuple[str, int]](), 0
+    throttle, began, turn = EventLoopThrottle(), list[tuple[str, int]](), 0
 
     async def work(name: str) -> None:
-        await turns.mine()
+        await throttle.acquire()
         began.append((name, turn))
 
     tasks = [asyncio.create_task(work(name)) for name in "abcde"]
@@ -29,24 +29,24 @@ async def test_one_begins_in_each_turn_of_the_loop() -> None:
     assert all(later > earlier for earlier, later in pairwise(at)), at
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert repr(turns) == "<EventLoopThrottle 0 waiting>"
+    assert repr(throttle) == "<EventLoopThrottle 0 waiting>"
     await asyncio.wait_for(work("f"), 1)
 
 
 async def test_one_alone_does_not_wait() -> None:
     """It begins in the turn in which it asks."""
-    turns = EventLoopThrottle()
-    asked = turns.mine()
+    throttle = EventLoopThrottle()
+    asked = throttle.acquire()
     with pytest.raises(StopIteration):
         asked.send(None)
 
 
 async def test_who_is_over_is_passed_over() -> None:
     """And those behind it are not held up."""
-    turns, began = EventLoopThrottle(), list[int]()
+    throttle, began = EventLoopThrottle(), list[int]()
 
     async def work(number: int) -> None:
-        await turns.mine()
+        await throttle.acquire()
         began.append(number)
 
     tasks = [asyncio.create_task(work(number)) for number in range(4)]

@@ -156,15 +156,15 @@ async def test_nothing_is_kept_of_a_worker_that_is_over() -> None:
     async with yard() as it:
         worker = await it.worker()
         await it.connected(worker)
-        it.fleet.heard(worker)
+        it.fleet.on_load_report(worker)
         it.fleet.failed(worker)
-        assert not it.fleet.over({worker})
-        assert not it.fleet.over(set())  # still registered: the log's word may be late
+        assert not it.fleet.unneeded({worker})
+        assert not it.fleet.unneeded(set())  # still registered: the log's word may be late
         await it.unregister(worker)
         assert it.fleet.absent_since
-        assert not it.fleet.over({worker})
-        (link,) = it.fleet.over(set())
-        assert not (it.fleet._heard_ms or it.fleet._failed_ms or it.fleet.absent_since)
+        assert not it.fleet.unneeded({worker})
+        (link,) = it.fleet.unneeded(set())
+        assert not (it.fleet._reported_ms or it.fleet._failed_ms or it.fleet.absent_since)
         stream = link.open("sim", request(range(4)))
         assert link.streams == 1
         it.fleet.drop(link)
@@ -196,7 +196,7 @@ async def test_what_only_this_replica_knows() -> None:
         assert local() == {"not_connected": [gone], "suspected": [c]}
         it.clock.advance(STALE_AFTER_MS - FAILED_FOR_MS - 1)
         for worker in (b, c):
-            it.fleet.heard(worker)
+            it.fleet.on_load_report(worker)
         it.clock.advance(1)
         assert local()["stale"] == sorted([a, gone])
         it.clock.advance(STALE_AFTER_MS - 1)
@@ -216,10 +216,10 @@ async def test_what_only_this_replica_knows_is_kept_while_it_holds() -> None:
         assert local(everyone, NOBODY) is first
         assert local(everyone, frozenset({b}))["suspected"] == {b}
         assert local(list(everyone), NOBODY) is not first
-        it.fleet.heard(a)
+        it.fleet.on_load_report(a)
         it.clock.advance(1)
         assert local(everyone, NOBODY)["stale"] == {b}
-        it.fleet.heard(b)
+        it.fleet.on_load_report(b)
         again = local(everyone, NOBODY)
         assert not again["stale"]
         it.fleet.failed(a)

@@ -12,7 +12,7 @@ import pytest
 
 from actors.engines.simulated.simulated_engine import SimulatedSettings
 from actors.router import dispatch as dispatch_module
-from actors.router import late_binding as holding_module
+from actors.router import late_binding as late_binding_module
 from actors.router.routed_request import Attempt
 from actors.router.router import Router
 from core.codec import decode_message
@@ -83,7 +83,7 @@ async def test_one_prompt_at_a_time(it: World) -> None:
         assert told.index((before, "RequestPrefilled")) < told.index((after, "RequestRouted"))
     queued = await it.told(ROUTING, RequestQueued)
     assert {(each.request, each.why) for each in queued} == {(each, HELD) for each in routed[1:]}
-    assert not len(router.dispatch.holding)
+    assert not len(router.dispatch.late_binding)
 
 
 async def test_small_ones_share_a_pass(it: World) -> None:
@@ -98,20 +98,20 @@ async def test_a_light_one_leaves_at_once(it: World) -> None:
     """Before the loop's next turn, if nobody waits; beside one that waits it is planned with that."""
     router = await replica(it, workers=2)
     await collect(router, request(range(300)))  # its worker is known to have said all
-    holding, sent = router.dispatch.holding, list[str]()
+    late_binding, sent = router.dispatch.late_binding, list[str]()
     light, large = route_request("light", LIGHT_TOKENS), route_request("large", TOKENS)
 
     def send(asked: RouteRequest, decision: Decision) -> Attempt:
         sent.append(asked.id)
-        return cast("Flight", decision)
+        return cast("Attempt", decision)
 
-    assert holding.at_once(large, send, since_ms=0) is None
-    assert holding.at_once(light, send, since_ms=0) is not None
+    assert late_binding.bind_now(large, send, since_ms=0) is None
+    assert late_binding.bind_now(light, send, since_ms=0) is not None
     assert sent == ["light"]
-    waiting = asyncio.create_task(holding.flight(large, send, since_ms=router.dispatch._wall_ms(), workers=2))
+    waiting = asyncio.create_task(late_binding.hold(large, send, since_ms=router.dispatch._wall_ms(), workers=2))
     await asyncio.sleep(0)
-    assert len(holding) == 1
-    assert holding.at_once(light, send, since_ms=0) is None
+    assert len(late_binding) == 1
+    assert late_binding.bind_now(light, send, since_ms=0) is None
     assert await waiting is not None
     assert sent == ["light", "large"]
 
@@ -142,10 +142,10 @@ async def test_not_for_longer_than_allowed(it: World) -> None:
 
 async def test_no_more_than_so_many(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one more comes, the first one goes at once: it is not overtaken by whoever came later."""
-    monkeypatch.setattr(holding_module, "held_max", lambda _workers: 2)
+    monkeypatch.setattr(late_binding_module, "held_max", lambda _workers: 2)
     router = await replica(it)
     first = asyncio.create_task(collect(router, asked(9)))
-    await eventually(lambda: len(router.flights.open) == 1, "the first is under way")
+    await eventually(lambda: len(router.attempts.open) == 1, "the first is under way")
     await asyncio.gather(first, *(collect(router, asked(number)) for number in range(4)))
     assert {each.request for each in await it.told(ROUTING, RequestQueued)} == {"r2", "r3"}
     assert [each.request for each in await it.told(ROUTING, RequestRouted)][1:3] == ["r0", "r1"]
@@ -155,13 +155,13 @@ async def test_whoever_hangs_up_waits_no_more(it: World) -> None:
     """Its worker never hears of it, and the log says that it is gone."""
     router = await replica(it)
     first = asyncio.create_task(collect(router, asked(0, max_tokens=100)))
-    await eventually(lambda: len(router.flights.open) == 1, "the first is under way")
+    await eventually(lambda: len(router.attempts.open) == 1, "the first is under way")
     second = asyncio.create_task(collect(router, asked(1)))
-    await eventually(lambda: len(router.dispatch.holding) == 1, "the second is held")
+    await eventually(lambda: len(router.dispatch.late_binding) == 1, "the second is held")
     await asyncio.sleep(0)
     second.cancel()
     await asyncio.wait([second])
-    assert not len(router.dispatch.holding)
+    assert not len(router.dispatch.late_binding)
     await first
     told = await in_order(it, router)
     assert ("r1", "RequestTurnedAway") in told
@@ -172,11 +172,11 @@ async def test_holding_ends_with_the_setting(it: World) -> None:
     """Whoever waits goes at once."""
     router = await replica(it)
     first = asyncio.create_task(collect(router, asked(0, max_tokens=2000)))
-    await eventually(lambda: len(router.flights.open) == 1, "the first is under way")
+    await eventually(lambda: len(router.attempts.open) == 1, "the first is under way")
     second = asyncio.create_task(collect(router, asked(1)))
-    await eventually(lambda: len(router.dispatch.holding) == 1, "the second is held")
+    await eventually(lambda: len(router.dispatch.late_binding) == 1, "the second is held")
     await it.registry("operator").register(SETTINGS_KEY, b'{"hold_max_ms": 0}')
-    await eventually(lambda: not len(router.dispatch.holding), "nobody is held")
+    await eventually(lambda: not len(router.dispatch.late_binding), "nobody is held")
     await asyncio.gather(first, second)
 
 
@@ -248,7 +248,7 @@ async def test_every_decision_is_made_again(it: World, tmp_path: Path) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 async def test_hanging_up_in_the_turn_in_which_it_leaves(it: World, fails: bool) -> None:
     """What left is closed, what failed is nobody's to hear; the client is gone in either case."""
-    holding = (await replica(it)).dispatch.holding
+    late_binding = (await replica(it)).dispatch.late_binding
     closed: list[str] = []
 
     class Left:
@@ -262,22 +262,22 @@ async def test_hanging_up_in_the_turn_in_which_it_leaves(it: World, fails: bool)
         return cast(Attempt, Left())
 
     since_ms = it.clock.wall_ms()
-    leaving = asyncio.create_task(holding.flight(route_request("r", TOKENS), send, since_ms, 1))
+    leaving = asyncio.create_task(late_binding.hold(route_request("r", TOKENS), send, since_ms, 1))
     await asyncio.wait([leaving])
     assert leaving.cancelled()
     assert closed == ([] if fails else ["closed"])
-    assert not len(holding)
+    assert not len(late_binding)
 
 
 async def test_nobody_is_held_while_plans_take_too_much_time(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait go at once then, and so do those that come: nobody overtakes them."""
-    monkeypatch.setattr(holding_module, "PLANS_BURST_US", 1)
-    monkeypatch.setattr(holding_module, "PLANS_PARTS", 1 << 40)
+    monkeypatch.setattr(late_binding_module, "PLANS_BURST_US", 1)
+    monkeypatch.setattr(late_binding_module, "PLANS_PARTS", 1 << 40)
     router = await replica(it)
     await collect(router, asked(9))
-    assert router.dispatch.holding.takes, "one alone takes nothing of the time for plans"
+    assert router.dispatch.late_binding.enabled, "one alone takes nothing of the time for plans"
     await asyncio.gather(*(collect(router, asked(number)) for number in range(3)))
-    assert not router.dispatch.holding.takes
+    assert not router.dispatch.late_binding.enabled
     await collect(router, asked(3))
     told = await in_order(it, router)
     assert [kind for _, kind in told[2:5]] == ["RequestRouted"] * 3

@@ -43,15 +43,15 @@ def ask(router: Router, number: int, max_tokens: int = 4, **options: object) -> 
 
 async def held(router: Router, count: int = 1) -> None:
     """So many are held, and the log knows."""
-    holding = router.dispatch.holding
-    await eventually(lambda: len(holding._told) == count, f"{count} are held")
+    late_binding = router.dispatch.late_binding
+    await eventually(lambda: len(late_binding._announced) == count, f"{count} are held")
 
 
 async def under_way(router: Router, number: int, max_tokens: int = 4) -> asyncio.Task[object]:
     """A request whose prompt a worker computes."""
-    before = len(router.flights.open)
+    before = len(router.attempts.open)
     task = ask(router, number, max_tokens)
-    await eventually(lambda: len(router.flights.open) == before + 1, "it is under way")
+    await eventually(lambda: len(router.attempts.open) == before + 1, "it is under way")
     return task
 
 
@@ -62,7 +62,7 @@ async def end(*tasks: asyncio.Task[object]) -> None:
 
 
 async def turned_away(it: World, router: Router) -> dict[str, tuple[str, int]]:
-    await eventually(lambda: router.voice.outbox.idle, "all is said")
+    await eventually(lambda: router.publisher.outbox.idle, "all is said")
     return {event.request: (event.reason, event.status) for event in await it.told(ROUTING, RequestTurnedAway)}
 
 
@@ -74,7 +74,7 @@ async def test_a_deadline_counts_in_the_router(it: World) -> None:
     first = await under_way(router, 0)
     with pytest.raises(DeadlineExceeded, match="no worker of model 'sim' was free within the request's deadline"):
         await ask(router, 1, deadline_ms=50)
-    assert not len(router.dispatch.holding)
+    assert not len(router.dispatch.late_binding)
     assert await turned_away(it, router) == {"r1": ("deadline", 504)}
     await end(first)
     assert [event.request for event in await it.told(ROUTING, RequestRouted)] == ["r0"]
@@ -103,18 +103,18 @@ async def test_whoever_was_declined_and_then_waits_in_vain_has_an_end(it: World)
     router = await it.router(settings=SETTINGS)
     await it.ready(router)
     first = await under_way(router, 0)
-    holding, since_ms = router.dispatch.holding, router.dispatch._wall_ms()
+    late_binding, since_ms = router.dispatch.late_binding, router.dispatch._wall_ms()
     declined = route_request("declined", TOKENS)._replace(attempt=1)
 
     def send(_asked: RouteRequest, _decision: Decision) -> Attempt:
         raise AssertionError("no worker is free")
 
     with pytest.raises(DeadlineExceeded):
-        await holding.flight(declined, send, since_ms, 1, deadline_ms=20)
-    waiting = asyncio.create_task(holding.flight(declined, send, since_ms, 1))
+        await late_binding.hold(declined, send, since_ms, 1, deadline_ms=20)
+    waiting = asyncio.create_task(late_binding.hold(declined, send, since_ms, 1))
     await asyncio.sleep(0)
     await end(waiting)
-    await eventually(lambda: router.voice.outbox.idle, "all is said")
+    await eventually(lambda: router.publisher.outbox.idle, "all is said")
     told = await it.told(ROUTING, RequestTurnedAway)
     assert [(each.request, each.reason) for each in told] == [("declined", "deadline"), ("declined", "client_gone")]
     assert await it.told(ROUTING, RequestQueued) == []
@@ -165,7 +165,7 @@ async def test_with_the_last_worker_gone_nobody_is_held(it: World, how: str) -> 
     ended = asyncio.create_task(ending)
     with pytest.raises(NoWorkers, match="no worker can take requests for model 'sim' now"):
         await second
-    assert not len(router.dispatch.holding)
+    assert not len(router.dispatch.late_binding)
     with pytest.raises(NoWorkers):
         await first
     await ended
@@ -179,13 +179,13 @@ async def test_a_worker_that_gets_nothing_more_for_now_is_waited_for(it: World) 
     await it.ready(router)
     runs = await under_way(router, 0, max_tokens=4000)
     worker = router.state.serving()[0].worker
-    await eventually(lambda: any(flight.ttft_ms >= 0 for flight in router.flights.open.values()), "it runs")
+    await eventually(lambda: any(attempt.ttft_ms >= 0 for attempt in router.attempts.open.values()), "it runs")
     others = [ask(router, number) for number in (1, 2)]
     await held(router)
     await eventually(lambda: router.state.loads.reports[worker].waiting == 1, "one waits in the engine")
     await end(runs)
     await asyncio.gather(*others)
-    await eventually(lambda: router.voice.outbox.idle, "all is said")
+    await eventually(lambda: router.publisher.outbox.idle, "all is said")
     assert [event.why for event in await it.told(ROUTING, RequestQueued)] == [HELD]
     assert len(await it.told(ROUTING, RequestPrefilled)) == 3
 
@@ -202,8 +202,8 @@ async def test_while_the_log_is_away_nobody_is_held_for_others(it: World, monkey
     assert isinstance(it.log, MemoryLog)
     it.log.away = True
     await theirs
-    here.voice.say(RequestTurnedAway(request="x", model="sim", reason="queue_full", status=503, waited_ms=-1))
-    await eventually(lambda: here.voice.outbox.away_s >= dispatch_module.LOG_AWAY_S, "it is away")
+    here.publisher.publish(RequestTurnedAway(request="x", model="sim", reason="queue_full", status=503, waited_ms=-1))
+    await eventually(lambda: here.publisher.outbox.away_s >= dispatch_module.LOG_AWAY_S, "it is away")
     assert here.view().outstanding()
     await ask(here, 1)
     it.log.away = False
@@ -223,6 +223,6 @@ async def test_a_replica_that_dies_holds_nobody_up_for_long(it: World) -> None:
     began_ms = it.clock.monotonic_ms()
     await eventually(lambda: it.clock.monotonic_ms() - began_ms > settings.hold_max_ms, "it is some time ago")
     first = await under_way(here, 1)
-    await eventually(lambda: here.voice.outbox.idle, "all is said")
+    await eventually(lambda: here.publisher.outbox.idle, "all is said")
     assert await it.told(ROUTING, RequestQueued) == []
     await end(first)

@@ -97,7 +97,7 @@ async def test_a_worker_that_says_something_else_is_not_believed() -> None:
             await rest(stream, seen)
         assert seen == ([5, 6] if first == "a" else [5, 7, 8])
         await eventually(lambda: engines[other].ended == ["x"], "the other engine stopped")
-        await eventually(lambda: router.voice.outbox.idle, "the log has it")
+        await eventually(lambda: router.publisher.outbox.idle, "the log has it")
         ends = [(end.outcome, end.detail[:6]) for end in await it.told(ROUTING, RequestFinished)]
         assert ends == [("worker_lost", "it bro"), ("error", "the an")]
 
@@ -108,7 +108,7 @@ async def test_an_embedding_is_simply_made_again() -> None:
         router, engines = await scripted(it, "a", "b")
         asked = msgspec.structs.replace(greedy(max_tokens=1), id="x", task=TASK_EMBED)
         answer = asyncio.create_task(collect(router, asked))
-        await eventually(lambda: router.flights.open, "it is on its way")
+        await eventually(lambda: router.attempts.open, "it is on its way")
         for name, engine in engines.items():
             said = (
                 GenerationFailed("it broke") if name == where(it, router) else Output(embedding=b"1234", finish="stop")
@@ -163,8 +163,8 @@ async def test_without_a_worker_it_is_an_error_soon() -> None:
         await it.crash("a")
         with pytest.raises(GenerationFailed, match="the worker broke off, and no worker can take requests"):
             await rest(stream, tokens)
-        assert not router.flights.open
-        assert not router.flights._names
+        assert not router.attempts.open
+        assert not router.attempts._names
 
 
 async def test_who_hangs_up_between_two_attempts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,11 +177,11 @@ async def test_who_hangs_up_between_two_attempts_leaves_nothing(monkeypatch: pyt
         await until_more(stream, tokens, 5)
         await it.crash("a")
         more = asyncio.create_task(rest(stream, tokens))
-        await eventually(lambda: not router.flights.open, "it waits")
+        await eventually(lambda: not router.attempts.open, "it waits")
         more.cancel()
         await asyncio.wait([more])
         await stream.aclose()
-        assert not router.flights._names
+        assert not router.attempts._names
 
 
 @pytest.mark.parametrize("bound_s", [0.0, 0.05])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.router import routing_publisher as voices
+from actors.router import routing_publisher as publisher_module
 from actors.router.routing_publisher import RoutingPublisher
 from core.clock import ManualClock
 from core.codec import CHAIN_START, decode_message, encode_event, encode_message
@@ -35,7 +35,7 @@ def local(number: int) -> Event:
     return LocalChanged(worker=f"{number:016x}", reasons=())
 
 
-def new_voice(log: MemoryLog, folder: Path, ended: list[str] | None = None) -> RoutingPublisher:
+def new_publisher(log: MemoryLog, folder: Path, ended: list[str] | None = None) -> RoutingPublisher:
     return RoutingPublisher(
         NAMESPACE,
         log,
@@ -55,30 +55,30 @@ async def said(log: MemoryLog) -> list[object]:
 
 
 async def look(log: MemoryLog, folder: Path) -> None:
-    await JournalRecovery(folder, NAMESPACE, log, ManualClock(9), DEPLOYMENT).look()
+    await JournalRecovery(folder, NAMESPACE, log, ManualClock(9), DEPLOYMENT).recover()
 
 
 async def test_a_clean_end_leaves_no_journal(tmp_path: Path, log: MemoryLog) -> None:
     """The log has all of it; what is said afterwards is dropped."""
     folder = tmp_path / "journals"
-    voice = new_voice(log, folder)
-    assert voice.journal.capacity_bytes > 0
-    voice.start(JOINED)
-    voice.say(local(1))
-    assert (voice.journal.events, len(list(folder.iterdir()))) == (2, 1)
-    await voice.leave("asked to")
+    publisher = new_publisher(log, folder)
+    assert publisher.journal.capacity_bytes > 0
+    publisher.start(JOINED)
+    publisher.publish(local(1))
+    assert (publisher.journal.events, len(list(folder.iterdir()))) == (2, 1)
+    await publisher.leave("asked to")
     assert not list(folder.iterdir())
-    voice.say(local(2))
+    publisher.publish(local(2))
     assert await said(log) == [JOINED, local(1), ReplicaLeft(reason="asked to")]
 
 
 async def test_it_leaves_while_the_log_is_away(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last words wait for a successor, its own end among them."""
-    monkeypatch.setattr(voices, "LEAVE_TIMEOUT_S", 0.01)
-    voice = new_voice(log, tmp_path)
+    monkeypatch.setattr(publisher_module, "LEAVE_TIMEOUT_S", 0.01)
+    publisher = new_publisher(log, tmp_path)
     log.away = True
-    voice.start(JOINED)
-    await voice.leave("asked to")
+    publisher.start(JOINED)
+    await publisher.leave("asked to")
     log.away = False
     await look(log, tmp_path)
     assert await said(log) == [JOINED, ReplicaLeft(reason="asked to")]
@@ -86,10 +86,10 @@ async def test_it_leaves_while_the_log_is_away(tmp_path: Path, log: MemoryLog, m
 
 async def test_it_ends_without_a_word(tmp_path: Path, log: MemoryLog) -> None:
     """A successor says that it ended."""
-    voice = new_voice(log, tmp_path)
-    voice.start(JOINED)
-    assert await voice.outbox.drain(5)
-    await voice.end()
+    publisher = new_publisher(log, tmp_path)
+    publisher.start(JOINED)
+    assert await publisher.outbox.drain(5)
+    await publisher.end()
     await look(log, tmp_path)
     assert await said(log) == [JOINED, ReplicaLeft(reason=REASON)]
 
@@ -97,16 +97,16 @@ async def test_it_ends_without_a_word(tmp_path: Path, log: MemoryLog) -> None:
 async def test_superseded(tmp_path: Path, log: MemoryLog) -> None:
     """What it had not told when another wrote its end is told behind that end; nothing is, if nothing waits."""
     ended: list[str] = []
-    voice = new_voice(log, tmp_path, ended)
-    voice.start(JOINED)
-    assert await voice.outbox.drain(5)
+    publisher = new_publisher(log, tmp_path, ended)
+    publisher.start(JOINED)
+    assert await publisher.outbox.drain(5)
     lost = ReplicaLost(by="b" * 16, reason="silent")
-    payload = encode_message(SourceId(f"{voice.id}-lost"), 0, CHAIN_START, 0, [encode_event(lost)])
-    where = subject(NAMESPACE, ROUTING, voice.id)
-    await log.append(ROUTING, where, payload, f"{voice.id}-lost:0", voice.outbox.last_seq)
-    voice.say(local(1))
+    payload = encode_message(SourceId(f"{publisher.id}-lost"), 0, CHAIN_START, 0, [encode_event(lost)])
+    where = subject(NAMESPACE, ROUTING, publisher.id)
+    await log.append(ROUTING, where, payload, f"{publisher.id}-lost:0", publisher.outbox.last_seq)
+    publisher.publish(local(1))
     await eventually(lambda: ended)
-    await voice.end()
+    await publisher.end()
     for _ in range(2):
         await look(log, tmp_path)
     assert await said(log) == [JOINED, lost, local(1), ReplicaLeft(reason=REASON)]
@@ -122,22 +122,22 @@ async def test_a_disk_that_refuses(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    voice = new_voice(log, tmp_path)
+    publisher = new_publisher(log, tmp_path)
     assert "No space left" in caplog.text
-    assert voice.journal == (0, 0, 0)
-    voice.start(JOINED)
-    await voice.leave("asked to")
+    assert publisher.journal == (0, 0, 0)
+    publisher.start(JOINED)
+    await publisher.leave("asked to")
     assert len(await said(log)) == 2
     assert not list(tmp_path.iterdir())
 
 
 async def test_many_at_once(tmp_path: Path, log: MemoryLog) -> None:
     """Replicas in one folder do not touch each other's journals while they live."""
-    all_of_them = [new_voice(log, tmp_path) for _ in range(5)]
-    for voice in all_of_them:
-        voice.start(JOINED)
+    all_of_them = [new_publisher(log, tmp_path) for _ in range(5)]
+    for publisher in all_of_them:
+        publisher.start(JOINED)
     await look(log, tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
-    await asyncio.gather(*(voice.leave("asked to") for voice in all_of_them))
+    await asyncio.gather(*(publisher.leave("asked to") for publisher in all_of_them))
     assert not list(tmp_path.iterdir())
     assert len(await said(log)) == 10

@@ -69,7 +69,7 @@ async def test_with_the_broker_away(tmp_path: Path) -> None:
     replica, said = killed_after(3000, str(tmp_path))
     log = MemoryLog(NAMESPACE, ManualClock(1))
     await log.ensure([ROUTING])
-    await JournalRecovery(tmp_path, NAMESPACE, log, SystemClock(), DEPLOYMENT).look()
+    await JournalRecovery(tmp_path, NAMESPACE, log, SystemClock(), DEPLOYMENT).recover()
     check(await chain(log, replica), said)
     assert not list(tmp_path.iterdir())
 
@@ -86,7 +86,7 @@ async def test_in_the_middle_of_appending(tmp_path: Path, seed: int) -> None:
         given = (str(journals), server.url, str(credentials.user), str(credentials.password))
         replica, said = killed_after(events, *given)
         log = await JetStreamLog.connect([server.url], NAMESPACE, TOPOLOGY, credentials)
-        await JournalRecovery(journals, NAMESPACE, log, SystemClock(), DEPLOYMENT).look()
+        await JournalRecovery(journals, NAMESPACE, log, SystemClock(), DEPLOYMENT).recover()
         check(await chain(log, replica), said)
         await log.close()
     finally:

@@ -9,9 +9,10 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from actors.metrics.buckets import WAIT_MS
 from actors.metrics.replica_metrics import queue_metrics
 from actors.router.capacity import UNBOUNDED, Capacity
-from actors.router.request_queue import RETRY_AFTER_MAX_S, WAIT_MS, QueueCounts, QueuedRequest, RequestQueue
+from actors.router.request_queue import RETRY_AFTER_MAX_S, QueueCounts, QueuedRequest, RequestQueue
 from core.generation import TASK_EMBED
 from core.settings import RoutingSettings
 from tests.actors.world import request
@@ -19,30 +20,30 @@ from tests.actors.world import request
 
 def test_work_is_prompt_and_a_usual_answer() -> None:
     """Who may get a longer answer than others got is not taken to need it; an embedding has no answer."""
-    line = RequestQueue("sim")
-    assert line.work(request(range(100), 20)) == 120
-    assert line.work(request(range(100), 4000)) == 356
+    queue = RequestQueue("sim")
+    assert queue.work(request(range(100), 20)) == 120
+    assert queue.work(request(range(100), 4000)) == 356
     for _ in range(200):
-        line.learn(1000, 40)
-    assert line.work(request(range(100), 4000)) == 140
-    assert line.work(msgspec.structs.replace(request(range(100), 20), task=TASK_EMBED)) == 100
-    assert line.work(request([], 1)) == 1
+        queue.learn(1000, 40)
+    assert queue.work(request(range(100), 4000)) == 140
+    assert queue.work(msgspec.structs.replace(request(range(100), 20), task=TASK_EMBED)) == 100
+    assert queue.work(request([], 1)) == 1
 
 
 async def test_when_to_come_again_is_bounded() -> None:
     """By the rate at which requests end; a second before anything is known, never more than a minute."""
-    line, settings = RequestQueue("sim"), RoutingSettings(queue_max=100, queue_wait_max_ms=5000)
+    queue, settings = RequestQueue("sim"), RoutingSettings(queue_max=100, queue_wait_max_ms=5000)
     for number in range(50):
-        line.queue.push(QueuedRequest(request(range(9), 1), 0), 0, str(number % 3), 10)
-    assert (line.retry_after_s(), line.waiting_max(settings)) == (1, 100)
+        queue.fair_queue.push(QueuedRequest(request(range(9), 1), 0), 0, str(number % 3), 10)
+    assert (queue.retry_after_s(), queue.waiting_max(settings)) == (1, 100)
     for _ in range(4):
-        line.begin("a")
-    line.learn(400, 10)  # four at once, 0.4 s each: ten a second
-    assert (line.retry_after_s(), line.waiting_max(settings)) == (5, 50)
+        queue.begin("a")
+    queue.learn(400, 10)  # four at once, 0.4 s each: ten a second
+    assert (queue.retry_after_s(), queue.waiting_max(settings)) == (5, 50)
     for _ in range(100):
-        line.learn(100_000, 10)
-    assert line.retry_after_s() == RETRY_AFTER_MAX_S
-    assert line.waiting_max(settings) == 1
+        queue.learn(100_000, 10)
+    assert queue.retry_after_s() == RETRY_AFTER_MAX_S
+    assert queue.waiting_max(settings) == 1
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ async def test_every_routed_request_has_one_end() -> None:
         ends = {e.request: e.outcome for e in await events_of(it, ROUTING) if isinstance(e, RequestFinished)}
         assert ends == {"whole": "length", "left": "abort", "stopped": "stop"}
         assert not router.view().state.routing.in_flight_load.busy
-        assert not router.voice.ahead.in_flight_load.busy
+        assert not router.publisher.ahead.in_flight_load.busy
 
 
 async def test_dead_worker_is_left_out_at_once_and_lost_once() -> None:
@@ -133,7 +133,7 @@ async def test_an_answer_goes_on_elsewhere_when_its_worker_dies(tmp_path: Path) 
             outputs.append(output)
             if len(outputs) == 3:
                 by_id = {str(w.presence.id): name for name, w in it.workers.items() if w.presence}
-                await it.crash(by_id[next(iter(router.flights.open.values())).worker])
+                await it.crash(by_id[next(iter(router.attempts.open.values())).worker])
         assert [token for output in outputs for token in output.tokens] == whole
         assert [output.cached_tokens for output in outputs if output.cached_tokens is not None] == [
             outputs[0].cached_tokens

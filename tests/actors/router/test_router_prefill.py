@@ -103,7 +103,7 @@ async def test_who_holds_the_prompt_is_named_and_verified(tmp_path: Path) -> Non
         line.send = noted  # type: ignore[method-assign]
         for _ in range(2):
             await collect(router, request(tokens))
-            await eventually(lambda: not len(router.voice.ahead), "all is said and read")
+            await eventually(lambda: not len(router.publisher.ahead), "all is said and read")
         first, second = await it.told(ROUTING, RequestRouted)
         assert (first.prefer, first.prefer_tokens) == (there, 32)
         assert (second.prefer, second.prefer_tokens) == ("", 0)  # its own cache has as much
@@ -149,7 +149,7 @@ async def test_the_queue_and_the_verdicts_are_metrics() -> None:
         await say(it, JOBS, d, asked("a", 1, tokens=700), about=asked_token(d))
         await say(it, JOBS, p, failed("b", 0, dead=True), about=answered_token(p))
         await eventually(lambda: len(router.state.jobs.parts) == 2, "they are folded")
-        router.flights.prefills.note("sim", REPORT)
+        router.attempts.prefills.note("sim", REPORT)
         metrics = FrontendMetrics()
         metrics.watch_replica(router.describe)
         lines = generate_latest(metrics.registry).decode().splitlines()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.router import routing_publisher
-from actors.router import routing_publisher as voice_module
+from actors.router import routing_publisher as publisher_module
 from actors.router.router import Router
 from core.errors import CallerError, Refused, Unavailable
 from core.events import (
@@ -51,9 +51,9 @@ async def scripted(it: World) -> tuple[Router, ScriptedEngine]:
 async def outcomes(it: World, router: Router) -> list[tuple[str, int, str]]:
     """Every end that was said, once all is in the log and nothing is in flight."""
     await it.settled(router)
-    assert not router.flights.open
+    assert not router.attempts.open
     assert not router.state.routing.in_flight_load.busy
-    assert not router.voice.ahead.in_flight_load.busy
+    assert not router.publisher.ahead.in_flight_load.busy
     ended = await it.told(ROUTING, RequestFinished)
     assert len(ended) == len(await it.told(ROUTING, RequestRouted))
     return [(event.request, event.attempt, event.outcome) for event in ended]
@@ -129,8 +129,8 @@ async def test_one_id_twice_at_a_time_is_two_requests() -> None:
         engine.script("x").put_nowait(Output(tokens=(1,)))
         assert (await anext(first)).tokens == (1,)
         second = asyncio.create_task(collect(router, request(range(40), id="x")))
-        await eventually(lambda: len(router.flights.open) == 2, "both are under way")
-        (other,) = {name for name, _ in router.flights.open} - {"x"}
+        await eventually(lambda: len(router.attempts.open) == 2, "both are under way")
+        (other,) = {name for name, _ in router.attempts.open} - {"x"}
         engine.script(other).put_nowait(Output(tokens=(2,), finish="stop"))
         assert (await second)[0] == [2]
         await first.aclose()
@@ -162,7 +162,7 @@ async def test_events_dropped_while_the_log_is_away_are_made_good(
     async with world() as it:
         router, engine = await scripted(it)
         limits = OutboxLimits(pending_events_max=20)
-        router.voice.outbox._backlog, router.voice.outbox._limits = MemoryBacklog(limits), limits
+        router.publisher.outbox._backlog, router.publisher.outbox._limits = MemoryBacklog(limits), limits
         it.log.away = True  # type: ignore[attr-defined]
         for number in range(30):
             engine.script(f"x{number}").put_nowait(Output(tokens=(1,), finish="stop"))
@@ -170,12 +170,12 @@ async def test_events_dropped_while_the_log_is_away_are_made_good(
         long = generate(router, request(range(80), id="long"))
         engine.script("long").put_nowait(Output(tokens=(1,)))
         await anext(long)
-        assert router.voice.outbox.counts.overflows
+        assert router.publisher.outbox.counts.overflows
         appending = limits.pending_events_max  # at most, sealed in one message before the others had to wait
-        assert len(router.voice.ahead) <= max(ahead_max, appending + limits.pending_events_max + 1)
+        assert len(router.publisher.ahead) <= max(ahead_max, appending + limits.pending_events_max + 1)
         it.log.away = False  # type: ignore[attr-defined]
         await it.settled(router)
-        replica = router.state.routing.replicas[router.voice.id]
+        replica = router.state.routing.replicas[router.publisher.id]
         assert list(replica.in_flight) == [("long", 0)]
         assert replica.joined is not None
         assert replica.settings
@@ -208,12 +208,12 @@ async def test_a_log_that_refuses_for_good_is_said(monkeypatch: pytest.MonkeyPat
         for number in range(30):
             engine.script(f"x{number}").put_nowait(Output(tokens=(1,), finish="stop"))
             await collect(router, request(range(40), id=f"x{number}"))
-            await eventually(lambda: router.voice.outbox.error, "the refusal, after the first one")
+            await eventually(lambda: router.publisher.outbox.error, "the refusal, after the first one")
         readiness = router.ready()
         assert not readiness.ready
         assert readiness.waiting_for["log"] == "takes nothing of this replica any more: no right to publish"
-        await eventually(lambda: router.voice.outbox.away_s > 0, "the time since then")
-        assert len(router.voice.ahead) <= 13
+        await eventually(lambda: router.publisher.outbox.away_s > 0, "the time since then")
+        assert len(router.publisher.ahead) <= 13
 
 
 async def test_a_history_that_was_replaced_is_told_again() -> None:
@@ -228,14 +228,14 @@ async def test_a_history_that_was_replaced_is_told_again() -> None:
         for name in router.state.cursor:
             it.log.remake(name)  # type: ignore[attr-defined]
         it.workers["a"].presence.restate()  # type: ignore[union-attr]  # else it looks for its end every ten seconds
-        router.voice.say_local({"stale": frozenset()})
+        router.publisher.publish_local({"stale": frozenset()})
         await eventually(lambda: router.runner.resets == 3, "the resets")
         await it.ready(router)
         outputs = [output async for output in stream]
         assert outputs[-1].finish == "length"
         await collect(router, request(range(60)))
         await it.settled(router)
-        assert router.state.routing.replicas[router.voice.id].joined is not None
+        assert router.state.routing.replicas[router.publisher.id].joined is not None
         assert not router.state.routing.in_flight_load.busy
         assert router.state.incomplete == 0
 
@@ -249,20 +249,20 @@ async def test_only_changes_of_what_we_alone_know_are_said() -> None:
         router.fleet.failed(worker)
         for _ in range(3):
             router.view()
-        router.voice.restate(router.flights.restated("test"))
+        router.publisher.restate(router.attempts.restated("test"))
         router.fleet._failed_ms.clear()
         for _ in range(3):
             router.view()
         await it.settled(router)
         said = [event.reasons for event in await it.told(ROUTING, LocalChanged) if event.worker == worker]
         assert said[-3:] == [("failed",), ("failed",), ()]
-        assert router.state.routing.replicas[router.voice.id].local == {}
+        assert router.state.routing.replicas[router.publisher.id].local == {}
 
 
 @pytest.mark.parametrize("away", ["log", "registry"])
 async def test_stop_is_bounded_whatever_is_away(away: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection and no task is left in time."""
-    monkeypatch.setattr(voice_module, "LEAVE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(publisher_module, "LEAVE_TIMEOUT_S", 0.1)
     async with world() as it:
         router, _ = await scripted(it)
         if away == "log":
@@ -282,13 +282,13 @@ async def test_a_clean_end_is_nobody_elses(caplog: pytest.LogCaptureFixture) -> 
     """What the replica itself wrote last is read back, and no reason for a warning."""
     async with world() as it:
         router, _ = await scripted(it)
-        leave = router.voice.leave
+        leave = router.publisher.leave
 
         async def and_read(reason: str) -> None:
             await leave(reason)
-            await eventually(lambda: router.voice.id in router.state.routing.ended, "its own end is folded")
+            await eventually(lambda: router.publisher.id in router.state.routing.ended, "its own end is folded")
 
-        router.voice.leave = and_read  # type: ignore[method-assign]
+        router.publisher.leave = and_read  # type: ignore[method-assign]
         await it.routers.pop("frontend-0").stop("test")
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
@@ -307,13 +307,13 @@ async def test_whoever_writes_our_end_while_we_leave_is_right(monkeypatch: pytes
     """The replica does not come back under a new id."""
     async with world() as it:
         router, _ = await scripted(it)
-        leave = router.voice.leave
+        leave = router.publisher.leave
 
         async def too_late(reason: str) -> None:
-            await it.write_off(router, ROUTING, router.voice.id)
+            await it.write_off(router, ROUTING, router.publisher.id)
             await leave(reason)
 
-        monkeypatch.setattr(router.voice, "leave", too_late)
+        monkeypatch.setattr(router.publisher, "leave", too_late)
         await it.routers.pop("frontend-0").stop("test")
         assert len(await it.told(ROUTING, ReplicaJoined)) == 1
         assert not it.store.below("replicas/")
@@ -323,7 +323,7 @@ async def test_settings_are_what_was_configured_and_the_registry_over_it() -> No
     """Nonsense is refused and changes nothing; what is missing stays as configured; a deletion takes all back."""
     async with world() as it:
         router = await it.router(settings=RoutingSettings(policy="kv", request_weight_m=7000))
-        live = router.live
+        live = router.live_settings
         for revision, bad in enumerate((b"", b"[]", b"null", b"3", b'{"policy": "none"}', b'{"request_weight": 1e9}')):
             it.store.put("settings/routing", bad)
             it.store.put("settings/routing.bak", b'{"policy": "random"}')
@@ -370,7 +370,7 @@ async def test_all_that_counts_is_said_now_and_then() -> None:
         await anext(stream)
 
         def restated() -> bool:
-            part = router.state.routing.replicas[router.voice.id]
+            part = router.state.routing.replicas[router.publisher.id]
             return part.chain.n_next > 6 and list(part.in_flight) == [("x", 0)]
 
         await eventually(restated, "restatements")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.membership import registration as entry_module
-from actors.membership import worker_membership as presence_module
+from actors.membership import registration as registration_module
+from actors.membership import worker_membership as worker_membership_module
 from actors.membership.registration import advertised_address
 from actors.worker import engine_watchdog
 from actors.worker import worker as worker_module
@@ -52,7 +52,7 @@ async def test_it_is_ready_when_the_log_knows_it() -> None:
 @pytest.mark.parametrize("away", ["log", "registry", "both"])
 async def test_stop_is_bounded_whatever_is_away(away: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is gone and the port closed in time; who comes back finds the rest out by itself."""
-    monkeypatch.setattr(presence_module, "LEAVE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(worker_membership_module, "LEAVE_TIMEOUT_S", 0.1)
     async with world() as it:
         worker = await it.worker("a")
         router = await it.router()
@@ -74,7 +74,7 @@ async def test_stop_is_bounded_whatever_is_away(away: str, monkeypatch: pytest.M
 
 async def test_a_registry_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """After REGISTRY_TIMEOUT_S a worker starts, and stops, without it."""
-    monkeypatch.setattr(entry_module, "REGISTRY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(registration_module, "REGISTRY_TIMEOUT_S", 0.05)
 
     async def hang(*_: object) -> None:
         await asyncio.Event().wait()
@@ -226,7 +226,7 @@ async def test_an_engine_that_hangs_holds_only_what_it_has() -> None:
             task.cancel()
         await asyncio.wait(tasks)
         await eventually(lambda: not a.port.streams, "nobody waits on it")
-        await eventually(lambda: not len(router.voice.ahead), "the log has it all")
+        await eventually(lambda: not len(router.publisher.ahead), "the log has it all")
         assert not router.state.routing.in_flight_load.busy
 
 

@@ -77,7 +77,7 @@ async def test_decisions_come_out_of_the_log_again(tmp_path: Path) -> None:
         await conversations(routers, 12, 8, 4)
         for router in routers:
             await it.settled(router)
-        ids = {router.voice.id for router in routers}
+        ids = {router.publisher.id for router in routers}
         recording = await recorded(it.log, NAMESPACE, KEY, tmp_path / "run.contrail")
     with recording:
         found, requests = list[tuple[str, str, dict[str, str]]](), set[str]()
@@ -130,10 +130,10 @@ async def test_lives_that_end_and_begin_and_settings_that_change(tmp_path: Path)
         await crash
         await it.worker("a")
         routers[1] = await it.router("frontend-1", warm)
-        before = routers[0].voice.id
+        before = routers[0].publisher.id
         await it.write_off(routers[0], ROUTING, before)
         await load(3)
-        await eventually(lambda: routers[0].voice.id != before, "it goes on under another id")
+        await eventually(lambda: routers[0].publisher.id != before, "it goes on under another id")
         await ready(it, routers, 3)
         await load(12)
         for router in routers:
@@ -286,7 +286,7 @@ def simulated(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, *, tamper:
 def _tampered(it: Simulated) -> set[ReplicaId]:
     parts = [part for part in (*it.replicas.values(), *it.dead) if isinstance(part, ReplicaPart)]
     changed = [part for part in parts if part.process in it.witness.tampered]
-    return {each for part in changed for each in (part.first_id, part.router.voice.id)}
+    return {each for part in changed for each in (part.first_id, part.router.publisher.id)}
 
 
 def stored(it: Simulated, path: Path) -> Path:

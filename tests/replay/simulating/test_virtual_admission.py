@@ -81,7 +81,7 @@ class Real:
         await turns()
 
     async def look(self) -> None:
-        self.admission.look()
+        self.admission.refresh()
         await turns()
 
 

@@ -58,7 +58,7 @@ async def test_at_any_cursor_it_is_what_a_replica_there_holds(tmp_path: Path) ->
                 await asyncio.sleep(0.005)
                 for router, passed in zip(routers, milestones, strict=True):
                     if (report := passed.report()) is not None:
-                        router.voice.say(report)
+                        router.publisher.publish(report)
 
         await asyncio.gather(conversations(routers, 6, 6), reports())
         for router in routers:

@@ -214,7 +214,7 @@ async def test_faults_under_load_leave_nothing_that_differs(fault: Fault, tmp_pa
             await site.linked()
             await site.pulled_more()
             await load.more(8)
-        await eventually(lambda: router.voice.outbox.idle, "the log has the verdicts")
+        await eventually(lambda: router.publisher.outbox.idle, "the log has the verdicts")
         recording = await recorded(it.log, NAMESPACE, KEY, tmp_path / "log")
     with recording:
         found = verify(recording)

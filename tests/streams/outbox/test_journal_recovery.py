@@ -101,14 +101,14 @@ async def test_all_is_told_once(tmp_path: Path, log: MemoryLog, stored: str, end
         await lost(log)
     journal.close(delete=False)
     by = successor(tmp_path, log)
-    await by.look()
+    await by.recover()
     own = ["a", "b", "c", "d", "e", "f", END]
     own.insert(4 if stored == "stored" else 2, "lost") if ended == "ended" else None
     assert await history(log) == own
     assert sealed.payload in [record.payload async for record in log.read(ROUTING, StreamSeq(1))]
     assert not list(tmp_path.iterdir())
-    assert (by.counts.told, by.counts.refused) == (1, 0)
-    await by.look()
+    assert (by.counts.recovered, by.counts.refused) == (1, 0)
+    await by.recover()
     assert len(await history(log)) == len(own)
 
 
@@ -131,7 +131,7 @@ async def test_an_end_is_told_once(tmp_path: Path, log: MemoryLog, case: str) ->
         await offered(log, seal_next(journal))
         await lost(log)
     journal.close(delete=False)
-    await successor(tmp_path, log).look()
+    await successor(tmp_path, log).recover()
     assert (
         await history(log)
         == {
@@ -152,9 +152,9 @@ async def test_two_successors_at_once(tmp_path: Path, log: MemoryLog) -> None:
     put(journal, *map(str, range(20)))
     journal.close(delete=False)
     both = [successor(tmp_path, log), successor(tmp_path, log)]
-    await asyncio.gather(*(one.look() for one in both))
+    await asyncio.gather(*(one.recover() for one in both))
     assert await history(log) == [*map(str, range(20)), END]
-    assert sum(one.counts.told for one in both) == 1
+    assert sum(one.counts.recovered for one in both) == 1
 
 
 @pytest.mark.parametrize("way", ["killed", "log away"])
@@ -169,7 +169,7 @@ async def test_interrupted_and_resumed(
     put(journal, *"bcdefghijk")
     seal_next(journal)
     journal.close(delete=False)
-    first = asyncio.create_task(successor(tmp_path, log).look())
+    first = asyncio.create_task(successor(tmp_path, log).recover())
     for _ in range(turns):
         await asyncio.sleep(0)
     if way == "killed":
@@ -182,7 +182,7 @@ async def test_interrupted_and_resumed(
         await first
         log.away = False
         log.acks_to_lose = 0
-    await successor(tmp_path, log).look()
+    await successor(tmp_path, log).recover()
     assert await history(log) == [*"abcdefghijk", END]
     assert not list(tmp_path.iterdir())
 
@@ -196,12 +196,12 @@ async def test_it_waits_for_the_log(tmp_path: Path, log: MemoryLog, caplog: pyte
     log.away = True
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            await by.look()
+            await by.recover()
     assert [record.message for record in caplog.records] == [
         f"{SOURCE}.journal waits until it can be told: the log is away"
     ]
     log.away = False
-    await by.look()
+    await by.recover()
     assert await history(log) == ["a", END]
 
 
@@ -213,7 +213,7 @@ async def test_history_cut_behind_its_back(tmp_path: Path, log: MemoryLog) -> No
     put(journal, "d")
     journal.close(delete=False)
     log.cut(ROUTING, StreamSeq(1))
-    await successor(tmp_path, log).look()
+    await successor(tmp_path, log).recover()
     found = [decode_message(record.payload) async for record in log.read(ROUTING, StreamSeq(1))]
     assert [message.n for message in found] == [0, 3, 4]
 
@@ -227,7 +227,7 @@ async def test_journals_that_are_not_told(tmp_path: Path, log: MemoryLog, caplog
     by = successor(tmp_path, log)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            await by.look()
+            await by.recover()
     assert len(caplog.records) == 2
     assert "kept as" in caplog.text
     assert "another deployment" in caplog.text
@@ -245,7 +245,7 @@ async def test_drafts_are_swept(tmp_path: Path, log: MemoryLog) -> None:
     for path in (old, fresh):
         path.touch()
     os.utime(old, (0, 0))
-    await successor(tmp_path, log).look()
+    await successor(tmp_path, log).recover()
     assert list(tmp_path.iterdir()) == [fresh]
 
 
@@ -272,7 +272,7 @@ async def told_from(folder: Path, image: bytes, stored: list[SealedMessage]) -> 
     for sealed in stored:
         await offered(log, sealed)
     (folder / f"{SOURCE}.journal").write_bytes(image)
-    await successor(folder, log).look()
+    await successor(folder, log).recover()
     names: list[str] = []
     n_next = 0
     async for record in log.read(ROUTING, StreamSeq(1)):
@@ -319,7 +319,7 @@ async def test_a_lost_message_is_a_gap(tmp_path: Path, log: MemoryLog) -> None:
     await offered(log, sealed[0])
     at = image.index(sealed[1].payload)
     (tmp_path / f"{SOURCE}.journal").write_bytes(image[:at] + b"\0" + image[at + 1 :])
-    await successor(tmp_path, log).look()
+    await successor(tmp_path, log).recover()
     found = [decode_message(record.payload) async for record in log.read(ROUTING, StreamSeq(1))]
     assert [message.n for message in found] == [0, 2]
 
@@ -334,6 +334,6 @@ async def test_a_damaged_event(tmp_path: Path, log: MemoryLog, caplog: pytest.Lo
     image = path.read_bytes()
     at = image.index(encode_event(said("d")))
     path.write_bytes(image[:at] + b"\0" + image[at + 1 :])
-    await successor(tmp_path, log).look()
+    await successor(tmp_path, log).recover()
     assert await history(log) == ["a", "b", "c", END]
     assert "is damaged" in caplog.text

@@ -1,0 +1,71 @@
+"""Prometheus metrics of a worker: the load of its engine, its cache, its counts since the start, the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from actors.metrics.log_metrics import LogMetrics, Reading
+
+TOTALS = {
+    "requests": "Generations that got a token",
+    "prompt_tokens": "Their prompt tokens",
+    "cached_tokens": "Of those, taken from the cache",
+    "kv_events": "Changes of the cache told by the engine",
+    "blocks_unindexed": "Blocks that are not in the index: images, embeddings, other groups or sizes",
+    "cache_gaps": "Times that the engine's events were lost for good",
+    "prefill_local": "Prompts that a decode worker chose to compute itself",
+    "prefill_remote": "Prompts whose blocks it fetched from a prefill worker",
+    "prefill_recomputed": "Prompts that it asked a prefill worker for and computed itself after all",
+    "blocks_pulled": "Blocks that it fetched",
+    "pulled_by_rdma": "Prompts whose blocks came over RDMA",
+    "pulled_by_shared_memory": "Prompts whose blocks came through shared memory",
+    "pulled_by_tcp": "Prompts whose blocks came over TCP",
+    "pulled_by_simulated": "Prompts whose blocks were simulated",
+    "jobs_completed": "Prompts that a prefill worker computed for others",
+    "jobs_failed": "Those that it gave up, to be handed out again",
+    "jobs_dead": "Those that were given up for good",
+    "jobs_not_wanted": "Those that somebody else had, or that were over",
+    "jobs_withdrawn": "Those whose requester let go of them while they were computed",
+}
+"""What a worker counts since its start."""
+
+
+class WorkerMetrics(Collector):
+    """A worker's: its engine's load, its cache as it tells it, the log."""
+
+    def __init__(self, model: str, worker: str) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(namespace="contrail", registry=self.registry)
+        self.log = LogMetrics(self.registry)
+        self._labels = {"model": model, "worker": worker}
+        self._totals: Callable[[], Mapping[str, int]] = dict
+        self.registry.register(self)
+        self._running = self._gauge("contrail_worker_running", "Requests that the engine computes")
+        self._waiting = self._gauge("contrail_worker_waiting", "Requests that wait in the engine")
+        self._blocks_used = self._gauge("contrail_worker_blocks_used", "Blocks of the cache in use")
+        self._blocks_total = self._gauge("contrail_worker_blocks_total", "Blocks that the cache has")
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The worker's own counts, as Prometheus scrapes them."""
+        for name, count in self._totals().items():
+            family = CounterMetricFamily(f"contrail_worker_{name}", TOTALS[name], labels=list(self._labels))
+            family.add_metric(list(self._labels.values()), count)
+            yield family
+
+    def watch_totals(self, totals: Callable[[], Mapping[str, int]]) -> None:
+        """Counts by name (TOTALS) are read from this at each scrape."""
+        self._totals = totals
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, list(self._labels), registry=self.registry)
+
+    def watch_load(self, running: Reading, waiting: Reading, blocks_used: Reading, blocks_total: Reading) -> None:
+        """The engine's load is read from these at each scrape."""
+        self._running.labels(**self._labels).set_function(running)
+        self._waiting.labels(**self._labels).set_function(waiting)
+        self._blocks_used.labels(**self._labels).set_function(blocks_used)
+        self._blocks_total.labels(**self._labels).set_function(blocks_total)
