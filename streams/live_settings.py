@@ -1,11 +1,11 @@
-"""LiveSettings: what decisions go by: what was configured, and over it what the registry says now.
+"""LiveSettings: the settings of decisions: the configured ones, and over them those in the registry.
 
-1. Whatever the registry says is said in the log before a decision rests on it: a decision's revision means the last
-   SettingsChanged before it in its replica's own chain. It means nothing elsewhere: a registry that lost its data
+1. Settings of the registry are published in the log before a decision rests on them: a decision's revision means the
+   last SettingsChanged before it in its replica's own chain. It means nothing elsewhere: a registry that lost its data
    counts anew, and the same number may name other settings then.
-2. While the registry is away the last settings stay. If it lost them, those configured count again, as they do for
-   every replica that starts then; what was lost is said, so that it can be set again.
-3. A value that is no settings is refused, the last ones stay, and the log hears nothing.
+2. While the registry is away the last settings stay. If it lost them, the configured ones count again, as they do for
+   every replica that starts then; the lost ones are logged, so that they can be set again.
+3. A value that is no settings is refused, the last ones stay, and the log gets no event.
 """
 
 from __future__ import annotations

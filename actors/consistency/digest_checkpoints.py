@@ -1,4 +1,4 @@
-"""Milestones: what a replica's folds were at cursors that the others pass too, and what it says of them."""
+"""DigestCheckpoints: the digests of a replica's folds at cursors that the others pass too, and the reports of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POINTS_MAX = 16
 
 
 class _StreamCheckpoints:
-    """The milestones of one stream, under the fold that passed them."""
+    """The checkpoints of one stream, under the fold that passed them."""
 
     def __init__(self, projection: SourceFold) -> None:
         self.fold = weakref.ref(projection)  # no more than that: an old fold is large

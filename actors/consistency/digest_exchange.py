@@ -1,12 +1,10 @@
-"""Comparison: what other replicas say of their folds against what ours were at the same cursors.
+"""DigestExchange: replicas prove to each other that their folds are equal, and resolve mismatches.
 
-Agreement: replicas that prove to each other that they are equal, and settle who was wrong when they are not.
-
-1. Every REPORT_EVERY_MS a replica says in the log what its folds were at cursors that others pass too, and compares
-   what the others say with its own. Nothing is asked for and nothing is waited for.
-2. A difference is a dispute (`actors.consistency.digest_mismatch`). It is settled by folding the log anew beside the
-   fold that serves (`actors.consistency.mismatch_resolution`): whoever differs from that was wrong, goes on with a new
-   fold, and says so.
+1. Every REPORT_EVERY_MS a replica publishes the digests of its folds at cursors that others pass too, and compares
+   the others' reports with its own (DigestComparison). Nothing is asked for and nothing is waited for.
+2. A difference is a mismatch (`actors.consistency.digest_mismatch`). It is resolved by folding the log anew beside the
+   fold that serves (`actors.consistency.mismatch_resolution`): a replica whose fold differs from that was wrong, goes
+   on with a new fold, and publishes that.
 3. `step` does what is due now and never waits for a fold; the loop only calls it.
 """
 
@@ -72,7 +70,7 @@ class DigestDifference(NamedTuple):
 
 
 class DigestComparison:
-    """Compares whatever can be compared, now or when we get there, and knows who agrees with us."""
+    """Compares reported points with our own, now or when we reach them, and knows which replicas agree."""
 
     def __init__(self, state: State, checkpoints: DigestCheckpoints) -> None:
         self.heard = 0
@@ -186,7 +184,7 @@ _logger = logging.getLogger(__name__)
 
 
 class DigestExchange:
-    """One replica's part in it."""
+    """One replica's part in the exchange."""
 
     def __init__(
         self,

@@ -1,12 +1,12 @@
-"""Dispute: two folds of one stream were not the same at one cursor, and what has come of it.
+"""DigestMismatch: two folds of one stream were not the same at one cursor, and what has come of it.
 
-1. It is open until one of these is so: the accusers replaced their folds, or agree again; or we folded the log anew
-   and were wrong.
-2. Whoever has more against it than with it, or as many, folds anew at once; who has more with it waits SETTLE_WAIT_S
-   for the others to find out that they were wrong. A dispute over the message itself, not only over the fold, waits
-   too: whoever missed that the log's history was replaced finds out within seconds.
-3. If we were right, the accusers must be wrong. If they find that they were right too, or nothing, log or code is at
-   fault: `unexplained`, once. It is forgotten when it may be settled again.
+1. A mismatch is open until the accusers replaced their folds or agree again, or until this replica folded the log anew
+   and was wrong.
+2. A replica with as many live replicas against it as with it, or more, folds anew at once. A replica in the majority
+   waits RESOLVE_WAIT_MS for the others to find out that they were wrong. A mismatch of the message itself, not only of
+   the fold, waits too: a replica that missed that the log's history was replaced finds out within seconds.
+3. If this replica was right, the accusers must be wrong. If they find that they were right too, or find nothing, log or
+   code is at fault: `unexplained`, once. The mismatch is forgotten when it may be resolved again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXPLAIN_WAIT_MS = 60_000
 
 @dataclass(slots=True)
 class DigestMismatch:
-    """One stream's; there is one at a time."""
+    """One stream's mismatch; there is one at a time."""
 
     stream: StreamName
     seq: StreamSeq
@@ -58,7 +58,7 @@ class DigestMismatch:
 
 
 class DigestMismatches:
-    """The open disputes, one per stream at most."""
+    """The open mismatches, one per stream at most."""
 
     def __init__(self) -> None:
         self.found = 0

@@ -1,6 +1,6 @@
-"""IndexAuditSchedule: the index itself is added up anew now and then, and compared with what the log told it to hold.
+"""IndexAuditSchedule: the index is added up anew now and then, and compared with the blocks that the log told.
 
-Digests follow what is told, so they cannot see a table that was changed in memory behind the index's back.
+Digests follow the events, so they cannot see a table that was changed in memory behind the index's back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Refold: the log's own answer to what a replica's fold should be, and how the fold that serves compares with it.
-
-Settlement: who was wrong in a dispute, found by folding the log anew, one replica at a time and not too often.
-"""
+"""MismatchResolution: finds the wrong fold by folding the log anew, one replica at a time and not too often."""
 
 from __future__ import annotations
 
@@ -83,7 +80,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MismatchResolution:
-    """Settles one dispute at a time; `on_replaced` or `on_confirmed` hear what came of it."""
+    """Resolves one mismatch at a time; calls `on_replaced` or `on_confirmed` with its outcome."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Restatements: whoever lost track of a source hears from it again.
+"""RestatementRequests: a source of which a fold lacks messages restates itself.
 
-A worker is asked over TCP by each replica whose fold lacks messages of it. A replica has no port for that: it says
-again what is in flight when its own fold, or another's by its report, lacks messages of replicas.
+A worker is asked over TCP by each replica whose fold lacks messages of it. A replica has no port for that: it publishes
+what is in flight again when its own fold, or another's by its report, lacks messages of replicas.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RestatementRequests:
-    """Asks and says, each at a bounded rate."""
+    """Asks workers and restates this replica, each at a bounded rate."""
 
     def __init__(
         self, state: State, clock: Clock, membership: ReplicaMembership, fleet: Fleet, attempts: AttemptTable

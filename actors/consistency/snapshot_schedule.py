@@ -1,9 +1,11 @@
-"""SnapshotSchedule: of all replicas one sees to it that there is a snapshot as often as was asked for.
+"""SnapshotSchedule: one replica of all takes a snapshot as often as was asked for.
 
-1. Whoever has the claim is the writer. It goes with its owner's lease, so another takes over when the owner dies.
-2. When is due is read from the newest manifest, not from a clock of ours: a new writer does not begin at once.
-3. What takes the snapshot runs beside the replica and folds from the log, so the fold that serves is neither stopped
-   nor copied.
+1. The replica with the claim is the writer. The claim goes with its owner's lease, so another replica takes over when
+   the owner dies.
+2. When a snapshot is due is read from the newest manifest, not from a clock of ours: a new writer does not begin at
+   once.
+3. The process that takes the snapshot runs beside the replica and folds from the log, so the fold that serves is
+   neither stopped nor copied.
 4. The claim's revision is the fence. A registry that lost its data counts anew, and each fold version has a writer of
    its own, so a fence is at least what the newest manifest names: a writer is refused only if a later claim of its
    kind has written.
@@ -45,7 +47,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SnapshotSchedule:
-    """One replica's part in it; `take(fence)` takes a snapshot, and ends when it is cancelled."""
+    """One replica's part in the schedule; `take(fence)` takes a snapshot, and ends when it is cancelled."""
 
     def __init__(
         self,

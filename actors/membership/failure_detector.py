@@ -1,15 +1,15 @@
-"""Suspicion: from a vanished lease to WorkerLost, and never from a vanished registry.
+"""FailureDetector: from a vanished lease to WorkerLost, and never from a vanished registry.
 
 1. A worker of the log without a registration is absent; a lease time later at most it is judged.
 2. While the registry is away, or if more than half of the workers vanished within one lease time, the leases are
-   doubted, not the workers: nobody is suspected.
+   doubted, not the workers: no worker is suspected.
 3. A suspected worker is left out of decisions. If it is silent on TCP too (no connection can be made, or no answer
-   comes over the one that stands), its end is written to the log, expecting the last message that its subject has:
-   whoever appends first wins, a word of the worker refutes it.
-4. The end of a worker is written on its load subject too, and on its jobs subject if it ever wrote there. Whoever is
-   not registered, has no end and cannot be asked (a replica; a worker of which the log holds no word of joining; the
-   load reports and jobs of a worker that is over or in no kv stream) is over when nothing was heard of it for some
-   lease times.
+   comes over the one that stands), its end is written to the log, expecting the last message of its subject: the first
+   append wins, and a message of the worker refutes its end.
+4. The end of a worker is written on its load subject too, and on its jobs subject if it ever wrote there. A source that
+   is not registered, has no end and cannot be asked is over when nothing was read of it for some lease times: a
+   replica; a worker without a WorkerJoined in the log; the load reports and jobs of a worker that is over or in no kv
+   stream.
 5. A worker that is over keeps its connection for as long as it answers and tokens come over it: an open stream is
    trusted over any lease.
 6. A connection over which nothing comes for SILENT_S, not even the answer to a ping, is given up, whatever its lease:
@@ -55,18 +55,18 @@ _logger = logging.getLogger(__name__)
 
 
 class SilentSource(NamedTuple):
-    """Somebody in the log who is not registered and cannot be asked."""
+    """A source in the log that is not registered and cannot be asked."""
 
     stream: StreamName
     who: str
     messages_seen: int
-    """Messages so far: another one refutes that it is over."""
+    """Messages so far: one more refutes that the source is over."""
     leases: int
     """Lease times of silence after which it is."""
 
 
 class FailureDetector:
-    """Judges who is absent or silent; `suspected` is what decisions go by."""
+    """Judges which sources are absent or silent; decisions leave out `suspected` workers."""
 
     def __init__(self, namespace: str, log: EventLog, fleet: Fleet, state: State, clock: Clock, lease_ms: int) -> None:
         self._namespace = namespace
@@ -228,7 +228,7 @@ class FailureDetector:
 
 
 class RegisteredReplicas:
-    """Who we are now, and which replicas the registry knows."""
+    """This replica's present id, and the replicas that the registry knows."""
 
     def __init__(self, replica: ReplicaId) -> None:
         self.replica = replica

@@ -1,8 +1,6 @@
-"""Registration: what the registry says of a worker, as far as a replica needs it.
+"""Registration: a worker's entry in the registry, as far as a replica needs it; RegistrationLease: a process's own key.
 
-Entry: our own key in the registry. While that is away the wish stands, and is granted when it is back.
-
-Where others reach a worker.
+While the registry is away, a key is still wanted: it is put, or removed, when the registry is back.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """Another process wrote it: read by `parse` only. There may be more in it."""
+    """A worker's registration. Another process wrote it: read by `parse` only. There may be more in it."""
 
     model: str
     address: str
@@ -73,7 +71,7 @@ REGISTRY_TIMEOUT_S = 10.0
 
 
 class RegistrationLease:
-    """One key, which is there for as long as this process lives or until it is removed."""
+    """One key in the registry, there for as long as this process lives or until it is removed."""
 
     def __init__(self, registry: Registry, key: str) -> None:
         self.key = key

@@ -1,6 +1,7 @@
-"""Life: what a replica is to others under its present id: its chain in the log, its key in the registry.
+"""ReplicaMembership: a replica under its present id: its chain in the log, its key in the registry.
 
-Another may write our end though we live. That stands, and we go on at once under a new id with what is in flight.
+Another may write the end of a replica that lives. That stands, and the replica goes on at once under a new id with its
+requests in flight.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from streams.live_settings import LiveSettings
 
 
 class ReplicaMembership:
-    """One voice after another; `publisher` is the present one."""
+    """One publisher after another; `publisher` is the present one."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Surroundings: what every part of a replica lives among."""
+"""RuntimeContext: the planes of one deployment, its clock and its key, as every part of a replica needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presence: one life of a worker under one id, in the log and in the registry."""
+"""WorkerMembership: a worker under one id, in the log and in the registry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 class WorkerMembership:
-    """Speaks for the worker under its present id until another writes its end: `on_superseded`, called once."""
+    """Publishes for the worker under one id until another writes its end: `on_superseded`, called once."""
 
     def __init__(
         self,

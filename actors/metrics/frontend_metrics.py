@@ -1,9 +1,8 @@
-"""Prometheus metrics of each process: its own registry, names `contrail_`, labels model, worker, policy, stream,
-outcome, reason.
+"""Prometheus metrics of a front end: requests as clients see them, decisions, the log.
 
-Labels are bounded by what is deployed: no request or client text is ever one, and no tenant but the few with most in
-flight (`actors.metrics.replica_metrics`). What is a state is read when it is scraped (`watch_*`), what is an event is
-counted where it happens.
+Names begin with `contrail_`; labels are model, worker, policy, stream, outcome, reason. Labels are bounded by what is
+deployed: no request or client text is ever one, and no tenant but the few with most in flight
+(`actors.metrics.replica_metrics`). States are read at each scrape (`watch_*`), events are counted when they happen.
 """
 
 from __future__ import annotations

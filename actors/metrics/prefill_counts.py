@@ -1,4 +1,4 @@
-"""PrefillCounts: where prompts were computed, as workers told with their first tokens; counted for metrics."""
+"""PrefillCounts: where prompts were computed, by the reports with their first tokens; counted for metrics."""
 
 from __future__ import annotations
 

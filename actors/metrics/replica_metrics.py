@@ -1,6 +1,5 @@
-"""What admission shows: who is active, who waits, how long that took, and who was turned away; read at each scrape.
-
-What a replica shows of its folds, its journal and its agreement with others, read from `/state` at each scrape.
+"""Prometheus metrics of a replica: its folds, its journal, its digest exchange, admission; read from `/state` at each
+scrape.
 """
 
 from __future__ import annotations

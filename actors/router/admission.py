@@ -1,12 +1,14 @@
-"""Admission: a request is routed when a worker has a place for it; until then it waits here, in order, within bounds.
+"""Admission: a request is routed when a worker has a slot for it; until then it waits here, in order, within bounds.
 
-1. While places are free, nobody waits and nothing is said: a look at three numbers.
-2. Else the request stands in its model's queue (`projections.policy.fair_queue`): RequestQueued. A place that is given
-   back goes to the next one in the same turn of the loop; places that come otherwise (a worker joins, another replica's
+1. While slots are free, no request waits and nothing is published: three numbers are compared.
+2. Else the request enters its model's queue (`projections.policy.fair_queue`): RequestQueued. A slot that is given back
+   goes to the next request in the same turn of the loop. Slots that come otherwise (a worker joins, another replica's
    request ends) are seen when that is folded, and within REFRESH_EVERY_S at the latest.
-3. It leaves the queue at once when its client hangs up, when its deadline passes, or when it waited too long; and when
-   too many wait and its tenant has most of them. Whoever ends without a place is said: RequestTurnedAway.
-4. Where no worker could serve it however idle it were, it does not wait: the decision refuses it, with the reasons.
+3. A request leaves the queue at once when its client hangs up, when its deadline passes, or when it waited too long;
+   and when too many requests wait and its tenant has most of them. A request that ends without a slot is published:
+   RequestTurnedAway.
+4. Where no worker could serve a request however idle the worker were, the request does not wait: the decision refuses
+   it, with the reasons.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ OTHERS = "other"
 
 
 class Slot:
-    """A request may be routed; what it gives back when it ends goes to the next one."""
+    """A request's right to be routed; closing it lets the next request go."""
 
     __slots__ = ("_admission", "_closed", "_queue", "_since_ms", "_tenant")
 
@@ -55,7 +57,7 @@ class Slot:
 
 
 class Admission:
-    """One replica's; a line for each model that was ever asked for here."""
+    """One replica's, with a queue for each model that was ever asked for here."""
 
     def __init__(
         self, capacity: CapacityCalculator, live_settings: LiveSettings, clock: Clock, publish: Callable[[Event], None]

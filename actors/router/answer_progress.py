@@ -1,12 +1,12 @@
-"""Told: what a client has of an answer, and how another worker goes on from there.
+"""AnswerProgress: the tokens that a client has of an answer, and how another worker continues it.
 
-1. The next token is a function of all tokens before it, so prompt and answer so far are the prompt of whoever goes on.
+1. The next token is a function of all tokens before it, so prompt and answer so far are the prompt of the next attempt.
    That holds where nothing else is carried from token to token.
-2. Penalties and forbidden texts look at the answer's own tokens, a grammar at where it stands in them, a seed at how
-   many were drawn. Such an answer is made again from its start, and what was told is compared and dropped. A token
-   that differs is an error: going on from there could be a text that no worker would have made.
-3. That takes an answer that comes out the same again: a greedy one, or one with a seed. One that has neither gets a
-   seed of ours when it arrives, so that it can go on too.
+2. Penalties and forbidden texts look at the answer's own tokens, a grammar at its position in them, a seed at how many
+   were drawn. Such an answer is made again from its start: tokens that were delivered before are compared and dropped.
+   A token that differs is an error: going on from there could be a text that no worker would have made.
+3. That takes an answer that comes out the same again: a greedy one, or one with a seed. An answer that has neither gets
+   a seed of ours when it arrives, so that it can go on too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DIFFERS = "the answer cannot be continued: another worker made other tokens of t
 
 
 class AnswerProgress:
-    """One request's answer as far as it was told, over all attempts at it."""
+    """One request's answer as far as it was delivered, over all attempts."""
 
     def __init__(self, request: GenerateRequest, context_max: int) -> None:
         """`context_max` is the longest prompt with answer that the model takes, in tokens."""

@@ -1,5 +1,8 @@
-"""Upkeep: what a replica does for the record beside serving: it agrees with others, takes snapshots, tells what the
-dead left in their journals, and sees to it that whoever lost track of a source hears from it again."""
+"""BackgroundTasks: the work of a replica beside serving.
+
+It exchanges digests with other replicas, takes snapshots, appends events that dead processes left in their journals,
+asks sources to restate themselves, and audits the index.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ TakeSnapshot = Callable[[str, int], Awaitable[None]]
 
 
 class BackgroundTasks:
-    """The parts of it, put together; `loops` are to be run, `applied` and `became` to be called."""
+    """The background parts of a replica; `loops` are to be run, `applied` and `became` to be called."""
 
     def __init__(
         self,

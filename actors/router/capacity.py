@@ -1,10 +1,8 @@
-"""Connected: how many workers of each model this replica could send a request to now.
-
-Room: how many requests the workers of a model may have in flight, and how many of these places are free.
+"""Capacity: how many requests a model's workers may have in flight, and how many of these places are free.
 
 Every replica fills the same places and sees the others' requests a few milliseconds late. A replica may take any place
-that it sees free; beyond that, each may always have its part of them all, so that none starves behind another whose
-requests follow on each other without a gap. Where both are taken at once, engines queue what is too much: never more
+that it sees free. Beyond that, each replica may always have its part of all places, so that none starves behind another
+whose requests follow on each other without a gap. Where both are taken at once, engines queue the excess: never more
 than as much again, and only until requests end.
 """
 
@@ -25,7 +23,7 @@ from streams.live_settings import LiveSettings
 
 
 class ConnectedWorkers:
-    """Counted anew when somebody came, went, or a link did: every request asks."""
+    """How many workers of each model this replica could send a request to now. Counted anew after each change."""
 
     def __init__(self, state: State, fleet: Fleet) -> None:
         self._state = state
@@ -77,7 +75,7 @@ class Capacity(NamedTuple):
 
 
 class CapacityCalculator:
-    """Counts them from the fold, from what is ahead of it, and from what only this replica knows."""
+    """Counts places from the fold, from pending events, and from facts that only this replica knows."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Who hears where a request went, while it goes there: whoever answers it may want to say so.
-
-Dispatch: one request from its arrival to the worker that was chosen, and the decision on its way to the log.
-"""
+"""Dispatch: one request from its arrival to the chosen worker, and the decision on its way to the log."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Dispatch:
-    """Decides, sends, and says what it decided; goes on with another worker when one breaks off."""
+    """Decides, sends and publishes decisions; goes on with another worker when one breaks off."""
 
     def __init__(
         self,
@@ -199,9 +196,8 @@ class Dispatch:
             self._session_key(request, request.session) if request.session else "",
             session_parent=self._session_key(request, request.session_parent) if request.session_parent else "",
         )  # fmt: skip
-        if (
-            routed_request.left_unstarted and progress.tokens
-        ):  # who refused it may be all there is until the log tells of others
+        if routed_request.left_unstarted and progress.tokens:
+            # the worker that refused it may be the only one until the log tells of others
             await asyncio.sleep(RESUME_RETRY_S)
         try:
             attempt = await self._bind_late(asked, payload, routed_request)

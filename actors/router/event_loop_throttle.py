@@ -1,4 +1,4 @@
-"""Turns: long pieces of work begin one in each turn of the event loop, so that what is short waits for one at most."""
+"""EventLoopThrottle: one long piece of work begins in each turn of the event loop; short work waits for one at most."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 
 class EventLoopThrottle:
-    """In the order in which they were asked for. Who waits is bounded by the requests there are."""
+    """Serves callers in their order. The number of waiting callers is bounded by the requests in flight."""
 
     def __init__(self) -> None:
         self._taken = False

@@ -1,4 +1,4 @@
-"""Fleet: the workers that the registry knows, a link to each, and what only this replica knows of them."""
+"""Fleet: the workers in the registry, a link to each, and the facts about them that only this replica knows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _LocalReasons(NamedTuple):
-    """What was found, and for how long it holds."""
+    """Local reasons of workers, and until when they hold."""
 
     workers: Sequence[WorkerId]
     suspected: frozenset[WorkerId]

@@ -1,18 +1,14 @@
-"""Budget: a share of a replica's time, for what may be left out when it would take more.
+"""LateBinding: requests wait in this replica until the worker that is best for them is free (`projections.policy.binding_plan`).
 
-Holding: requests that wait in this replica until the worker that is best for them is free
-(`projections.policy.binding_plan`).
-
-1. They are planned (`projections.policy.binding_plan`) together once for all that happens in one turn of the loop:
-   requests that came, first tokens here, what the log tells of other replicas' requests, workers that came or went.
-2. Whoever is bound leaves for its worker, and its decision for the log, before the next one is planned.
-3. Replicas that learn of each other through the log a little late think alike and may bind to one worker at once. It
-   takes the first and declines the others, which are held again, and what it computes counts there.
-4. Nobody is held for longer than the setting `hold_max_ms`, and no more than `held_max` are: beyond that, the first
-   that came goes at once. Nobody is held while the plans of those that wait take more than a share of this replica's
-   time (`PLANS_PARTS`). So nobody who waits is overtaken by those who need not.
-5. Whose client waits no longer is not sent any more. Whose workers get nothing more now, since too much waits in their
-   engines, waits on here.
+1. Held requests are planned together, once for all that happens in one turn of the loop: arrivals, first tokens here,
+   other replicas' requests in the log, workers that join or leave.
+2. Send the request and append its decision before planning the next one.
+3. Replicas learn of each other through the log a little late, so two may bind to one worker at once. The worker takes
+   the first request and declines the others. Those are held again, and what the worker computes counts there.
+4. A request is held for `hold_max_ms` at most, and `held_max` requests at most are held: beyond that, the first one is
+   sent at once. No request is held while planning takes more than a share of this replica's time (`PLANS_PARTS`). So
+   no waiting request is overtaken by one that need not wait.
+5. A request whose client has gone is not sent any more. A request whose workers are overloaded waits on here.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ from streams.live_settings import LiveSettings
 
 
 class TimeBudget:
-    """One part in `parts` of all time comes in, up to `most_us`, which is there at first."""
+    """A share of a replica's time: one part in `parts` comes in, up to `most_us`, which is there at first."""
 
     def __init__(self, clock: Clock, parts: int, most_us: int) -> None:
         self._clock = clock
@@ -91,7 +87,7 @@ class _HeldRequest(NamedTuple):
 
 
 class LateBinding:
-    """One replica's. Owned by one event loop."""
+    """The held requests of one replica. Owned by one event loop."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Catalog: the models that a replica can speak for, learned from their workers."""
+"""ModelCatalog: the models that a replica can serve, learned from their workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _KnownModel(NamedTuple):
 
 
 class ModelCatalog:
-    """What is known of each model comes from one of its workers; once learned, a model is known for ever.
+    """The card of each model comes from one of its workers; once learned, a model is known for ever.
 
     It is learned again when no worker is left of the kind that it was learned from: after that the block size, the
     context or the tokenizer may be others.

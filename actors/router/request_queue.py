@@ -1,7 +1,4 @@
-"""QueueCounts: what became of requests that found no free place, counted for metrics.
-
-RequestQueue: one model's requests in one replica, those in flight and those that wait, and how fast they end.
-"""
+"""RequestQueue: one model's requests in one replica, active and waiting; their rate, and their counts for metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class WaitHistogram:
 
 
 class QueueCounts:
-    """Grows with models, not with requests."""
+    """Refusals and waits, counted for metrics. Grows with models, not with requests."""
 
     def __init__(self) -> None:
         self._refused = Counter[tuple[str, str]]()
@@ -93,7 +90,7 @@ class QueuedRequest:
 
 
 class RequestQueue:
-    """See the module's text. Times are milliseconds of the monotonic clock."""
+    """One model's queue, its slots in use and its service rate. Times are milliseconds of the monotonic clock."""
 
     def __init__(self, model: str) -> None:
         self.model = model

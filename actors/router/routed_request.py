@@ -1,8 +1,7 @@
-"""Tries: how often a request may be tried on another worker; bounded, so that one request cannot end a fleet.
+"""RoutedRequest: one request over all its attempts; Attempt: one of them, from its routing to its end.
 
-Trip: one request over all its attempts.
-
-Flight: one attempt between its routing and its end, and the table of all that are under way.
+A RetryBudget bounds how often a request is tried on another worker, so that one request cannot end a fleet. The
+AttemptTable holds the attempts under way on this replica.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LOST_MAX = 32
 
 
 class RetryBudget:
-    """One request's."""
+    """How often one request may be tried on another worker."""
 
     def __init__(self) -> None:
         self._delivered = 0
@@ -69,7 +68,7 @@ class RetryBudget:
 
 
 class RoutedRequest:
-    """What counts from one attempt to the next."""
+    """The state of one request that lasts from one attempt to the next."""
 
     __slots__ = (
         "arrived_ms",
@@ -97,7 +96,7 @@ class RoutedRequest:
         self.held_ms: int | None = None
         """Since when it is held, by the clock of `now_ms`; None if it never was."""
         self.previous_worker = WorkerId("")
-        """Who broke off last, and why."""
+        """The worker that broke off last, and why."""
         self.failure = ""
         self.left_unstarted = False
         """It left in good order and made nothing."""
@@ -124,7 +123,7 @@ class RoutedRequest:
 
 
 class AttemptTable:
-    """Attempts under way on this replica: what a restatement names."""
+    """Attempts under way on this replica; a restatement names them."""
 
     def __init__(self, publish: Callable[[Event], None], clock: Clock) -> None:
         self.publish = publish
@@ -165,7 +164,7 @@ class AttemptTable:
 
 
 class Attempt:
-    """Says RequestPrefilled with the first token and RequestFinished exactly once, whatever happens."""
+    """One attempt. Publishes RequestPrefilled with the first token and RequestFinished exactly once."""
 
     __slots__ = (
         "_answer",

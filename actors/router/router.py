@@ -1,4 +1,4 @@
-"""Router: one replica, put together: folds, the fleet, its life in the log, and the hands that dispatch requests."""
+"""Router: one replica: its folds, its fleet, its publisher in the log, and the dispatch of requests."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RouterOptions:
 
 
 class Router:
-    """A full set of projections with the hands to act on them. One event loop owns it."""
+    """One replica: a full set of projections and the parts that act on them. One event loop owns it."""
 
     def __init__(
         self,
@@ -142,9 +142,7 @@ class Router:
             snapshot_every_s=options.snapshot_every_s,
             take_snapshot=options.take_snapshot,
         )
-        self._registry = registry
-        self._clock = clock
-        self._key = key
+        self._registry, self._clock, self._key = registry, clock, key
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect = ""
         self.stopping = False
@@ -198,7 +196,7 @@ class Router:
 
     @property
     def publisher(self) -> RoutingPublisher:
-        """Its present life in the log."""
+        """Its publisher under its present id."""
         return self.membership.publisher
 
     @property

@@ -1,4 +1,4 @@
-"""What a replica says of itself at `/state`: keys that tools rely on."""
+"""The parts of `/state` of one replica: keys that tools rely on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Voice: one life of a replica in the log; what it says counts for it at once (`projections.folds.pending_events`).
+"""RoutingPublisher: a replica's events under one id; each counts for the replica at once (`projections.folds.pending_events`).
 
-With a folder for it, what the log has not acknowledged stands in a journal there: if the process is killed, a
-successor tells it (`streams.outbox.journal_recovery`).
+With a folder for it, events that the log has not acknowledged stand in a journal there: if the process is killed, a
+successor appends them (`streams.outbox.journal_recovery`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RoutingPublisher:
-    """Speaks under one id until another writes its end (`on_superseded`)."""
+    """Publishes under one id until another writes its end (`on_superseded`)."""
 
     def __init__(
         self,

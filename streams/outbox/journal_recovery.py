@@ -1,10 +1,8 @@
-"""Telling: what one dead process's journal holds goes to the log, in its chain, up to its end.
+"""JournalRecovery: events in the journals of dead processes go to the log, in the chains of those processes.
 
-Predecessors: what the journals of dead processes still hold goes to the log, under the names of the dead.
-
-Whoever finds a journal without a lock has found a dead process's; the lock is then its own, so that of several
-successors one tells it. The journal moves with each acknowledgement: whoever kills the successor leaves the rest to
-the next one. First comes the message in flight, as it is; then what was not sealed, as further messages of the same
+A journal without a lock is a dead process's. The lock then belongs to the successor that found it, so that of several
+successors one drains it. The journal moves with each acknowledgement: if the successor is killed, the next one goes on
+there. First comes the message in flight, as it is; then events that were not sealed, as further messages of the same
 source; then its end. Behind an end that another wrote all this stands too: folds ignore it, the history has it.
 """
 
@@ -37,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JournalDrain:
-    """One journal on its way into the log."""
+    """Drains one journal into the log, in its chain, up to its end."""
 
     def __init__(self, journal: Journal, namespace: str, log: EventLog, clock: Clock, chain_key: bytes) -> None:
         self._journal = journal
@@ -175,7 +173,7 @@ LIMITS = OutboxLimits()
 
 @dataclass(slots=True)
 class RecoveryCounts:
-    """What became of journals since this process started."""
+    """Counts of journals since this process started."""
 
     recovered: int = 0
     """Journals told to their end."""
@@ -186,7 +184,7 @@ class RecoveryCounts:
 
 
 class JournalRecovery:
-    """Looks after the journals in one folder."""
+    """Recovers the journals in one folder."""
 
     def __init__(self, folder: Path, namespace: str, log: EventLog, clock: Clock, key: DeploymentKey) -> None:
         self.counts = RecoveryCounts()
