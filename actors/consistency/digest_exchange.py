@@ -17,14 +17,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 from actors.consistency.digest_checkpoints import DigestCheckpoints
-from actors.consistency.digest_mismatch import DigestMismatch, DigestMismatches
+from actors.consistency.digest_mismatch import DigestDifference, DigestMismatch, DigestMismatches, ReportedPoint
 from actors.consistency.mismatch_resolution import REFOLD_EVERY_MS, MismatchResolution, RefoldComparison, drift
 from core.clock import Clock
 from core.codec import DIGEST_BYTES
 from core.events import DivergenceFound, Event, Points, ReplicaReported
 from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
 from projections.folds.digest import FOLD_VERSION
-from projections.folds.state import DigestPoint, State
+from projections.folds.state import State
 from streams.registry import Registry
 
 PENDING_MAX = 1024
@@ -37,15 +37,6 @@ REPLICAS_MAX = 256
 """… and of how many per stream at most."""
 
 
-class ReportedPoint(NamedTuple):
-    """One point as another replica had it."""
-
-    epoch: int
-    seq: StreamSeq
-    digest: int
-    head: bytes
-
-
 class PeerVote(NamedTuple):
     """What the newest comparison with a replica gave."""
 
@@ -53,20 +44,6 @@ class PeerVote(NamedTuple):
     agrees: bool
     at_ms: int
     """By our own clock."""
-
-
-class DigestDifference(NamedTuple):
-    """Ours and another's fold were not the same after one message."""
-
-    replica: ReplicaId
-    stream: StreamName
-    reported: ReportedPoint
-    ours: DigestPoint
-
-    @property
-    def of_history(self) -> bool:
-        """Not even the message was: one of us has not noticed yet that the log's history was replaced."""
-        return self.reported.head != self.ours.head
 
 
 class DigestComparison:

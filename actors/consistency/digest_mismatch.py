@@ -12,14 +12,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from actors.consistency.digest_exchange import DigestDifference
 from core.ids import ReplicaId, StreamName, StreamSeq
+from projections.folds.state import DigestPoint
 
 RESOLVE_WAIT_MS = 30_000
 """How long the majority waits for the minority, and how long a dispute over history may need to vanish."""
 EXPLAIN_WAIT_MS = 60_000
 """How long one who was right waits for the others to say that they were wrong."""
+
+
+class ReportedPoint(NamedTuple):
+    """One point as another replica had it."""
+
+    epoch: int
+    seq: StreamSeq
+    digest: int
+    head: bytes
+
+
+class DigestDifference(NamedTuple):
+    """Ours and another's fold were not the same after one message."""
+
+    replica: ReplicaId
+    stream: StreamName
+    reported: ReportedPoint
+    ours: DigestPoint
+
+    @property
+    def of_history(self) -> bool:
+        """Not even the message was: one of us has not noticed yet that the log's history was replaced."""
+        return self.reported.head != self.ours.head
 
 
 @dataclass(slots=True)

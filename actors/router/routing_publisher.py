@@ -1,4 +1,4 @@
-"""RoutingPublisher: a replica's events under one id; each counts for the replica at once (`projections.folds.pending_events`).
+"""RoutingPublisher: a replica's events under one id; each counts for it at once (`projections.folds.pending_events`).
 
 With a folder for it, events that the log has not acknowledged stand in a journal there: if the process is killed, a
 successor appends them (`streams.outbox.journal_recovery`).
