@@ -15,8 +15,8 @@ from api.recorded.source import Source, recording_options
 from api.replaying.explained import explained
 from api.replaying.explained_list import listed_text
 from core.errors import CallerError
-from replay.explaining.explain import explain
-from replay.explaining.listing import LOST, REJECTED, UNDER_WAY, requests
+from replay.explain.explain import explain
+from replay.explain.request_list import LOST, REJECTED, UNDER_WAY, list_requests
 from replay.recording.moment import AtTime, Moment, parse_moment, routed_record
 from replay.redact.pseudonyms import REQUEST_OUTCOMES
 
@@ -110,7 +110,7 @@ def _list(source: Source, chosen: dict[str, Any], *, as_json: bool) -> None:
     ranked = chosen["slowest"] is not None or chosen["mispredicted"] is not None
     limit = chosen.pop("limit") or (None if ranked or as_json else LIMIT)
     with source.opened(wanted) as recording:
-        found = requests(recording, **chosen, start=start, end=end, limit=limit)
+        found = list_requests(recording, **chosen, start=start, end=end, limit=limit)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"requests": found})))
     else:

@@ -27,8 +27,8 @@ from typing import NamedTuple
 from actors.engines.simulated.simulated_settings import mocker_settings
 from bench import routing
 from bench.figures import Figure, main
-from replay.simulating.mooncake import PART_TOKENS
-from replay.simulating.trace import Trace
+from replay.simulate.mooncake import PART_TOKENS
+from replay.simulate.workload import Trace
 
 WORKERS = (4, 8, 16)
 STEPS = 16

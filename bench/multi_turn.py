@@ -27,8 +27,7 @@ from bench.figures import Figure, main, number
 from bench.multi_turn_talks import Turn, Workload, talk_all
 from bench.policies import policies
 from bench.spent import Spent
-from replay.simulating.spread import Spread, spread
-from replay.simulating.times import Times, times
+from replay.simulate.report import LatencySummary, Spread, latency_summary, spread
 
 ROUND_ROBIN = "round-robin"
 POLICIES = (ROUND_ROBIN, "kv", "time")
@@ -64,9 +63,9 @@ class Found(NamedTuple):
         return [turn for phase in self.phases for turn in phase.turns]
 
     @property
-    def first(self) -> Times:
+    def first(self) -> LatencySummary:
         """To the first token."""
-        return times([round((turn.answer.first_s - turn.answer.sent_s) * US_PER_S) for turn in self.turns])
+        return latency_summary([round((turn.answer.first_s - turn.answer.sent_s) * US_PER_S) for turn in self.turns])
 
     @property
     def prompt_tokens(self) -> int:

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 from actors.engines.simulated.simulated_settings import mocker_settings
 from api.pairs import pairs
 from bench.figures import PEERS, Figure, main, number, peer_python, refuse
-from replay.simulating.options import Options
-from replay.simulating.report import Report
-from replay.simulating.setup import SEED, Setup
-from replay.simulating.sweep import sweep
-from replay.simulating.trace import US_PER_MS, Pace, Trace
-from replay.simulating.traces import MOONCAKE, TraceFile
+from replay.simulate.options import Options
+from replay.simulate.report import SimulationReport
+from replay.simulate.setup import SEED, Setup
+from replay.simulate.sweep import sweep
+from replay.simulate.trace_file import MOONCAKE, TraceFile
+from replay.simulate.workload import US_PER_MS, Pace, Trace
 
 TRACE = "mooncake_conversation_trace.jsonl"
 QUICK_REQUESTS = 1000
@@ -75,7 +75,7 @@ class Found(NamedTuple):
     whole_p99_ms: float
 
     @staticmethod
-    def of(report: Report) -> Found:
+    def of(report: SimulationReport) -> Found:
         return Found(100 * report.hit_rate, report.ttft_ms.mean, report.itl_ms.mean, report.e2e_ms.p99)
 
     @staticmethod
@@ -182,7 +182,7 @@ def _figures(row: Row, policy: str, found: Found, peer: Found | None = None, not
         yield Figure(f"{row}, {policy}: {what}", found[place], unit, beside, lower, "" if place else note)
 
 
-def _note(reports: Sequence[Report]) -> str:
+def _note(reports: Sequence[SimulationReport]) -> str:
     """How fast the first one was and what it came to; of several, between which p99s they lay."""
     first, p99s = reports[0], [each.e2e_ms.p99 for each in reports]
     between = f", p99 {min(p99s):,.0f} to {max(p99s):,.0f} ms" if len(reports) > 1 else ""

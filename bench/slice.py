@@ -27,8 +27,8 @@ from bench.slice_live import Live, lives
 from bench.slice_part import Part, part_of, simulated
 from core.errors import CallerError
 from core.settings import RoutingSettings
-from replay.simulating.report import Report
-from replay.simulating.trace import US_PER_MS, Pace
+from replay.simulate.report import SimulationReport
+from replay.simulate.workload import US_PER_MS, Pace
 
 START_S = 600.0
 """Into the trace."""
@@ -47,7 +47,7 @@ class What(NamedTuple):
 
     name: str
     unit: str
-    of: Callable[[Report], float]
+    of: Callable[[SimulationReport], float]
     bound: float | None = None
     """How far live and simulated may be apart, as a part of the simulated."""
     lower: bool = True
@@ -133,7 +133,7 @@ def extend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, help=f"simulations of each; {RUNS} if not given")
 
 
-def compared(found: Report, reports: Sequence[Report]) -> list[Compared]:
+def compared(found: SimulationReport, reports: Sequence[SimulationReport]) -> list[Compared]:
     """Of all WHATS, in their order."""
     return [Compared(what, what.of(found), tuple(map(what.of, reports))) for what in WHATS]
 

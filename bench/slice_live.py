@@ -17,9 +17,8 @@ from bench.disagg_client import Strain, part
 from bench.slice_part import MODEL, US_PER_S, Part, engine_args
 from bench.spent import Spent
 from bench.streamed import Streamed, ask, completion
-from replay.simulating.arrival import Arrival
-from replay.simulating.report import Report, report
-from replay.simulating.served import Served
+from replay.simulate.report import ServedRequest, SimulationReport, report
+from replay.simulate.workload import Arrival
 
 LEAD_S = 1.0
 """Between the last answer of the warm-up and the first request."""
@@ -30,7 +29,7 @@ WARM_TOKENS = 8
 class Live(NamedTuple):
     """What a run came to."""
 
-    report: Report
+    report: SimulationReport
     failures: list[str]
     cores: dict[str, float]
     """Processor time per second, by kind of process; the client's is that of all runs at that time."""
@@ -97,7 +96,7 @@ async def play(port: int, asked: Part) -> tuple[float, list[Streamed]]:
     return start_s, list(await asyncio.gather(*asking))
 
 
-def served(arrivals: list[Arrival], answers: list[Streamed], start_s: float) -> list[Served]:
+def served(arrivals: list[Arrival], answers: list[Streamed], start_s: float) -> list[ServedRequest]:
     """The answers as a simulation tells them, so that the same report is made of them. They count from when the request
     should have been sent."""
 
@@ -105,7 +104,7 @@ def served(arrivals: list[Arrival], answers: list[Streamed], start_s: float) -> 
         return round((at_s - start_s) * US_PER_S)
 
     return [
-        Served(
+        ServedRequest(
             id=arrival.id,
             arrival_us=arrival.at_us,
             routed_us=us(it.sent_s) + round(it.queue_ms * 1000),

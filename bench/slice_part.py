@@ -12,12 +12,11 @@ from actors.engines.simulated.simulated_settings import SimulatedSettings, mocke
 from bench.streamed import completion
 from core.errors import CallerError
 from core.settings import RoutingSettings
-from replay.simulating.arrival import Arrival
-from replay.simulating.mooncake import Words, block_hashes, mooncake, token_ids
-from replay.simulating.options import Options
-from replay.simulating.report import Report, report
-from replay.simulating.simulate import simulate
-from replay.simulating.trace import US_PER_MS, Pace, Trace
+from replay.simulate.mooncake import Vocabulary, block_hashes, read_mooncake, token_ids
+from replay.simulate.options import Options
+from replay.simulate.report import SimulationReport, report
+from replay.simulate.simulation import simulate
+from replay.simulate.workload import US_PER_MS, Arrival, Pace, Trace
 
 MODEL = "sim"
 US_PER_S = 1_000_000
@@ -51,13 +50,13 @@ def part_of(file: Path, start_s: float, seconds: float, pace: Pace) -> Part:
     """What comes in these seconds of the trace, at that pace; some 4 bytes for each token of the prompts. CallerError
     if nothing does, or the file cannot be used."""
     start_us = round(start_s * US_PER_S)
-    whole = mooncake(file)
+    whole = read_mooncake(file)
     asked = [each for each in whole.asked if start_us <= each.at_us < start_us + seconds * US_PER_S]
     if not asked:
         raise CallerError(f"{file} has no request from {start_s:g} to {start_s + seconds:g} s: name another part")
     trace = Trace([each._replace(at_us=each.at_us - start_us) for each in asked], block_hashes)
     arrivals = list(trace.arrivals(pace, ENGINE.block_size))
-    by_id, words = {each.id: each for each in asked}, Words(ENGINE.vocab, ENGINE.token_min)
+    by_id, words = {each.id: each for each in asked}, Vocabulary(ENGINE.vocab, ENGINE.token_min)
     bodies = [completion(MODEL, token_ids(by_id[it.id], words).tolist(), it.output_tokens) for it in arrivals]
     return Part(arrivals, bodies)
 
@@ -69,7 +68,7 @@ def engine_args() -> dict[str, object]:
     return {name: getattr(ENGINE, name) for name in fields if getattr(ENGINE, name) != getattr(usual, name)}
 
 
-def simulated(arrivals: list[Arrival], workers: int, routing: RoutingSettings, runs: int) -> Iterator[Report]:
+def simulated(arrivals: list[Arrival], workers: int, routing: RoutingSettings, runs: int) -> Iterator[SimulationReport]:
     """So many simulations. They differ in what a live run cannot be told: the ids by which ties are broken, and how
     long after it was sent, up to LATE_MS, each request is with the router."""
     for seed in range(runs):

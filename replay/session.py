@@ -23,9 +23,9 @@ from replay.bisect.cache_comparison import CacheComparison, compare_cache
 from replay.bisect.first_difference import FirstDifference, find_first_difference
 from replay.bisect.replica_comparison import ReplicaComparison, compare_replicas
 from replay.bisect.settings_comparison import SettingsComparison, compare_settings, settings_with_changes
-from replay.explaining.explain import explain
-from replay.explaining.form import Explanation
-from replay.explaining.listing import Listed, requests
+from replay.explain.explain import explain
+from replay.explain.explanation import Explanation
+from replay.explain.request_list import RequestListEntry, list_requests
 from replay.recording.moment import Moment, parse_moment
 from replay.recording.recording import Recording
 from replay.state_at.state_at import summary_at
@@ -90,10 +90,10 @@ class ReplaySession:
         outcome: str | None = None,
         slowest: int | None = None,
         mispredicted: int | None = None,
-    ) -> list[Listed]:
+    ) -> list[RequestListEntry]:
         """Every attempt at a request from `start` up to `end` (not included) that fits what is given, in the order of
         the log; or the slowest, or the worst predicted, the worst first. Workers and replicas by name or id."""
-        return requests(
+        return list_requests(
             self.recording,
             worker=worker,
             replica=replica,

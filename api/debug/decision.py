@@ -17,8 +17,8 @@ from projections.policy.cost import BLOCK_COST_POLICIES, ESTIMATING_POLICIES, MI
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
-from replay.explaining.estimated import source, taken_apart, tokens
-from replay.explaining.ground import recorded, recorded_backlog
+from replay.explain.cost_breakdown import computed_tokens, estimate_source, split_estimate
+from replay.explain.decision_inputs import recorded_backlog, recorded_candidates
 from streams.archive.archive_reader import ArchiveReader
 
 UNITS = {"kv": "blocks", "approximate": "blocks", "least-loaded": "requests", "power-of-two": "requests"}
@@ -88,7 +88,7 @@ def _prefill_time(event: RequestRouted, settings: RoutingSettings) -> dict[str, 
         return None
     learned = PrefillTime(*event.prefill_time) if event.prefill_time else None
     base_us, per_token_m = PrefillTime.of(settings, learned)
-    return {"base_ms": base_us / MILLI, "per_token_us": per_token_m / MILLI, "source": source(event, settings)}
+    return {"base_ms": base_us / MILLI, "per_token_us": per_token_m / MILLI, "source": estimate_source(event, settings)}
 
 
 def _rows(event: RequestRouted, settings: RoutingSettings, *, known: bool) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def _rows(event: RequestRouted, settings: RoutingSettings, *, known: bool) -> li
     request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
     backlog = recorded_backlog(event, request, settings)
     rows = []
-    for scored in recorded(event, settings, {}):
+    for scored in recorded_candidates(event, settings, {}):
         candidate, cost = scored.candidate, scored.cost / MILLI
         row: dict[str, Any] = {
             "worker": candidate.worker,
@@ -128,11 +128,11 @@ def _estimated(
     """What one candidate was estimated to take, in milliseconds; under `time` with the terms of its cost."""
     worker = scored.candidate.worker
     found: dict[str, Any] = {
-        "tokens": tokens(scored, size),
+        "tokens": computed_tokens(scored, size),
         "outstanding_ms": backlog.outstanding_us(worker) / MILLI,
         "held_ms": backlog.held_us.get(worker, 0) / MILLI,
     }
-    terms = taken_apart(scored, settings, size, backlog) if settings.policy == "time" else None
+    terms = split_estimate(scored, settings, size, backlog) if settings.policy == "time" else None
     if terms is not None:
         found["prefill_cost"], found["decode_cost"] = terms.own / MILLI, terms.decode / MILLI
         found["request_cost"], found["wait_cost"] = terms.requests / MILLI, terms.wait / MILLI

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from api.debug.decisions import PLACES
-from replay.explaining.explain import explain
+from replay.explain.explain import explain
 from replay.recording.recording import Recording
 
 

@@ -17,10 +17,9 @@ from api.recorded.progress import told
 from api.recorded.source import Source
 from api.replaying.closed_loop_text import answer_text, notes
 from core.errors import CallerError
-from replay.closed_loop.answer import Answer, Rerun
-from replay.closed_loop.closed_loop import Asked, closed_loop
 from replay.recording.moment import parse_moment
-from replay.simulating.options import SEED_MAX
+from replay.simulate.closed_loop import ClosedLoopOptions, ClosedLoopResult, Rerun, closed_loop
+from replay.simulate.options import SEED_MAX
 from replay.whatif.scenario import Scenario
 
 
@@ -93,7 +92,7 @@ def run_again(
     start, end = [parse_moment(text, now_ms) if text is not None else None for text in range_]
     with source.opened(Wanted(None, end)) as recording:
         first, until = positions(recording, start, end)
-        asked = Asked(
+        asked = ClosedLoopOptions(
             start=first,
             end=until,
             model=loop.model,
@@ -106,7 +105,7 @@ def run_again(
     return _json(answer) if as_json else answer_text(answer)
 
 
-def _json(answer: Answer) -> str:
+def _json(answer: ClosedLoopResult) -> str:
     """Stable snake_case keys: those of a simulation's report for what was recorded, for the same simulated, and for
     each scenario; `best` is the settings of the first that is better than the recorded ones, or null; `workers` are
     the names that a row's numbers per worker are of."""

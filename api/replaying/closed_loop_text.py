@@ -8,9 +8,9 @@ from actors.engines.simulated.simulated_settings import LINEAR
 from api.amounts import number_text
 from api.text_table import text_table
 from core.event_json import time_text
-from replay.closed_loop.answer import Answer, Basis, Rerun
-from replay.closed_loop.speeds import Speeds
-from replay.simulating.report import Report
+from replay.simulate.closed_loop import ClosedLoopBasis, ClosedLoopResult, Rerun
+from replay.simulate.engine_fit import EngineSpeeds
+from replay.simulate.report import SimulationReport
 
 WIDTH = 110
 EVEN = 0.005
@@ -22,7 +22,7 @@ PREFILL_SPEEDS = frozenset({"prefill_us_per_pass", "prefill_us_per_token"})
 DECODE_SPEEDS = frozenset({"decode_us_per_step", "decode_us_per_context_token"})
 
 
-def answer_text(answer: Answer) -> str:
+def answer_text(answer: ClosedLoopResult) -> str:
     """The page."""
     basis, best = answer.basis, answer.best
     first, last = time_text(basis.first_ms), time_text(basis.last_ms)
@@ -40,7 +40,7 @@ def answer_text(answer: Answer) -> str:
     return "\n".join(lines)
 
 
-def _none_better(answer: Answer) -> str:
+def _none_better(answer: ClosedLoopResult) -> str:
     return "None of them is better than the recorded settings." if answer.outcomes else "Nothing else was asked."
 
 
@@ -54,7 +54,7 @@ def _verdict(best: Rerun, baseline: Rerun) -> str:
     return f"Better: first tokens {_percent(-change)} sooner in the mean ({means}), {cached}."
 
 
-def _row(label: str, it: Report) -> tuple[str, ...]:
+def _row(label: str, it: SimulationReport) -> tuple[str, ...]:
     return (
         label,
         _percent(it.hit_rate),
@@ -68,12 +68,12 @@ def _row(label: str, it: Report) -> tuple[str, ...]:
     )
 
 
-def _trust(answer: Answer) -> list[str]:
+def _trust(answer: ClosedLoopResult) -> list[str]:
     lines = [*_model_lines(answer), *_request_lines(answer), *_fleet_lines(answer)]
     return ["What this rests on:", *(fill(f"- {line}", WIDTH, subsequent_indent="  ") for line in lines)]
 
 
-def _model_lines(answer: Answer) -> list[str]:
+def _model_lines(answer: ClosedLoopResult) -> list[str]:
     off, basis, engine = answer.off, answer.basis, answer.basis.engine
     by = (
         f"{off.hit_rate * 100:+.1f} points of hit rate, {_signed(off.ttft)} mean time to first token, "
@@ -93,7 +93,7 @@ def _model_lines(answer: Answer) -> list[str]:
     return lines
 
 
-def _prefill_line(basis: Basis, speeds: Speeds) -> str:
+def _prefill_line(basis: ClosedLoopBasis, speeds: EngineSpeeds) -> str:
     """How fast prompts are computed in the runs, and where that is from."""
     engine, given = basis.engine, PREFILL_SPEEDS & set(basis.given)
     by = f", by {speeds.prefill_samples:,} first tokens {speeds.prefill_of}" if PREFILL_SPEEDS - given else ""
@@ -105,7 +105,7 @@ def _prefill_line(basis: Basis, speeds: Speeds) -> str:
     )
 
 
-def _decode_line(basis: Basis, speeds: Speeds) -> str:
+def _decode_line(basis: ClosedLoopBasis, speeds: EngineSpeeds) -> str:
     """The same of further tokens."""
     engine, given = basis.engine, DECODE_SPEEDS & set(basis.given)
     if not speeds.decode_samples and not given:
@@ -122,7 +122,7 @@ def _given(given: bool) -> str:
     return " (given)" if given else ""
 
 
-def _request_lines(answer: Answer) -> list[str]:
+def _request_lines(answer: ClosedLoopResult) -> list[str]:
     basis = answer.basis
     lines = ["All requests come when they came."]
     if basis.follow:
@@ -143,7 +143,7 @@ def _request_lines(answer: Answer) -> list[str]:
     return lines
 
 
-def _fleet_lines(answer: Answer) -> list[str]:
+def _fleet_lines(answer: ClosedLoopResult) -> list[str]:
     basis = answer.basis
     lines = []
     if basis.lost:
@@ -153,7 +153,7 @@ def _fleet_lines(answer: Answer) -> list[str]:
     return [*lines, *notes(answer)]
 
 
-def notes(answer: Answer) -> list[str]:
+def notes(answer: ClosedLoopResult) -> list[str]:
     """What the runs do not have that a deployment has, and which of the settings asked for that makes vain."""
     found = ["Routers know at once what engines do."]
     if answer.unread:

@@ -11,10 +11,9 @@ from api.replaying.explained_prefill import of_which, prefill_lines
 from api.replaying.explained_time import estimate_lines, hold_lines, timed_costs, timed_heads
 from api.text_table import text_table
 from projections.policy.cost import BLOCK_COST_POLICIES
-from replay.explaining.explain import UNREAD
-from replay.explaining.form import Attempt, Explanation, Phases, Row
-from replay.explaining.queue_form import Queued
-from replay.explaining.reasons import LOOKS_AT
+from replay.explain.explain import UNREAD
+from replay.explain.explanation import AttemptExplanation, CandidateRow, Explanation, FirstTokenPhases, QueueWait
+from replay.explain.sentences import POLICY_INPUTS
 
 _COSTS = ("cost", "= prefill", "+ decode", "+ requests")
 _WORK = (
@@ -66,7 +65,7 @@ def explained(explanation: Explanation) -> str:
     return "\n".join(lines)
 
 
-def _attempt(attempt: Attempt) -> list[str]:
+def _attempt(attempt: AttemptExplanation) -> list[str]:
     lines = [f"{attempt.decided}  attempt {attempt.attempt}: {attempt.worker_name} ({attempt.worker})"]
     if attempt.queued is not None:
         lines.append(f"  waited   {_waited(attempt.queued)}")
@@ -92,24 +91,24 @@ def titled(lines: Iterable[tuple[str, str]]) -> list[str]:
     return [f"  {title:<8} {text}" for title, text in lines]
 
 
-def _waited(queued: Queued) -> str:
+def _waited(queued: QueueWait) -> str:
     took = "for a time that the log does not tell" if queued.waited_ms is None else f"{queued.waited_ms} ms"
     why = WAITED_FOR.get(queued.why, queued.why)
     who = f"priority {queued.priority}" + (f", tenant {queued.tenant}" if queued.tenant else "")
     return f"{took}, since {queued.time}: {why}; {queued.depth} waited already ({who})"
 
 
-def _goes_on(attempt: Attempt) -> str:
+def _goes_on(attempt: AttemptExplanation) -> str:
     told = _count(attempt.told_tokens, "token")
     if attempt.compared:
         return f"from the start: the {told} that the client has were made again and compared"
     return f"behind {told} that the client has; they are in the prompt"
 
 
-def _setting(attempt: Attempt) -> list[tuple[str, str]]:
+def _setting(attempt: AttemptExplanation) -> list[tuple[str, str]]:
     """What it was decided on."""
     changed = ", ".join(f"{name} {value}" for name, value in attempt.settings_changed.items() if name != "policy")
-    policy = f"{attempt.policy}, which looks at {LOOKS_AT.get(attempt.policy, 'what this program does not know')}"
+    policy = f"{attempt.policy}, which looks at {POLICY_INPUTS.get(attempt.policy, 'what this program does not know')}"
     if attempt.settings is None:
         settings = f"revision {attempt.settings_revision}, which the log does not have"
         settings += ": costs are not taken apart" if attempt.policy in BLOCK_COST_POLICIES else ""
@@ -133,7 +132,7 @@ def _setting(attempt: Attempt) -> list[tuple[str, str]]:
     ]
 
 
-def candidates_table(rows: list[Row]) -> list[str]:
+def candidates_table(rows: list[CandidateRow]) -> list[str]:
     """Each candidate with its cost taken apart, the chosen one marked."""
     drawn = any(row.probability is not None for row in rows)
     timed = any(row.timed is not None for row in rows)
@@ -150,19 +149,19 @@ def candidates_table(rows: list[Row]) -> list[str]:
     return _marked(rows, text_table(heads, cells, "<" + ">" * (len(heads) - 1)))
 
 
-def _names(rows: list[Row]) -> list[str]:
+def _names(rows: list[CandidateRow]) -> list[str]:
     """As people call them; with the id where two are called the same."""
     names = [row.name for row in rows]
     return names if len(set(names)) == len(names) else [f"{row.name} ({row.worker})" for row in rows]
 
 
-def _costs(row: Row) -> tuple[str, ...]:
+def _costs(row: CandidateRow) -> tuple[str, ...]:
     """The cost, and what it is the sum of, where it is one."""
     parts = (row.prefill_cost, row.decode_cost, row.request_cost)
     return f"{row.cost:.2f}", *(f"{part:.2f}" if any(parts) or not row.cost else "-" for part in parts)
 
 
-def _work(row: Row) -> tuple[str, ...]:
+def _work(row: CandidateRow) -> tuple[str, ...]:
     cached = str(row.overlap) if row.cache_known else "unknown"
     return (
         cached,
@@ -173,14 +172,14 @@ def _work(row: Row) -> tuple[str, ...]:
     )
 
 
-def _known_table(attempt: Attempt) -> list[str]:
+def _known_table(attempt: AttemptExplanation) -> list[str]:
     """What was in flight, and how old was what the index knew."""
     rows = attempt.candidates
     cells = [(name, *_known(row)) for name, row in zip(_names(rows), rows, strict=True)]
     return _marked(rows, text_table(_KNOWN, cells, "<" + ">" * (len(_KNOWN) - 1)))
 
 
-def _known(row: Row) -> tuple[str, ...]:
+def _known(row: CandidateRow) -> tuple[str, ...]:
     flying, known = row.in_flight, row.knowledge
     unseen = "-" if not known.unseen else f"{known.unseen} of {known.unseen_ms} ms ago"
     return (
@@ -197,12 +196,12 @@ def _ago(age_ms: int | None) -> str:
     return UNKNOWN if age_ms is None else f"{number_text(age_ms)} ms ago"
 
 
-def _marked(rows: list[Row], lines: list[str]) -> list[str]:
+def _marked(rows: list[CandidateRow], lines: list[str]) -> list[str]:
     marks = ["  ", *("→ " if row.chosen else "  " for row in rows)]
     return [f"  {mark}{line}" for mark, line in zip(marks, lines, strict=True)]
 
 
-def _then(attempt: Attempt) -> list[tuple[str, str]]:
+def _then(attempt: AttemptExplanation) -> list[tuple[str, str]]:
     """What came of it."""
     if attempt.real_cached_tokens is None:
         lines = [("then", "no first token is in the log")]
@@ -218,7 +217,7 @@ def _then(attempt: Attempt) -> list[tuple[str, str]]:
     return lines
 
 
-def _phases(phases: Phases | None) -> str:
+def _phases(phases: FirstTokenPhases | None) -> str:
     if phases is None:
         return ""
     parts = [f"{phases.before_ms} ms until this was decided"] if phases.before_ms else []
@@ -232,7 +231,7 @@ def _phases(phases: Phases | None) -> str:
     return f": {', '.join(parts)}, {phases.rest_ms} ms its own"
 
 
-def _cache(attempt: Attempt) -> str:
+def _cache(attempt: AttemptExplanation) -> str:
     real, reuse = attempt.real_cached_tokens, attempt.reuse
     said = f"{real} of {attempt.prompt_tokens} prompt tokens came from the cache"
     if reuse is None or reuse.verdict == "as_predicted":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from api.amounts import number_text
 from api.text_table import text_table
-from replay.explaining.listing import Listed
+from replay.explain.request_list import RequestListEntry
 
 _HEADS = ("time", "request", "worker", "replica", "prompt", "cached", "predicted", "ttft", "took", "outcome")
 NONE = "-"
 
 
-def listed_text(listed: list[Listed], where: str) -> str:
+def listed_text(listed: list[RequestListEntry], where: str) -> str:
     """The table; `where` is what to add to a command for it to ask the same log."""
     if not listed:
         return "no request in the log is like that"
@@ -18,7 +18,7 @@ def listed_text(listed: list[Listed], where: str) -> str:
     return "\n".join([*lines, "", f"contrail explain {listed[0].request}{where}    says why, and what came of it"])
 
 
-def _cells(each: Listed) -> tuple[str, ...]:
+def _cells(each: RequestListEntry) -> tuple[str, ...]:
     attempt = f" #{each.attempt}" if each.attempt else ""
     return (
         each.time,

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from api.amounts import bytes_text
-from replay.explaining.form import Attempt
-from replay.explaining.prefill_form import JobTry, PrefillJob
-from replay.explaining.prefilled import outcome_text
+from replay.explain.explanation import AttemptExplanation, PrefillJobAttempt, PrefillJobTrace
+from replay.explain.prefill_trace import outcome_text
 
 Line = tuple[str, str]
 """A title, which may be empty, and what stands behind it."""
 
 
-def prefill_lines(attempt: Attempt) -> Iterator[Line]:
+def prefill_lines(attempt: AttemptExplanation) -> Iterator[Line]:
     """None where only this worker could have computed the prompt."""
     if attempt.prefill is not None:
         yield "prefill", attempt.prefill.text
@@ -28,7 +27,7 @@ def prefill_lines(attempt: Attempt) -> Iterator[Line]:
         yield "", attempt.prefill.came
 
 
-def of_which(attempt: Attempt) -> str:
+def of_which(attempt: AttemptExplanation) -> str:
     """How much of the time to the first token went into having the prompt computed elsewhere; empty if none."""
     it = attempt.prefill
     if it is None or not it.outcome:
@@ -38,7 +37,7 @@ def of_which(attempt: Attempt) -> str:
     return f", of which {it.wait_ms} ms waiting in vain for another to compute the prompt"
 
 
-def _job(job: PrefillJob) -> Iterator[Line]:
+def _job(job: PrefillJobTrace) -> Iterator[Line]:
     if job.asked_seq is None:
         yield "job", job.job
     else:
@@ -52,7 +51,7 @@ def _job(job: PrefillJob) -> Iterator[Line]:
         yield "", job.lacks
 
 
-def _try(it: JobTry) -> Iterator[Line]:
+def _try(it: PrefillJobAttempt) -> Iterator[Line]:
     called = f"{it.name} ({it.worker})"
     if it.started_seq is not None:
         yield (
@@ -74,7 +73,7 @@ def _try(it: JobTry) -> Iterator[Line]:
             yield "", f"        {it.name} did not answer{f', it {_gone(it.reason)}' if it.reason else ''}"
 
 
-def _delivered(it: JobTry) -> str:
+def _delivered(it: PrefillJobAttempt) -> str:
     if not it.delivery:
         return "offered to it directly"
     return (
@@ -82,7 +81,7 @@ def _delivered(it: JobTry) -> str:
     )
 
 
-def _end(job: PrefillJob) -> Iterator[Line]:
+def _end(job: PrefillJobTrace) -> Iterator[Line]:
     where = f"(jobs:{job.ended_seq})"
     match job.outcome:
         case "pulled":

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from api.amounts import number_text
-from replay.explaining.form import Attempt, Row
-from replay.explaining.timed_form import Estimates
+from replay.explain.explanation import AttemptExplanation, CandidateRow, EstimateBasis
 
 Line = tuple[str, str]
 """A title, which may be empty, and what stands behind it."""
@@ -20,7 +19,7 @@ SOURCES = {
     "learned": "as this replica had learned from first tokens",
     "default": "by default: this replica had not learned it yet",
 }
-"""What is behind the words of `Estimates.source`."""
+"""What is behind the words of `EstimateBasis.source`."""
 SOURCES_ASKED = {
     "set": "as set",
     "learned": "as was learned from first tokens by the newest decision that says it",
@@ -29,7 +28,7 @@ SOURCES_ASKED = {
 """The same of a decision that nobody made."""
 
 
-def estimate_lines(estimates: Estimates | None, sources: Mapping[str, str] = SOURCES) -> Iterator[Line]:
+def estimate_lines(estimates: EstimateBasis | None, sources: Mapping[str, str] = SOURCES) -> Iterator[Line]:
     """How the costs in the table come about; none under a policy that estimates nothing."""
     if estimates is not None:
         yield "cost", _formula(estimates)
@@ -37,7 +36,7 @@ def estimate_lines(estimates: Estimates | None, sources: Mapping[str, str] = SOU
             yield "", f"a prefill lasts {_lasts(estimates, sources)}"
 
 
-def hold_lines(attempt: Attempt) -> Iterator[Line]:
+def hold_lines(attempt: AttemptExplanation) -> Iterator[Line]:
     """Why it was held in the router, and who was held beside it; to be read behind its wait."""
     hold = attempt.hold
     if hold is None:
@@ -53,11 +52,11 @@ def hold_lines(attempt: Attempt) -> Iterator[Line]:
         yield "" if at else "beside", f"{'held too when it was sent: ' * (not at)}{went}"
 
 
-def _waited_ms(attempt: Attempt) -> int | None:
+def _waited_ms(attempt: AttemptExplanation) -> int | None:
     return None if attempt.queued is None else attempt.queued.waited_ms
 
 
-def _formula(it: Estimates) -> str:
+def _formula(it: EstimateBasis) -> str:
     if not it.exact:
         why = "made under other rules" if it.weights_known else "weighed by settings that the log does not have"
         return f"in ms; the recorded costs were {why}, and are not taken apart"
@@ -65,7 +64,7 @@ def _formula(it: Estimates) -> str:
     return f"in ms: {(FORMULA if 'own_weight' in it.weights else BOUND).format(**it.weights)}{known}"
 
 
-def _lasts(it: Estimates, sources: Mapping[str, str]) -> str:
+def _lasts(it: EstimateBasis, sources: Mapping[str, str]) -> str:
     return f"{it.base_ms:g} ms and {it.per_token_us:g} us per token that it computes, {sources[it.source]}"
 
 
@@ -73,7 +72,7 @@ def _tokens(number: int) -> str:
     return f"{number_text(number)} token{'' if number == 1 else 's'}"
 
 
-def timed_heads(rows: Sequence[Row]) -> tuple[str, ...]:
+def timed_heads(rows: Sequence[CandidateRow]) -> tuple[str, ...]:
     """What stands above the costs of a table of such candidates."""
     held = ("+ held",) if _held(rows) else ()
     if not _by_terms(rows):
@@ -81,7 +80,7 @@ def timed_heads(rows: Sequence[Row]) -> tuple[str, ...]:
     return ("cost, ms", "= prefill", "+ wait", *held, "+ decode", "+ requests", "computes", "lasts, ms")
 
 
-def timed_costs(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+def timed_costs(row: CandidateRow, rows: Sequence[CandidateRow]) -> tuple[str, ...]:
     """One of them: its cost and the terms, which add up to the microsecond."""
     timed = row.timed
     assert timed is not None
@@ -93,11 +92,11 @@ def timed_costs(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
     return (_ms(row.cost), *terms, _tokens(timed.tokens), own)
 
 
-def _held(rows: Sequence[Row]) -> bool:
+def _held(rows: Sequence[CandidateRow]) -> bool:
     return any(row.timed is not None and row.timed.held_ms for row in rows)
 
 
-def _by_terms(rows: Sequence[Row]) -> bool:
+def _by_terms(rows: Sequence[CandidateRow]) -> bool:
     return any(row.timed is not None and row.timed.own_ms is not None for row in rows)
 
 

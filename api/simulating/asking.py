@@ -14,10 +14,10 @@ from actors.engines.simulated.simulated_settings import LINEAR, MOCKER, TIMINGS,
 from api.pairs import pairs, sweeps
 from core.errors import CallerError
 from core.settings import RoutingSettings
-from replay.simulating.options import Options
-from replay.simulating.setup import Setup, changed_engine
-from replay.simulating.trace import Pace
-from replay.simulating.traces import AUTO, FORMATS, TraceFile
+from replay.simulate.options import Options
+from replay.simulate.setup import Setup, changed_engine
+from replay.simulate.trace_file import AUTO, FORMATS, TraceFile
+from replay.simulate.workload import Pace
 
 BLOCKS = 16_384
 """Per worker; of 64 tokens, a million tokens."""

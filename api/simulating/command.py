@@ -15,11 +15,10 @@ from api.simulating.asking import Asking, simulation_options
 from api.simulating.form import run_json, sweep_json
 from api.simulating.text import run_text, setup_line, sweep_text
 from core.errors import CallerError
-from replay.simulating.plot import run_plot
-from replay.simulating.setup import Setup
-from replay.simulating.sweep import points, sweep
-from replay.simulating.trade_off import sweep_plot
-from replay.simulating.virtual_log import KEY
+from replay.simulate.charts import run_plot, sweep_plot
+from replay.simulate.setup import Setup
+from replay.simulate.simulated_log import KEY
+from replay.simulate.sweep import combinations, sweep
 
 
 @click.command()
@@ -99,7 +98,7 @@ def _run(setup: Setup, files: _Files, *, as_json: bool) -> None:
 
 def _sweep(asking: Asking, files: _Files, jobs: int, *, as_json: bool) -> None:
     setup = asking.setup
-    asked = points(asking.sweeps)
+    asked = combinations(asking.sweeps)
     tell = told(f"simulating {len(asked):,} runs", "requests")
     found = list(sweep(setup, asked, jobs, tell))
     text = sweep_json(setup, found)

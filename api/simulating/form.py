@@ -8,17 +8,17 @@ from typing import Any
 
 import msgspec
 
-from replay.simulating.report import Report
-from replay.simulating.setup import Setup
-from replay.simulating.sweep import Point
+from replay.simulate.report import SimulationReport
+from replay.simulate.setup import Setup
+from replay.simulate.sweep import SweepPoint
 
 
-def run_json(setup: Setup, found: Report) -> str:
-    """Stable snake_case keys: those of `Report`, and `simulated` for what was asked."""
+def run_json(setup: Setup, found: SimulationReport) -> str:
+    """Stable snake_case keys: those of `SimulationReport`, and `simulated` for what was asked."""
     return _text({**msgspec.to_builtins(found), "simulated": _simulated(setup)})
 
 
-def sweep_json(setup: Setup, found: Sequence[Point]) -> str:
+def sweep_json(setup: Setup, found: Sequence[SweepPoint]) -> str:
     """The same for each of `points`, with what was set for it under `given`; `simulated` is what all have in common."""
     rows = [{"given": point.given, **msgspec.to_builtins(point.report)} for point in found]
     return _text({"points": rows, "simulated": _simulated(setup)})

@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from api.amounts import bytes_text, number_text
 from api.text_table import text_table
-from replay.simulating.disaggregation import Disaggregation
-from replay.simulating.report import Report
-from replay.simulating.setup import Setup, label
-from replay.simulating.spread import Spread
-from replay.simulating.sweep import Point
-from replay.simulating.times import Times
+from replay.simulate.report import Disaggregation, LatencySummary, SimulationReport, Spread
+from replay.simulate.setup import Setup, label
+from replay.simulate.sweep import SweepPoint
 
 WORKERS_SHOWN_MAX = 16
 
@@ -35,7 +32,7 @@ def setup_line(setup: Setup) -> str:
     return ", ".join(parts)
 
 
-def run_text(setup: Setup, found: Report) -> str:
+def run_text(setup: Setup, found: SimulationReport) -> str:
     """The page on one run."""
     lines = [setup_line(setup), "", *_times(found), "", *_numbers(found), "", *_workers(found)]
     if len(found.together.replicas) > 1:
@@ -46,7 +43,7 @@ def run_text(setup: Setup, found: Report) -> str:
     return "\n".join([*lines, "", f"digest {found.digest}; {took}"])
 
 
-def sweep_text(setup: Setup, found: Sequence[Point]) -> str:
+def sweep_text(setup: Setup, found: Sequence[SweepPoint]) -> str:
     """The table of several runs, in the order in which they were asked for."""
     heads: tuple[str, ...] = (
         "set",
@@ -82,7 +79,7 @@ def sweep_text(setup: Setup, found: Sequence[Point]) -> str:
     return "\n".join([setup_line(setup), "", *text_table(heads, rows, "<" + ">" * (len(heads) - 1))])
 
 
-def _times(found: Report) -> list[str]:
+def _times(found: SimulationReport) -> list[str]:
     rows = [
         ("time to first token", *_row(found.ttft_ms)),
         ("time per further token", *_row(found.itl_ms)),
@@ -91,11 +88,11 @@ def _times(found: Report) -> list[str]:
     return text_table(("", "mean", "p50", "p90", "p99"), rows, "<>>>>")
 
 
-def _row(it: Times) -> tuple[str, ...]:
+def _row(it: LatencySummary) -> tuple[str, ...]:
     return (_ms(it.mean), _ms(it.p50), _ms(it.p90), _ms(it.p99))
 
 
-def _numbers(found: Report) -> list[str]:
+def _numbers(found: SimulationReport) -> list[str]:
     held = found.held
     rows = [
         ("requests", number_text(found.requests)),
@@ -111,12 +108,12 @@ def _numbers(found: Report) -> list[str]:
     return text_table(("", ""), rows, "<<")[1:]
 
 
-def _failed(found: Report) -> str:
+def _failed(found: SimulationReport) -> str:
     """How many, and why."""
     return f"{number_text(found.failed)} ({_counts(found.failures)})" if found.failed else "0"
 
 
-def _workers(found: Report) -> list[str]:
+def _workers(found: SimulationReport) -> list[str]:
     named = {"requests": found.load_spread.requests, "computed tokens": found.load_spread.computed_tokens}
     rows = [(name, f"{it.max_over_mean:.2f}", f"{it.cv:.2f}", _each(it)) for name, it in named.items()]
     return text_table(("per worker", "most / mean", "deviation / mean", "each"), rows, "<>><")
@@ -127,7 +124,7 @@ def _each(it: Spread) -> str:
     return f"{shown} …" if len(it.per_worker) > WORKERS_SHOWN_MAX else shown
 
 
-def _replicas(found: Report) -> list[str]:
+def _replicas(found: SimulationReport) -> list[str]:
     it = found.together
     rows = [
         (str(number), number_text(requests), _percent(error))

@@ -17,13 +17,12 @@ from projections.folds.pending_events import PendingEvents
 from projections.policy.decide import decide, record
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest, View
-from replay.explaining.estimated import estimates
-from replay.explaining.explain import excluded_named, rows
-from replay.explaining.form import Row, RunnerUp
-from replay.explaining.ground import of_decision, routed_event
-from replay.explaining.knowledge import knowledge
-from replay.explaining.reasons import chances, runner_up, why
-from replay.explaining.timed_form import Estimates
+from replay.explain.cost_breakdown import estimate_basis
+from replay.explain.decision_inputs import inputs_of_decision, routed_event
+from replay.explain.explain import candidate_rows, excluded_named
+from replay.explain.explanation import CandidateRow, EstimateBasis, RunnerUp
+from replay.explain.freshness import measure_freshness
+from replay.explain.sentences import chances, decision_reason, runner_up
 from replay.recording.request_history import RequestAttempt
 from replay.state_at.state_at import StateAt
 from replay.state_at.state_summary import newest_settings
@@ -58,12 +57,12 @@ class PromptRoute(msgspec.Struct, frozen=True, kw_only=True):
     worker_name: str | None
     drawn: bool
     """Whether a draw decides: then the worker is one of several, by their probabilities."""
-    estimates: Estimates | None
+    estimates: EstimateBasis | None
     """By what it was estimated how long candidates take, by policies that do."""
     predicted_cached_tokens: int
     why: str
     runner_up: RunnerUp | None
-    candidates: list[Row]
+    candidates: list[CandidateRow]
     excluded: dict[str, dict[str, Any]]
 
 
@@ -81,8 +80,8 @@ def route_prompt(state_at: StateAt, asking: PromptQuery, hash_seed: int) -> Prom
         on, known = None, {}
     else:
         event = record(decision, request, settings, 0)
-        on = of_decision(view, request, settings, event, decision)
-        known = knowledge(recording, event, state_at.time_ms, [scored.candidate.worker for scored in on.ranked])
+        on = inputs_of_decision(view, request, settings, event, decision)
+        known = measure_freshness(recording, event, state_at.time_ms, [scored.candidate.worker for scored in on.ranked])
     return PromptRoute(
         model=asking.model,
         prompt_tokens=prompt.tokens,
@@ -93,11 +92,11 @@ def route_prompt(state_at: StateAt, asking: PromptQuery, hash_seed: int) -> Prom
         worker=decision.worker,
         worker_name=None if decision.worker is None else names.worker(decision.worker),
         drawn=on is not None and len(on.ranked) > 1 and bool(chances(on)),
-        estimates=None if on is None else estimates(on),
+        estimates=None if on is None else estimate_basis(on),
         predicted_cached_tokens=decision.predicted_cached_tokens,
-        why="no worker could have taken it" if on is None else why(on, names.worker),
+        why="no worker could have taken it" if on is None else decision_reason(on, names.worker),
         runner_up=None if on is None else runner_up(on, names.worker),
-        candidates=[] if on is None else rows(on, known, names),
+        candidates=[] if on is None else candidate_rows(on, known, names),
         excluded=excluded_named(left_out, names),
     )
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from api.cli import contrail
 from core.errors import CallerError
 from core.settings import RoutingSettings
-from replay.simulating.options import Options
-from replay.simulating.simulate import simulate
-from tests.replay.simulating.families import ENGINE, families
+from replay.simulate.options import Options
+from replay.simulate.simulation import simulate
+from tests.replay.simulate.families import ENGINE, families
 
 GOOD = ("--try", "policy=kv,prefill_weight=4")
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from api.cli import contrail
 from core.errors import CallerError
-from tests.replay.simulating.talks import talks, written
+from tests.replay.simulate.talks import talks, written
 
 REQUESTS = 20
 FAST = ("--workers", "3", "--speed-up", "20")

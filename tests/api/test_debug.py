@@ -22,7 +22,7 @@ from core.clock import SystemClock
 from core.events import LoadReported, RequestFinished, RequestPrefilled, RequestRouted
 from core.ids import StreamSeq, from_column
 from core.subjects import LOAD, ROUTING
-from replay.explaining.explain import explain
+from replay.explain.explain import explain
 from replay.recording.moment import AtSequence
 from replay.recording.recording import Recording
 from replay.state_at.state_at import summary_at

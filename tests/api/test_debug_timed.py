@@ -16,15 +16,15 @@ from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.ids import LOST_SUFFIX, ReplicaId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from replay.explaining.explain import explain
+from replay.explain.explain import explain
 from replay.recording.recording import Recording
-from replay.simulating.options import Options
-from replay.simulating.simulate import simulate
-from replay.simulating.virtual_log import KEY
+from replay.simulate.options import Options
+from replay.simulate.simulated_log import KEY
+from replay.simulate.simulation import simulate
 from streams.archive.archive_reader import ArchiveReader
 from tests.fixtures.passes import one_prompt_a_pass
 from tests.projections.facts import finished, joined, prompt
-from tests.replay.simulating.families import ENGINE, families
+from tests.replay.simulate.families import ENGINE, families
 from tests.replay.staged import ASKED, KV, A, B, R, S, Stage
 
 __all__ = ["one_prompt_a_pass"]

@@ -25,8 +25,8 @@ from api.server import Server, bind
 from core.events import RequestFinished, RequestRouted
 from core.events.routing import RequestTurnedAway
 from core.subjects import ROUTING
-from replay.explaining.explain import explain
-from replay.explaining.listing import requests
+from replay.explain.explain import explain
+from replay.explain.request_list import list_requests
 from replay.verify.verify import verify
 from tests.actors.world import FAST, KEY, NAMESPACE, World, world
 from tests.api.conftest import Api
@@ -167,7 +167,7 @@ async def test_failed_ones_can_be_listed(site: Site, tmp_path: Path, monkeypatch
     await site.it.settled(site.router)
     with await recorded(site.it.log, NAMESPACE, KEY, tmp_path / "log") as recording:
         for outcome in ("rejected", "error"):
-            assert [each.request for each in requests(recording, outcome=outcome)] == ["asked"]
+            assert [each.request for each in list_requests(recording, outcome=outcome)] == ["asked"]
 
 
 async def test_every_route_tells_of_its_failures(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

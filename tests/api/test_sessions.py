@@ -35,7 +35,7 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.policy.decide import decide, record
 from projections.policy.view import RouteRequest
-from replay.explaining.explain import explain
+from replay.explain.explain import explain
 from replay.verify.verify import verify
 from tests.actors.world import FAST, KEY, NAMESPACE, world
 from tests.api.conftest import Api

@@ -6,7 +6,7 @@ from array import array
 
 from bench.bounds import Turn, apart, by_odds, pooled, talks
 from core.ids import RequestId
-from replay.simulating.trace import Asked, Trace
+from replay.simulate.workload import Trace, TraceRequest
 
 
 def turn(at_s: float, talk: int, *blocks: int) -> Turn:
@@ -44,7 +44,7 @@ def test_conversations_of_a_trace() -> None:
     """By their longest known start; what all begin with tells nothing."""
     prompts = [(0, 1, 2), (0, 3), (0, 1, 2, 4), (0,), (0, 3, 5)]
     asked = [
-        Asked(RequestId(str(place)), place * 1_000_000, 0, 0, array("Q", blocks).tobytes())
+        TraceRequest(RequestId(str(place)), place * 1_000_000, 0, 0, array("Q", blocks).tobytes())
         for place, blocks in enumerate(prompts)
     ]
     found = talks(Trace(asked, lambda _asked, _size: b""))

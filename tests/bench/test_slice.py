@@ -19,8 +19,8 @@ from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.prompt import tokens_to_bytes
 from core.settings import RoutingSettings
-from replay.simulating.report import report
-from replay.simulating.trace import Pace
+from replay.simulate.report import report
+from replay.simulate.workload import Pace
 from tests.bench.speaking import speaking
 
 LINES = [

@@ -9,14 +9,14 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from core.settings import RoutingSettings
-from replay.explaining.explain import explain
-from replay.explaining.form import Explanation
+from replay.explain.explain import explain
+from replay.explain.explanation import Explanation
 from replay.recording.recording import Recording
-from replay.simulating.options import Options
-from replay.simulating.simulate import simulate
+from replay.simulate.options import Options
+from replay.simulate.simulation import simulate
 from tests.fixtures.passes import one_prompt_a_pass
 from tests.page.conftest import Served, looking, ready, serving
-from tests.replay.simulating.families import ENGINE, families
+from tests.replay.simulate.families import ENGINE, families
 
 __all__ = ["one_prompt_a_pass"]
 

@@ -15,7 +15,7 @@ from core.events import RequestFinished, RequestMigrated, RequestRouted
 from core.generation import TASK_EMBED, Output
 from core.models import GenerationFailed
 from core.subjects import ROUTING
-from replay.explaining.explain import explain
+from replay.explain.explain import explain
 from replay.verify.verify import verify
 from tests.actors.moving import SLOW, fleet, greedy, rest, right, scripted, stream_of, until_more, where
 from tests.actors.world import KEY, NAMESPACE, collect, world

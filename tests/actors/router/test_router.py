@@ -16,7 +16,7 @@ from core.models import GenerationFailed, NoWorkers, UnknownModel
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, kv_stream
 from projections.folds.state import State
-from replay.explaining.explain import explain
+from replay.explain.explain import explain
 from tests.actors.world import FAST, KEY, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
 from tests.replay.recorded import recorded

@@ -18,7 +18,7 @@ from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.ids import StreamName
 from core.subjects import JOBS, ROUTING
 from projections.policy import prefill_choice as rules
-from replay.explaining.explain import explain
+from replay.explain.explain import explain
 from replay.recording.recording import Recording
 from replay.redact.redaction import redact
 from replay.verify import prefill_decisions as verifying

@@ -15,12 +15,12 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.snapshot import decode, encode
 from projections.folds.state import State
-from replay.explaining.explain import explain
+from replay.explain.explain import explain
 from replay.playback.playback import Playback
 from replay.recording.recording import Recording
-from replay.simulating.options import Options
-from replay.simulating.simulate import Simulated, simulate
-from replay.simulating.virtual_log import KEY, KV
+from replay.simulate.options import Options
+from replay.simulate.simulated_log import KEY, KV
+from replay.simulate.simulation import SimulationResult, simulate
 from replay.verify.verify import verify
 from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if
@@ -28,25 +28,25 @@ from tests.actors import world as actors_world
 from tests.actors.world import FAST, collect, request, world
 from tests.projections.histories import believed
 from tests.replay.recorded import archived
-from tests.replay.simulating.families import ENGINE, families
-from tests.replay.simulating.said import said
+from tests.replay.simulate.families import ENGINE, families
+from tests.replay.simulate.said import said
 
 COUNT = 260
 SILENT = replace(ENGINE, kv_events=False)
 BELIEVING = RoutingSettings(policy="approximate")
 
 
-def run(path: Path | None = None, **options: Any) -> Simulated:
+def run(path: Path | None = None, **options: Any) -> SimulationResult:
     wanted = Options(**{"workers": 4, "engine": SILENT, "routing": BELIEVING, **options})
     return simulate(wanted, families(COUNT), archive=path)
 
 
-def reused(found: Simulated) -> int:
+def reused(found: SimulationResult) -> int:
     """Prompt tokens that engines took from their caches."""
     return sum(each.cached_tokens for each in found.served)
 
 
-def expected(found: Simulated) -> int:
+def expected(found: SimulationResult) -> int:
     """The same as decisions expected it."""
     return sum(each.predicted_tokens for each in found.served)
 

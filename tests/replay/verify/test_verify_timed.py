@@ -14,7 +14,7 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.snapshot import decode, encode
 from projections.folds.state import State
-from replay.explaining.explain import explain
+from replay.explain.explain import explain
 from replay.playback.playback import Playback
 from replay.recording.recording import Recording
 from replay.verify.verify import verify

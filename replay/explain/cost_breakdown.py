@@ -1,0 +1,335 @@
+"""Costs: what the cost of a candidate is the sum of, in its unit.
+
+Estimated: the costs of `time` and `session` taken apart, to the microsecond, and what the estimates went by.
+
+Weighed: what spoke for the chosen worker under `time`, and what against it, term by term.
+
+The draw of a decision under a temperature: how likely each candidate was, and where the draw fell.
+
+Ordered: whose turn it was under `session`, and who was drawn under `power-of-two`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from core.event_json import hash_text
+from core.events import RequestRouted
+from core.settings import RoutingSettings
+from projections.policy.cost import (
+    BLOCK_COST_POLICIES,
+    ESTIMATING_POLICIES,
+    MILLI,
+    ScoredCandidate,
+    TimeCostTerms,
+    estimate,
+    pending_beyond,
+)
+from projections.policy.policies import SESSION_TOKENS, SOFT_STEPS, SOFT_TABLE, TEMPERATURE_POLICIES, rank, two_of
+from projections.policy.prefill_backlog import PrefillBacklog
+from replay.explain.counterfactuals import weight_terms
+from replay.explain.decision_inputs import DecisionInputs
+from replay.explain.explanation import EstimateBasis, PassedWorker, SessionOrder, TimeEstimate
+
+
+class CostTerms(NamedTuple):
+    """Blocks under `kv`, milliseconds under `time`; all 0 where a cost is no sum, or is not known by its terms."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    request: float = 0.0
+    wait: float = 0.0
+
+
+def cost_terms(on: DecisionInputs, scored: ScoredCandidate) -> CostTerms:
+    """The terms of one candidate's cost."""
+    settings = on.settings
+    if settings.policy in BLOCK_COST_POLICIES:
+        if not on.settings_known:
+            return CostTerms()
+        per = weight_terms(scored, on.request)
+        weights = (settings.prefill_weight_m, settings.decode_weight_m, settings.request_weight_m)
+        return CostTerms(*(weight * term / MILLI**2 for weight, term in zip(weights, per, strict=True)))
+    if settings.policy == "time":
+        found = split_estimate(scored, settings, on.event.block_size, on.backlog)
+        if found is not None:
+            return CostTerms(found.own / MILLI, found.decode / MILLI, found.requests / MILLI, found.wait / MILLI)
+    return CostTerms()
+
+
+WEIGHTS = {
+    "time": ("own_weight", "active_weight", "own_request_weight"),
+    "session": ("session_wait_max_ms",),
+}
+"""The settings that make a cost, by policy."""
+SET, LEARNED, DEFAULT = "set", "learned", "default"
+
+
+def split_estimate(
+    scored: ScoredCandidate, settings: RoutingSettings, size: int, backlog: PrefillBacklog
+) -> TimeCostTerms | None:
+    """The terms of a candidate's cost under `time`, in microseconds; None if they are not all of it, because it was
+    made with other settings."""
+    parts = estimate(scored.candidate, scored.prefill_m, settings, size, backlog)
+    return parts if sum(parts) == scored.cost else None
+
+
+def estimate_basis(on: DecisionInputs) -> EstimateBasis | None:
+    """What the decision estimated by; None under a policy that estimates nothing. O(candidates)."""
+    settings = on.settings
+    if settings.policy not in ESTIMATING_POLICIES:
+        return None
+    exact = all(_adds_up(on, scored) for scored in on.ranked)
+    given = settings.to_mapping()
+    return EstimateBasis(
+        exact=exact,
+        weights={name: float(given[name]) for name in WEIGHTS.get(settings.policy, ())} if exact else {},
+        weights_known=on.settings_known,
+        base_ms=on.backlog.time.base_us / MILLI,
+        per_token_us=on.backlog.time.per_token_m / MILLI,
+        source=estimate_source(on.event, settings),
+    )
+
+
+def estimate_source(event: RequestRouted, settings: RoutingSettings) -> str:
+    """Where the decision had from how long a prefill lasts."""
+    if event.prefill_time:
+        return LEARNED
+    return SET if settings.prefill_us_per_token_m else DEFAULT
+
+
+def _adds_up(on: DecisionInputs, scored: ScoredCandidate) -> bool:
+    if on.settings.policy == "time":
+        return split_estimate(scored, on.settings, on.event.block_size, on.backlog) is not None
+    beyond_us = on.backlog.waits_us.get(scored.candidate.worker, 0) - on.settings.session_wait_max_ms * MILLI
+    return scored.cost == max(0, beyond_us)
+
+
+def computed_tokens(scored: ScoredCandidate, size: int) -> int:
+    """Of the prompt, that would be computed there, as `estimate` counts them."""
+    return -(-scored.prefill_m * size // MILLI)
+
+
+def time_estimate(on: DecisionInputs, scored: ScoredCandidate, *, exact: bool) -> TimeEstimate:
+    """What was estimated of one candidate."""
+    size, candidate = on.event.block_size, scored.candidate
+    computes, asks = computed_tokens(scored, size), exact and on.settings.policy == "time"
+    return TimeEstimate(
+        tokens=computes,
+        own_ms=on.backlog.time.us(computes) / MILLI if asks else None,
+        outstanding_ms=on.backlog.outstanding_us(candidate.worker) / MILLI,
+        held_ms=on.backlog.held_us.get(candidate.worker, 0) / MILLI,
+        decode_tokens=(candidate.active_blocks - pending_beyond(candidate)) * size,
+    )
+
+
+class _CostDifference(NamedTuple):
+    """One term in which two candidates differ."""
+
+    gain_us: int
+    """By how much it makes the first one cheaper; negative if dearer."""
+    text: str
+
+
+def compare_costs(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandidate) -> str:
+    """What the first does better than the second, the weightiest first, and what worse: `computes 3,100 tokens more
+    (190 ms), but waits 240 ms less`. Empty if the costs are not known by their terms."""
+    points = list(_points(on, ours, theirs))
+    better = sorted((point for point in points if point.gain_us > 0), key=lambda point: -point.gain_us)
+    worse = sorted((point for point in points if point.gain_us < 0), key=lambda point: point.gain_us)
+    if not better or not worse:
+        return _joined(better or worse)
+    return f"{_joined(worse)}, but {_joined(better)}"
+
+
+def _points(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandidate) -> Iterator[_CostDifference]:
+    size = on.event.block_size
+    mine, other = (split_estimate(each, on.settings, size, on.backlog) for each in (ours, theirs))
+    if mine is None or other is None:
+        return
+    more = computed_tokens(ours, size) - computed_tokens(theirs, size)
+    gain_us = other.own - mine.own
+    yield _CostDifference(gain_us, f"computes {_by(more)} ({ms_text(abs(gain_us))})" if more else "")
+    gain_us = other.wait - mine.wait
+    yield _CostDifference(gain_us, f"waits {ms_text(abs(gain_us))} {'less' if gain_us > 0 else 'longer'}")
+    gain_us = other.decode - mine.decode
+    blocks = _active(ours) - _active(theirs)
+    fewer = f"{abs(blocks):,} {'fewer' if blocks < 0 else 'more'} active blocks"
+    yield _CostDifference(gain_us, f"has {fewer} ({ms_text(abs(gain_us))})")
+    yield _CostDifference(other.requests - mine.requests, _holding_up(ours, theirs, other.requests - mine.requests))
+
+
+def _by(more: int) -> str:
+    return f"{abs(more):,} token{'' if abs(more) == 1 else 's'} {'fewer' if more < 0 else 'more'}"
+
+
+def _active(scored: ScoredCandidate) -> int:
+    return scored.candidate.active_blocks - pending_beyond(scored.candidate)
+
+
+def _holding_up(ours: ScoredCandidate, theirs: ScoredCandidate, gain_us: int) -> str:
+    mine, other = ours.candidate.active_requests, theirs.candidate.active_requests
+    if mine == other:
+        how = f"holds up {mine} requests for {'less' if gain_us > 0 else 'more'} time"
+    else:
+        how = f"holds up {mine} requests, not {other}"
+    return f"{how} ({ms_text(abs(gain_us))})"
+
+
+def ms_text(us: float) -> str:
+    """`240 ms`, `13.7 ms`, `1.48 ms`: three digits that count."""
+    ms = us / MILLI
+    digits = 0 if ms >= 100 else 1 if ms >= 10 else 2 if ms >= 1 else 3
+    text = f"{ms:,.{digits}f}"
+    return f"{text.rstrip('0').rstrip('.') if digits else text} ms"
+
+
+def _joined(points: list[_CostDifference]) -> str:
+    *before, last = [point.text for point in points] or [""]
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+SEED_BITS = 64
+
+
+def draws_by_cost(settings: RoutingSettings) -> bool:
+    """Whether the policy draws among candidates by their costs."""
+    return settings.policy in TEMPERATURE_POLICIES and settings.temperature_m > 0
+
+
+def choice_probabilities(costs: Sequence[int], settings: RoutingSettings) -> list[float] | None:
+    """Of being chosen, in the order of the costs; None where no draw decides."""
+    if settings.policy == "random":
+        return [1 / len(costs)] * len(costs)
+    if settings.policy == "power-of-two" and len(costs) > 1:
+        return [_of_pairs(costs, cost) for cost in costs]
+    if not draws_by_cost(settings):
+        return None
+    weights = _weights(costs, settings.temperature_m)
+    return [weight / sum(weights) for weight in weights]
+
+
+def _of_pairs(costs: Sequence[int], cost: int) -> float:
+    """Of the ordered pairs of candidates, the share that one of this cost wins: the cheaper does, or the first."""
+    dearer, same = sum(each > cost for each in costs), costs.count(cost) - 1
+    return (2 * dearer + same) / (len(costs) * (len(costs) - 1))
+
+
+def draw_position(seed: int) -> float:
+    """Where the draw fell, in [0, 1): candidates share it by id, each as much as it is likely."""
+    return seed / (1 << SEED_BITS)
+
+
+def _weights(costs: Sequence[int], temperature_m: int) -> list[int]:
+    """As `projections.policy.policies` has them: 2^(-(cost - min) / (spread * temperature)), in integers."""
+    lowest, highest = min(costs), max(costs)
+    scale = max(1, (highest - lowest) * temperature_m)
+    steps = [(cost - lowest) * SOFT_STEPS * MILLI // scale for cost in costs]
+    return [SOFT_TABLE[step % SOFT_STEPS] >> (step // SOFT_STEPS) for step in steps]
+
+
+NameOf = Callable[[str], str]
+
+
+def session_order(on: DecisionInputs, name: NameOf) -> SessionOrder | None:
+    """Where the chosen worker stands in the order of the session, and who comes before it; None under other policies,
+    and where the log does not have the bound."""
+    if on.settings.policy != "session" or not on.settings_known:
+        return None
+    of, key, blocks = _whose(on)
+    order = _order(on)
+    at = order.index(on.ranked[0]) if _follows(on, order) else None
+    return SessionOrder(
+        of=of,
+        key=key,
+        blocks=blocks,
+        position=None if at is None else at + 1,
+        wait_max_ms=on.settings.session_wait_max_ms,
+        passed=[_passed(on, scored, name) for scored in order[:at]] if at is not None else [],
+    )
+
+
+def drawn_pair(on: DecisionInputs) -> list[ScoredCandidate]:
+    """The two that `power-of-two` drew, the first one first; none under other policies, of a single candidate, and
+    where the record does not hold all: places are drawn, and they count by id."""
+    if on.settings.policy != "power-of-two" or len(on.ranked) < max(2, on.event.candidates_total):
+        return []
+    by_id = sorted(on.ranked, key=lambda scored: scored.candidate.worker)
+    return [by_id[at] for at in two_of(len(by_id), on.event.seed)]
+
+
+def session_reason(on: DecisionInputs, name: NameOf) -> str:
+    """Why the first of the ranked was chosen under `session`."""
+    order = session_order(on, name)
+    assert order is not None
+    chosen = on.ranked[0]
+    called, bound = name(chosen.candidate.worker), f"the bound of {order.wait_max_ms:g} ms (session_wait_max_ms)"
+    if min(scored.cost for scored in on.ranked):
+        wait = ms_text(on.backlog.waits_us.get(chosen.candidate.worker, 0))
+        return f"everywhere the wait for prefills is beyond {bound}; {called} has the shortest, {wait}"
+    whose = _WHOSE[order.of].format(order)
+    if order.position is None:
+        return f"{called} is the first in the order of {whose} where the wait for prefills is within {bound}"
+    if order.position == 1:
+        return f"{called} is the first in the order of {whose}, and the wait for prefills there is within {bound}"
+    waits = ", ".join(f"{each.name} {ms_text(each.wait_ms * MILLI)}" for each in order.passed)
+    passed = f"before it, the wait for prefills is beyond {bound}: {waits}"
+    return f"{called} is number {order.position} in the order of {whose}; {passed}"
+
+
+_WHOSE = {
+    "session": "the session {0.key}",
+    "prefix": "prompts that begin so ({0.blocks} blocks, hash {0.key})",
+    "request": "this request alone, whose prompt has no full block",
+}
+
+
+def pair_reason(on: DecisionInputs, name: NameOf) -> str:
+    """Why the first of the ranked was chosen under `power-of-two`, of at least two candidates."""
+    chosen, drew = on.ranked[0], drawn_pair(on)
+    called, among = name(chosen.candidate.worker), max(len(on.ranked), on.event.candidates_total)
+    if not drew:  # of more than the record holds there is no telling who the other was
+        return f"policy power-of-two drew two of {among}: {called} had no more requests than the other"
+    first, second = (name(scored.candidate.worker) for scored in drew)
+    (other,) = (scored for scored in drew if scored != chosen)
+    busy, others = (scored.candidate.active_requests + scored.candidate.waiting for scored in (chosen, other))
+    text = f"policy power-of-two drew {first} and {second} of {among}"
+    if busy == others:
+        return f"{text}: both had {busy} requests, and {first} was drawn first"
+    return f"{text}: {called} had {busy} requests, {name(other.candidate.worker)} had {others}"
+
+
+def _whose(on: DecisionInputs) -> tuple[str, str, int]:
+    """What `rank` takes for a session, what it is called, and how many blocks of the prompt make it."""
+    if on.request.session:
+        return "session", on.request.session, 0
+    prompt = on.request.prompt
+    depth = min(prompt.blocks, max(1, SESSION_TOKENS // prompt.block_size))
+    if not depth:
+        return "request", on.request.id, 0
+    return "prefix", hash_text(prompt.key(depth)), depth
+
+
+def _order(on: DecisionInputs) -> list[ScoredCandidate]:
+    """The candidates as they would be taken one after the other if nobody had anything to wait for."""
+    idle = [scored._replace(cost=0) for scored in on.ranked]
+    settings = msgspec.structs.replace(on.settings, tie_margin_m=0)
+    places = {scored.candidate.worker: scored for scored in on.ranked}
+    idle.sort(key=lambda scored: scored.candidate.worker)
+    order = rank(idle, on.request, settings, on.turn or 0, on.event.seed)
+    return [places[scored.candidate.worker] for scored in order]
+
+
+def _follows(on: DecisionInputs, order: list[ScoredCandidate]) -> bool:
+    """Whether the order says who is chosen: all are there, and the first of those that cost least is the one."""
+    highest = min(scored.cost for scored in order) + on.settings.tie_margin_m
+    first = next(scored for scored in order if scored.cost <= highest)
+    return len(order) >= on.event.candidates_total and first == on.ranked[0]
+
+
+def _passed(on: DecisionInputs, scored: ScoredCandidate, name: NameOf) -> PassedWorker:
+    worker = scored.candidate.worker
+    return PassedWorker(worker=worker, name=name(worker), wait_ms=on.backlog.waits_us.get(worker, 0) / MILLI)

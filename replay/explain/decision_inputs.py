@@ -1,0 +1,210 @@
+"""Ground: what one decision stood on, made again from the log; or, where that cannot be or would take long, as it was
+recorded, which is exact for the candidates that the record holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from core.events import RequestRouted
+from core.events.routing import LOCAL_REASONS
+from core.ids import ReplicaId, StreamName, WorkerId, from_column
+from core.prompt import HashedPrompt
+from core.settings import TIERS, RoutingSettings
+from core.subjects import ROUTING
+from projections.folds.in_flight import WorkerLoad
+from projections.policy.cost import ESTIMATING_POLICIES, MILLI, ScoredCandidate
+from projections.policy.decide import Decision, decide
+from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
+from projections.policy.prefill_time import PrefillTime
+from projections.policy.view import Candidate, RouteRequest, View, local_by_worker
+from replay.explain.explanation import WorkerInFlight
+from replay.playback.playback import Playback, RecordedDecision
+from replay.recording.gaps import Gaps
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
+
+FOLD_MAX = 30_000
+"""Messages that are folded unasked: about half a second."""
+SAME, DIFFERS, NOT_MADE = "same", "differs", "not_made"
+
+ExcludedWorkers = dict[str, tuple[int, list[WorkerId]]]
+"""Reason to how many, and some of them or all."""
+
+
+class DecisionInputs(NamedTuple):
+    """See the module's text."""
+
+    event: RequestRouted
+    request: RouteRequest
+    settings: RoutingSettings
+    settings_known: bool
+    """False: the recording does not say what the revision means, and these are the defaults."""
+    ranked: list[ScoredCandidate]
+    """The chosen one first, then by cost."""
+    excluded: ExcludedWorkers
+    local: dict[WorkerId, tuple[str, ...]]
+    turn: int | None
+    """How many decisions the replica had made for the model; None if the state was not folded."""
+    in_flight: dict[WorkerId, WorkerInFlight]
+    """Of the candidates."""
+    again: str
+    doubts: list[str]
+    backlog: PrefillBacklog
+    """What was outstanding, where the policy looks at that."""
+
+    @property
+    def stale(self) -> set[WorkerId]:
+        """Workers whose load reports had stopped."""
+        return {worker for worker, reasons in self.local.items() if "stale" in reasons}
+
+
+def routed_event(recording: Recording, tried: RequestAttempt) -> RequestRouted | None:
+    """The decision as it was recorded; None for a refusal."""
+    found = None
+    for _, message in recording.said(ROUTING, tried.seq, tried.seq + 1):
+        for event in message.events:
+            if isinstance(event, RequestRouted) and (event.request, event.attempt) == (tried.request, tried.attempt):
+                found = event
+    return found
+
+
+def decision_inputs(
+    recording: Recording, tried: RequestAttempt, event: RequestRouted, *, whole: bool | None
+) -> DecisionInputs:
+    """What the decision stood on; `whole` says whether to fold the log for it, None does if that is quickly done."""
+    if whole is None:
+        cursor = {StreamName(stream): seq for stream, (_, seq) in event.cursor.items() if stream in recording.streams}
+        whole = recording.to_fold(cursor) <= FOLD_MAX
+    if whole:
+        for situation in Playback(recording, tried.seq, tried.seq + 1, replica=ReplicaId(tried.replica), gaps=Gaps()):
+            if (situation.event.request, situation.event.attempt) == (event.request, event.attempt):
+                return _made_again(recording, tried, situation)
+    return _as_recorded(recording, tried, event, NOT_MADE, [])
+
+
+def _made_again(recording: Recording, tried: RequestAttempt, situation: RecordedDecision) -> DecisionInputs:
+    event, view = situation.event, situation.view
+    decision = decide(view, situation.request, situation.settings, event.now_ms, event.seed)
+    if decision.digest != event.digest:
+        return _as_recorded(recording, tried, event, DIFFERS, list(situation.doubts.values()))
+    known = recording.index.settings(tried.replica, event.settings_revision, tried.seq) is not None
+    return inputs_of_decision(view, situation.request, situation.settings, event, decision)._replace(
+        settings_known=known
+    )
+
+
+def inputs_of_decision(
+    view: View, request: RouteRequest, settings: RoutingSettings, event: RequestRouted, decision: Decision
+) -> DecisionInputs:
+    """What a decision that is made on this view stands on."""
+    return DecisionInputs(
+        event,
+        request,
+        settings,
+        settings_known=True,
+        ranked=decision.ranked,
+        excluded={reason: (len(ids), ids) for reason, ids in sorted(decision.excluded.items())},
+        local=dict(sorted(local_by_worker(view.local).items())),
+        turn=view.routed(event.model),
+        in_flight={scored.candidate.worker: in_flight(view, scored.candidate) for scored in decision.ranked},
+        again=SAME,
+        doubts=[],
+        backlog=decision.backlog,
+    )
+
+
+def in_flight(view: View, candidate: Candidate) -> WorkerInFlight:
+    """What the worker is busy with, by this view."""
+    ahead = view.ahead.in_flight_load.busy.get(candidate.worker, WorkerLoad())
+    return WorkerInFlight(
+        requests=candidate.active_requests,
+        blocks=candidate.active_blocks,
+        prefill_tokens=candidate.prefill_tokens,
+        ahead=ahead.requests,
+    )
+
+
+def _as_recorded(
+    recording: Recording, tried: RequestAttempt, event: RequestRouted, again: str, doubts: list[str]
+) -> DecisionInputs:
+    settings = recording.index.settings(tried.replica, event.settings_revision, tried.seq)
+    known = settings is not None
+    settings = settings or RoutingSettings(policy=event.policy)
+    request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
+    told = recording.index.local(tried.replica, tried.seq)
+    local = {WorkerId(worker): _ordered(reasons) for worker, reasons in sorted(told.items())}
+    ranked = recorded_candidates(event, settings, local)
+    return DecisionInputs(
+        event,
+        request,
+        settings,
+        settings_known=known,
+        ranked=ranked,
+        excluded={
+            reason: (count, [WorkerId(worker) for worker in from_column(ids)])
+            for reason, (count, ids) in event.excluded.items()
+        },
+        local=local,
+        turn=None,
+        in_flight={scored.candidate.worker: _recorded_in_flight(scored.candidate) for scored in ranked},
+        again=again,
+        doubts=doubts,
+        backlog=recorded_backlog(event, request, settings),
+    )
+
+
+def recorded_backlog(event: RequestRouted, request: RouteRequest, settings: RoutingSettings) -> PrefillBacklog:
+    """What was outstanding on the candidates that the event holds, where the policy looks at that."""
+    if settings.policy not in ESTIMATING_POLICIES:
+        return NO_BACKLOG
+    waits = dict(zip(map(WorkerId, from_column(event.candidates)), event.columns.get("wait_us", ()), strict=False))
+    return PrefillBacklog(PrefillTime.of(settings, request.time), waits, request.held)
+
+
+def _ordered(reasons: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(reason for reason in LOCAL_REASONS if reason in reasons)
+
+
+def _recorded_in_flight(candidate: Candidate) -> WorkerInFlight:
+    return WorkerInFlight(
+        requests=candidate.active_requests, blocks=candidate.active_blocks, prefill_tokens=None, ahead=None
+    )
+
+
+def recorded_candidates(
+    event: RequestRouted, settings: RoutingSettings, local: Mapping[WorkerId, tuple[str, ...]]
+) -> list[ScoredCandidate]:
+    """The candidates that the event holds, as `score` would give them; what it leaves out is filled in so that they
+    cost the same."""
+    found = []
+    for at, worker in enumerate(from_column(event.candidates)):
+        row = {name: column[at] for name, column in event.columns.items()}
+        levels = (row["overlap"], *(row["overlap_all"],) * (len(TIERS) - 1))
+        candidate = Candidate(
+            WorkerId(worker), event.model, event.block_size, 0, bool(row["known"]), levels, row["pending"],
+            row["active_blocks"], row["active_requests"], 0, row["waiting"], draining=False,
+        )  # fmt: skip
+        tokens = _queued_tokens(
+            event, settings, candidate, row["prefill"], stale="stale" in local.get(WorkerId(worker), ())
+        )
+        found.append(ScoredCandidate(candidate._replace(prefill_tokens=tokens), row["cost"], row["prefill"]))
+    return found
+
+
+def _queued_tokens(
+    event: RequestRouted, settings: RoutingSettings, candidate: Candidate, prefill_m: int, *, stale: bool
+) -> int:
+    """Tokens queued there that give these blocks to prefill: the inverse of what `score` does."""
+    if settings.policy in ESTIMATING_POLICIES:
+        return 0  # they have no part in it
+    credit, before = 0, 0
+    for depth, credit_m in zip(candidate.overlap, settings.credits_m, strict=True):
+        credit, before = credit + (depth - before) * credit_m, depth
+    shared = max(0, candidate.pending - candidate.overlap[-1])
+    credit += shared * settings.pending_credit_m
+    if stale:
+        credit = credit * settings.stale_credit_m // MILLI
+    own_m = max(0, event.prompt_tokens * MILLI // event.block_size - credit)
+    queued_m = max(0, prefill_m - own_m) + shared * MILLI
+    return -(-queued_m * event.block_size // MILLI)

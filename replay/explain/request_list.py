@@ -1,0 +1,140 @@
+"""Listing: requests picked out of a recording, one line each: the slowest, the failed, those that a worker got."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from core.event_json import time_text
+from core.subjects import ROUTING
+from replay.recording.moment import Moment
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
+
+REJECTED, LOST = "rejected", "replica_lost"
+"""Outcomes that no RequestFinished says: nobody could take it; its replica ended first."""
+UNDER_WAY = "under_way"
+
+
+class RequestListEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at a request; None for what the log does not tell."""
+
+    time: str
+    """When the log stored the decision."""
+    time_ms: int
+    seq: int
+    """Where it stands in the routing stream."""
+    request: str
+    attempt: int
+    model: str
+    worker: str
+    """Empty for one that was rejected."""
+    worker_name: str
+    replica: str
+    replica_name: str
+    tenant: str
+    """Empty if it had none."""
+    prompt_tokens: int | None
+    predicted_cached_tokens: int | None
+    real_cached_tokens: int | None
+    ttft_ms: int | None
+    duration_ms: int | None
+    output_tokens: int | None
+    outcome: str
+    """As `RequestFinished` has it, or `rejected`, `replica_lost`, `under_way`."""
+
+    @property
+    def mispredicted_tokens(self) -> int:
+        """By how much prediction and engine differ, either way; 0 if no first token came."""
+        if self.real_cached_tokens is None or self.predicted_cached_tokens is None:
+            return 0
+        return abs(self.real_cached_tokens - self.predicted_cached_tokens)
+
+
+def list_requests(
+    recording: Recording,
+    *,
+    worker: str | None = None,
+    replica: str | None = None,
+    model: str | None = None,
+    tenant: str | None = None,
+    outcome: str | None = None,
+    start: Moment | None = None,
+    end: Moment | None = None,
+    slowest: int | None = None,
+    mispredicted: int | None = None,
+    limit: int | None = None,
+) -> list[RequestListEntry]:
+    """Attempts that were routed from `start` up to `end` (not included) and fit all that is given; workers and replicas
+    by name or id.
+
+    In the order of the log, of which `limit` keeps the last; or the `slowest` by time to first token, or the worst
+    `mispredicted`, the worst first. CallerError for a name that the log does not know.
+    """
+    tries = _within(recording, start, end)
+    if worker is not None:
+        workers = recording.names.workers_called(worker)
+        tries = (tried for tried in tries if tried.worker in workers)
+    if replica is not None:
+        replicas = recording.names.replicas_called(replica)
+        tries = (tried for tried in tries if tried.replica in replicas)
+    if model is not None:
+        tries = (tried for tried in tries if tried.model == model)
+    if tenant is not None:
+        tries = (tried for tried in tries if tried.tenant == tenant)
+    if outcome is not None:
+        tries = (tried for tried in tries if _outcome(recording, tried) == outcome)
+    if slowest is not None:
+        came = (tried for tried in tries if tried.prefilled_seq)
+        chosen = sorted(came, key=lambda tried: (-tried.ttft_ms, tried.seq))[:slowest]
+    elif mispredicted is not None:
+        wrong = (tried for tried in tries if tried.prefilled_seq and tried.cached_tokens != tried.predicted_tokens)
+        chosen = sorted(wrong, key=_by_misprediction)[:mispredicted]
+    else:
+        chosen = list(tries)
+    if limit is not None:
+        chosen = chosen[-limit:] if slowest is None and mispredicted is None else chosen[:limit]
+    return [_list_entry(recording, tried) for tried in chosen]
+
+
+def _within(recording: Recording, start: Moment | None, end: Moment | None) -> Iterator[RequestAttempt]:
+    first = 0 if start is None else recording.position(ROUTING, start)
+    behind = None if end is None else recording.position(ROUTING, end)
+    return (tried for tried in recording.index.tries if first <= tried.seq and (behind is None or tried.seq < behind))
+
+
+def _by_misprediction(tried: RequestAttempt) -> tuple[int, int]:
+    return -abs(tried.cached_tokens - tried.predicted_tokens), tried.seq
+
+
+def _outcome(recording: Recording, tried: RequestAttempt) -> str:
+    if not tried.worker:
+        return REJECTED
+    if tried.outcome:
+        return tried.outcome
+    return LOST if recording.index.ended.get(tried.replica, 0) > tried.seq else UNDER_WAY
+
+
+def _list_entry(recording: Recording, tried: RequestAttempt) -> RequestListEntry:
+    names, routed = recording.names, tried.worker != ""
+    return RequestListEntry(
+        time=time_text(tried.time_ms),
+        time_ms=tried.time_ms,
+        seq=tried.seq,
+        request=tried.request,
+        attempt=tried.attempt,
+        model=tried.model,
+        worker=tried.worker,
+        worker_name=names.worker(tried.worker),
+        replica=tried.replica,
+        replica_name=names.replica(tried.replica),
+        tenant=tried.tenant,
+        prompt_tokens=tried.prompt_tokens if routed else None,
+        predicted_cached_tokens=tried.predicted_tokens if routed else None,
+        real_cached_tokens=tried.cached_tokens if tried.prefilled_seq else None,
+        ttft_ms=tried.ttft_ms if tried.prefilled_seq else None,
+        duration_ms=tried.duration_ms if tried.ended_seq else None,
+        output_tokens=tried.output_tokens if tried.ended_seq else None,
+        outcome=_outcome(recording, tried),
+    )

@@ -1,0 +1,154 @@
+"""Queued: a request's wait in its replica, and its end there if it got no place.
+
+Holding: why a request was held in the router, and who was held beside it, by the log.
+
+The time to the first token, taken apart as far as the log knows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+
+from core.event_json import time_text
+from core.events import RequestRouted
+from core.events.routing import HELD, RequestQueued, RequestTurnedAway
+from core.subjects import ROUTING
+from replay.explain.explanation import (
+    ConcurrentHold,
+    FirstTokenPhases,
+    HoldExplanation,
+    PrefillWhileHeld,
+    QueueWait,
+    RejectionExplanation,
+)
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
+
+
+def queue_wait(recording: Recording, tried: RequestAttempt, until_ms: int | None) -> QueueWait | None:
+    """Its wait, up to that time by the replica's clock; None if it had a place at once."""
+    if not tried.queued_seq:
+        return None
+    for record, message in recording.said(ROUTING, tried.queued_seq, tried.queued_seq + 1):
+        for event in message.events:
+            if isinstance(event, RequestQueued) and event.request == tried.request:
+                return QueueWait(
+                    time=time_text(record.time_ms),
+                    why=event.why,
+                    priority=event.priority,
+                    tenant=event.tenant,
+                    depth=event.depth,
+                    waited_ms=None if until_ms is None else max(0, until_ms - event.now_ms),
+                )
+    return None
+
+
+def arrival_ms(recording: Recording, tried: RequestAttempt, decided_ms: int) -> int:
+    """When it came, by the clock of its replica, which decided about it then."""
+    waited = queue_wait(recording, tried, decided_ms)
+    return decided_ms if waited is None or waited.waited_ms is None else decided_ms - waited.waited_ms
+
+
+def queue_rejection(recording: Recording, tried: RequestAttempt) -> RejectionExplanation | None:
+    """Its end without a decision; None if it ended by one."""
+    for record, message in recording.said(ROUTING, tried.seq, tried.seq + 1):
+        for event in message.events:
+            if isinstance(event, RequestTurnedAway) and event.request == tried.request:
+                waited = queue_wait(recording, tried, None)
+                if waited is not None:
+                    waited = msgspec.structs.replace(waited, waited_ms=event.waited_ms)
+                return RejectionExplanation(
+                    attempt=tried.attempt,
+                    time=time_text(record.time_ms),
+                    reason=event.reason,
+                    status=event.status,
+                    excluded={},
+                    queued=waited,
+                    detail=event.detail,
+                )
+    return None
+
+
+SHOWN_MAX = 8
+"""Of requests beside it, and of those that were computed meanwhile, so many are named."""
+LOOK_MAX = 1024
+"""Attempts looked through on each side of a decision."""
+
+
+def explain_hold(recording: Recording, tried: RequestAttempt, event: RequestRouted) -> HoldExplanation | None:
+    """What holding had to do with this decision; None if neither the request was held, nor any beside it."""
+    held_since = _held(recording, tried)
+    beside = list(islice(_beside(recording, tried, event), SHOWN_MAX)) if event.held else []
+    if held_since is None:
+        return HoldExplanation(held_ms=None, by=[], beside=beside) if event.held else None
+    stored_ms, queued_event = held_since
+    by = sorted(_by(recording, tried, stored_ms), key=lambda each: each.after_ms)
+    return HoldExplanation(held_ms=max(0, event.now_ms - queued_event.now_ms), by=by[-SHOWN_MAX:], beside=beside)
+
+
+def _held(recording: Recording, tried: RequestAttempt) -> tuple[int, RequestQueued] | None:
+    """When the log stored that it is held, and the word itself."""
+    if not tried.held_seq:
+        return None
+    for record, message in recording.said(ROUTING, tried.held_seq, tried.held_seq + 1):
+        for said in message.events:
+            if isinstance(said, RequestQueued) and said.request == tried.request and said.why == HELD:
+                return record.time_ms, said
+    return None
+
+
+def _by(recording: Recording, tried: RequestAttempt, since_ms: int) -> Iterator[PrefillWhileHeld]:
+    """Those before it on the same worker whose first tokens came between its being held and its being sent."""
+    tries = recording.index.tries
+    at = bisect_left(tries, tried.at, key=lambda each: each.at)
+    for other in tries[max(0, at - LOOK_MAX) : at]:
+        came = other.worker == tried.worker and 0 < other.prefilled_at < tried.at
+        if came and other.prefilled_ms >= since_ms:
+            after_ms = other.prefilled_ms - since_ms
+            yield PrefillWhileHeld(request=other.request, tokens=other.prefill_tokens, after_ms=after_ms)
+
+
+def _beside(recording: Recording, tried: RequestAttempt, event: RequestRouted) -> Iterator[ConcurrentHold]:
+    """Those that were held already when it was sent, and sent later by the same replica."""
+    tries = recording.index.tries
+    at = bisect_left(tries, tried.at, key=lambda each: each.at)
+    for other in tries[at + 1 : at + 1 + LOOK_MAX]:
+        if other.replica != tried.replica or not other.worker:
+            continue
+        held_since = _held(recording, other)
+        if held_since is not None and held_since[1].now_ms <= event.now_ms:
+            yield ConcurrentHold(
+                request=other.request,
+                tokens=other.prompt_tokens,
+                worker=other.worker,
+                name=recording.names.worker(other.worker),
+                after_ms=max(0, other.time_ms - tried.time_ms),
+            )
+
+
+def first_token_phases(
+    recording: Recording, tried: RequestAttempt, first_now_ms: int, now_ms: int, decided_ms: int
+) -> FirstTokenPhases | None:
+    """None if no token came. `first_now_ms` and `now_ms` are the replica's clock when the request came (its first
+    attempt is decided at once, unless it waits) and at this decision; `decided_ms` is the log's clock at that."""
+    if not tried.prefilled_seq:
+        return None
+    before_ms = now_ms - first_now_ms
+    left_ms = max(0, tried.ttft_ms - before_ms)
+    there = [each for each in recording.index.before(tried) if not 0 < each.prefilled_at < tried.at]
+    ahead = [each for each in there if 0 < each.prefilled_at < tried.prefilled_at]
+    behind_ms = max((each.prefilled_ms for each in ahead), default=decided_ms) - decided_ms
+    behind_ms = min(left_ms, max(0, behind_ms))
+    return FirstTokenPhases(
+        ttft_ms=tried.ttft_ms,
+        before_ms=before_ms,
+        behind_ms=behind_ms,
+        behind_requests=len(there),
+        behind_tokens=sum(each.prefill_tokens for each in there),
+        rest_ms=left_ms - behind_ms,
+        overlapped=len(ahead) < len(there),
+    )

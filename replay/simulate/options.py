@@ -1,0 +1,82 @@
+"""Options: what is simulated: workers and their engine, the policy, replicas and their lag, and what goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from actors.engines.simulated.simulated_settings import SimulatedSettings
+from core.errors import CallerError
+from core.settings import RoutingSettings
+from replay.simulate.fleet_schedule import WorkerLife
+
+WORKERS_MAX = 4096
+REPLICAS_MAX = 256
+LAG_MS_MAX = 3_600_000
+"""An hour: a replica further behind than that decides on nothing."""
+CONCURRENCY_MAX = 1_000_000
+FAILURES_PER_HOUR_MAX = 3600
+"""One a second."""
+COMPARE_EVERY_MAX = 1_000_000
+SEED_MAX = 2**64 - 1
+TWO_LAGS = "lag_ms: each replica has a lag of its own here: leave either out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Equal options and equal arrivals give equal results, byte by byte."""
+
+    workers: int = 8
+    prefill_workers: int = 0
+    """So many more, which compute long prompts for those that decode."""
+    engine: SimulatedSettings = field(default_factory=SimulatedSettings)
+    """Of every worker."""
+    routing: RoutingSettings = field(default_factory=RoutingSettings)
+    replicas: int = 1
+    """Arrivals go to them in turn."""
+    lag_ms: int = 0
+    """How long a replica gets a message of the log after it was written, its own ones too."""
+    replica_lags_ms: tuple[int, ...] = ()
+    """The same for each replica, instead of `lag_ms`."""
+    concurrency: int = 0
+    """Above 0 the arrivals' times do not count: so many requests are under way at once, and one comes when one ends;
+    when one is turned away, then when its client was told to try again."""
+    failures_per_hour: int = 0
+    """How many workers end without a word, in each hour of the run, over the whole fleet."""
+    stays: tuple[WorkerLife, ...] = ()
+    """The lives of all workers, if they are not to live from the start to the end."""
+    compare_every: int = 0
+    """Of so many arrivals one is shown to the other replicas, too: where would they send it now? 0 is none."""
+    seed: int = 0
+    """Of draws that decisions make, of ids and of failures."""
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("workers", 1, WORKERS_MAX),
+            ("prefill_workers", 0, WORKERS_MAX),
+            ("replicas", 1, REPLICAS_MAX),
+            ("lag_ms", 0, LAG_MS_MAX),
+            ("concurrency", 0, CONCURRENCY_MAX),
+            ("failures_per_hour", 0, FAILURES_PER_HOUR_MAX),
+            ("compare_every", 0, COMPARE_EVERY_MAX),
+            ("seed", 0, SEED_MAX),
+        ):
+            _check(name, getattr(self, name), least, most)
+        if self.stays and (self.failures_per_hour or max(stay.place for stay in self.stays) >= self.workers):
+            raise CallerError("stays: give each worker a place below `workers`, and leave failures_per_hour out")
+        if self.lag_ms and self.replica_lags_ms:
+            raise CallerError(TWO_LAGS)
+        for lag_ms in self.replica_lags_ms:
+            _check("replica_lags_ms", lag_ms, 0, LAG_MS_MAX)
+        if self.replica_lags_ms and len(self.replica_lags_ms) != self.replicas:
+            raise CallerError(
+                f"replica_lags_ms has {len(self.replica_lags_ms)} lags for {self.replicas} replicas: give one for each"
+            )
+
+    def lag_us(self, replica: int) -> int:
+        """How far the replica with this number is behind the log, in microseconds."""
+        return 1000 * (self.replica_lags_ms[replica] if self.replica_lags_ms else self.lag_ms)
+
+
+def _check(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise CallerError(f"{name} must be from {least} to {most}, not {value}")

@@ -1,0 +1,194 @@
+"""The requests of a recording as a trace: what came to a deployment of ours, and when.
+
+A request came when its replica decided about it first, or when it began to wait there. Its answer is as long as it was,
+over all attempts. Requests that no worker took, and those whose end the recording lacks, are left out.
+
+Talks: which requests waited for the answer to another one, as the next turn of a talk does.
+
+A request follows an earlier one if its prompt begins with all full blocks of that one's prompt and is longer, and that
+one had ended before it came; or if a client named the same session for both. Of several the longest prompt counts, and
+then the one that ended last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from heapq import heappop, heappush
+
+import msgspec
+
+from core.errors import CallerError
+from core.events import RequestFinished, RequestRejected, RequestRouted
+from core.events.routing import RequestQueued, RequestTurnedAway
+from core.ids import RequestId
+from core.prompt import HASH_BYTES
+from core.subjects import ROUTING, owner
+from replay.recording.recording import Recording
+from replay.simulate.recorded_requests import RecordedRequest
+from replay.simulate.workload import US_PER_MS, FollowUp, Trace, TraceRequest
+
+DECLINED = "declined"
+"""No end: the request is held again, and goes elsewhere or is turned away."""
+_Event = RequestQueued | RequestRouted | RequestFinished | RequestRejected | RequestTurnedAway
+
+
+class _RequestSoFar(msgspec.Struct, gc=False):
+    """A request as the log tells of it so far."""
+
+    routed: RequestRouted
+    """The first decision."""
+    came_ms: int
+    last: RequestRouted
+    """Of its attempts."""
+    output_tokens: int = 0
+    """What its client got of the answer."""
+    ended: bool = False
+
+    def goes_on(self, routed: RequestRouted) -> None:
+        """The next attempt: what became of the one before was not its end."""
+        self.last, self.ended = routed, False
+
+    def hear(self, finished: RequestFinished) -> None:
+        """An attempt ended. One that went on with the answer has the tokens so far behind its prompt; one that had to
+        make them again counts them among its own."""
+        if finished.attempt == self.last.attempt:
+            told = self.last.prompt_tokens - self.routed.prompt_tokens + finished.output_tokens
+            self.output_tokens = max(self.output_tokens, told)
+            self.ended = finished.outcome != DECLINED
+
+
+def recorded_trace(recording: Recording, model: str = "", first: int = 0) -> Trace:
+    """The recording's requests, of this model if one is given, the first so many of them if that is given; some 15 us
+    per event. CallerError if there is none, or if it has several models and none is given."""
+    found = [it for it in _requests(recording) if it.ended and model in {"", it.routed.model}]
+    if not found:
+        of = f" of the model {model!r}" if model else ""
+        raise CallerError(
+            f"no request{of} has its beginning and its end in this recording: there is nothing to simulate"
+        )
+    if len(models := sorted({it.routed.model for it in found})) > 1:
+        raise CallerError(f"the recording has requests of several models ({', '.join(models)}): name one with --model")
+    found.sort(key=lambda it: it.came_ms)
+    ids = _Ids()
+    asked = [_asked(it, found[0].came_ms, ids) for it in found[: first or None]]
+    return Trace(asked, partial(_hashes, {it.routed.block_size for it in found}))
+
+
+def recorded_block_size(recording: Recording, model: str = "") -> int:
+    """Tokens per block of the recording's first decision, of this model if one is given; 0 if there is none."""
+    for _, event in _events(recording):
+        if isinstance(event, RequestRouted) and model in {"", event.model}:
+            return event.block_size
+    return 0
+
+
+def _hashes(recorded_sizes: set[int], asked: TraceRequest, block_size: int) -> bytes:
+    """The recorded hashes at another block size: one covers its whole prefix, so every n-th is that of a block n times
+    as large."""
+    if len(recorded_sizes) > 1:
+        sizes = ", ".join(map(str, sorted(recorded_sizes)))
+        raise CallerError(f"the recording has blocks of several sizes ({sizes}): simulate a range with only one")
+    (own,) = recorded_sizes
+    if block_size % own:
+        raise CallerError(f"the recording has blocks of {own} tokens: give --block-size {own}, or a multiple of it")
+    every = block_size // own
+    starts = range((every - 1) * HASH_BYTES, len(asked.content), every * HASH_BYTES)
+    return b"".join([asked.content[at : at + HASH_BYTES] for at in starts])
+
+
+class _Ids:
+    """Ids that are used again get a number behind them."""
+
+    def __init__(self) -> None:
+        self._uses: dict[str, int] = {}
+
+    def next(self, id_: str) -> RequestId:
+        use = self._uses[id_] = self._uses.get(id_, 0) + 1
+        return RequestId(id_ if use == 1 else f"{id_}-use-{use}")
+
+
+def _asked(it: _RequestSoFar, start_ms: int, ids: _Ids) -> TraceRequest:
+    routed = it.routed
+    return TraceRequest(
+        id=ids.next(routed.request),
+        at_us=(it.came_ms - start_ms) * US_PER_MS,
+        prompt_tokens=routed.prompt_tokens,
+        output_tokens=max(1, it.output_tokens),
+        content=routed.hashes,
+        tenant=routed.tenant,
+        session=routed.session,
+        priority=routed.priority,
+    )
+
+
+def _requests(recording: Recording) -> list[_RequestSoFar]:
+    """In the order in which they were routed first."""
+    found: list[_RequestSoFar] = []
+    now: dict[tuple[str, str], _RequestSoFar] = {}
+    waits: dict[tuple[str, str], int] = {}
+    for replica, event in _events(recording):
+        key = (replica, event.request)
+        match event:
+            case RequestQueued():
+                waits.setdefault(key, event.now_ms)  # for a place, and then for its worker
+            case RequestRejected() | RequestTurnedAway():
+                waits.pop(key, None)
+            case RequestRouted():
+                came_ms = waits.pop(key, event.now_ms)
+                if not event.attempt:
+                    now[key] = it = _RequestSoFar(event, came_ms, event)
+                    found.append(it)
+                elif key in now:
+                    now[key].goes_on(event)
+            case RequestFinished() if key in now:
+                now[key].hear(event)
+    return found
+
+
+def _events(recording: Recording) -> Iterator[tuple[str, _Event]]:
+    """Each with its replica; what is somebody else's, and the same message once more, is passed over."""
+    if ROUTING not in recording.streams:
+        return
+    following: dict[str, int] = {}
+    for record, message in recording.said(ROUTING):
+        replica = owner(record.subject)
+        if message.source == replica and message.n >= following.get(replica, 0):
+            following[replica] = message.n + 1
+            for event in message.events:
+                if isinstance(event, _Event):
+                    yield replica, event
+
+
+US_PER_MS = 1000
+
+
+def find_follow_ups(requests: Sequence[RecordedRequest]) -> dict[RequestId, FollowUp]:
+    """Each that follows another one, and how long after that one's end it came. `requests` are in the order in which
+    they came; some 0.1 us per block."""
+    found: dict[RequestId, FollowUp] = {}
+    ending: list[tuple[int, int]] = []
+    by_prompt: dict[bytes, RecordedRequest] = {}
+    by_session: dict[str, RecordedRequest] = {}
+    for number, it in enumerate(requests):
+        while ending and ending[0][0] <= it.came_ms:
+            ended = requests[heappop(ending)[1]]
+            if ended.routed.hashes:
+                by_prompt[ended.routed.hashes[-HASH_BYTES:]] = ended
+            if ended.routed.session:
+                by_session[ended.routed.session] = ended
+        before = by_session.get(it.routed.session) or _begun(it, by_prompt)
+        if before is not None:
+            found[it.id] = FollowUp(before.id, (it.came_ms - before.end_ms) * US_PER_MS)
+        heappush(ending, (it.end_ms, number))
+    return found
+
+
+def _begun(it: RecordedRequest, by_prompt: dict[bytes, RecordedRequest]) -> RecordedRequest | None:
+    """The longest earlier prompt that this one goes on with."""
+    hashes = it.routed.hashes
+    for end in range(len(hashes), 0, -HASH_BYTES):
+        before = by_prompt.get(hashes[end - HASH_BYTES : end])
+        if before is not None and before.routed.prompt_tokens < it.routed.prompt_tokens:
+            return before
+    return None

@@ -1,0 +1,429 @@
+"""Served: what became of one request of a simulation.
+
+Verdict: where the prompt of one request of a simulation was computed, and what that took.
+
+Times: how long something took, over many requests.
+
+Spread: how evenly something lay on the workers.
+
+Together: whether replicas that decide at about the same time choose the same worker, more often than by chance.
+
+Two decisions that follow each other within WITHIN_US and come from different replicas make a pair: neither saw much of
+the other. If both chose one worker, the second's choice rests on a load that the first has changed already. By chance
+that happens in the sum over the workers of the product of how often either side chose it.
+
+Disaggregation: what prefill workers did in a simulation: for which share of prompts, what moved, and what waited.
+
+Report: what a simulation found, as numbers that two runs can be compared by.
+
+1. Rates and times are of the requests that were served; what failed is counted.
+2. Times are virtual. A time to first token runs from the arrival, so time held in the router is in it. The mean
+   inter-token time is per token: all the time between first and last tokens, over all those tokens (as Dynamo's replay
+   reckons it); its percentiles give each token its request's own mean.
+3. Percentiles are nearest ranks: values that occurred.
+4. Equal runs give equal reports, byte for byte, but for `wall_s`. Sums are of integers, so no order shows in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from core.ids import RequestId
+from projections.policy.prefill_choice import REMOTE
+
+TOO_LONG = "too_long"
+"""No engine here has room for prompt and answer together."""
+LOST = "worker_lost"
+"""Too many workers ended that had it."""
+
+
+class ServedRequest(NamedTuple):
+    """All times are virtual microseconds since the start of the run."""
+
+    id: RequestId
+    arrival_us: int
+    routed_us: int
+    """When its worker was chosen for the last time; later than the arrival if it was held or went on elsewhere."""
+    first_us: int
+    """Of the first token; -1 if it failed."""
+    end_us: int
+    worker: int
+    """Place of the worker in the fleet, from 0; -1 if it failed."""
+    replica: int
+    prompt_tokens: int
+    cached_tokens: int
+    """What the engine took from its cache."""
+    predicted_tokens: int
+    """What the decision expected of that."""
+    output_tokens: int
+    attempts: int = 1
+    """But for those that a worker declined."""
+    others_differ: int = -1
+    """How many of the other replicas would have chosen another worker at that moment; -1 if they were not asked."""
+    declined: int = 0
+    """How often a worker would not take it, because it computed prompts of other replicas."""
+    why: str = ""
+    """Why it failed, in a word: of `core.events.routing.TURNED_AWAY`, as a RequestRejected has it, TOO_LONG or LOST.
+    The last field: digests of runs leave it out."""
+
+
+class PrefillVerdict(NamedTuple):
+    """Of an attempt that had its first token. Times are virtual microseconds; those behind `place` are of a job whose
+    blocks were pulled, else -1 or 0."""
+
+    request: RequestId
+    reason: str
+    """`projections.policy.prefill_choice.PREFILL_REASONS`."""
+    outcome: str
+    """What became of the job; empty if there was none."""
+    place: int = -1
+    """Of the prefill worker, in the fleet."""
+    pulled_tokens: int = 0
+    """Prompt tokens that the decode worker neither had nor computed."""
+    blocks: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, in the prefill worker's cache."""
+    computed_tokens: int = 0
+    """The others."""
+    queue_us: int = -1
+    """From asking until the one who answered took the job."""
+    wait_us: int = -1
+    """From asking to the answer."""
+    pull_us: int = -1
+    """From the answer to the first token."""
+
+
+US_PER_MS = 1000
+PERCENTILES = (50, 90, 99)
+
+
+class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """In milliseconds; all 0 of nothing."""
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+
+
+def latency_summary(found_us: Sequence[int]) -> LatencySummary:
+    """Of these, each counting once."""
+    if not found_us:
+        return LatencySummary()
+    ordered = sorted(found_us)
+    p50, p90, p99 = (ordered[_rank(len(ordered), percent) - 1] / US_PER_MS for percent in PERCENTILES)
+    return LatencySummary(mean=sum(ordered) / (len(ordered) * US_PER_MS), p50=p50, p90=p90, p99=p99)
+
+
+def token_times(found: Iterable[tuple[int, int]]) -> LatencySummary:
+    """Of one token, from pairs of the microseconds and the number of tokens made in them; pairs without tokens count
+    for nothing. A percentile counts each token with the mean of its pair."""
+    pairs = sorted((took_us / tokens, tokens, took_us) for took_us, tokens in found if tokens > 0)
+    total = sum(tokens for _, tokens, _ in pairs)
+    if not total:
+        return LatencySummary()
+    p50, p90, p99 = (_weighed(pairs, _rank(total, percent)) / US_PER_MS for percent in PERCENTILES)
+    return LatencySummary(mean=sum(took_us for *_, took_us in pairs) / (total * US_PER_MS), p50=p50, p90=p90, p99=p99)
+
+
+def _weighed(pairs: Sequence[tuple[float, int, int]], rank: int) -> float:
+    """The value of the token at this rank, from 1."""
+    passed = 0
+    for value, tokens, _ in pairs:
+        passed += tokens
+        if passed >= rank:
+            return value
+    raise AssertionError("the rank lies beyond the last token")
+
+
+def _rank(count: int, percent: int) -> int:
+    """The nearest rank, from 1."""
+    return -(-count * percent // 100)
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """1 and 0 are as even as can be."""
+
+    max_over_mean: float
+    cv: float
+    """The coefficient of variation: standard deviation (of the whole population) over mean."""
+    per_worker: tuple[int, ...]
+
+
+def spread(found: Sequence[int]) -> Spread:
+    """Of what each worker had; as even as can be if none had anything."""
+    total = sum(found)
+    if not total:
+        return Spread(max_over_mean=1.0, cv=0.0, per_worker=tuple(found))
+    squares = sum((value * len(found) - total) ** 2 for value in found)  # of integers: the order cannot show
+    return Spread(
+        max_over_mean=max(found) * len(found) / total,
+        cv=math.sqrt(squares / len(found)) / total,
+        per_worker=tuple(found),
+    )
+
+
+WITHIN_US = 100_000
+"""Decisions this far apart, or nearer, were made without each other where events take as long."""
+
+
+class ConcurrentDecisions(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module's text; nothing with one replica."""
+
+    pairs: int = 0
+    same_worker: float = 0.0
+    """Share of them."""
+    by_chance: float = 0.0
+    """What that share would be if neither knew anything."""
+    disagreement: float | None = None
+    """Of the other replicas that were shown a request at the moment when one decided about it, the share that would
+    have chosen another worker; None if none was shown any. One that was held is shown with what else was held."""
+    replicas: tuple[int, ...] = ()
+    """Requests that each decided about."""
+    prediction_error: tuple[float, ...] = ()
+    """Of each replica: tokens that its decisions expected in a cache and were not there, or the other way round, over
+    its prompt tokens."""
+
+
+def concurrent_decisions(done: Sequence[ServedRequest]) -> ConcurrentDecisions:
+    """Of what was served."""
+    count = 1 + max((each.replica for each in done), default=0)
+    found = _pairs(done) if count > 1 else []
+    same = sum(first.worker == then.worker for first, then in found)
+    return ConcurrentDecisions(
+        pairs=len(found),
+        same_worker=same / len(found) if found else 0.0,
+        by_chance=_by_chance(found),
+        disagreement=_disagreement(done, count - 1),
+        replicas=tuple(sum(each.replica == replica for each in done) for replica in range(count)),
+        prediction_error=tuple(_error([each for each in done if each.replica == replica]) for replica in range(count)),
+    )
+
+
+def _pairs(done: Sequence[ServedRequest]) -> list[tuple[ServedRequest, ServedRequest]]:
+    ordered = sorted(done, key=lambda each: each.routed_us)
+    return [
+        (first, then)
+        for first, then in pairwise(ordered)
+        if first.replica != then.replica and then.routed_us - first.routed_us <= WITHIN_US
+    ]
+
+
+def _by_chance(found: Sequence[tuple[ServedRequest, ServedRequest]]) -> float:
+    if not found:
+        return 0.0
+    first, then = (Counter(pair[side].worker for pair in found) for side in (0, 1))
+    return sum(count * then[worker] for worker, count in first.items()) / len(found) ** 2
+
+
+def _disagreement(done: Sequence[ServedRequest], others: int) -> float | None:
+    asked = [each.others_differ for each in done if each.others_differ >= 0]
+    return sum(asked) / (len(asked) * others) if asked and others else None
+
+
+def _error(done: Sequence[ServedRequest]) -> float:
+    prompt = sum(each.prompt_tokens for each in done)
+    return sum(abs(each.predicted_tokens - each.cached_tokens) for each in done) / prompt if prompt else 0.0
+
+
+PULLED = "pulled"
+
+
+class PrefillFleet(NamedTuple):
+    """The prefill workers of a run, and what was decided about prompts."""
+
+    first_place: int
+    """In the fleet."""
+    workers: int
+    block_bytes: int
+    verdicts: Sequence[PrefillVerdict]
+
+    def pulled_tokens(self) -> Mapping[RequestId, int]:
+        """Of each request's first answer, the prompt tokens that its worker got from another."""
+        found: dict[RequestId, int] = {}
+        for each in self.verdicts:
+            found.setdefault(each.request, each.pulled_tokens)
+        return found
+
+
+class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
+    """Of attempts that had their first token: where their prompts were computed. Rates are 0 of nothing."""
+
+    prefill_workers: int
+    verdicts: dict[str, int]
+    """How often each was given, by reason: `long` asked others, all others computed where they decoded."""
+    jobs: dict[str, int]
+    """What became of those that asked: `pulled`, or why the worker computed the prompt after all."""
+    remote_share: float
+    """Prompts whose blocks were pulled, over all."""
+    pulled_tokens: int
+    """Prompt tokens that decode workers neither had nor computed."""
+    pulled_blocks: int
+    pulled_bytes: int
+    hit_rate: float
+    """Share of the tokens of these prompts that prefill workers took from their own caches."""
+    queued_ms: LatencySummary
+    """Of pulled ones, from asking until the one who answered began: the wait in the queue …"""
+    job_ms: LatencySummary
+    """… from asking to the answer …"""
+    pull_ms: LatencySummary
+    """… and from the answer to the first token: wait for a place, transfer, a decode step."""
+    computed_tokens: Spread
+    """What each prefill worker computed of them."""
+
+
+def disaggregation(fleet: PrefillFleet) -> Disaggregation:
+    """What was found."""
+    pulled = [each for each in fleet.verdicts if each.outcome == PULLED]
+    computed = [0] * fleet.workers
+    for each in pulled:
+        computed[each.place - fleet.first_place] += each.computed_tokens
+    blocks, cached = sum(each.blocks for each in pulled), sum(each.cached_tokens for each in pulled)
+    asked = cached + sum(computed)
+    return Disaggregation(
+        prefill_workers=fleet.workers,
+        verdicts=_counted(each.reason for each in fleet.verdicts),
+        jobs=_counted(each.outcome for each in fleet.verdicts if each.reason == REMOTE),
+        remote_share=len(pulled) / len(fleet.verdicts) if fleet.verdicts else 0.0,
+        pulled_tokens=sum(each.pulled_tokens for each in pulled),
+        pulled_blocks=blocks,
+        pulled_bytes=blocks * fleet.block_bytes,
+        hit_rate=cached / asked if asked else 0.0,
+        queued_ms=latency_summary([each.queue_us for each in pulled]),
+        job_ms=latency_summary([each.wait_us for each in pulled]),
+        pull_ms=latency_summary([each.pull_us for each in pulled]),
+        computed_tokens=spread(computed),
+    )
+
+
+def _counted(words: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(words).items()))
+
+
+US_PER_S = 1_000_000
+
+
+UNKNOWN = "unknown"
+"""Why requests failed of which nobody said it."""
+
+
+class HoldTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Time between arrival and the choice of a worker, of requests that stayed there."""
+
+    mean_ms: float
+    """Over all requests, those that were not held too."""
+    max_ms: float
+    share: float
+    """Of requests that were held at all."""
+
+
+class LoadSpread(msgspec.Struct, frozen=True, kw_only=True):
+    """How evenly workers were used, idle ones included."""
+
+    requests: Spread
+    computed_tokens: Spread
+    """Prompt tokens that were neither cached nor computed by others."""
+
+
+class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module's text."""
+
+    requests: int
+    failed: int
+    failures: dict[str, int]
+    """Those by reason (`ServedRequest.why`)."""
+    migrated: int
+    """Requests that went on elsewhere at least once."""
+    declined: int
+    """How often a worker would not take a held request, because it computed prompts of other replicas."""
+    hit_rate: float
+    """Share of all prompt tokens that engines took from their caches."""
+    predicted_hit_rate: float
+    """The share that decisions expected."""
+    ttft_ms: LatencySummary
+    itl_ms: LatencySummary
+    e2e_ms: LatencySummary
+    requests_per_s: float
+    """Served ones, from the first arrival to the last end."""
+    output_tokens_per_s: float
+    duration_s: float
+    """From the first arrival to the last end, in virtual seconds."""
+    load_spread: LoadSpread
+    held: HoldTimes
+    together: ConcurrentDecisions
+    disaggregation: Disaggregation | None = None
+    """None without prefill workers."""
+    digest: str
+    """Of every decision and of what became of every request; equal in equal runs."""
+    wall_s: float = 0.0
+    """What the run took, in real seconds."""
+
+
+def report(
+    served: Sequence[ServedRequest],
+    workers: int,
+    digest: str = "",
+    wall_s: float = 0.0,
+    prefill: PrefillFleet | None = None,
+    computed: Sequence[int] | None = None,
+) -> SimulationReport:
+    """What became of the requests, on so many workers; some 10 us per request. `computed` is what each worker computed
+    of prompts; without it, each prompt counts once, for the worker that ended its answer."""
+    done = [each for each in served if each.first_us >= 0]
+    prompt = sum(each.prompt_tokens for each in done)
+    duration_us = max((each.end_us for each in done), default=0) - min((each.arrival_us for each in served), default=0)
+    return SimulationReport(
+        requests=len(served),
+        failed=len(served) - len(done),
+        failures=dict(sorted(Counter(each.why or UNKNOWN for each in served if each.first_us < 0).items())),
+        migrated=sum(each.attempts > 1 for each in served),
+        declined=sum(each.declined for each in served),
+        hit_rate=share(sum(each.cached_tokens for each in done), prompt),
+        predicted_hit_rate=share(sum(each.predicted_tokens for each in done), prompt),
+        ttft_ms=latency_summary([each.first_us - each.arrival_us for each in done]),
+        itl_ms=token_times([(each.end_us - each.first_us, each.output_tokens - 1) for each in done]),
+        e2e_ms=latency_summary([each.end_us - each.arrival_us for each in done]),
+        requests_per_s=share(len(done) * US_PER_S, duration_us),
+        output_tokens_per_s=share(sum(each.output_tokens for each in done) * US_PER_S, duration_us),
+        duration_s=max(0, duration_us) / US_PER_S,
+        load_spread=load_spread(done, workers, {} if prefill is None else prefill.pulled_tokens(), computed),
+        held=hold_times(done),
+        together=concurrent_decisions(done),
+        disaggregation=None if prefill is None else disaggregation(prefill),
+        digest=digest,
+        wall_s=wall_s,
+    )
+
+
+def load_spread(
+    done: Sequence[ServedRequest], workers: int, pulled: Mapping[RequestId, int], computed: Sequence[int] | None = None
+) -> LoadSpread:
+    """Over the workers from 0 up to so many, or to the last that served anything; `pulled` tokens were computed by
+    others. `computed` as of `report`."""
+    count = max([workers, *(each.worker + 1 for each in done)])
+    requests, reckoned = [0] * count, [0] * count
+    for each in done:
+        requests[each.worker] += 1
+        reckoned[each.worker] += each.prompt_tokens - each.cached_tokens - pulled.get(each.id, 0)
+    return LoadSpread(requests=spread(requests), computed_tokens=spread(reckoned if computed is None else computed))
+
+
+def hold_times(done: Sequence[ServedRequest]) -> HoldTimes:
+    """Of what was served at the first attempt: others were chosen for again."""
+    waits_us = [each.routed_us - each.arrival_us for each in done if each.attempts == 1]
+    return HoldTimes(
+        mean_ms=share(sum(waits_us), len(waits_us) * US_PER_MS),
+        max_ms=max(waits_us, default=0) / US_PER_MS,
+        share=share(sum(wait > 0 for wait in waits_us), len(waits_us)),
+    )
+
+
+def share(part: int, whole: int) -> float:
+    """0 of nothing."""
+    return part / whole if whole > 0 else 0.0

@@ -1,0 +1,144 @@
+"""SimulatedFleet: the workers of a simulation, each in its place; those that end come back as others after a while."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import xxhash
+
+from core.events.kv import DECODE, PREFILL
+from core.ids import WorkerId
+from core.subjects import JOBS, answered_token, asked_token, job_kind
+from replay.simulate.fleet_schedule import FOREVER, FailureSchedule, WorkerLife
+from replay.simulate.options import Options
+from replay.simulate.report import PrefillVerdict
+from replay.simulate.simulated_log import SimulatedLog, SimulatedSource
+from replay.simulate.simulated_prefill_execution import SimulatedPrefillExecution
+from replay.simulate.simulated_prefill_queue import SimulatedPrefillQueue
+from replay.simulate.simulated_remote_prefill import SimulatedRemotePrefill
+from replay.simulate.simulated_request import MODEL
+from replay.simulate.simulated_worker import OnOutput, SimulatedWorker
+from replay.simulate.virtual_time import Agenda
+
+LEASE_US = 10_000_000
+"""How long after its end a worker is said to be lost."""
+RESTART_US = 30_000_000
+"""How long after its end another one takes its place, with an empty cache."""
+
+
+class SimulatedFleet:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        options: Options,
+        agenda: Agenda,
+        log: SimulatedLog,
+        *,
+        heard: OnOutput,
+        broke: Callable[[SimulatedWorker], None],
+        speaker: Callable[[], str],
+        judged: Callable[[PrefillVerdict], None],
+    ) -> None:
+        """`broke` hears of a worker that ended, at once; `speaker` is the replica that says so in the log later;
+        `judged` hears where prompts were computed, if there are prefill workers."""
+        self.gone: set[WorkerId] = set()
+        """Those that ended: no replica has a connection to them."""
+        self._options = options
+        self._agenda = agenda
+        self._log = log
+        self._heard = heard
+        self._broke = broke
+        self._speaker = speaker
+        self._judged = judged
+        self._queue = SimulatedPrefillQueue(agenda)
+        self._lives = 0
+        self._by_id: dict[WorkerId, SimulatedWorker] = {}
+        places = range(options.workers + options.prefill_workers)
+        stays = [*options.stays, *map(WorkerLife, places[options.workers if options.stays else 0 :])]
+        self._places = {stay.place: self._begin(stay) for stay in stays if stay.from_us <= 0}
+        for stay in stays:
+            if stay.from_us > 0:
+                agenda.put(stay.from_us, partial(self._begin, stay))
+        if options.failures_per_hour:
+            self._failures = FailureSchedule(options.failures_per_hour, len(places), options.seed)
+            self._fail_next()
+
+    def __repr__(self) -> str:
+        return f"<SimulatedFleet of {len(self._places)}, {len(self.gone)} ended so far>"
+
+    @property
+    def computed_tokens(self) -> tuple[int, ...]:
+        """Of each place that decodes, what its workers computed of prompts, one after the other."""
+        found = [0] * self._options.workers
+        for worker in self._by_id.values():
+            if worker.place < len(found):
+                found[worker.place] += worker.computed_tokens
+        return tuple(found)
+
+    def worker(self, id: WorkerId) -> SimulatedWorker:
+        """The worker that has this id, or had it."""
+        return self._by_id[id]
+
+    def _begin(self, stay: WorkerLife) -> SimulatedWorker:
+        """The worker is there, and will end as it did."""
+        worker = self._new(stay.place, stay.capacity_blocks)
+        if stay.until_us != FOREVER:
+            self._agenda.put(stay.until_us, partial(self._end, worker, stay.told_us))
+        return worker
+
+    def _end(self, worker: SimulatedWorker, told_us: int) -> None:
+        """It gets nothing new; if it was lost, what it had goes on elsewhere."""
+        self.gone.add(worker.id)
+        if told_us != FOREVER:
+            worker.die()
+            self._agenda.put(told_us, lambda: worker.lose(self._speaker()))
+            self._broke(worker)
+
+    def _new(self, place: int, capacity_blocks: int = 0) -> SimulatedWorker:
+        self._lives += 1
+        engine = self._options.engine
+        if capacity_blocks:
+            engine = dataclasses.replace(engine, capacity_blocks=capacity_blocks)
+        name = WorkerId(xxhash.xxh3_64_hexdigest(f"worker/{self._lives}".encode(), self._options.seed))
+        role = DECODE if place < self._options.workers else PREFILL
+        worker = SimulatedWorker(name, place, engine, self._agenda, self._log, self._heard, role)
+        self._by_id[name] = worker
+        worker.join()
+        if self._options.prefill_workers:
+            self._seat(worker)
+        return worker
+
+    def _seat(self, worker: SimulatedWorker) -> None:
+        """It asks others to compute prompts, or works for those who do."""
+        queue, agenda, block_size = self._queue, self._agenda, worker.settings.block_size
+        if worker.role == PREFILL:
+            worker.jobs = SimulatedSource(self._log, JOBS, worker.id, token=answered_token(worker.id))
+            worker.side = bench = SimulatedPrefillExecution(worker, queue, worker.jobs, agenda)
+            queue.join(bench)
+        else:
+            token = asked_token(worker.id, job_kind(MODEL, block_size))
+            worker.jobs = said = SimulatedSource(self._log, JOBS, worker.id, token=token)
+            routing, jobs = self._options.routing, self._log.jobs
+            worker.side = SimulatedRemotePrefill(worker, queue, said, agenda, routing, jobs=jobs, judged=self._judged)
+
+    def _fail_next(self) -> None:
+        at_us, place = self._failures.next()
+        self._agenda.put(at_us, partial(self._fail, place))
+
+    def _fail(self, place: int) -> None:
+        """The worker in that place ends, unless the one before it is not replaced yet."""
+        self._fail_next()
+        worker = self._places[place]
+        if not worker.alive:
+            return
+        worker.die()
+        self.gone.add(worker.id)
+        self._agenda.put(self._agenda.now_us + LEASE_US, lambda: worker.lose(self._speaker()))
+        self._agenda.put(self._agenda.now_us + RESTART_US, partial(self._replace, place))
+        self._broke(worker)
+
+    def _replace(self, place: int) -> None:
+        self._places[place] = self._new(place)

@@ -1,0 +1,337 @@
+"""Copies: what a simulated engine's cache holds, by the names of its blocks, and what the log must hear of a change.
+
+A real worker's mirror (`actors.kv_cache.cache_mirror`) makes hashes of token ids; here the engine's names are the
+hashes already. Its blocks are closed under prefixes by themselves: of one sequence the last block is let go first.
+
+SimulatedWorker: one life of a worker in a simulation: its engine in virtual time, and what it says in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, assert_never
+
+from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored, EngineLoad
+from actors.engines.simulated.engine_state import Abort, Input, Submit
+from actors.engines.simulated.engine_step import EngineState, StepResult, check_request, load_of, step
+from actors.engines.simulated.simulated_settings import SimulatedSettings
+from actors.kv_cache.cache_events import EVENT_HASHES_MAX
+from actors.transport.worker_connection import WorkerDeclined
+from actors.worker.load_reporter import REPORT_EVERY_MS, REPORT_IDLE_MS
+from core.events import BlocksRemoved, BlocksStored, CacheCleared, Event, LoadReported, WorkerJoined, WorkerLost
+from core.events.kv import DECODE
+from core.generation import NO_HINT, Hint, Output
+from core.ids import LOST_SUFFIX, RequestId, WorkerId
+from core.prompt import hashes_from_bytes, hashes_to_bytes
+from core.subjects import LOAD
+from projections.policy.binding_plan import is_one_pass
+from replay.simulate.simulated_log import KV, SimulatedLog, SimulatedSource
+from replay.simulate.simulated_request import MODEL
+from replay.simulate.virtual_time import Agenda
+
+
+class BlockCopies:
+    """Counts the copies of each block; only the first and the last are told."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<BlockCopies of {len(self._copies)} blocks>"
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def overlap(self, hashes: list[int]) -> int:
+        """How many of a prompt's blocks are here, from its first one on."""
+        copies = self._copies
+        return next((depth for depth, name in enumerate(hashes) if name not in copies), len(hashes))
+
+    def apply(self, changes: list[CacheChange]) -> list[Event]:
+        """What readers must hear of these changes, in their order; removals that follow each other are one event.
+        Some 0.2 us per block."""
+        found: list[Event] = []
+        gone: list[int] = []
+        for change in changes:
+            if isinstance(change, CacheRemoved):
+                gone += self._removed(change)
+                continue
+            _add_removed(gone, found)
+            match change:
+                case CacheStored():
+                    found += self._stored(change)
+                case CacheEmptied() | CacheGap():
+                    self._copies.clear()
+                    found.append(CacheCleared(reason="the engine emptied it"))
+                case _:
+                    assert_never(change)
+        _add_removed(gone, found)
+        return found
+
+    def _stored(self, change: CacheStored) -> list[Event]:
+        copies, parent, names = self._copies, change.parent, change.blocks
+        found: list[Event] = []
+        run: list[int] = []
+        if len(names) <= EVENT_HASHES_MAX and copies.keys().isdisjoint(names) and len(set(names)) == len(names):
+            copies.update(dict.fromkeys(names, 1))  # as nearly always: a quarter of the price
+            _add_stored([*names], parent, found)
+            return found
+        for name in names:
+            count = copies.get(name, 0)
+            copies[name] = count + 1
+            if count or len(run) == EVENT_HASHES_MAX:
+                _add_stored(run, parent, found)
+                parent, run = run[-1] if run else parent, []
+            if count:
+                parent = name
+            else:
+                run.append(name)
+        _add_stored(run, parent, found)
+        return found
+
+    def _removed(self, change: CacheRemoved) -> list[int]:
+        copies, gone = self._copies, []
+        for name in change.blocks:
+            count = copies.pop(name)
+            if count == 1:
+                gone.append(name)
+            else:
+                copies[name] = count - 1
+        return gone
+
+
+def _add_stored(run: list[int], parent: int | None, found: list[Event]) -> None:
+    if run:
+        found.append(BlocksStored(hashes=hashes_to_bytes(run), parent=parent))
+
+
+def _add_removed(gone: list[int], found: list[Event]) -> None:
+    found += [
+        BlocksRemoved(hashes=hashes_to_bytes(gone[start : start + EVENT_HASHES_MAX]))
+        for start in range(0, len(gone), EVENT_HASHES_MAX)
+    ]
+    gone.clear()
+
+
+REPORT_EVERY_US = REPORT_EVERY_MS * 1000
+REPORT_IDLE_US = REPORT_IDLE_MS * 1000
+
+OnOutput = Callable[[RequestId, Output, int], None]
+"""Told a request, an output of it, and when it came."""
+ABORTED = "abort"
+"""How the output of a request ends that its own worker gave up, to begin it anew."""
+
+
+class PrefillHooks(Protocol):
+    """What a worker does about prompts besides running its engine, where prompts are computed by others, too."""
+
+    def submit(self, asked: Submit, hint: Hint) -> None:
+        """A request has come, which the engine can serve."""
+
+    def first(self, request: RequestId, output: Output) -> Output:
+        """The first tokens of a request; returns them with what is to be said of its prompt."""
+
+    def ended(self, request: RequestId) -> None:
+        """The last tokens were made."""
+
+    def stepped(self, done: StepResult) -> None:
+        """The engine was stepped; outputs were heard already."""
+
+    def died(self) -> None:
+        """The worker has ended without a word."""
+
+
+class SimulatedWorker:
+    """Its engine is stepped when something is due there, when a request comes, and when its load is reported."""
+
+    def __init__(
+        self,
+        id: WorkerId,
+        place: int,
+        engine: SimulatedSettings,
+        agenda: Agenda,
+        log: SimulatedLog,
+        heard: OnOutput,
+        role: str = DECODE,
+    ) -> None:
+        """`place` is its place in the fleet, which the worker that comes after it takes over."""
+        self.id = id
+        self.place = place
+        self.role = role
+        self.alive = True
+        self.side: PrefillHooks | None = None
+        """None if it computes all its prompts itself."""
+        self.jobs: SimulatedSource | None = None
+        """Its chain in the jobs stream, if it may speak there."""
+        self._log = log
+        self._agenda = agenda
+        self._heard = heard
+        self._engine = EngineState(engine)
+        self._copies = BlockCopies()
+        self._kv = SimulatedSource(log, KV, id)
+        self._load = SimulatedSource(log, LOAD, id)
+        self._arrived: list[Input] = []
+        self._step_at = -1
+        """When it is stepped next; -1 if nothing is due there."""
+        self._step_number = 0
+        self._report_number = 0
+        self._reported: LoadReported | None = None
+        self._reported_us = -REPORT_IDLE_US
+        self._serving: dict[RequestId, int] = {}
+        """Requests that have not ended, with the length of their prompts."""
+        self._prefills: dict[RequestId, tuple[int, int]] = {}
+        """Those of them of which there is no token: whose they are, and how much their replica expects to be
+        computed."""
+        self._totals = [0, 0]
+        self.computed_tokens = 0
+        """Of prompts whose first token it made: what was neither cached here nor computed by others."""
+
+    def __repr__(self) -> str:
+        return f"<SimulatedWorker {self.id} in place {self.place}, {self._engine!r}>"
+
+    @property
+    def settings(self) -> SimulatedSettings:
+        """Of its engine."""
+        return self._engine.settings
+
+    @property
+    def load(self) -> EngineLoad:
+        """Of its engine; what was submitted and not looked at yet is waiting."""
+        load = load_of(self._engine)
+        return load._replace(waiting=load.waiting + sum(isinstance(item, Submit) for item in self._arrived))
+
+    def overlap(self, hashes: bytes) -> int:
+        """How many of a prompt's blocks its cache has, as it told others."""
+        return self._copies.overlap(hashes_from_bytes(hashes))
+
+    def join(self) -> None:
+        """The log knows of it, with an empty cache."""
+        settings = self._engine.settings
+        joined = WorkerJoined(
+            name=f"worker-{self.place}",
+            model=MODEL,
+            role=self.role,
+            engine="simulated",
+            block_size=settings.block_size,
+            capacity_blocks=settings.capacity_blocks,
+            context_max=settings.context_max,
+            address=f"virtual:{self.place}",
+        )
+        self._kv.say([joined])
+        self._report()
+
+    def submit(self, asked: Submit, hint: Hint = NO_HINT, replica: int = 0) -> None:
+        """The request is with the engine, or its prompt is being computed elsewhere. CallerError if the engine can
+        never serve it; WorkerDeclined as of `actors.transport.worker_server`, if it computes prompts of other replicas
+        and may decline."""
+        assert self.alive
+        assert asked.known is not None
+        others = sum(tokens for whose, tokens in self._prefills.values() if whose != replica) if hint.if_free else 0
+        if others and not is_one_pass(others + hint.prefill_tokens):
+            raise WorkerDeclined(str(others))
+        check_request(self._engine.settings, asked.request, asked.known)
+        self._serving[asked.request.id] = asked.known.tokens
+        self._prefills[asked.request.id] = (replica, hint.prefill_tokens)
+        if self.side is None:
+            self.tell(asked)
+        else:
+            self.side.submit(asked, hint)
+
+    def tell(self, item: Input) -> None:
+        """The engine hears of it; all that comes at one time is taken in together."""
+        self._arrived.append(item)
+        self._step_by(self._agenda.now_us)
+        self._report_by(self._reported_us + REPORT_EVERY_US)
+
+    def count(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """A prompt was computed."""
+        self._totals[0] += prompt_tokens
+        self._totals[1] += cached_tokens
+
+    def die(self) -> None:
+        """The engine has told all tokens that it had made by now, and says nothing any more."""
+        self._step()
+        now_us = self._agenda.now_us
+        for request, output in step(self._engine, now_us, [Abort(request) for request in self._serving]).outputs:
+            if output.tokens:
+                self._heard(request, Output(tokens=output.tokens), now_us)
+        self.alive = False
+        self._agenda.cancel(self._step_number)
+        self._agenda.cancel(self._report_number)
+        if self.side is not None:
+            self.side.died()
+
+    def lose(self, by: str) -> None:
+        """The log knows that it is gone, as a replica found."""
+        assert not self.alive
+        lost = WorkerLost(by=by, reason="no lease, no answer")
+        for stream in (KV, LOAD):
+            SimulatedSource(self._log, stream, self.id, self.id + LOST_SUFFIX).say([lost])
+        if self.jobs is not None and self.jobs.n:
+            self.jobs.ended_by(self.id + LOST_SUFFIX).say([lost])
+
+    def _step_by(self, at_us: int) -> None:
+        if self._step_at < 0 or at_us < self._step_at:
+            self._agenda.cancel(self._step_number)
+            self._step_at = at_us
+            self._step_number = self._agenda.put(at_us, self._step)
+
+    def _step(self) -> None:
+        """The engine is that of now, and others have heard what came of it."""
+        arrived, self._arrived = self._arrived, []
+        done = step(self._engine, self._agenda.now_us, arrived)
+        self._agenda.cancel(self._step_number)
+        self._step_at = -1
+        if done.due_us is not None:
+            self._step_by(done.due_us)
+        events = self._copies.apply(done.changes)
+        if events and self.settings.kv_events:
+            self._kv.say(events)
+        for (request, output), at_us in zip(done.outputs, done.times_us, strict=True):
+            if output.finish != ABORTED:
+                self._hear(request, output, at_us)
+        if self.side is not None:
+            self.side.stepped(done)
+
+    def _hear(self, request: RequestId, output: Output, at_us: int) -> None:
+        """Others have these tokens."""
+        side = self.side
+        if output.cached_tokens is not None:
+            self._prefills.pop(request, None)
+            self.count(self._serving[request], output.cached_tokens)
+            self.computed_tokens += self._serving[request] - output.cached_tokens
+            if side is not None:
+                output = side.first(request, output)
+                self.computed_tokens -= output.prefill.pulled_tokens if output.prefill is not None else 0
+        if output.finish is not None:
+            del self._serving[request]
+            self._prefills.pop(request, None)
+            if side is not None:
+                side.ended(request)
+        self._heard(request, output, at_us)
+
+    def _report_by(self, at_us: int) -> None:
+        self._agenda.cancel(self._report_number)
+        self._report_number = self._agenda.put(at_us, self._report)
+
+    def _report(self) -> None:
+        """The log hears of the load if it is news or due; the next look is in time for the next report."""
+        now_us = self._agenda.now_us
+        if self._step_at >= 0:  # else nothing has happened there since the last step
+            self._step()
+        load = load_of(self._engine)
+        report = LoadReported(
+            running=load.running,
+            waiting=load.waiting,
+            blocks_used=load.blocks_used,
+            blocks_total=load.blocks_total,
+            kv_n=self._kv.n,
+            kv_head=self._kv.head,
+            prompt_tokens=self._totals[0],
+            cached_tokens=self._totals[1],
+        )
+        if report != self._reported or now_us - self._reported_us >= REPORT_IDLE_US:
+            self._load.say([report])
+            self._reported, self._reported_us = report, now_us
+        busy = self._step_at >= 0
+        self._report_by(now_us + REPORT_EVERY_US if busy else self._reported_us + REPORT_IDLE_US)
