@@ -1,4 +1,4 @@
-"""Processes: the same work on several things at once, in several processes; results come in the order of the things."""
+"""Runs one function on several things in several processes; results come in the order of the things."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explanation: why a decision fell as it did and what came of it, in full: `replay.explaining` of one attempt."""
+"""Explanation: why a decision fell as it did and what came of it, in full: `replay.explain` of one attempt."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
-"""Costs: what the cost of a candidate is the sum of, in its unit.
+"""The cost of each candidate by its terms, and the draws and session orders that decide beside the cost.
 
-Estimated: the costs of `time` and `session` taken apart, to the microsecond, and what the estimates went by.
-
-Weighed: what spoke for the chosen worker under `time`, and what against it, term by term.
-
-The draw of a decision under a temperature: how likely each candidate was, and where the draw fell.
-
-Ordered: whose turn it was under `session`, and who was drawn under `power-of-two`.
+Under `kv` a cost is a sum of weighted blocks, under `time` and `session` one of microseconds. Texts that compare two
+candidates term by term are made here.
 """
 
 from __future__ import annotations

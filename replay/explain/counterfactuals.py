@@ -1,7 +1,7 @@
-"""What would have had to differ for another candidate to be chosen: each change alone, found by deciding again.
+"""The changes that would have made another candidate win: each change alone, found by deciding again.
 
-The nearest value is looked for by the rules' own arithmetic (`score`, `rank`): with it the other one is chosen, with
-less it is not. Of weights it is the nearest at which no rounding and no tie can decide otherwise.
+The nearest value is searched with the rules' own arithmetic (`score`, `rank`): with it the other candidate is chosen,
+with less it is not. For weights it is the nearest value at which no rounding and no tie can decide otherwise.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Ground: what one decision stood on, made again from the log; or, where that cannot be or would take long, as it was
-recorded, which is exact for the candidates that the record holds."""
+"""DecisionInputs: all that one decision depended on, made again from the log; or as it was recorded, where the log
+cannot tell or that would take long. The record is exact for the candidates that it holds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ExcludedWorkers = dict[str, tuple[int, list[WorkerId]]]
 
 
 class DecisionInputs(NamedTuple):
-    """See the module's text."""
+    """What one decision depended on: its request, its settings, all candidates and all exclusions."""
 
     event: RequestRouted
     request: RouteRequest

@@ -1,4 +1,4 @@
-"""Explain: why a request went where it went, and what came of it, from the log alone."""
+"""Explains from the log alone why a request went to its worker, and how it ended."""
 
 from __future__ import annotations
 

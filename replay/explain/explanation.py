@@ -1,16 +1,8 @@
-"""What an explanation says of decisions that estimate times, and of those that keep sessions together: keys of
-`contrail explain --json`. Times are in milliseconds.
+"""The parts of an explanation: the keys of `contrail explain --json`, which never change their meaning.
 
-What an explanation says of a request that waited in its replica: keys of `contrail explain --json`.
-
-Where a prompt was computed, as an explanation tells it: part of the keys of `contrail explain --json`.
-
-Times are the log's clock; `after_ms` counts from when the log stored the asking. What workers measured on their own
-clocks is said to be. `None` stands for what the log does not tell.
-
-What an explanation is made of: the keys of `contrail explain --json`, which never change their meaning.
-
-Costs and blocks are in blocks, times in milliseconds. `None` stands for what the log does not tell.
+Costs and blocks are in blocks, times in milliseconds. Times are those of the log's clock, but for durations that a
+worker or a replica measured on its own. `after_ms` of a prefill job counts from when the log stored the request for it.
+`None` stands for what the log does not tell.
 """
 
 from __future__ import annotations

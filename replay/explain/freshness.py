@@ -1,4 +1,4 @@
-"""What the index knew of each candidate when a decision was made, and how old that was, by the log's own clock."""
+"""The age of the index's knowledge of each candidate at a decision, by the log's own clock."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Where a prompt was computed: the decode worker's verdict and what came of it, in words that follow from the log.
+"""Where the prompt of a request was computed: the decode worker's verdict, and the prefill job by its events.
 
-A job by its events, looked for in the jobs stream near the request that it is about.
-
-A message is decoded only if it names the job; so the stretch that is looked through costs what its reading costs.
+The job is searched in the jobs stream near its request. Only messages that name the job are decoded, so a search costs
+little more than reading the messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Listing: requests picked out of a recording, one line each: the slowest, the failed, those that a worker got."""
+"""Requests of a recording, one line each: the slowest, the failed ones, those of one worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasons: why one candidate was chosen, and what the next best lacked, in words that follow from the rules alone."""
+"""Sentences on why one candidate was chosen and what the next best lacked, from the rules alone."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def runner_up(inputs: DecisionInputs, name: NameOf) -> RunnerUp | None:
         had = f"had a chance of {chance:.1%}" if chance is not None else "costs least of the others"
         text = f"{called} {had}; the draw fell at {draw_position(inputs.event.seed):.3f}"
     else:
-        found = required_changes(case(inputs), other.candidate)
+        found = required_changes(counterfactual_of(inputs), other.candidate)
         weights = " or of a weight" if inputs.settings.policy in BLOCK_COST_POLICIES else ""
         text = f"{called} would have won {_listed(found, weights)}"
     return RunnerUp(
@@ -183,7 +183,7 @@ def runner_up(inputs: DecisionInputs, name: NameOf) -> RunnerUp | None:
     )
 
 
-def case(inputs: DecisionInputs) -> Counterfactual:
+def counterfactual_of(inputs: DecisionInputs) -> Counterfactual:
     """The decision, to be tried with changes."""
     candidates = sorted((scored.candidate for scored in inputs.ranked), key=lambda each: each.worker)
     event = inputs.event

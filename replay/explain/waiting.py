@@ -1,9 +1,4 @@
-"""Queued: a request's wait in its replica, and its end there if it got no place.
-
-Holding: why a request was held in the router, and who was held beside it, by the log.
-
-The time to the first token, taken apart as far as the log knows.
-"""
+"""The waits of a request: in its replica's queue for a slot, held for its worker, and until its first token."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Svg: a small writer of charts: panels with two axes, lines, bars and dots in them, one below the other.
+"""Charts of a simulation as SVG: one run over time, and the runs of a sweep against each other.
 
-Equal data give equal bytes: all coordinates are rounded to a tenth of a pixel.
-
-Plot: one run of a simulation over time, as SVG.
-
-Trade-off: what the runs of a sweep win and lose against each other, as SVG.
+A small SVG writer draws panels with two axes, lines, bars and dots, one panel below the other. Equal data give equal
+bytes: all coordinates are rounded to a tenth of a pixel.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Answer: what a closed loop found: what the record shows, the same simulated, and each scenario beside that.
+"""Closed loop: the requests of a recording run again through simulated engines, under other settings.
 
-Closed loop: the requests of a recording run again through simulated engines, under other settings.
-
-What-if decides recorded requests again, one by one, on caches as they were recorded. Here they are run: by the
-simulation's own replicas (the real folds, the real decisions) on engines that are as fast as the record shows them
-(`replay.simulate.engine_fit`), with workers that come and go as they did. So caches, queues and times are what the
-scenario makes of them. The recorded settings are run in the same way: the difference to what was recorded says how far
-the model is off, and scenarios are compared with that run.
+What-if decides each recorded request again on the caches as they were recorded. The closed loop runs the requests: the
+simulation's replicas decide with the real folds and rules, on engines as fast as the record shows them
+(`replay.simulate.engine_fit`), with workers that come and go as they did. So caches, queues and times follow from the
+scenario. The recorded settings run in the same way: their difference to the record is the error of the model, and
+scenarios are compared with that run.
 
 Equal recordings and equal questions give equal answers, but for the seconds that they take.
 """
@@ -102,7 +100,7 @@ class ClosedLoopBasis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClosedLoopResult(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module's text."""
+    """What the record shows, the same requests simulated, and each scenario beside that."""
 
     basis: ClosedLoopBasis
     speeds: EngineSpeeds

@@ -1,20 +1,15 @@
-"""Line: a straight line through measured times that some slow ones among many do not change.
-
-Samples are put into classes of about equal size by what they are of, and the line goes through the classes' medians
-with the median of all slopes between two of them (Theil and Sen); its start is the median of what the slope leaves.
-The same samples give the same line in any order, anywhere: they are sorted, and medians are values that occurred.
-
-Stretches: what of the recorded times tells how fast engines are: prefills and answers, each with what else the
-worker was busy with meanwhile.
-
-Speeds: how long the recorded engines took, as the two lines that a simulated engine goes by.
+"""Fits the speed of the recorded engines, as the two lines that a simulated engine goes by.
 
     a pass with prompts: base + so much per token computed;    a decode step: base + so much per token decoded so far
 
-Prefills that had a worker to themselves tell the first line, if there are enough of them; else those that waited for
-no other prompt, less the decode steps in them; else all, each from the first token of the one before. Answers tell the
-second: what they took less others' prefills meanwhile, per step. The longer half of them counts: the record has whole
-milliseconds. Either line needs the other, so both are fitted again and again.
+Prefills that had a worker to themselves give the first line, if there are enough of them. Else prefills count that
+waited for no other prompt, less the decode steps in them; else all, each from the first token of the one before.
+Answers give the second line: their time less others' prefills meanwhile, per step. The longer half of the answers
+counts, since the record has whole milliseconds. Either line needs the other, so both are fitted again and again.
+
+A line is fitted so that some slow samples among many do not change it. Samples are put into classes of about equal size
+by x. The slope is the median of all slopes between the medians of two classes (Theil and Sen); the base is the median
+of the rest. The same samples give the same line in any order, on any machine: medians are values that occurred.
 """
 
 from __future__ import annotations
@@ -198,7 +193,7 @@ KINDS = {
 
 
 class EngineSpeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module's text."""
+    """How long the recorded engines took, as the two lines that a simulated engine goes by."""
 
     prefill_us_per_pass: float = 0.0
     prefill_us_per_token: float = 0.0

@@ -1,7 +1,4 @@
-"""Stay: one life of a worker, as it is told to a simulation: in which place of the fleet, from when to when.
-
-Failures: when workers of a simulation end without a word, and which.
-"""
+"""When workers of a simulation start and end: given lives, and failures drawn from the seed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Fleet: the workers of a recording that answer requests for one model: what they were like, and when they were
-there."""
+"""RecordedFleet: the workers of a recording that answer requests for one model, with their lives."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class RecordedWorker(msgspec.Struct):
 
 
 class RecordedFleet(NamedTuple):
-    """See the module's text."""
+    """The workers of a recording that answer requests for one model."""
 
     lives: list[RecordedWorker]
     """In the order in which they began."""

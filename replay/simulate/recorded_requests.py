@@ -1,12 +1,4 @@
-"""Past: one request as the record tells of it, from its arrival to the end of its answer.
-
-Replicas: who decided in a record, and how many of them were there at once.
-
-A front end that is started again has another id and mostly the same name, and its successor may come before it goes.
-Pods of one deployment have new names, and follow each other. So names count, while somebody of that name is there.
-
-History: the requests of a recording that can be run again, and those that cannot, counted by what they lack.
-"""
+"""RecordedRequests: the requests of a recording that can run again; all others are counted by what they lack."""
 
 from __future__ import annotations
 
@@ -63,7 +55,7 @@ class AttemptTiming(msgspec.Struct, gc=False):
 
 
 class RecordedRequest(msgspec.Struct, gc=False):
-    """See the module's text."""
+    """One request of a recording, from its arrival to the end of its answer."""
 
     id: RequestId
     """Of its own: ids that are used again get a number behind them."""
@@ -116,7 +108,12 @@ class _ReplicaLifetime(msgspec.Struct):
 
 
 class ReplicaLifetimes:
-    """See the module's text."""
+    """The replicas of a recording, and how many of them decided at one time.
+
+    A frontend that restarts has a new id and mostly the same name, and the new one may come before the old one ends.
+    Pods of one deployment have new names, and follow each other. So replicas count by name while one of that name is
+    there.
+    """
 
     def __init__(self) -> None:
         self._lives: dict[str, _ReplicaLifetime] = {}

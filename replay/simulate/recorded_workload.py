@@ -1,13 +1,11 @@
-"""The requests of a recording as a trace: what came to a deployment of ours, and when.
+"""The requests of a recording as a trace, and which of them followed the answer to another request.
 
-A request came when its replica decided about it first, or when it began to wait there. Its answer is as long as it was,
-over all attempts. Requests that no worker took, and those whose end the recording lacks, are left out.
+A request came when its replica first decided about it, or when it began to wait there. Its answer is as long as it was,
+over all attempts. Requests that no worker took are left out, as are requests whose end the recording lacks.
 
-Talks: which requests waited for the answer to another one, as the next turn of a talk does.
-
-A request follows an earlier one if its prompt begins with all full blocks of that one's prompt and is longer, and that
-one had ended before it came; or if a client named the same session for both. Of several the longest prompt counts, and
-then the one that ended last.
+A request follows an earlier one if its prompt begins with all full blocks of that prompt and is longer, and that
+request had ended before it came; or if a client named the same session for both. Of several the longest prompt counts,
+and then the request that ended last.
 """
 
 from __future__ import annotations
@@ -158,9 +156,6 @@ def _events(recording: Recording) -> Iterator[tuple[str, _Event]]:
             for event in message.events:
                 if isinstance(event, _Event):
                     yield replica, event
-
-
-US_PER_MS = 1000
 
 
 def find_follow_ups(requests: Sequence[RecordedRequest]) -> dict[RequestId, FollowUp]:

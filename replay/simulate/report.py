@@ -1,22 +1,6 @@
-"""Served: what became of one request of a simulation.
+"""Report: the figures of a simulation, by which two runs can be compared.
 
-Verdict: where the prompt of one request of a simulation was computed, and what that took.
-
-Times: how long something took, over many requests.
-
-Spread: how evenly something lay on the workers.
-
-Together: whether replicas that decide at about the same time choose the same worker, more often than by chance.
-
-Two decisions that follow each other within WITHIN_US and come from different replicas make a pair: neither saw much of
-the other. If both chose one worker, the second's choice rests on a load that the first has changed already. By chance
-that happens in the sum over the workers of the product of how often either side chose it.
-
-Disaggregation: what prefill workers did in a simulation: for which share of prompts, what moved, and what waited.
-
-Report: what a simulation found, as numbers that two runs can be compared by.
-
-1. Rates and times are of the requests that were served; what failed is counted.
+1. Rates and times are of the requests that were served; failed ones are counted.
 2. Times are virtual. A time to first token runs from the arrival, so time held in the router is in it. The mean
    inter-token time is per token: all the time between first and last tokens, over all those tokens (as Dynamo's replay
    reckons it); its percentiles give each token its request's own mean.
@@ -174,7 +158,13 @@ WITHIN_US = 100_000
 
 
 class ConcurrentDecisions(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module's text; nothing with one replica."""
+    """Whether replicas that decide at about the same time choose the same worker more often than by chance. With one
+    replica there is nothing to report.
+
+    Two decisions of different replicas that follow each other within WITHIN_US make a pair: neither replica saw much of
+    the other's decision. If both chose one worker, the second choice rests on a load that the first one has changed. By
+    chance that happens in the sum over the workers of the product of how often either side chose the worker.
+    """
 
     pairs: int = 0
     same_worker: float = 0.0
@@ -332,7 +322,7 @@ class LoadSpread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module's text."""
+    """All figures of one run."""
 
     requests: int
     failed: int

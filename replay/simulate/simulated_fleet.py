@@ -29,7 +29,7 @@ RESTART_US = 30_000_000
 
 
 class SimulatedFleet:
-    """See the module's text."""
+    """The workers of one run, by their places."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""SimulatedLog: the log of a simulation: sealed messages of the real form, each decoded once for all who fold it.
+"""SimulatedLog: the log of a simulation, and the sources that write its chains.
 
-A reader has a message when its lag has passed. If an archive is wanted, every message goes there as it is written.
-
-SimulatedSource: who writes one chain of messages into one stream of a simulation's log.
+Messages are sealed in the real form, and each is decoded once for all readers. A reader has a message when its lag has
+passed. If an archive is wanted, every message goes there when it is written.
 """
 
 from __future__ import annotations

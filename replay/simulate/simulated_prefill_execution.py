@@ -23,7 +23,7 @@ US_PER_MS = 1000
 
 
 class SimulatedPrefillExecution:
-    """One prefill worker's; see `virtual_worker.Side`."""
+    """One prefill worker's; see `PrefillHooks`."""
 
     def __init__(
         self, worker: SimulatedWorker, queue: SimulatedPrefillQueue, jobs: SimulatedSource, agenda: Agenda
@@ -68,7 +68,7 @@ class SimulatedPrefillExecution:
         self._jobs.say([PrefillFailed(job=job.id, requester=job.desk.id, attempt=job.attempt, reason=why, open=0)])
         self._queue.free(self)
 
-    # --- as of `Side` ------------------------------------------------------------------------------------------
+    # --- as of `PrefillHooks` ----------------------------------------------------------------------------------
 
     def submit(self, asked: Submit, hint: Hint) -> None:
         """Nobody sends requests to a prefill worker."""

@@ -1,11 +1,8 @@
-"""SimulatedPrefillJob: one prompt that a decode worker of a simulation asked others to compute, from the asking to its
-end.
+"""SimulatedPrefillQueue: the prefill queue of a simulation, with its jobs.
 
-SimulatedPrefillQueue: the prefill queue of a simulation: jobs that wait, and prefill workers that have nothing to do.
-
-As the real one (`actors.disagg.prefill_service`): oldest first, to the worker that has waited longest; a worker that is
-named for a job gets it if it has nothing to do. What its taker lost goes to somebody who has nothing to do, or is
-handed out again after AGAIN_US, ahead of all others. One job at a time for each worker.
+Jobs go oldest first to the worker that has waited longest, as in the live queue. A worker that is named for a job gets
+it if it has nothing to do. A job whose worker ended goes to an idle worker, or is handed out again after AGAIN_US,
+ahead of all others. Each worker has one job at a time.
 """
 
 from __future__ import annotations
@@ -88,7 +85,8 @@ class SimulatedPrefillJob:
         """The number in the agenda of what ends it early."""
 
     def __repr__(self) -> str:
-        return f"<SimulatedPrefillJob {self.id} of {self.request}, attempt {self.attempt}, {'over' if self.over else 'open'}>"
+        state = "over" if self.over else "open"
+        return f"<SimulatedPrefillJob {self.id} of {self.request}, attempt {self.attempt}, {state}>"
 
     @property
     def request(self) -> RequestId:
@@ -176,7 +174,7 @@ AGAIN_US = round(QUEUE_LIMITS.ack_wait_s * 1_000_000)
 
 
 class SimulatedPrefillQueue:
-    """See the module's text. Nobody is idle while a job waits."""
+    """Jobs that wait, and prefill workers that have nothing to do. No worker is idle while a job waits."""
 
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
@@ -187,7 +185,8 @@ class SimulatedPrefillQueue:
         """Those that have waited longest first."""
 
     def __repr__(self) -> str:
-        return f"<SimulatedPrefillQueue {len(self._waiting)} jobs waiting, {len(self._idle)} of {self.workers} workers idle>"
+        workers = f"{len(self._idle)} of {self.workers} workers idle"
+        return f"<SimulatedPrefillQueue {len(self._waiting)} jobs waiting, {workers}>"
 
     @property
     def workers(self) -> int:

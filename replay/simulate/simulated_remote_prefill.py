@@ -37,7 +37,7 @@ PULL_TIMEOUT_US = round(PULL_TIMEOUT_S * 1_000_000)
 
 
 class SimulatedRemotePrefill:
-    """One decode worker's; see `virtual_worker.Side`."""
+    """One decode worker's; see `PrefillHooks`."""
 
     def __init__(
         self,
@@ -71,9 +71,10 @@ class SimulatedRemotePrefill:
         """Of those without a job, until their first token."""
 
     def __repr__(self) -> str:
-        return f"<SimulatedRemotePrefill of {self._worker!r}, {len(self._open)} jobs open, {len(self._behind)} requests behind>"
+        counts = f"{len(self._open)} jobs open, {len(self._behind)} requests behind"
+        return f"<SimulatedRemotePrefill of {self._worker!r}, {counts}>"
 
-    # --- as of `Side` ------------------------------------------------------------------------------------------
+    # --- as of `PrefillHooks` ----------------------------------------------------------------------------------
 
     def submit(self, asked: Submit, hint: Hint) -> None:
         """The prompt is being computed, here or elsewhere, or waits for either."""
@@ -116,7 +117,7 @@ class SimulatedRemotePrefill:
         for job in jobs:
             self._over(job, "the decode worker is gone")
 
-    # --- as of `Requester` -------------------------------------------------------------------------------------
+    # --- as of `JobRequester` ----------------------------------------------------------------------------------
 
     def answered(self, job: SimulatedPrefillJob) -> None:
         """Its blocks are fetched as soon as the engine has a place for it, or it is computed here."""

@@ -1,16 +1,4 @@
-"""The places that the workers of a simulation have for requests, as one replica sees them.
-
-SimulatedAdmission: one replica's queue in a simulation: a request goes on when a worker has a place for it.
-
-As the real one (`actors.router.admission`), with its order, its bounds and its words in the log. Nobody hangs up here,
-and nobody has a deadline; nothing needs more of the loop's time than it has, so whoever is let in goes on at that
-moment.
-
-SimulatedReplica: one router of a simulation: its own folds of the log, its own lag, its own decisions.
-
-It folds what it has by now when it decides, or when that has become much: nobody looks in between. What it says counts
-for itself at once, and goes to the log a little later, together with what it said meanwhile, as a real one's does.
-"""
+"""SimulatedReplica: one router of a simulation, with its request queue and its view of free slots."""
 
 from __future__ import annotations
 
@@ -85,7 +73,11 @@ US_PER_MS = 1000
 
 
 class SimulatedAdmission:
-    """See the module's text."""
+    """The request queue of one replica: a request goes on when a worker has a slot for it.
+
+    Order, bounds and events are those of the live router's admission. No client disconnects here, and no request has a
+    deadline. Nothing needs more of the loop's time than it has, so an admitted request goes on at that moment.
+    """
 
     def __init__(
         self,
@@ -125,24 +117,24 @@ class SimulatedAdmission:
         """A clock that never goes back."""
         return self._agenda.now_us // US_PER_MS
 
-    def enter(self, journey: SimulatedRequest) -> bool:
+    def enter(self, request: SimulatedRequest) -> bool:
         """Whether the request has a place; if not it waits, or was turned away."""
         line = self._line
         sure = line.active < line.share and self.now_ms < line.share_until_ms and not len(self._queue)
         if sure or self._advance():
-            self._place(journey)
+            self._place(request)
             return True
-        if self._make_way(journey):
-            self._wait(journey)
+        if self._make_way(request):
+            self._wait(request)
         return False
 
-    def ended(self, journey: SimulatedRequest, *, whole: bool) -> None:
+    def ended(self, request: SimulatedRequest, *, whole: bool) -> None:
         """If the request had a place, the next one has it; `whole` if it was answered."""
-        if journey.placed_us < 0:
+        if request.placed_us < 0:
             return
-        self._line.end(journey.arrival.tenant)
+        self._line.end(request.arrival.tenant)
         if whole:
-            self._line.learn(self.now_ms - journey.placed_us // US_PER_MS, journey.told)
+            self._line.learn(self.now_ms - request.placed_us // US_PER_MS, request.told)
         if len(self._queue):
             self._advance()
 
@@ -163,25 +155,25 @@ class SimulatedAdmission:
             free, line.share = room.free(line.active, line.coming), room.share
             line.share_until_ms = self.now_ms + SHARE_FRESH_MS
         while free and len(self._queue):
-            journey = self._queue.pop()
-            self._agenda.cancel(self._timers.pop(journey.arrival.id))
-            self._place(journey)
+            request = self._queue.pop()
+            self._agenda.cancel(self._timers.pop(request.arrival.id))
+            self._place(request)
             line.coming += 1
-            self._agenda.put(self._agenda.now_us, partial(self._go, journey))
+            self._agenda.put(self._agenda.now_us, partial(self._go, request))
             free -= 1
         return free
 
-    def _place(self, journey: SimulatedRequest) -> None:
-        self._line.begin(journey.arrival.tenant)
-        journey.placed_us = self._agenda.now_us
+    def _place(self, request: SimulatedRequest) -> None:
+        self._line.begin(request.arrival.tenant)
+        request.placed_us = self._agenda.now_us
 
-    def _go(self, journey: SimulatedRequest) -> None:
+    def _go(self, request: SimulatedRequest) -> None:
         self._line.coming -= 1
-        self._let_in(journey)
+        self._let_in(request)
 
-    def _wait(self, journey: SimulatedRequest) -> None:
+    def _wait(self, request: SimulatedRequest) -> None:
         """The log knows that it waits, and it has its place in the order."""
-        it = journey.arrival
+        it = request.arrival
         self._say(
             RequestQueued(
                 request=it.id,
@@ -195,9 +187,9 @@ class SimulatedAdmission:
             )
         )
         answer = GenerateRequest(id=it.id, tokens=b"", sampling=Sampling(max_tokens=it.output_tokens))
-        self._queue.push(journey, it.priority, it.tenant, it.prompt_tokens + self._line.work(answer))
+        self._queue.push(request, it.priority, it.tenant, it.prompt_tokens + self._line.work(answer))
         until_us = self._agenda.now_us + self._settings.queue_wait_max_ms * US_PER_MS
-        self._timers[it.id] = self._agenda.put(until_us, partial(self._turn_away, journey, "queue_wait"))
+        self._timers[it.id] = self._agenda.put(until_us, partial(self._turn_away, request, "queue_wait"))
 
     def _why(self) -> str:
         if len(self._queue):
@@ -207,16 +199,16 @@ class SimulatedAdmission:
 
     # --- refusals ----------------------------------------------------------------------------------------------
 
-    def _make_way(self, journey: SimulatedRequest) -> bool:
+    def _make_way(self, request: SimulatedRequest) -> bool:
         """Whether one more may wait; if that is one too many, another left, or this one was turned away."""
-        it, most = journey.arrival, self._line.waiting_max(self._settings)
+        it, most = request.arrival, self._line.waiting_max(self._settings)
         if len(self._queue) < most:
             return True
         last = self._queue.crowded_out(it.priority, it.tenant) if most else None
         if last is None:
-            self._turn_away(journey, self._crowded(journey, journey))
+            self._turn_away(request, self._crowded(request, request))
             return False
-        self._turn_away(last, self._crowded(last, journey))
+        self._turn_away(last, self._crowded(last, request))
         return True
 
     def _crowded(self, out: SimulatedRequest, comes: SimulatedRequest) -> str:
@@ -224,10 +216,10 @@ class SimulatedAdmission:
         too_many = self._queue.has_too_many(out.arrival.tenant, comes.arrival.tenant)
         return "tenant_share" if too_many else "queue_full"
 
-    def _turn_away(self, journey: SimulatedRequest, reason: str) -> None:
+    def _turn_away(self, request: SimulatedRequest, reason: str) -> None:
         """It gets no place, and waits no more if it did."""
         retry_s = max(1, min(RETRY_AFTER_MAX_S, ceil(self._line.wait_ms(len(self._queue)) / 1000)))
-        it, waited = journey.arrival, self._queue.remove(journey)
+        it, waited = request.arrival, self._queue.remove(request)
         if waited:
             self._agenda.cancel(self._timers.pop(it.id))
         self._say(
@@ -236,11 +228,11 @@ class SimulatedAdmission:
                 model=MODEL,
                 reason=reason,
                 status=TURNED_AWAY[reason],
-                waited_ms=self.now_ms - journey.arrived_us // US_PER_MS if waited else -1,
+                waited_ms=self.now_ms - request.arrived_us // US_PER_MS if waited else -1,
                 tenant=it.tenant,
             )
         )
-        self._turned_away(journey, reason, retry_s)
+        self._turned_away(request, reason, retry_s)
 
 
 PACE_US = round(LIMITS.pace_s * 1_000_000)
@@ -263,7 +255,11 @@ class PendingDecision(NamedTuple):
 
 
 class SimulatedReplica:
-    """See the module's text."""
+    """One router: its own folds of the log, its own lag, its own decisions.
+
+    It folds the messages that it has by now when it decides, or when there are many. Its own events count for itself
+    at once. They go to the log a little later, together with the events of the meantime, as a live replica's do.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Journey: one request of a simulation on its way, over all its attempts."""
+"""SimulatedRequest: one request of a simulation in progress, over all its attempts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Copies: what a simulated engine's cache holds, by the names of its blocks, and what the log must hear of a change.
+"""SimulatedWorker: one life of a worker in a simulation: its engine in virtual time, its cache, and its events.
 
-A real worker's mirror (`actors.kv_cache.cache_mirror`) makes hashes of token ids; here the engine's names are the
-hashes already. Its blocks are closed under prefixes by themselves: of one sequence the last block is let go first.
-
-SimulatedWorker: one life of a worker in a simulation: its engine in virtual time, and what it says in the log.
+The engine's names of blocks are the hashes already; a real worker's mirror makes them of token ids. Blocks are closed
+under prefixes by themselves: of one sequence the last block is evicted first.
 """
 
 from __future__ import annotations

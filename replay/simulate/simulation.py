@@ -1,9 +1,8 @@
-"""World: a run of virtual time: requests arrive, replicas decide, workers serve. One thread, no clock, no randomness.
+"""Simulation: arrivals of a trace through the real decisions and simulated engines, in virtual time.
 
-The same options and arrivals give the same decisions, the same results and the same log, byte by byte: whatever
-happens has its place in one agenda, and what is drawn is drawn from the seed.
-
-Simulate: arrivals of a trace through the real decisions and simulated engines, in virtual time.
+Requests arrive, replicas decide, workers serve, in one thread without clock or randomness. The same options and
+arrivals give the same decisions, the same results and the same log, byte by byte: every event has its place in one
+agenda, and every draw comes from the seed.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ Progress = Callable[[int, int], None]
 
 
 class Simulation:
-    """See the module's text; runs once."""
+    """One run in virtual time; it runs once."""
 
     def __init__(
         self,
@@ -86,9 +85,9 @@ class Simulation:
             speaker=lambda: self._replicas[0].id,
             judged=self._judge,
         )
-        self._lines = [self._line(replica) for replica in self._replicas]
+        self._admissions = [self._admission(replica) for replica in self._replicas]
         """Where requests wait for a place in the fleet, by replica."""
-        self._journeys: dict[RequestId, SimulatedRequest] = {}
+        self._requests: dict[RequestId, SimulatedRequest] = {}
         """Those under way, in the order in which they came."""
         self._holds = options.routing.holds and not options.prefill_workers  # as `actors.router.dispatch`
         self._planning: set[int] = set()
@@ -133,7 +132,7 @@ class Simulation:
             partial(self._freed, number),
         )
 
-    def _line(self, replica: SimulatedReplica) -> SimulatedAdmission:
+    def _admission(self, replica: SimulatedReplica) -> SimulatedAdmission:
         options = self._options
         return SimulatedAdmission(
             options.routing,
@@ -167,77 +166,77 @@ class Simulation:
 
     def _arrive(self, number: int) -> None:
         arrival, replica, now_us = self._arrivals[number], number % len(self._replicas), self._agenda.now_us
-        journey = SimulatedRequest(arrival, number, now_us, replica, self._options.engine.block_size)
-        self._journeys[arrival.id] = journey
-        if self._lines[replica].enter(journey):
-            self._begin(journey)
+        request = SimulatedRequest(arrival, number, now_us, replica, self._options.engine.block_size)
+        self._requests[arrival.id] = request
+        if self._admissions[replica].enter(request):
+            self._begin(request)
         else:
             self._look_later(replica)
 
-    def _begin(self, journey: SimulatedRequest) -> None:
+    def _begin(self, request: SimulatedRequest) -> None:
         """It has a place in the fleet, and is held or on its way."""
         now_us = self._agenda.now_us
         if self._holds:
-            self._agenda.put(now_us + self._options.routing.hold_max_ms * 1000, partial(self._hold_no_longer, journey))
-            self._hold(journey, self.log.now_ms)
+            self._agenda.put(now_us + self._options.routing.hold_max_ms * 1000, partial(self._hold_no_longer, request))
+            self._hold(request, self.log.now_ms)
         else:
-            self._route(journey)
+            self._route(request)
 
-    def _hold(self, journey: SimulatedRequest, since_ms: int) -> None:
+    def _hold(self, request: SimulatedRequest, since_ms: int) -> None:
         """The next attempt waits in its replica until a worker is free for it."""
-        asked, replica = journey.asked(), self._replicas[journey.replica]
+        asked, replica = request.asked(), self._replicas[request.replica]
         replica.hold(asked, since_ms, self._seed(asked))
         if replica.holds > held_max(self._options.workers):
-            self._hold_no_longer(self._journeys[replica.first_held])
-        self._plan_soon(journey.replica)
+            self._hold_no_longer(self._requests[replica.first_held])
+        self._plan_soon(request.replica)
 
-    def _route(self, journey: SimulatedRequest) -> None:
+    def _route(self, request: SimulatedRequest) -> None:
         """Its next attempt is with a worker, or it has failed; an answer that was begun waits for a worker."""
-        until_us = self._agenda.now_us + (RESUME_WAIT_US if journey.told else 0)
-        self._try(journey, journey.asked(), until_us)
+        until_us = self._agenda.now_us + (RESUME_WAIT_US if request.told else 0)
+        self._try(request, request.asked(), until_us)
 
-    def _try(self, journey: SimulatedRequest, asked: RouteRequest, until_us: int) -> None:
-        replica, now_us = self._replicas[journey.replica], self._agenda.now_us
+    def _try(self, request: SimulatedRequest, asked: RouteRequest, until_us: int) -> None:
+        replica, now_us = self._replicas[request.replica], self._agenda.now_us
         choice = replica.decide(asked, self._fleet.gone, self._seed(asked))
         if choice.decision.worker is None and now_us < until_us:
-            self._agenda.put(now_us + RESUME_LOOK_US, partial(self._try, journey, asked, until_us))
+            self._agenda.put(now_us + RESUME_LOOK_US, partial(self._try, request, asked, until_us))
             return
-        self._send(journey, choice)
+        self._send(request, choice)
 
-    def _send(self, journey: SimulatedRequest, choice: PendingDecision) -> None:
+    def _send(self, request: SimulatedRequest, choice: PendingDecision) -> None:
         """The request is with the worker that was chosen, or it has failed."""
-        replica, now_us, decision = self._replicas[journey.replica], self._agenda.now_us, choice.decision
+        replica, now_us, decision = self._replicas[request.replica], self._agenda.now_us, choice.decision
         if not choice.asked.attempt:
-            journey.others_differ = self._others_differ(journey, choice)
+            request.others_differ = self._others_differ(request, choice)
         said = (choice.asked.id, choice.asked.attempt, decision.worker, decision.digest)
         self._digest.update(repr(said).encode())
         if decision.worker is None:
-            self._end(journey, replica.reject(choice, begun=journey.told > 0))
+            self._end(request, replica.reject(choice, begun=request.told > 0))
             return
-        if journey.told:
-            replica.say(journey.migrated(BROKE))
+        if request.told:
+            replica.say(request.migrated(BROKE))
         worker = self._fleet.worker(decision.worker)
-        submit = journey.sent(replica.record(choice), worker.place, now_us)
+        submit = request.sent(replica.record(choice), worker.place, now_us)
         try:
-            worker.submit(submit, journey.hint(if_free=choice.if_free), journey.replica)
+            worker.submit(submit, request.hint(if_free=choice.if_free), request.replica)
         except WorkerDeclined as error:
-            self._declined(journey, worker, error)
+            self._declined(request, worker, error)
         except CallerError:
-            replica.say(journey.finished("error", now_us, REFUSED))
-            self._end(journey, TOO_LONG)
+            replica.say(request.finished("error", now_us, REFUSED))
+            self._end(request, TOO_LONG)
 
-    def _declined(self, journey: SimulatedRequest, worker: SimulatedWorker, error: WorkerDeclined) -> None:
+    def _declined(self, request: SimulatedRequest, worker: SimulatedWorker, error: WorkerDeclined) -> None:
         """As `actors.router.dispatch`: it is held again, unless that was often enough."""
-        now_us, replica = self._agenda.now_us, self._replicas[journey.replica]
-        replica.say(journey.finished("declined", now_us, error.detail))
-        journey.declined += 1
-        journey.worker = WorkerId("")
-        self._agenda.put(replica.declined(worker.id, error.tokens), partial(self._plan_soon, journey.replica))
-        if journey.declined < DECLINED_MAX:
-            since_ms = self.log.now_ms - (now_us - journey.placed_us) // 1000
-            self._agenda.put(now_us, partial(self._hold, journey, since_ms))
+        now_us, replica = self._agenda.now_us, self._replicas[request.replica]
+        replica.say(request.finished("declined", now_us, error.detail))
+        request.declined += 1
+        request.worker = WorkerId("")
+        self._agenda.put(replica.declined(worker.id, error.tokens), partial(self._plan_soon, request.replica))
+        if request.declined < DECLINED_MAX:
+            since_ms = self.log.now_ms - (now_us - request.placed_us) // 1000
+            self._agenda.put(now_us, partial(self._hold, request, since_ms))
         else:
-            self._agenda.put(now_us, partial(self._route, journey))
+            self._agenda.put(now_us, partial(self._route, request))
 
     def _plan_soon(self, replica: int) -> None:
         """Once for all that happens at this time."""
@@ -249,23 +248,23 @@ class Simulation:
         """What the replica holds is with a worker, if it is to go now."""
         self._planning.remove(replica)
         for choice in self._replicas[replica].plan(self._fleet.gone):
-            self._send(self._journeys[choice.asked.id], choice)
+            self._send(self._requests[choice.asked.id], choice)
         self._look_later(replica)
 
     def _freed(self, by: int) -> None:
         """The others hear from the log that a worker may be free, each when it has read so far."""
         for number, replica in enumerate(self._replicas):
-            if number != by and (replica.holds or len(self._lines[number])):
+            if number != by and (replica.holds or len(self._admissions[number])):
                 self._agenda.put(self._agenda.now_us + replica.lag_us, partial(self._look, number))
 
     def _look(self, replica: int) -> None:
         """Whoever waits there and need not goes on."""
-        self._lines[replica].look()
+        self._admissions[replica].look()
         self._plan_soon(replica)
 
     def _look_later(self, replica: int) -> None:
         """If somebody waits there for others to be less busy, whose word on that is not waited for one by one."""
-        if replica not in self._looking and (len(self._lines[replica]) or self._replicas[replica].stuck):
+        if replica not in self._looking and (len(self._admissions[replica]) or self._replicas[replica].stuck):
             self._looking.add(replica)
             self._agenda.put(self._agenda.now_us + LOOK_EVERY_US, partial(self._look_again, replica))
 
@@ -274,35 +273,35 @@ class Simulation:
         self._look(replica)
         self._look_later(replica)
 
-    def _hold_no_longer(self, journey: SimulatedRequest) -> None:
+    def _hold_no_longer(self, request: SimulatedRequest) -> None:
         """If it is still held, it goes where it costs least by now."""
-        asked = self._replicas[journey.replica].let_go(journey.arrival.id)
+        asked = self._replicas[request.replica].let_go(request.arrival.id)
         if asked is not None:
-            self._try(journey, asked, self._agenda.now_us)
+            self._try(request, asked, self._agenda.now_us)
 
-    def _others_differ(self, journey: SimulatedRequest, choice: PendingDecision) -> int:
+    def _others_differ(self, request: SimulatedRequest, choice: PendingDecision) -> int:
         """How many of the other replicas would choose another worker now, held up by the same others if the request
         was held; -1 if they are not to be asked."""
         every = self._options.compare_every
-        if not every or journey.number % every or len(self._replicas) == 1:
+        if not every or request.number % every or len(self._replicas) == 1:
             return -1
         gone, asked = self._fleet.gone, choice.asked
-        others = [each for number, each in enumerate(self._replicas) if number != journey.replica]
+        others = [each for number, each in enumerate(self._replicas) if number != request.replica]
         return sum(each.would_choose(asked, gone, self._seed(asked)) != choice.decision.worker for each in others)
 
     def _seed(self, asked: RouteRequest) -> int:
         drawn: int = xxhash.xxh3_64_intdigest(f"draw/{asked.id}/{asked.attempt}".encode(), self._options.seed)
         return drawn
 
-    def _heard(self, request: RequestId, output: Output, at_us: int) -> None:
+    def _heard(self, request_id: RequestId, output: Output, at_us: int) -> None:
         """A worker has made tokens."""
-        journey = self._journeys[request]
-        for event in journey.heard(output, at_us):
-            self._replicas[journey.replica].say(event)
+        request = self._requests[request_id]
+        for event in request.heard(output, at_us):
+            self._replicas[request.replica].say(event)
             if isinstance(event, RequestPrefilled):
-                self._plan_soon(journey.replica)  # a worker may be free for what is held
+                self._plan_soon(request.replica)  # a worker may be free for what is held
         if output.finish is not None:
-            self._end(journey)
+            self._end(request)
 
     def _judge(self, verdict: PrefillVerdict) -> None:
         """It is known where a prompt was computed."""
@@ -311,25 +310,25 @@ class Simulation:
 
     def _broke(self, worker: SimulatedWorker) -> None:
         """A worker is gone: what it served goes on elsewhere."""
-        for journey in [each for each in self._journeys.values() if each.worker == worker.id]:
-            replica = self._replicas[journey.replica]
-            replica.say(journey.finished("worker_lost", self._agenda.now_us, BROKE))
+        for request in [each for each in self._requests.values() if each.worker == worker.id]:
+            replica = self._replicas[request.replica]
+            replica.say(request.finished("worker_lost", self._agenda.now_us, BROKE))
             try:
-                journey.tries.failed(journey.told, BROKE)
+                request.tries.failed(request.told, BROKE)
             except (GenerationFailed, NoWorkers):
-                self._end(journey, LOST)
+                self._end(request, LOST)
             else:
-                self._route(journey)
+                self._route(request)
         for number in range(len(self._replicas)):
             self._plan_soon(number)  # what is held for it may go elsewhere
 
-    def _end(self, journey: SimulatedRequest, failed: str = "", retry_s: int = 0) -> None:
+    def _end(self, request: SimulatedRequest, failed: str = "", retry_s: int = 0) -> None:
         """It was answered, or has failed, and why. Who sends as many as are wanted at once sends the next one when it
         was told to."""
-        del self._journeys[journey.arrival.id]
-        self.served[journey.number] = journey.served(self._agenda.now_us, failed)
-        self._lines[journey.replica].ended(journey, whole=not failed)
-        for number in self._after.get(journey.arrival.id, ()):
+        del self._requests[request.arrival.id]
+        self.served[request.number] = request.served(self._agenda.now_us, failed)
+        self._admissions[request.replica].ended(request, whole=not failed)
+        for number in self._after.get(request.arrival.id, ()):
             pause_us = self._follows[self._arrivals[number].id].pause_us
             self._agenda.put(self._agenda.now_us + pause_us, partial(self._arrive, number))
         self._ended += 1
@@ -373,16 +372,18 @@ def simulate(
     _check_follows(arrivals, follows)
     writer = None if archive is None else ArchiveWriter(archive, NAMESPACE, KEY.chain_key, PROGRAM, START_MS)
     try:
-        world = Simulation(options, arrivals, progress, writer, follows, judged=judged)
+        simulation = Simulation(options, arrivals, progress, writer, follows, judged=judged)
         with collector_paused():
-            digest = world.run()
+            digest = simulation.run()
         if writer is not None:
-            writer.finish(writer.contents(START_MS, world.log.now_ms))
+            writer.finish(writer.contents(START_MS, simulation.log.now_ms))
     except BaseException:  # whatever it was, half a log is of no use
         if writer is not None:
             writer.abandon()
         raise
-    return SimulationResult([each for each in world.served if each is not None], digest, world.computed_tokens)
+    return SimulationResult(
+        [each for each in simulation.served if each is not None], digest, simulation.computed_tokens
+    )
 
 
 def _check_follows(arrivals: list[Arrival], follows: Mapping[RequestId, FollowUp]) -> None:

@@ -1,10 +1,6 @@
-"""Sweep: the same trace under every combination of some settings, in several processes.
+"""Runs of one workload in several ways, in several processes: every combination of some settings, or given options.
 
 The results and their order depend on the question alone, not on how many processes share the work or which ends first.
-
-Runs: the same requests simulated in several ways, in several processes if there are some.
-
-The results depend on the ways alone, not on how many processes share the work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Traces in files: which format a file has, and the trace in it."""
+"""TraceFile: a file with a trace, and the format that it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agenda: what is to happen in virtual time, and the time that it is."""
+"""Agenda: the events to come in virtual time, and the present time."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Arrival: one request of a trace, as the simulation gets it: when it comes, what is known of its prompt, how long its
-answer is.
-
-Follows: a request that comes some time after the end of another one, as the next turn of a talk does.
-
-Trace: the requests that a simulation serves, as they were recorded, and at what pace they come.
-"""
+"""The requests that a simulation serves, as they were recorded, and the pace at which they arrive."""
 
 from __future__ import annotations
 

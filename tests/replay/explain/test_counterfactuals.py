@@ -22,7 +22,7 @@ from replay.explain.cost_breakdown import choice_probabilities
 from replay.explain.counterfactuals import Counterfactual, required_changes
 from replay.explain.decision_inputs import decision_inputs, recorded_candidates, routed_event
 from replay.explain.explanation import RequiredChange
-from replay.explain.sentences import case, runner_up
+from replay.explain.sentences import counterfactual_of, runner_up
 from replay.playback.playback import Playback
 from tests.projections.facts import joined, load, prompt, stored, worker_id
 from tests.replay.staged import KV, A, B, C, Stage
@@ -170,7 +170,7 @@ def test_the_changes_hold_in_the_world_itself(tmp_path: Path) -> None:
     with stage.recording(tmp_path / "log") as recording:
         (tried,) = recording.index.tried("r")
         on = decision_inputs(recording, tried, event, whole=True)
-        found = {need.what: need for need in required_changes(case(on), on.ranked[1].candidate)}
+        found = {need.what: need for need in required_changes(counterfactual_of(on), on.ranked[1].candidate)}
         assert {"cached_blocks", "prefill_weight"} <= found.keys()
         said = runner_up(on, recording.names.worker)
         assert said is not None
@@ -237,7 +237,7 @@ def test_candidates_of_a_record_cost_what_was_recorded(tmp_path: Path) -> None:
             by_record, by_fold = (
                 {
                     need.what: need.would_be
-                    for need in required_changes(case(on), on.ranked[1].candidate)
+                    for need in required_changes(counterfactual_of(on), on.ranked[1].candidate)
                     if need.what != "prefill_tokens"
                 }
                 for on in (told, whole)

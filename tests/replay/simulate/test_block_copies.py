@@ -1,4 +1,4 @@
-"""Copies: of each block the first copy and the last one are told, in few events."""
+"""BlockCopies: of each block the first copy and the last one are told, in few events."""
 
 from __future__ import annotations
 

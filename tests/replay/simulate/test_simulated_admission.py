@@ -102,15 +102,15 @@ class Virtual:
             room=self._room,
             say=self.said.append,
             let_in=self._begin,
-            turned_away=lambda _journey, _reason, retry_s: self.retry_s.append(retry_s),
+            turned_away=lambda _request, _reason, retry_s: self.retry_s.append(retry_s),
         )
 
     def _room(self) -> Capacity | None:
         return Capacity(self.places, len(self.held), 1, overloaded=not self.places) if self.places >= 0 else None
 
-    def _begin(self, journey: SimulatedRequest) -> None:
-        self.held[journey.arrival.id] = journey
-        self.let_in.append(journey.arrival.id)
+    def _begin(self, request: SimulatedRequest) -> None:
+        self.held[request.arrival.id] = request
+        self.let_in.append(request.arrival.id)
 
     def until(self, at_us: int) -> None:
         reached: list[bool] = []
@@ -119,14 +119,14 @@ class Virtual:
             self.agenda.advance()
 
     def arrive(self, it: Arrival) -> None:
-        journey = SimulatedRequest(it, 0, self.agenda.now_us, 0, 32)
-        if self.admission.enter(journey):
-            self._begin(journey)
+        request = SimulatedRequest(it, 0, self.agenda.now_us, 0, 32)
+        if self.admission.enter(request):
+            self._begin(request)
 
     def end(self, name: RequestId, answer_tokens: int) -> None:
-        journey = self.held.pop(name)
-        journey.told = answer_tokens
-        self.admission.ended(journey, whole=True)
+        request = self.held.pop(name)
+        request.told = answer_tokens
+        self.admission.ended(request, whole=True)
 
 
 async def turns() -> None:
