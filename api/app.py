@@ -1,34 +1,147 @@
-"""The API of one front end."""
+"""Junction: the short way to the routes that every token passes.
+
+`/v1/models`: what can be asked for here, as OpenAI lists it, with vLLM's fields and ours beside.
+
+The routes beside chat and completions: other ways to ask for a chat, embeddings, tokens, and what runs here.
+
+The API of one front end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Collection, Mapping
+from functools import partial
+from importlib.metadata import version
+from typing import Any
 
 import orjson
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
-from api.answers import Answers
-from api.anthropic.errors import told_at
-from api.description.document import description
-from api.junction import Junction
+from api.anthropic.body import CountRequest
+from api.anthropic.dialect import MESSAGES, TokenCount
+from api.anthropic.errors import AnthropicError, told_at
+from api.auth.access_policy import AccessPolicy
+from api.auth.authentication import Authentication
+from api.auth.tenancy import Tenancy
+from api.config.api_settings import ApiSettings
 from api.openai.backend import Backend
-from api.openai.endpoints import further_routes, reading_routes
-from api.openai.errors import ApiError, answer_to, internal_error, of_status
-from api.openai.further.models import MODELS, READING
+from api.openai.dialect import DialectRoute
+from api.openai.further.embedding_inputs import EmbeddingRequest
+from api.openai.further.embeddings import Embeddings
+from api.openai.further.errand import ErrandRoute
+from api.openai.further.tokenizing import DetokenizeRequest, TokenizeRequest, Tokenizing
+from api.openai.requests.intake import Intake
+from api.openai.responses.dialect import responses_dialect
 from api.openai.responses.reasoning_seal import ReasoningSeal
 from api.openai.routes import generation_routes
-from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
-from api.security.cors import Cors
-from api.security.gate import Gate
-from api.security.policy import AccessPolicy
-from api.security.tenancy import Tenancy
+from api.openapi import openapi_json
+from api.server.errors import ApiError, http_status_error, internal_error, to_api_error
+from api.server.middleware import ApiCorsMiddleware, RequestIdMiddleware
 from core.clock import Clock, SystemClock
 from core.errors import ContrailError
+from core.models import ModelCard
+
+
+class DirectDispatch:
+    """Requests for the two routes that generate go there straight; all others through the framework, whose layers and
+    routing cost as much as a decision. Each of the paths may have a slash behind it."""
+
+    def __init__(self, hot: Mapping[str, ASGIApp], app: ASGIApp, paths: Collection[str] = ()) -> None:
+        self._hot = hot
+        self._app = app
+        self._slashed = {f"{path}/": path for path in (*hot, *paths)}
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] == "http" and scope["path"] in self._slashed:
+            scope = {**scope, "path": self._slashed[scope["path"]]}
+        route = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        return (route or self._app)(scope, receive, send)
+
+
+MODELS = "/v1/models"
+READING = ["GET", "HEAD"]
+"""Methods of a route that is only read: the second one is the first without the body."""
+
+
+def model_routes(backend: Backend) -> APIRouter:
+    """`/v1/models` and `/v1/models/{id}`; an unknown id is answered with 404 in OpenAI's shape."""
+    router = APIRouter()
+
+    @router.api_route(MODELS, methods=READING)
+    async def list_models() -> Response:
+        data = [_model(card, name) for card in backend.models() for name in (card.name, *card.further_names)]
+        return _json({"object": "list", "data": data})
+
+    @router.api_route("/v1/models/{model:path}", methods=READING)
+    async def show_model(model: str) -> Response:
+        return _json(_model(backend.card(model), model))
+
+    return router
+
+
+def _model(card: ModelCard, name: str) -> dict[str, Any]:
+    """The model under this one of its names; `root` is its own."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": card.created_s,
+        "owned_by": "contrail",
+        # vLLM's
+        "root": card.name,
+        "parent": None,
+        "max_model_len": card.context_max,
+        # ours
+        "engine": card.engine,
+        "context_max": card.context_max,
+        "workers": card.workers,
+    }
+
+
+def _json(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+def further_routes(
+    backend: Backend,
+    metrics: FrontendMetrics,
+    settings: ApiSettings,
+    clock: Clock,
+    tokenizers: Tokenizers,
+    seal: ReasoningSeal | None = None,
+) -> dict[str, ASGIApp]:
+    """Path to the application that answers POST there; `tokenizers` are those of the other routes. Without a seal, no
+    other process opens the reasoning that clients bring back."""
+    intake = Intake(backend, settings, tokenizers)
+    errand = partial(ErrandRoute, metrics, settings, clock)
+    dialect = partial(DialectRoute, intake, backend, metrics, settings, clock)
+    embeddings = Embeddings(backend, settings, tokenizers)
+    tokenizing = Tokenizing(backend, settings, tokenizers)
+    return {
+        "/v1/embeddings": errand(EmbeddingRequest, embeddings.answer),
+        "/v1/responses": dialect(responses_dialect(seal or ReasoningSeal.of_this_process())),
+        "/v1/messages": dialect(MESSAGES),
+        "/v1/messages/count_tokens": errand(CountRequest, TokenCount(tokenizing).answer, AnthropicError),
+        "/tokenize": errand(TokenizeRequest, tokenizing.tokenize),
+        "/detokenize": errand(DetokenizeRequest, tokenizing.detokenize),
+    }
+
+
+def reading_routes(backend: Backend) -> APIRouter:
+    """What is only read: models, and the version."""
+    router = APIRouter()
+    router.include_router(model_routes(backend))
+
+    @router.api_route("/version", methods=READING)
+    async def show_version() -> Response:
+        return Response(orjson.dumps({"version": version("contrail")}), media_type="application/json")
+
+    return router
+
 
 ROUTES = "see /v1/models, /v1/chat/completions, /v1/completions"
 METRICS = (
@@ -57,8 +170,10 @@ def create_app(
     hot = generation_routes(backend, metrics, settings, clock, tokenizers)
     cold = further_routes(backend, metrics, settings, clock, tokenizers, seal)
     app = framework(backend, {**hot, **cold}, page)
-    routes = Junction(hot, app, (*cold, MODELS))
-    return Answers(_layers(routes, policy), backend.failed, traced_by=clock if policy.expose_routing else None)
+    routes = DirectDispatch(hot, app, (*cold, MODELS))
+    return RequestIdMiddleware(
+        _layers(routes, policy), backend.failed, traced_by=clock if policy.expose_routing else None
+    )
 
 
 def framework(backend: Backend, posts: Mapping[str, ASGIApp], page: ASGIApp | None = None) -> FastAPI:
@@ -74,7 +189,7 @@ def framework(backend: Backend, posts: Mapping[str, ASGIApp], page: ASGIApp | No
 
     @app.api_route("/openapi.json", methods=READING)
     async def describe() -> Response:
-        return Response(description(), media_type="application/json")
+        return Response(openapi_json(), media_type="application/json")
 
     @app.api_route("/health", methods=READING)
     async def health() -> Response:
@@ -87,9 +202,9 @@ def framework(backend: Backend, posts: Mapping[str, ASGIApp], page: ASGIApp | No
 def _layers(app: ASGIApp, policy: AccessPolicy) -> ASGIApp:
     """What every request passes, the innermost first: pages of other sites may read refusals too."""
     if policy.keyring is not None:
-        app = Gate(app, keyring=policy.keyring)
+        app = Authentication(app, keyring=policy.keyring)
     if policy.cors:
-        app = Cors(app, origins=policy.cors)
+        app = ApiCorsMiddleware(app, origins=policy.cors)
     return app
 
 
@@ -100,12 +215,12 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message = f"there is no {request.url.path} here; {METRICS if request.url.path == '/metrics' else ROUTES}"
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
-    return _response(request, of_status(error.status_code, message, dict(error.headers or {})))
+    return _response(request, http_status_error(error.status_code, message, dict(error.headers or {})))
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ContrailError)
-    return _response(request, answer_to(error))
+    return _response(request, to_api_error(error))
 
 
 async def _on_defect(request: Request, _error: Exception) -> Response:

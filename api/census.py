@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from api.running.probe import get
+from api.server.http_client import http_get
 from core.errors import Unavailable
 from streams.registry import Change, Registry
 
@@ -65,7 +65,7 @@ async def ask_all(parts: list[Part]) -> list[Answer]:
 async def _ask(part: Part) -> Answer:
     if not part.ops:
         return Answer(part, None, "registered no operations address")
-    found = await get(part.ops, "/state", ANSWER_S)
+    found = await http_get(part.ops, "/state", ANSWER_S)
     if found is None:
         return Answer(part, None, f"does not answer at {part.ops} within {ANSWER_S:g} s")
     try:

@@ -8,11 +8,12 @@ import webbrowser
 import click
 import msgspec
 
-from api.addresses import join_address, split_address
 from api.census import REPLICAS, Part, registered
-from api.connection import Connection, connection_options
-from api.contacts import open_registry
-from api.debug.access import is_loopback, token_of
+from api.config.addresses import is_loopback, join_address, split_address
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
+from api.debug.access import token_of
+from api.process.planes import open_registry
 from core.errors import CallerError
 
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is listened on, not where we listen
@@ -27,10 +28,10 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@connection_options
+@deployment_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 @click.option("--no-browser", is_flag=True, help="Only print where it is.")
-def debug(connection: Connection, *, as_json: bool, no_browser: bool) -> None:
+def debug(connection: DeploymentRef, *, as_json: bool, no_browser: bool) -> None:
     """Open the page of a running deployment: decisions and load as they happen, and everything before.
 
     Beyond loopback the page asks for a token; the address that is printed has it.
@@ -50,7 +51,7 @@ def debug(connection: Connection, *, as_json: bool, no_browser: bool) -> None:
         webbrowser.open(pages[0].url)
 
 
-async def _pages(connection: Connection) -> list[Page]:
+async def _pages(connection: DeploymentRef) -> list[Page]:
     """CallerError if there is no front end."""
     async with open_registry(connection) as registry:
         parts = await registered(registry, REPLICAS)

@@ -8,7 +8,8 @@ from collections import Counter
 import click
 import msgspec
 
-from api.connection import Connection, connection_options
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
 from api.doctor.examination import Examined, examine
 from api.doctor.finding import OK, PROBLEM, WARNING, Finding
 from api.text_table import text_table
@@ -18,9 +19,9 @@ MARKS = {OK: "ok", WARNING: "warning", PROBLEM: "PROBLEM"}
 
 
 @click.command()
-@connection_options
+@deployment_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
-def doctor(connection: Connection, as_json: bool) -> None:
+def doctor(connection: DeploymentRef, as_json: bool) -> None:
     """Check a running deployment, and say in one sentence each what is well and what to do about what is not.
 
     Nothing is changed. Exit status 1 if there is a problem, 2 if nobody could be asked.

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import click
 import orjson
 
-from api.connection import Connection, connection_options
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
 from core.clock import SystemClock
 from core.codec import decode_message
 from core.errors import CallerError, Corrupt
@@ -30,12 +31,12 @@ class Span(NamedTuple):
 
 
 @click.command()
-@connection_options
+@deployment_options
 @click.option("--stream", "chosen", help="kv, kv_0, load, jobs or routing; all if not given.")
 @click.option("--from", "start", help="MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, kv:1234, or a request id.")
 @click.option("--to", "end", help="MOMENT up to which, not included.")
 @click.option("--follow", is_flag=True, help="Go on with what comes.")
-def events(connection: Connection, chosen: str | None, start: str | None, end: str | None, follow: bool) -> None:
+def events(connection: DeploymentRef, chosen: str | None, start: str | None, end: str | None, follow: bool) -> None:
     """Print the log, one event a line, as JSON with stable keys; all streams together by time.
 
     \b
@@ -54,7 +55,7 @@ def events(connection: Connection, chosen: str | None, start: str | None, end: s
         sys.stderr.close()  # whoever read us has had enough
 
 
-async def _print(connection: Connection, chosen: str | None, span: Span, follow: bool) -> None:
+async def _print(connection: DeploymentRef, chosen: str | None, span: Span, follow: bool) -> None:
     log = await JetStreamLog.connect(
         connection.nats, connection.namespace, connection.topology, connection.nats_credentials
     )

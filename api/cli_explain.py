@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from api.contacts import open_log
+from api.process.planes import open_log
 from api.recorded.copying import Wanted
 from api.recorded.source import Source, recording_options
 from api.replaying.explained import explained

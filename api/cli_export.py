@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from api.draft import draft
+from api.config.data_folder import draft
 from api.recorded.copying import Wanted, program
 from api.recorded.exported import Exported, exported, exported_text
 from api.recorded.progress import told

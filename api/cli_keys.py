@@ -11,10 +11,9 @@ from typing import Any
 import click
 import msgspec
 
-from api.security.api_key import TENANT, ApiKey, new_key
-from api.security.keys_file import add_key, read_keys, remove_key
+from api.auth.api_keys import TENANT, ApiKey, add_key, new_key, read_keys, remove_key
+from api.config.units import duration_s
 from api.text_table import text_table
-from api.units import duration_s
 from core.clock import SystemClock
 from core.errors import CallerError
 

@@ -7,14 +7,15 @@ from typing import Any
 import click
 
 from api.cli_worker import run_worker, worker_options
-from api.config import PREFILL_SLOTS, SLOTS_MAX
-from api.connection import Connection, connection_options
-from api.part import name_option
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
+from api.config.schema import PREFILL_SLOTS, SLOTS_MAX
+from api.process_options import name_option
 from core.events.kv import PREFILL
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@connection_options
+@deployment_options
 @name_option("prefill-0")
 @click.option(
     "--slots",
@@ -24,7 +25,7 @@ from core.events.kv import PREFILL
     help="Prompts that it computes at once.",
 )
 @worker_options
-def prefill_worker(connection: Connection, slots: int, **rest: Any) -> None:
+def prefill_worker(connection: DeploymentRef, slots: int, **rest: Any) -> None:
     """Start one worker that computes prompts for others. What follows `--` goes to the engine as it stands.
 
     It takes jobs from the deployment's queue, computes the prompt, and keeps the blocks until the decode worker that

@@ -10,8 +10,9 @@ import click
 import msgspec
 
 from api.census import REPLICAS, Part, ask_all, registered
-from api.connection import Connection, connection_options
-from api.contacts import open_log, open_registry
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
+from api.process.planes import open_log, open_registry
 from api.replicas.comparison import Comparison, Verdict
 from api.replicas.replica import Replica, replica_of
 from api.replicas.reports import recent_sightings
@@ -53,11 +54,11 @@ class Look(NamedTuple):
 
 
 @click.command()
-@connection_options
+@deployment_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 @click.option("-v", "--verbose", is_flag=True, help="Also each one's cursor by stream.")
 @click.option("--watch", is_flag=True, help="Again every second, until Ctrl-C; for a terminal.")
-def replicas(connection: Connection, as_json: bool, verbose: bool, watch: bool) -> None:
+def replicas(connection: DeploymentRef, as_json: bool, verbose: bool, watch: bool) -> None:
     """Show every replica: how far it has folded the log, how far behind it is, and whether all agree.
 
     Replicas at equal cursors must have equal digests. Exit status 1 if some differ or do not answer.
@@ -78,19 +79,19 @@ def replicas(connection: Connection, as_json: bool, verbose: bool, watch: bool) 
         raise SystemExit(SAYS_NO)
 
 
-def _watched(connection: Connection, verbose: bool) -> None:
+def _watched(connection: DeploymentRef, verbose: bool) -> None:
     try:
         asyncio.run(_watch(connection, verbose))
     except KeyboardInterrupt:
         click.echo()
 
 
-async def _once(connection: Connection) -> Look:
+async def _once(connection: DeploymentRef) -> Look:
     async with open_registry(connection) as registry, open_log(connection) as log:
         return await look(registry, log, ROUNDS_MAX)
 
 
-async def _watch(connection: Connection, verbose: bool) -> None:
+async def _watch(connection: DeploymentRef, verbose: bool) -> None:
     async with open_registry(connection) as registry, open_log(connection) as log:
         while True:
             seen = await look(registry, log, WATCH_ROUNDS_MAX)

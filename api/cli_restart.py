@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from api.connection import DEFAULT_DATA
-from api.data_folder import DataFolder
-from api.restart_request import FRONTENDS, WORKERS, RestartRequest, ask_restart
-from api.run_file import DONE, FAILED, READY, RUNNING, WAITING, Restart, RestartStep, RunFile, read_run
-from api.running.interrupts import RESTARTS
+from api.config.data_folder import DataFolder
+from api.config.deployment_ref import DEFAULT_DATA
+from api.config.run_file import DONE, FAILED, READY, RUNNING, WAITING, Restart, RestartStep, RunFile, read_run
+from api.deployment.rolling_restart import FRONTENDS, WORKERS, RestartRequest, ask_restart
+from api.deployment.signals import RESTARTS
 from core.errors import CallerError, Unavailable
 
 POLL_S = 0.2

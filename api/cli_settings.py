@@ -10,13 +10,14 @@ import click
 import msgspec
 import orjson
 
-from api.connection import Connection, connection_options
-from api.contacts import open_registry
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
 from api.default_group import DefaultGroup
 from api.live.meanings import without_effect
 from api.live.stored import Stored, change_stored, read_stored
 from api.live.table import settings_of, settings_text, usage_lines
 from api.live.usage import InUse, in_use, until_in_use
+from api.process.planes import open_registry
 from core.errors import CallerError
 
 SAYS_NO = 1
@@ -42,9 +43,9 @@ def settings() -> None:
 
 
 @settings.command()
-@connection_options
+@deployment_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
-def show(connection: Connection, as_json: bool) -> None:
+def show(connection: DeploymentRef, as_json: bool) -> None:
     """Show every setting: its value, where that is from, and which revision each replica uses.
 
     \b
@@ -59,10 +60,10 @@ def show(connection: Connection, as_json: bool) -> None:
 
 
 @settings.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value, however wrong
-@connection_options
+@deployment_options
 @click.argument("pairs", nargs=-1, required=True, metavar="KEY VALUE [KEY VALUE ...]")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
-def set_command(connection: Connection, pairs: tuple[str, ...], as_json: bool) -> None:
+def set_command(connection: DeploymentRef, pairs: tuple[str, ...], as_json: bool) -> None:
     """Change settings, all of them or none, and wait until every replica decides by them.
 
     Exit status 1 if some replica does not say so within ten seconds; the change stands all the same.
@@ -78,11 +79,11 @@ def set_command(connection: Connection, pairs: tuple[str, ...], as_json: bool) -
 
 
 @settings.command()
-@connection_options
+@deployment_options
 @click.argument("keys", nargs=-1, metavar="KEY [KEY ...]")
 @click.option("--all", "everything", is_flag=True, help="Every setting.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
-def unset(connection: Connection, keys: tuple[str, ...], everything: bool, as_json: bool) -> None:
+def unset(connection: DeploymentRef, keys: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Let settings be as configured again, and wait until every replica decides so.
 
     \b
@@ -118,7 +119,7 @@ def _value(word: str) -> object:
         return word
 
 
-def _check_known(connection: Connection, unknown: frozenset[str]) -> None:
+def _check_known(connection: DeploymentRef, unknown: frozenset[str]) -> None:
     """What is no setting can be unset only if somebody stored it."""
     if not unknown:
         return
@@ -127,19 +128,19 @@ def _check_known(connection: Connection, unknown: frozenset[str]) -> None:
         raise CallerError(f"{wrong[0]}: no such setting; `contrail settings` lists them")
 
 
-async def _stored(connection: Connection) -> Stored:
+async def _stored(connection: DeploymentRef) -> Stored:
     async with open_registry(connection) as registry:
         return await read_stored(registry)
 
 
-async def _show(connection: Connection) -> tuple[Stored, InUse]:
+async def _show(connection: DeploymentRef) -> tuple[Stored, InUse]:
     async with open_registry(connection) as registry:
         stored = await read_stored(registry)
         return stored, await in_use(registry, stored.revision)
 
 
 async def _change(
-    connection: Connection, given: Mapping[str, Any], removed: frozenset[str] | None
+    connection: DeploymentRef, given: Mapping[str, Any], removed: frozenset[str] | None
 ) -> tuple[Stored, InUse]:
     async with open_registry(connection) as registry:
         stored = await change_stored(registry, connection.deployment.routing_settings, given, removed)

@@ -12,9 +12,10 @@ import click
 import msgspec
 
 from api.amounts import bytes_text, number_text, seconds_text
-from api.connection import Connection, connection_options
-from api.contacts import open_log, open_registry
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
 from api.default_group import DefaultGroup
+from api.process.planes import open_log, open_registry
 from api.snapshots.listed import Listed, listed
 from api.snapshots.table import messages, snapshots_text, warnings
 from api.snapshots.taking import take_fenced
@@ -58,9 +59,9 @@ def snapshots() -> None:
 
 
 @snapshots.command("list")
-@connection_options
+@deployment_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
-def list_command(connection: Connection, as_json: bool) -> None:
+def list_command(connection: DeploymentRef, as_json: bool) -> None:
     """List the snapshots, newest first, and say from where on each stream's history can be replayed.
 
     \b
@@ -75,11 +76,11 @@ def list_command(connection: Connection, as_json: bool) -> None:
 
 
 @snapshots.command()
-@connection_options
+@deployment_options
 @click.option("--fence", type=int, hidden=True, help="The claim of the elected replica in whose name it is taken.")
 @click.option("--by", default=OPERATOR, hidden=True, help="Who the manifest says has taken it.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
-def take(connection: Connection, fence: int | None, by: str, as_json: bool) -> None:
+def take(connection: DeploymentRef, fence: int | None, by: str, as_json: bool) -> None:
     """Take a snapshot now: the log is folded from the newest usable one, and what it comes to is written down.
 
     Replicas go on meanwhile; a snapshot that was begun by another writer loses to this one, or this one to it.
@@ -99,10 +100,10 @@ def take(connection: Connection, fence: int | None, by: str, as_json: bool) -> N
 
 
 @snapshots.command("verify")
-@connection_options
+@deployment_options
 @click.argument("snapshot", required=False, metavar="[ID]")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
-def verify_command(connection: Connection, snapshot: str | None, as_json: bool) -> None:
+def verify_command(connection: DeploymentRef, snapshot: str | None, as_json: bool) -> None:
     """Read a snapshot back, the newest if none is named, and compare it with the log folded without it.
 
     Exit status 1 if it is broken, or comes to something else than the log does.
@@ -144,12 +145,12 @@ def _because(found: Verified) -> str:
 
 
 @asynccontextmanager
-async def _open(connection: Connection) -> AsyncIterator[tuple[JetStreamLog, SnapshotStore]]:
+async def _open(connection: DeploymentRef) -> AsyncIterator[tuple[JetStreamLog, SnapshotStore]]:
     async with open_log(connection) as log:
         yield log, SnapshotStore(log, connection.namespace, connection.key.chain_key)
 
 
-async def _listing(connection: Connection) -> Listing:
+async def _listing(connection: DeploymentRef) -> Listing:
     async with _open(connection) as (log, store):
         manifests = await store.manifests()
         found = await listed(log, manifests, FOLD_VERSION, connection.key.chain_key)
@@ -157,7 +158,7 @@ async def _listing(connection: Connection) -> Listing:
         return Listing(found, await coverage(log, ours))
 
 
-async def _take(connection: Connection, fence: int | None, by: str) -> Manifest:
+async def _take(connection: DeploymentRef, fence: int | None, by: str) -> Manifest:
     chain_key = connection.key.chain_key
     async with _open(connection) as (log, store):
         await log.ensure([SNAPSHOTS])
@@ -168,7 +169,7 @@ async def _take(connection: Connection, fence: int | None, by: str) -> Manifest:
                 return await take_fenced(log, registry, store, chain_key, by)
 
 
-async def _verify(connection: Connection, named: str | None) -> Verified:
+async def _verify(connection: DeploymentRef, named: str | None) -> Verified:
     async with _open(connection) as (log, store):
         manifests = await store.manifests()
         chosen = [manifest for manifest in manifests if named in (None, manifest.id)]

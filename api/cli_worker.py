@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 import uvloop
 
-from actors.metrics.worker_metrics import WorkerMetrics
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
 from actors.worker.model_files import ChatFormat
-from actors.worker.worker import Worker, WorkerOptions
-from api.addresses import reachable, split_address
-from api.config import DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS
-from api.connection import Connection, connection_options
-from api.engine_arguments import EngineArguments, block_host, engine_object, engine_pairs, make_engine
-from api.garbage import collect_rarely
-from api.logs import configure_engine_logging, configure_logging, log_as
-from api.part import (
-    OPERATIONS_GRACE_S,
-    OPS_OPTION,
-    hear_no_more,
-    name_option,
-    on_stop,
-    operations,
-    planes,
-    tell,
-    watch_outbox,
-)
-from api.parts import SUPERVISED
-from api.server import Server
-from core.clock import SystemClock
+from actors.worker.worker import WorkerOptions
+from api.config.addresses import split_address
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
+from api.config.schema import DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS
+from api.deployment.process_specs import SUPERVISED
+from api.process.engine_factory import EngineArguments, block_host, engine_object, engine_pairs
+from api.process.logging_setup import configure_engine_logging, configure_logging
+from api.process.worker import FAILED, serve_worker
+from api.process_options import OPS_OPTION, name_option
 from core.errors import CallerError
 from core.events.kv import DECODE
-from core.ids import WorkerId
-from core.readiness import Readiness
 from core.served_names import check_names
-from core.subjects import LOAD
-
-FAILED = ("engine dead", "defect")
-"""Ends that are no wish of anybody: the exit status says so."""
-
-_logger = logging.getLogger(__name__)
-
 
 OPTIONS = (
     click.option("--model", required=True, help="What clients call the model."),
@@ -90,7 +66,7 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@connection_options
+@deployment_options
 @name_option("decode-0")
 @click.option("--role", default=DECODE, show_default=True, type=click.Choice([DECODE]))
 @click.option(
@@ -104,7 +80,7 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Another name for the model; may end in *.")
 @worker_options
 def worker(
-    connection: Connection,
+    connection: DeploymentRef,
     role: str,
     remote_prefill: bool,
     aliases: tuple[str, ...],
@@ -134,7 +110,7 @@ def worker(
 
 
 def run_worker(
-    connection: Connection,
+    connection: DeploymentRef,
     role: str,
     *,
     name: str,
@@ -178,80 +154,7 @@ def run_worker(
         home=connection.data if given["supervised"] else None,
         reasoning_parser=manner.reasoning_parser,
     )
-    reason = uvloop.run(serve(connection, options, arguments, given["ops"]))
+    reason = uvloop.run(serve_worker(connection, options, arguments, given["ops"]))
     if reason.startswith(FAILED):
         click.echo(f"contrail: {reason}", err=True)  # the last words, which the supervisor repeats
         raise SystemExit(1)  # whoever supervises starts another
-
-
-async def serve(
-    connection: Connection, options: WorkerOptions, arguments: EngineArguments, ops_address: str = ""
-) -> str:
-    """Serves until told to end or the engine dies; then requests in flight finish and the engine is gone."""
-    async with planes(connection) as both:
-        it = Worker(options, make_engine(arguments), both.log, both.registry, SystemClock(), connection.key)
-        metrics = WorkerMetrics(arguments.model, options.name)
-        _watch(it, metrics)
-        ops = operations(options.listen_host, ops_address, lambda: _ready(it), metrics.registry, it.describe)
-        await ops.start()
-        tell(arguments.home, options.name, ops)
-        watching = on_stop(arguments.home, it.leave)
-        try:
-            return await _live(it, arguments.home, ops)
-        finally:
-            for task in watching:
-                task.cancel()
-            await ops.stop(OPERATIONS_GRACE_S)
-            hear_no_more()
-
-
-async def _live(it: Worker, home: Path | None, ops: Server) -> str:
-    """From the engine's start to its end; told to end in between, it is not waited for."""
-    starting = asyncio.create_task(it.start({"ops": reachable(ops.address, it.options.advertise)}))
-    ending = asyncio.create_task(it.serve())
-    await asyncio.wait((starting, ending), return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait((starting,))
-        return ending.result()
-    ending_early = starting.exception()
-    if ending_early is not None:
-        ending.cancel()
-        raise ending_early
-    assert it.presence is not None
-
-    def known_as(id: WorkerId) -> None:
-        log_as(worker=id)
-        tell(home, it.options.name, ops, id=id, address=it.address)
-
-    it.on_new_id = known_as
-    known_as(it.presence.id)
-    collect_rarely()
-    _logger.info("serves %s on %s, operations on %s", it.engine.info.model, it.address, ops.address)
-    reason = await ending
-    _logger.info("ending: %s", reason)
-    await it.stop(reason, drain=not reason.startswith(FAILED))
-    return reason
-
-
-def _ready(it: Worker) -> Readiness:
-    if it.ready:
-        return Readiness(ready=True, waiting_for={}, degraded=it.degraded())
-    if it.presence is None:
-        return Readiness(ready=False, waiting_for={"engine": "is starting"})
-    if it.port.draining:
-        return Readiness(ready=False, waiting_for={"end": "draining"})
-    return Readiness(ready=False, waiting_for={"log": "has not stored the worker's first message"})
-
-
-def _watch(it: Worker, metrics: WorkerMetrics) -> None:
-    """State is read when metrics are scraped."""
-    watch_outbox(metrics.log, "kv", lambda: it.presence.kv if it.presence else None)
-    watch_outbox(metrics.log, LOAD, lambda: it.presence.load if it.presence else None)
-    metrics.watch_totals(lambda: it.totals)
-    metrics.watch_load(
-        lambda: it.engine.load().running,
-        lambda: it.engine.load().waiting,
-        lambda: it.engine.load().blocks_used,
-        lambda: it.engine.load().blocks_total,
-    )

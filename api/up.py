@@ -15,19 +15,18 @@ from typing import Any
 
 import click
 
-from api.config import ENGINES, Deployment
-from api.config_environment import unknown_variables
-from api.config_load import SETTINGS, Loaded, load
-from api.connection import DEFAULT_DATA
-from api.data_folder import DataFolder, FolderLock
-from api.model_source import TINY
-from api.parts import what_of
-from api.running.interrupts import Interrupts
-from api.running.launch import Launch, frontend_drain_max_s
-from api.running.listeners import close_all, open_listeners
-from api.running.preflight import check_copies, check_key, check_workers, fit_log_to_disk
-from api.running.progress import Progress, progress_on
-from api.security.entrance import cautions, with_entrance
+from api.auth.access_policy import exposure_warnings, with_checked_files
+from api.config.data_folder import DataFolder, FolderLock
+from api.config.deployment_ref import DEFAULT_DATA
+from api.config.loading import SETTINGS, Loaded, load, unknown_variables
+from api.config.model_source import TINY
+from api.config.schema import ENGINES, Deployment
+from api.deployment.launcher import Launcher, frontend_drain_max_s
+from api.deployment.preflight import check_copies, check_key, check_workers, fit_log_to_disk
+from api.deployment.process_specs import what_of
+from api.deployment.signals import SignalEvents
+from api.deployment.startup_progress import Progress, progress_on
+from api.server.sockets import close_all, open_listeners
 from core.settings import POLICIES
 
 BABBLES = """
@@ -112,7 +111,7 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
     frontend = loaded.deployment.frontend
     check_workers(loaded.deployment)
     check_copies(loaded.deployment)
-    loaded = replace(loaded, deployment=with_entrance(loaded.deployment))
+    loaded = replace(loaded, deployment=with_checked_files(loaded.deployment))
     with ExitStack() as at_end:
         listeners = open_listeners(frontend.host, frontend.port, frontend.replicas)
         at_end.callback(close_all, listeners)
@@ -121,14 +120,14 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
         check_key(deployment, data)
         with FolderLock(data.lock):
             progress = progress_on(sys.stdout)
-            for caution in cautions(frontend, frontend.host):
+            for caution in exposure_warnings(frontend, frontend.host):
                 progress.say(f"Note: {caution}.")
-            launch = Launch(deployment, data, listeners, progress)
+            launch = Launcher(deployment, data, listeners, progress)
             asyncio.run(_run(launch, deployment, data, progress))
 
 
-async def _run(launch: Launch, deployment: Deployment, data: DataFolder, progress: Progress) -> None:
-    interrupts = Interrupts()
+async def _run(launch: Launcher, deployment: Deployment, data: DataFolder, progress: Progress) -> None:
+    interrupts = SignalEvents()
     interrupts.install()
     began_s = time.monotonic()
     progress.say(f"Starting {describe(deployment)}, data in {data.path}.")
@@ -146,7 +145,7 @@ async def _run(launch: Launch, deployment: Deployment, data: DataFolder, progres
         progress.say("Stopped.")
 
 
-async def _until_drain(launch: Launch, interrupts: Interrupts) -> None:
+async def _until_drain(launch: Launcher, interrupts: SignalEvents) -> None:
     """Restarts what it is told to until it is told to drain; a restart that is under way then is given up."""
     restarting = asyncio.create_task(launch.restart_when_told(interrupts.restart))
     await interrupts.drain.wait()
@@ -154,7 +153,7 @@ async def _until_drain(launch: Launch, interrupts: Interrupts) -> None:
     await asyncio.wait((restarting,))
 
 
-async def _started(launch: Launch, interrupts: Interrupts) -> bool:
+async def _started(launch: Launcher, interrupts: SignalEvents) -> bool:
     """True when all is ready; False if we were interrupted before that."""
     starting = asyncio.create_task(launch.start())
     interrupted = asyncio.create_task(interrupts.drain.wait())
@@ -176,7 +175,7 @@ def describe(deployment: Deployment) -> str:
     return f"{groups}, {fronts}, policy {deployment.routing_settings.policy}"
 
 
-def welcome(launch: Launch, deployment: Deployment, data: DataFolder, took_s: float) -> str:
+def welcome(launch: Launcher, deployment: Deployment, data: DataFolder, took_s: float) -> str:
     """What a person needs next: the address, a line that works, where things are."""
     model = launch.models[0]
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})

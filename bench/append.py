@@ -24,7 +24,7 @@ from statistics import median
 import uvloop
 
 from actors.router.routing_publisher import LIMITS as ROUTER_LIMITS
-from api.garbage import collect_rarely
+from api.process.runtime_tuning import tune_garbage_collection
 from bench.figures import MICRO, Figure, main
 from core.block_spans import stretch
 from core.clock import SystemClock
@@ -322,7 +322,7 @@ def spread(costs: list[float]) -> str:
 
 async def collect(options: argparse.Namespace) -> list[Figure]:
     found: list[Figure] = []
-    collect_rarely()  # as front ends and workers do
+    tune_garbage_collection()  # as front ends and workers do
     paces = options.pace_ms or [ROUTER_LIMITS.pace_s * 1000]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -19,8 +19,8 @@ import uvloop
 
 from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
 from actors.worker.worker import Worker, WorkerOptions
-from api.connection import connect_by_data
-from api.part import planes
+from api.config.deployment_ref import find_by_data_folder
+from api.process.planes import open_planes
 from core.clock import SystemClock
 from core.generation import GenerateRequest, Output
 from core.kv_transfer import KvPull
@@ -129,10 +129,10 @@ class FreeEngine:
 
 async def serve(data: Path, folder: str, workers: int, pace: Pace, interval: int) -> None:
     """Until standard input ends."""
-    connection = connect_by_data(data)
+    connection = find_by_data_folder(data)
     async with AsyncExitStack() as stack:
         for number, place in enumerate(pace.places(workers)):
-            both = await stack.enter_async_context(planes(connection))
+            both = await stack.enter_async_context(open_planes(connection))
             options = WorkerOptions(namespace=connection.namespace, name=f"free-{number}")
             engine = FreeEngine(folder, pace.ms / 1000, interval, place)
             worker = Worker(options, engine, both.log, both.registry, SystemClock(), connection.key)

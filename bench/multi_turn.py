@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.connection import connect_by_data
-from api.contacts import open_registry
+from api.config.deployment_ref import find_by_data_folder
 from api.live.stored import change_stored
 from api.live.usage import until_in_use
+from api.process.planes import open_registry
 from bench.deployed import Deployed, deployed
 from bench.figures import Figure, main, number
 from bench.multi_turn_talks import Turn, Workload, talk_all
@@ -154,7 +154,7 @@ async def _phase(deployment: Deployed, load: Workload, shape: int, content: int)
 
 async def _decide_by(deployment: Deployed, given: Mapping[str, Any]) -> None:
     """The front end decides by these settings from here on, and the others are as configured."""
-    connection = connect_by_data(deployment.data)
+    connection = find_by_data_folder(deployment.data)
     async with open_registry(connection) as registry:
         stored = await change_stored(registry, connection.deployment.routing_settings, given, None)
         assert (await until_in_use(registry, stored.revision)).everywhere

@@ -27,8 +27,9 @@ from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router.router import Router, RouterOptions
 from actors.worker.worker import Worker, WorkerOptions
 from api.app import create_app
-from api.openai.settings import ApiSettings
-from api.server import Server, bind
+from api.config.api_settings import ApiSettings
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from bench.figures import Figure, main
 from core.clock import SystemClock
 from core.ids import WorkerId
@@ -146,7 +147,7 @@ class Deployment:
             RoutingSettings(),
             self.metrics.decided,
         )
-        self.server = Server(create_app(self.router, self.metrics, ApiSettings()), bind("127.0.0.1", 0))
+        self.server = HttpServer(create_app(self.router, self.metrics, ApiSettings()), bind("127.0.0.1", 0))
 
     async def still(self) -> None:
         """Everything said is in the log and folded."""

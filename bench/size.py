@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import httpx
 
-from api.connection import Connection, connect_by_data
+from api.config.deployment_ref import DeploymentRef, find_by_data_folder
 from bench.figures import Figure, main
 from core.ids import StreamName
 from core.subjects import LOAD, ROUTING, is_kv
@@ -141,7 +141,7 @@ async def _measured(block_size: int, run_s: float) -> Sizes:
         try:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
                 await until_ready(http, process)
-                connection = connect_by_data(data)
+                connection = find_by_data_folder(data)
                 await _fill(http, connection, CAPACITY_TOKENS // block_size)
                 grown = {rate: await _grown(http, connection, rate, run_s) for rate in PACED}
             return Sizes(block_size, grown, _snapshot_bytes_per_block(await _folded(connection)))
@@ -187,7 +187,7 @@ async def until_ready(http: httpx.AsyncClient, process: subprocess.Popen[bytes])
             await asyncio.sleep(0.1)
 
 
-async def _fill(http: httpx.AsyncClient, connection: Connection, capacity: int) -> None:
+async def _fill(http: httpx.AsyncClient, connection: DeploymentRef, capacity: int) -> None:
     """Requests until every worker's cache is full, so that from now on old blocks go as new ones come."""
     for turn in range(WARM_UPS_MAX):
         await _load(http, PACED[-1], WARM_UP_REQUESTS, f"warm-up {turn}")
@@ -217,7 +217,7 @@ async def _load(http: httpx.AsyncClient, rate: int, requests: int, seed: str) ->
     await asyncio.gather(*asking)
 
 
-async def _grown(http: httpx.AsyncClient, connection: Connection, rate: int, run_s: float) -> Grown:
+async def _grown(http: httpx.AsyncClient, connection: DeploymentRef, rate: int, run_s: float) -> Grown:
     before, started_s = await _held(connection), time.monotonic()
     requests = round(rate * run_s)
     await _load(http, rate, requests, f"measured at {rate}")
@@ -228,7 +228,7 @@ async def _grown(http: httpx.AsyncClient, connection: Connection, rate: int, run
     return Grown(requests, time.monotonic() - started_s, bytes_, messages)
 
 
-async def _held(connection: Connection) -> dict[str, tuple[int, int]]:
+async def _held(connection: DeploymentRef) -> dict[str, tuple[int, int]]:
     """Bytes and messages by kind of stream: of those that grow with requests. There are no prefill jobs here."""
     held = dict.fromkeys(KINDS, (0, 0))
     async with BrokerInspection(connection.nats, connection.nats_credentials, connection.namespace) as broker:
@@ -238,7 +238,7 @@ async def _held(connection: Connection) -> dict[str, tuple[int, int]]:
     return held
 
 
-async def _folded(connection: Connection) -> State:
+async def _folded(connection: DeploymentRef) -> State:
     """The whole log."""
     log = await JetStreamLog.connect(
         connection.nats, connection.namespace, connection.topology, connection.nats_credentials

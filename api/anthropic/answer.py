@@ -8,8 +8,8 @@ import orjson
 
 from api.anthropic.blocks import Blocks, Event
 from api.openai.answers.said import Step
-from api.openai.errors import ApiError
 from api.openai.requests.accepted import Accepted
+from api.server.errors import ApiError
 
 
 class MessageTeller:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from api.openai.errors import ApiError, ContextExceeded, renamed
-from api.openai.refusal import OVERLOADED
+from api.server.errors import OVERLOADED, ApiError, ContextExceeded, with_renamed_parameter
 
 PATH = "/v1/messages"
 """Here and below it errors have this shape."""
@@ -33,7 +32,7 @@ class AnthropicError(ApiError):
     """An error in Anthropic's words and shape."""
 
     def __init__(self, error: ApiError, request_id: str) -> None:
-        told = renamed(error, NAMES, WITHIN)
+        told = with_renamed_parameter(error, NAMES, WITHIN)
         message = _too_long(error) if isinstance(error, ContextExceeded) else told.message
         # Anthropic's programs wait for `retry-after`, and ask again
         status = OVERLOADED if told.status == 503 else told.status

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from api.anthropic.body import Block
-from api.openai.errors import bad_parameter, not_supported
 from api.openai.templates.messages import Part
+from api.server.errors import bad_parameter, not_supported
 
 
 def content_of(place: str, content: str | Sequence[Block]) -> str | list[Part]:

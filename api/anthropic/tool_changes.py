@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from api.anthropic.body import Block, CountRequest, Tool
-from api.openai.errors import bad_parameter
+from api.server.errors import bad_parameter
 
 ADDITION = "tool_addition"
 REMOVAL = "tool_removal"

@@ -9,7 +9,6 @@ from api.anthropic.body import CountRequest, Message, MessagesRequest, OutputFor
 from api.anthropic.system_text import system_message
 from api.anthropic.text_blocks import content_of, given, part_of
 from api.anthropic.tool_changes import CUSTOM, is_hosted, tools_of
-from api.openai.errors import bad_parameter
 from api.openai.requests.types import ChatRequest
 from api.openai.templates.messages import (
     CalledFunction,
@@ -23,6 +22,7 @@ from api.openai.templates.messages import (
     ToolName,
 )
 from api.openai.templates.messages import Tool as ChatTool
+from api.server.errors import bad_parameter
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 THINKING = {"enabled": True, "adaptive": True, "disabled": False}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Iterable
 from urllib.parse import parse_qs
 
@@ -19,6 +18,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.config.addresses import is_loopback
 from core.keys import DeploymentKey
 
 COOKIE = "contrail_debug"
@@ -44,16 +44,6 @@ TOO_MANY = (400, f"this address has more than {FIELDS_MAX} fields: open it witho
 def token_of(key: DeploymentKey) -> str:
     """The same for every front end of a deployment: 32 hex digits."""
     return hashlib.blake2b(b"debug page", key=key.secret, digest_size=TOKEN_BYTES).hexdigest()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class Access:

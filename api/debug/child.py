@@ -13,11 +13,12 @@ from typing import Any
 import click
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.connection import Connection, connection_options
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
 from api.debug.opened import opened
-from api.logs import configure_logging
-from api.part import told_to_end
-from api.server import Server
+from api.process.logging_setup import configure_logging
+from api.process.termination import stop_requested
+from api.server.http_server import HttpServer
 from core.clock import Clock, SystemClock
 from core.errors import CallerError, ContrailError
 
@@ -51,10 +52,10 @@ class Asked:
 
 
 @click.command()
-@connection_options
+@deployment_options
 @click.option("--listener", type=int, required=True, help="Number of an open socket that listens.")
 @click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the copy of the log may lie.")
-def child(connection: Connection, listener: int, folder: Path) -> None:
+def child(connection: DeploymentRef, listener: int, folder: Path) -> None:
     """Answer the questions of one front end's page; started by the front end itself."""
     configure_logging()
     os.nice(NICE)
@@ -65,13 +66,13 @@ def child(connection: Connection, listener: int, folder: Path) -> None:
         raise SystemExit(1) from error
 
 
-async def _serve(connection: Connection, listener: socket.socket, copies: Path) -> None:
+async def _serve(connection: DeploymentRef, listener: socket.socket, copies: Path) -> None:
     _clear(copies)  # of one that was killed; the lock beside it is ours
     listener.setblocking(False)
-    with told_to_end(copies) as ending:
+    with stop_requested(copies) as ending:
         async with opened(None, None, connection, copies) as shown:
             asked = Asked(shown.questions, SystemClock())
-            server = Server(asked, listener)
+            server = HttpServer(asked, listener)
             await server.start()
             idle = asyncio.create_task(_until_idle(asked))
             both: list[asyncio.Future[Any]] = [ending, shown.over, idle]

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from api.connection import Connection
+from api.config.deployment_ref import DeploymentRef
 from api.debug.exhibit import Exhibit
 from core.clock import Clock
 from core.errors import CallerError, Unavailable
@@ -44,7 +44,7 @@ class CopyOver(CallerError):
 class Follower:
     """See the module's text. `run` until it is cancelled."""
 
-    def __init__(self, connection: Connection, path: Path, exhibit: Exhibit, clock: Clock) -> None:
+    def __init__(self, connection: DeploymentRef, path: Path, exhibit: Exhibit, clock: Clock) -> None:
         self._connection = connection
         self._path = path
         self._exhibit = exhibit

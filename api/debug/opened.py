@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp
 
-from api.connection import Connection
+from api.config.deployment_ref import DeploymentRef
 from api.debug.exhibit import Exhibit
 from api.debug.follower import MESSAGES_MAX, Follower
 from api.debug.questions import create_questions
@@ -31,7 +31,7 @@ class Opened(NamedTuple):
 
 @asynccontextmanager
 async def opened(
-    file: Path | None, key: DeploymentKey | None, connection: Connection | None, folder: Path | None = None
+    file: Path | None, key: DeploymentKey | None, connection: DeploymentRef | None, folder: Path | None = None
 ) -> AsyncIterator[Opened]:
     """Questions are answered until the end; CallerError or Corrupt if the file is none. The copy of a running
     deployment's log lies in `folder`, in a temporary one if that is None, and is gone at the end."""
@@ -57,7 +57,7 @@ async def _file_opened(file: Path, key: DeploymentKey | None) -> AsyncIterator[O
 
 
 @asynccontextmanager
-async def _log_opened(connection: Connection, folder: Path) -> AsyncIterator[Opened]:
+async def _log_opened(connection: DeploymentRef, folder: Path) -> AsyncIterator[Opened]:
     clock = SystemClock()
     exhibit = Exhibit(f"the log of {connection.namespace}", connection.key, clock, live_messages_max=MESSAGES_MAX)
     exhibit.start()

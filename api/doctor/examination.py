@@ -14,9 +14,8 @@ import orjson
 
 from actors.membership.registration import Registration
 from api.census import REPLICAS, WORKERS, Part, ask_all, registered
-from api.connection import Connection
-from api.contacts import named_remedy, open_log, open_registry
-from api.data_folder import DataFolder
+from api.config.data_folder import DataFolder
+from api.config.deployment_ref import DeploymentRef
 from api.doctor.broker_checks import check_consumers, check_rights, check_server
 from api.doctor.disk_checks import check_disk
 from api.doctor.finding import PROBLEM, Finding
@@ -25,6 +24,7 @@ from api.doctor.record_checks import Record, check_record
 from api.doctor.registry_checks import check_registry
 from api.doctor.stream_checks import check_streams
 from api.doctor.worker_checks import check_workers
+from api.process.planes import named_remedy, open_log, open_registry
 from api.snapshots.listed import listed
 from core.clock import SystemClock
 from core.errors import CallerError, PeerError
@@ -54,7 +54,7 @@ class Examined(NamedTuple):
         return all(finding.status != PROBLEM for finding in self.findings)
 
 
-async def examine(connection: Connection) -> Examined:
+async def examine(connection: DeploymentRef) -> Examined:
     """Everything that can be asked was asked, one plane after the other; a plane that is away is a problem found."""
     found: Findings = []
     log = await _asked("broker", connection.nats, found, lambda: _broker(connection, found))
@@ -81,7 +81,7 @@ async def _asked(name: str, where: list[str], found: Findings, ask: Callable[[],
     return True
 
 
-async def _broker(connection: Connection, found: Findings) -> None:
+async def _broker(connection: DeploymentRef, found: Findings) -> None:
     async with BrokerInspection(connection.nats, connection.nats_credentials, connection.namespace) as broker:
         server = await broker.server()
         found += check_server(server)
@@ -95,7 +95,7 @@ async def _broker(connection: Connection, found: Findings) -> None:
         found.append(check_disk(str(folder.path), free, streams))
 
 
-async def _record(connection: Connection, found: Findings) -> None:
+async def _record(connection: DeploymentRef, found: Findings) -> None:
     async with BrokerInspection(connection.nats, connection.nats_credentials, connection.namespace) as broker:
         streams = await broker.streams()
     async with open_log(connection) as log:
@@ -111,20 +111,20 @@ async def _record(connection: Connection, found: Findings) -> None:
     found += check_record(record)
 
 
-async def _registry(connection: Connection, found: Findings) -> None:
+async def _registry(connection: DeploymentRef, found: Findings) -> None:
     with named_remedy(connection):
         status = await etcd_status(connection.etcd, connection.etcd_credentials)
     found += check_registry(status, private=connection.data is not None and DataFolder(connection.data).etcd.is_dir())
 
 
-async def _parts(connection: Connection, found: Findings) -> None:
+async def _parts(connection: DeploymentRef, found: Findings) -> None:
     async with open_registry(connection) as registry:
         replicas, workers = await registered(registry, REPLICAS), await registered(registry, WORKERS)
     said = await ask_all([*replicas, *workers])
     found += check_parts(said[: len(replicas)], said[len(replicas) :])
 
 
-async def _workers(connection: Connection, found: Findings) -> None:
+async def _workers(connection: DeploymentRef, found: Findings) -> None:
     async with open_registry(connection) as registry:
         # of two lives of one name the later one counts
         workers = sorted(await registered(registry, WORKERS), key=lambda part: part.revision)
@@ -146,7 +146,7 @@ def _registration(part: Part) -> Registration | None:
         return None
 
 
-def _private_store(connection: Connection) -> DataFolder | None:
+def _private_store(connection: DeploymentRef) -> DataFolder | None:
     """The data folder, if its own NATS keeps the log there."""
     if connection.data is None:
         return None

@@ -15,22 +15,20 @@ from starlette.types import Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.transport.output_stream import StreamScope
+from api.config.api_settings import ApiSettings
 from api.openai.answers.answering import Answering
 from api.openai.answers.said import Step
 from api.openai.answers.watch import Watch
 from api.openai.backend import Backend
-from api.openai.errors import ApiError
-from api.openai.exchange import Exchange
 from api.openai.heartbeat import Heartbeat
-from api.openai.refusal import outcome_of, shown
 from api.openai.requests.accepted import Accepted
 from api.openai.requests.headers import hints_of
 from api.openai.requests.intake import Intake
 from api.openai.requests.types import ChatRequest
 from api.openai.requests.validation import decode
-from api.openai.settings import ApiSettings
-from api.openai.vigil import ClientGone
-from api.security.caller import tenant_of
+from api.server.caller import effective_tenant
+from api.server.errors import ApiError, metric_outcome, report_error
+from api.server.exchange import ClientDisconnected, HttpExchange
 from core.clock import Clock
 from core.errors import ContrailError
 
@@ -104,25 +102,25 @@ class DialectRoute(Generic[Body]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived_ms = self._clock.monotonic_ms()
-        exchange = Exchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
         asked: Body | None = None
         try:
             raw = await exchange.body(self._settings.body_bytes_max)
             await self._intake.turn(len(raw))
             asked = decode(self._decoder, raw)
             if self._dialect.opened is not None:
-                tenant = tenant_of(hints_of(exchange.headers).tenant)
+                tenant = effective_tenant(hints_of(exchange.headers).tenant)
                 asked = self._dialect.opened(asked, tenant, exchange.request_id)
             chat = self._dialect.chat_of(asked)
             exchange.asks_for(chat.model)
             self._tell_left_out(asked, exchange)
             accepting = self._intake.accept(chat, exchange.headers, exchange.request_id, len(raw))
             accepted = await exchange.while_there(accepting)
-        except ClientGone:
+        except ClientDisconnected:
             self._metrics.rejected("abort")
         except ContrailError as error:
             failure = self._failure(error, exchange)
-            self._metrics.rejected(outcome_of(failure))
+            self._metrics.rejected(metric_outcome(failure))
             await self._refuse(exchange, asked, failure)
         except Exception:  # counted here, told and logged where it arrives
             self._metrics.rejected("error")
@@ -136,7 +134,7 @@ class DialectRoute(Generic[Body]):
             finally:
                 watch.ended(outcome, accepted.usage())
 
-    async def _refuse(self, exchange: Exchange, asked: Body | None, failure: ApiError) -> None:
+    async def _refuse(self, exchange: HttpExchange, asked: Body | None, failure: ApiError) -> None:
         stream = None
         if asked is not None and self._dialect.refused_stream is not None:
             stream = self._dialect.refused_stream(asked, failure, exchange.request_id, self._clock)
@@ -146,7 +144,7 @@ class DialectRoute(Generic[Body]):
         await exchange.open_stream()
         await exchange.close_stream(stream)
 
-    def _tell_left_out(self, asked: Body, exchange: Exchange) -> None:
+    def _tell_left_out(self, asked: Body, exchange: HttpExchange) -> None:
         left_out = self._dialect.left_out(asked) if self._dialect.left_out is not None else {}
         if left_out:
             names = list(left_out)
@@ -156,10 +154,10 @@ class DialectRoute(Generic[Body]):
             kinds = ", ".join(sorted(set(left_out.values())))
             log.info("left out what cannot run here: %s", kinds, extra={"request_id": exchange.request_id})
 
-    def _failure(self, error: ContrailError, exchange: Exchange) -> ApiError:
-        return self._dialect.told(shown(error, exchange.request_id), exchange.request_id)
+    def _failure(self, error: ContrailError, exchange: HttpExchange) -> ApiError:
+        return self._dialect.told(report_error(error, exchange.request_id), exchange.request_id)
 
-    async def _serve(self, exchange: Exchange, accepted: Accepted, teller: Teller, watch: Watch) -> str:
+    async def _serve(self, exchange: HttpExchange, accepted: Accepted, teller: Teller, watch: Watch) -> str:
         """The request is answered, as far as there is a client; returns the outcome."""
         steps = Answering(self._backend, accepted, watch).steps()
         streamed = accepted.stream
@@ -168,7 +166,7 @@ class DialectRoute(Generic[Body]):
         )
         try:
             await exchange.while_there(answer)
-        except ClientGone:
+        except ClientDisconnected:
             return "abort"
         except ContrailError as error:
             failure = self._failure(error, exchange)
@@ -176,11 +174,11 @@ class DialectRoute(Generic[Body]):
                 await exchange.refuse(failure)
             elif accepted.stream:
                 await exchange.close_stream(teller.broken(failure))
-            return outcome_of(failure)
+            return metric_outcome(failure)
         return accepted.finish or "error"
 
 
-async def _stream(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None], ping_s: float) -> None:
+async def _stream(exchange: HttpExchange, teller: Teller, steps: AsyncGenerator[Step, None], ping_s: float) -> None:
     """Each step leaves as it comes; the stream begins with the first one, or a ping."""
 
     def ping() -> None:
@@ -191,7 +189,7 @@ async def _stream(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step
     await exchange.close_stream(pending + teller.closing())
 
 
-async def _steps(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> bytes:
+async def _steps(exchange: HttpExchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> bytes:
     """All steps have been told; what of them has not left yet."""
     pending = b""
     async with StreamScope(steps):
@@ -207,7 +205,7 @@ async def _steps(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step,
     return pending
 
 
-async def _whole(exchange: Exchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> None:
+async def _whole(exchange: HttpExchange, teller: Teller, steps: AsyncGenerator[Step, None]) -> None:
     async with StreamScope(steps):
         async for step in steps:
             teller.step(step)

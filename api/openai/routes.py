@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.transport.output_stream import StreamScope
+from api.config.api_settings import ApiSettings
 from api.openai.answers.answering import Answering, broken_off
 from api.openai.answers.chat_writer import ChatWriter
 from api.openai.answers.choice import Choice
@@ -21,18 +22,16 @@ from api.openai.answers.said import Step
 from api.openai.answers.sse import PING, Writer, error_event
 from api.openai.answers.watch import Watch
 from api.openai.backend import Backend
-from api.openai.exchange import Exchange
 from api.openai.heartbeat import Heartbeat
-from api.openai.refusal import outcome_of, shown
 from api.openai.requests.accepted import Accepted
 from api.openai.requests.functions import with_tools
 from api.openai.requests.intake import Intake
 from api.openai.requests.terms import beside_prompt
 from api.openai.requests.types import ChatRequest, CompletionRequest
 from api.openai.requests.validation import decode
-from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
-from api.openai.vigil import ClientGone
+from api.server.errors import metric_outcome, report_error
+from api.server.exchange import ClientDisconnected, HttpExchange
 from core.clock import Clock
 from core.errors import ContrailError
 from core.generation import Output
@@ -65,7 +64,7 @@ class GenerationRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived_ms = self._clock.monotonic_ms()
-        exchange = Exchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
         try:
             raw = await exchange.body(self._settings.body_bytes_max)
             await self._intake.turn(len(raw))
@@ -75,11 +74,11 @@ class GenerationRoute:
             if parameters.request_id is not None:
                 _named(exchange, scope, parameters.request_id)
             accepted = await self._accept(exchange, raw, parameters)
-        except ClientGone:
+        except ClientDisconnected:
             self._metrics.rejected("abort")
         except ContrailError as error:
-            failure = shown(error, exchange.request_id)
-            self._metrics.rejected(outcome_of(failure))
+            failure = report_error(error, exchange.request_id)
+            self._metrics.rejected(metric_outcome(failure))
             await exchange.refuse(failure)
         except Exception:  # counted here, told and logged where it arrives
             self._metrics.rejected("error")
@@ -92,31 +91,33 @@ class GenerationRoute:
             finally:
                 watch.ended(outcome, accepted.usage())
 
-    async def _accept(self, exchange: Exchange, raw: bytes, parameters: ChatRequest | CompletionRequest) -> Accepted:
+    async def _accept(
+        self, exchange: HttpExchange, raw: bytes, parameters: ChatRequest | CompletionRequest
+    ) -> Accepted:
         accept, headers, request_id = self._intake.accept, exchange.headers, exchange.request_id
         if len(raw) <= self._settings.inline_bytes_max:
             return await accept(parameters, headers, request_id, len(raw), beside_prompt(self._body_type, raw))
         # a long one takes a while: its client may hang up meanwhile
         return await exchange.while_there(accept(parameters, headers, request_id, len(raw)))
 
-    async def _serve(self, exchange: Exchange, accepted: Accepted, watch: Watch) -> str:
+    async def _serve(self, exchange: HttpExchange, accepted: Accepted, watch: Watch) -> str:
         """The request is answered, as far as there is a client; returns the outcome."""
         writer = self._writer_type(exchange.request_id, self._clock.wall_ms() // 1000, accepted)
         try:
             await exchange.while_there(self._answer(exchange, accepted, writer, watch))
-        except ClientGone:
+        except ClientDisconnected:
             return "abort"
         except ContrailError as error:
-            failure = shown(error, exchange.request_id)
+            failure = report_error(error, exchange.request_id)
             if not exchange.started:
                 await exchange.refuse(failure)
             elif accepted.stream:
                 await exchange.close_stream(error_event(failure.body()))
-            return outcome_of(failure)
+            return metric_outcome(failure)
         return accepted.finish or "error"
 
     def _answer(
-        self, exchange: Exchange, accepted: Accepted, writer: Writer, watch: Watch
+        self, exchange: HttpExchange, accepted: Accepted, writer: Writer, watch: Watch
     ) -> Coroutine[Any, Any, None]:
         """What answers it; to be awaited."""
         if accepted.plain and accepted.stream:
@@ -128,7 +129,7 @@ class GenerationRoute:
             return _stream(exchange, answering, writer, self._settings.ping_s)
         return _whole(exchange, answering, writer)
 
-    async def _whole_plain(self, exchange: Exchange, choice: Choice, writer: Writer, watch: Watch) -> None:
+    async def _whole_plain(self, exchange: HttpExchange, choice: Choice, writer: Writer, watch: Watch) -> None:
         """The same as `_whole`, for one choice that is nothing but text."""
         transcript, texts = choice.transcript, list[str]()
         said = texts.append
@@ -145,7 +146,7 @@ class GenerationRoute:
         await exchange.answer(writer.plain(text, transcript.finish, transcript.stop_reason, usage))
 
 
-async def _stream(exchange: Exchange, answering: Answering, writer: Writer, ping_s: float) -> None:
+async def _stream(exchange: HttpExchange, answering: Answering, writer: Writer, ping_s: float) -> None:
     """Each step leaves as it comes; the stream begins with the first one, or a ping."""
 
     def ping() -> None:
@@ -156,7 +157,7 @@ async def _stream(exchange: Exchange, answering: Answering, writer: Writer, ping
     await exchange.close_stream(writer.closing(answering.usage()))
 
 
-async def _steps(exchange: Exchange, answering: Answering, writer: Writer) -> None:
+async def _steps(exchange: HttpExchange, answering: Answering, writer: Writer) -> None:
     async with StreamScope(answering.steps()) as steps:
         async for step in steps:
             piece = await _written(step, writer)
@@ -173,7 +174,7 @@ async def _written(step: Step, writer: Writer) -> bytes:
     return await asyncio.to_thread(writer.step, step)
 
 
-async def _whole(exchange: Exchange, answering: Answering, writer: Writer) -> None:
+async def _whole(exchange: HttpExchange, answering: Answering, writer: Writer) -> None:
     collected = [Collected(choice) for choice in writer.accepted.choices]
     async with StreamScope(answering.steps()) as steps:
         async for step in steps:
@@ -187,7 +188,7 @@ async def _whole(exchange: Exchange, answering: Answering, writer: Writer) -> No
     await exchange.answer(answer)
 
 
-def _named(exchange: Exchange, scope: Scope, request_id: str) -> None:
+def _named(exchange: HttpExchange, scope: Scope, request_id: str) -> None:
     """The request has the id that its body gives it, unless a header gave it one that can be used."""
     if exchange.headers.get(b"x-request-id", b"") != exchange.request_id.encode():
         exchange.request_id = scope["state"]["request_id"] = request_id

@@ -8,8 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from api.connection import Connection
-from api.contacts import open_log
+from api.config.deployment_ref import DeploymentRef
+from api.process.planes import open_log
 from api.recorded.progress import told
 from core.clock import SystemClock
 from core.errors import CallerError
@@ -42,7 +42,9 @@ class Wanted(NamedTuple):
     end: Moment | None = None
 
 
-async def copy(connection: Connection, path: Path, wanted: Wanted, progress: Progress | None = None) -> ExportedRange:
+async def copy(
+    connection: DeploymentRef, path: Path, wanted: Wanted, progress: Progress | None = None
+) -> ExportedRange:
     """The wanted part of the deployment's log stands in the file, with the snapshot before it."""
     chain_key = connection.key.chain_key
     async with open_log(connection) as log:

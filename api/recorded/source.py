@@ -19,8 +19,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from api.connection import DEFAULT_DATA, OPTIONS, Connection, resolve
-from api.data_folder import DataFolder
+from api.config.data_folder import DataFolder
+from api.config.deployment_options import OPTIONS, resolve_deployment
+from api.config.deployment_ref import DEFAULT_DATA, DeploymentRef
 from api.recorded.copying import Wanted, copy, copy_of
 from core.clock import SystemClock
 from core.errors import CallerError, ContrailError
@@ -38,7 +39,7 @@ class Source:
     file: Path | None
     key: DeploymentKey | None
     """For a file; None if nobody gave it."""
-    connection: Connection | None
+    connection: DeploymentRef | None
     spare_keys: tuple[Path, ...] = ()
     """Files that may hold a file's key, if nobody gave it."""
 
@@ -111,7 +112,7 @@ def recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _source(file: Path | None, where: dict[str, Any]) -> Source:
     if file is None:
-        return Source(None, None, resolve(**where))
+        return Source(None, None, resolve_deployment(**where))
     if any(where[name] for name in ("file", "nats", "etcd", "namespace")):
         raise CallerError("give either --log or the addresses of a deployment, not both")
     given, from_environment = where["key_file"], _is_from_environment("key_file")

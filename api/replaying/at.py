@@ -9,8 +9,8 @@ from typing import Any
 import click
 import msgspec
 
-from api.contacts import open_log
 from api.moment_argument import MOMENT, MomentCommand
+from api.process.planes import open_log
 from api.recorded.copying import Wanted
 from api.recorded.progress import told
 from api.recorded.source import Source, recording_options

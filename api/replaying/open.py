@@ -9,14 +9,15 @@ from typing import Any
 
 import click
 
-from api.addresses import join_address
-from api.debug.access import TOKEN_BYTES, is_loopback
+from api.config.addresses import is_loopback, join_address
+from api.debug.access import TOKEN_BYTES
 from api.debug.opened import Opened, opened
 from api.debug.site import create_site
-from api.logs import configure_logging
-from api.part import told_to_end
+from api.process.logging_setup import configure_logging
+from api.process.termination import stop_requested
 from api.recorded.source import Source, recording_options
-from api.server import Server, bind
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 
 GRACE_S = 1.0
 
@@ -46,9 +47,9 @@ def open_page(source: Source, host: str, port: int, *, no_browser: bool) -> None
 async def _serve(source: Source, host: str, port: int, *, browser: bool) -> None:
     token = None if is_loopback(host) else secrets.token_hex(TOKEN_BYTES)
     listener = bind(host, port)
-    with told_to_end(None) as ending:
+    with stop_requested(None) as ending:
         async with opened(source.file, source.key, source.connection) as shown:
-            server = Server(create_site(shown.questions, token), listener)
+            server = HttpServer(create_site(shown.questions, token), listener)
             address = await server.start()
             where = f"http://{join_address(address.host, address.port)}/debug"
             _say(where if token is None else f"{where}?token={token}", browser=browser)

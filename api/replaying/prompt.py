@@ -9,10 +9,10 @@ from typing import NamedTuple
 from actors.transport.frames import PROTOCOL, Hello
 from actors.transport.reconnecting_client import ReconnectingClient
 from api.census import WORKERS, registered
-from api.connection import Connection
-from api.contacts import open_registry
+from api.config.deployment_ref import DeploymentRef
 from api.openai.text.tokenizer import ModelTokenizer, TextTooLong
 from api.openai.text.word_boundaries import WordTooLong
+from api.process.planes import open_registry
 from core.errors import CallerError, PeerError, Unavailable
 from core.ids import WorkerId
 from core.prompt import tokens_to_bytes
@@ -33,7 +33,7 @@ class Given(NamedTuple):
     """A tokenizer.json, or the folder with it."""
 
 
-def prompt_bytes(given: Given, model: str, connection: Connection | None) -> bytes:
+def prompt_bytes(given: Given, model: str, connection: DeploymentRef | None) -> bytes:
     """The tokens, little-endian uint32 each. CallerError says what is missing or wrong."""
     if given.tokens is not None:
         return _ids(given.tokens)
@@ -63,7 +63,7 @@ def _text(path: Path) -> str:
         raise CallerError(f"{path} cannot be read as text: {error}") from error
 
 
-def _files(path: Path | None, model: str, connection: Connection | None) -> dict[str, bytes]:
+def _files(path: Path | None, model: str, connection: DeploymentRef | None) -> dict[str, bytes]:
     if path is not None:
         folder = path if path.is_dir() else path.parent
         found = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
@@ -79,7 +79,7 @@ def _files(path: Path | None, model: str, connection: Connection | None) -> dict
     return asyncio.run(_asked(connection, model))
 
 
-async def _asked(connection: Connection, model: str) -> dict[str, bytes]:
+async def _asked(connection: DeploymentRef, model: str) -> dict[str, bytes]:
     """A worker's tokenizer files; the first that answers gives them."""
     async with open_registry(connection) as registry:
         workers = [part for part in await registered(registry, WORKERS) if part.about.get("model") == model]
@@ -99,7 +99,7 @@ async def _asked(connection: Connection, model: str) -> dict[str, bytes]:
     )
 
 
-def _link(connection: Connection, worker: str, address: str, changed: asyncio.Event) -> ReconnectingClient:
+def _link(connection: DeploymentRef, worker: str, address: str, changed: asyncio.Event) -> ReconnectingClient:
     hello = Hello(
         protocol=PROTOCOL, key=connection.key.door_key, namespace=connection.namespace, replica="contrail replay at"
     )

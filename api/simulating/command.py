@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from api.draft import draft
+from api.config.data_folder import draft
 from api.recorded.progress import told
 from api.simulating.asking import Asking, simulation_options
 from api.simulating.form import run_json, sweep_json

@@ -12,8 +12,9 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
-from api.openai.settings import ApiSettings
-from api.server import Server, bind
+from api.config.api_settings import ApiSettings
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from tests.api.scripted import ScriptedBackend
 
 
@@ -21,7 +22,7 @@ from tests.api.scripted import ScriptedBackend
 class Api:
     backend: ScriptedBackend
     metrics: FrontendMetrics
-    server: Server
+    server: HttpServer
     http: httpx.AsyncClient
     client: openai.AsyncOpenAI
 
@@ -42,7 +43,7 @@ class Api:
 async def api() -> AsyncIterator[Api]:
     """A fresh API; nothing of it is left afterwards."""
     backend, metrics = ScriptedBackend(), FrontendMetrics()
-    server = Server(create_app(backend, metrics, ApiSettings()), bind("127.0.0.1", 0))
+    server = HttpServer(create_app(backend, metrics, ApiSettings()), bind("127.0.0.1", 0))
     address = await server.start()
     base_url = f"http://{address}"
     async with (

@@ -14,9 +14,10 @@ import orjson
 from click.testing import CliRunner, Result
 from prometheus_client import CollectorRegistry
 
-from api.connection import Connection, connect_by_address
-from api.operations import create_operations_app
-from api.server import Server, bind
+from api.config.deployment_ref import DeploymentRef, find_by_address
+from api.process.operations import create_operations_app
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from core.ids import new_id
 from core.keys import DeploymentKey
 from core.readiness import Readiness
@@ -39,13 +40,13 @@ class Deployed:
     """One namespace, with whatever a test registers in it."""
 
     def __init__(
-        self, connection: Connection, words: tuple[str, ...], log: JetStreamLog, registry: EtcdRegistry
+        self, connection: DeploymentRef, words: tuple[str, ...], log: JetStreamLog, registry: EtcdRegistry
     ) -> None:
         self.connection = connection
         self.words = words
         self.log = log
         self.registry = registry
-        self._servers: list[Server] = []
+        self._servers: list[HttpServer] = []
 
     async def replica(self, name: str, **state: Any) -> dict[str, Any]:
         """A registered front end; what it says is the dict returned, which may be changed."""
@@ -91,9 +92,9 @@ class Deployed:
         return said
 
 
-def _server(state: Callable[[], dict[str, Any]]) -> Server:
+def _server(state: Callable[[], dict[str, Any]]) -> HttpServer:
     app = create_operations_app(lambda: True, lambda: Readiness(True, {}), CollectorRegistry(), state)
-    return Server(app, bind("127.0.0.1", 0))
+    return HttpServer(app, bind("127.0.0.1", 0))
 
 
 @asynccontextmanager
@@ -118,7 +119,7 @@ async def deployed(folder: Path, nats: EmbeddedNats, etcd: EmbeddedEtcd, **more:
         "etcd_credentials": {"user": etcd.credentials.user, "password": etcd.credentials.password},
     }
     file.write_text(json.dumps({"version": 1, "namespace": namespace, **more, "log": log | more.get("log", {})}))
-    connection = connect_by_address(file, {}, key)
+    connection = find_by_address(file, {}, key)
     words = ("--file", str(file), "--key-file", str(key))
     log_ = await JetStreamLog.connect([nats.url], namespace, connection.topology, nats.credentials)
     await log_.ensure(connection.topology.names())

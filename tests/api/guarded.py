@@ -13,12 +13,13 @@ from starlette.responses import PlainTextResponse
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
+from api.auth.access_policy import AccessPolicy
+from api.auth.keyring import Keyring
 from api.cli_keys import keys as keys_command
+from api.config.api_settings import ApiSettings
 from api.debug.access import Access
-from api.openai.settings import ApiSettings
-from api.security.keyring import Keyring
-from api.security.policy import AccessPolicy
-from api.server import Server, bind
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from core.clock import ManualClock
 from tests.api.scripted import ScriptedBackend
 
@@ -52,7 +53,7 @@ class Guarded:
         page = Access(PlainTextResponse("page"), TOKEN)
         access = AccessPolicy(keyring=keyring, **policy)
         app = create_app(self.backend, FrontendMetrics(), ApiSettings(), self.clock, page, access)
-        self.server = Server(app, bind("127.0.0.1", 0))
+        self.server = HttpServer(app, bind("127.0.0.1", 0))
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[httpx.AsyncClient]:

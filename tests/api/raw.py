@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from api.addresses import Address
+from api.config.addresses import Address
 
 QUIET_S = 0.15
 """A connection that was answered, and on which nothing came for so long, says no more."""

@@ -10,7 +10,7 @@ import pytest
 
 from api import census
 from api.census import Part, ask_all
-from api.server import bind
+from api.server.sockets import bind
 from core.errors import Unavailable
 from tests.api.deployed import serving
 

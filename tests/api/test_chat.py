@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.openai.errors import ApiError
 from api.openai.templates.chat import ChatTemplate
+from api.server.errors import ApiError
 from core.errors import Corrupt
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

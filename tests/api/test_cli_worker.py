@@ -11,7 +11,7 @@ from actors.worker.worker import WorkerOptions
 from api import cli_worker
 from api.cli_prefill_worker import prefill_worker
 from api.cli_worker import worker
-from tests.api.test_connection import running
+from tests.api.config.test_deployment_ref import running
 
 
 @pytest.mark.parametrize("command", [worker, prefill_worker])

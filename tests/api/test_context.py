@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from api.anthropic.dialect import COUNTED_MAX
-from api.openai.errors import ContextExceeded
 from api.openai.requests.sampling import room_of
 from api.openai.requests.types import ChatRequest, CompletionRequest
+from api.server.errors import ContextExceeded
 from core.models import ModelCard
 from tests.api.conftest import Api
 from tests.api.scripted import CONTEXT_MAX, card, ids

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.openai.errors import ApiError
 from api.openai.requests.types import ChatRequest
 from api.openai.templates import chat
 from api.openai.templates.chat import ChatTemplate
 from api.openai.templates.conversation import VARIABLES_BYTES_MAX, VARIABLES_MAX, render
 from api.openai.text.tokenizer import ModelTokenizer
+from api.server.errors import ApiError
 from tests.api.scripted import files
 
 SHOWN = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"

@@ -8,7 +8,8 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from api.debug.access import Access, is_loopback, token_of
+from api.config.addresses import is_loopback
+from api.debug.access import Access, token_of
 from core.keys import DeploymentKey
 
 KEY = DeploymentKey(bytes(range(32)))

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.openai.errors import ApiError
 from api.openai.requests.formats import CHOICES_MAX, SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX
 from api.openai.requests.guiding import guided_of
 from api.openai.requests.types import ChatRequest, CompletionRequest
+from api.server.errors import ApiError
 from core.generation import Guided
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"$ref": "#/$defs/a"}}}

@@ -14,9 +14,10 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
-from api.openai.settings import ApiSettings
-from api.security.policy import AccessPolicy
-from api.server import Server, bind
+from api.auth.access_policy import AccessPolicy
+from api.config.api_settings import ApiSettings
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from core.models import Overloaded
 from tests.api.conftest import Api
 from tests.api.scripted import ScriptedBackend, spoken
@@ -40,7 +41,7 @@ async def pinged(request: pytest.FixtureRequest) -> AsyncIterator[Api]:
     """An API that pings soon; behind CORS every piece takes ASGI's way."""
     backend, metrics = ScriptedBackend(), FrontendMetrics()
     policy = AccessPolicy(cors=("http://elsewhere",) if request.param else ())
-    server = Server(create_app(backend, metrics, ApiSettings(ping_s=PING_S), policy=policy), bind("127.0.0.1", 0))
+    server = HttpServer(create_app(backend, metrics, ApiSettings(ping_s=PING_S), policy=policy), bind("127.0.0.1", 0))
     url = f"http://{await server.start()}"
     headers = {"origin": "http://elsewhere"}
     async with (

@@ -15,13 +15,14 @@ import pytest
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router.router import Router
 from api.app import create_app
+from api.config.api_settings import ApiSettings
 from api.openai.answers.chat_writer import ChatWriter
 from api.openai.answers.choice import Choice
-from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import ModelTokenizer
 from api.openai.text.transcript import Transcript
 from api.replaying.explained import explained
-from api.server import Server, bind
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from core.events import RequestFinished, RequestRouted
 from core.events.routing import RequestTurnedAway
 from core.subjects import ROUTING
@@ -70,7 +71,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         router = await here.router()
         await here.ready(router)
         app = create_app(router, FrontendMetrics(), ApiSettings(inline_bytes_max=1000))
-        server = Server(app, bind("127.0.0.1", 0))
+        server = HttpServer(app, bind("127.0.0.1", 0))
         async with httpx.AsyncClient(base_url=f"http://{await server.start()}", verify=False) as http:
             yield Site(here, router, http)
         await server.stop(grace_s=1)

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from api.config.api_settings import ApiSettings
 from api.openai.answers.said import Step
 from api.openai.requests.intake import Intake
 from api.openai.requests.types import ChatRequest, CompletionRequest
-from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
 from tests.api.scripted import ScriptedBackend
 

@@ -14,12 +14,13 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
+from api.config.api_settings import ApiSettings
 from api.openai.further.tokenizing import TOKENIZED_MAX
 from api.openai.requests.validation import CONTAINERS_MAX, STRINGS_MAX, VALUES_MAX
-from api.openai.settings import ApiSettings
 from api.openai.text.encoder import Encoder
 from api.openai.text.word_boundaries import WORD_BYTES_MAX
-from api.server import Server, bind
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from core.models import ModelCard
 from tests.api.conftest import Api
 from tests.api.raw import connected, request, say
@@ -39,7 +40,7 @@ class LongBackend(ScriptedBackend):
 async def long() -> AsyncIterator[Api]:
     """An API whose models take long prompts."""
     backend, metrics = LongBackend(), FrontendMetrics()
-    server = Server(create_app(backend, metrics, ApiSettings()), bind("127.0.0.1", 0))
+    server = HttpServer(create_app(backend, metrics, ApiSettings()), bind("127.0.0.1", 0))
     address = await server.start()
     async with httpx.AsyncClient(base_url=f"http://{address}", verify=False, timeout=30) as http:
         yield Api(backend, metrics, server, http, None)  # type: ignore[arg-type]

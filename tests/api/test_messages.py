@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from api.answers import Answers
+from api.server.middleware import RequestIdMiddleware
 from core.generation import Output
 from core.models import GenerationFailed, NoWorkers
 from core.prompt import tokens_from_bytes
@@ -270,5 +270,7 @@ async def test_whatever_fails_has_anthropics_shape(api: Api) -> None:
         async def broken(_scope: Scope, _receive: Receive, _send: Send, raised: BaseException = fault) -> None:
             raise raised
 
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(Answers(broken)), base_url="http://here") as http:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(RequestIdMiddleware(broken)), base_url="http://here"
+        ) as http:
             refused(await http.post("/v1/messages"), status, kind)

@@ -11,9 +11,9 @@ from typing import Any, cast
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from api.http_wire import STATE_KEY, ClientWire
 from api.openai.answers.plain_stream import PlainStream
-from api.openai.exchange import Exchange
+from api.server.exchange import HttpExchange
+from api.server.response_writer import STATE_KEY, ResponseWriter
 from core.generation import Output
 
 HALF = 999
@@ -73,8 +73,8 @@ async def written(say: Callable[[Callable[[Output], bool], FlowControl], Any]) -
     log, event = logging.getLogger("test"), asyncio.Event()
     cycle = RequestResponseCycle(scope, cast(Any, transport), flow, log, log, False, [], event, False, True, print)
     cycle.on_response = lambda: None
-    scope["state"][STATE_KEY] = ClientWire(cycle, asyncio.get_running_loop())
-    exchange = Exchange(scope, cast(Any, cycle.receive), cast(Any, cycle.send))
+    scope["state"][STATE_KEY] = ResponseWriter(cycle, asyncio.get_running_loop())
+    exchange = HttpExchange(scope, cast(Any, cycle.receive), cast(Any, cycle.send))
     choice = SimpleNamespace(request=None, transcript=Transcript(), ended=lambda: None)
 
     class Backend:
@@ -113,7 +113,7 @@ async def test_a_chunk_without_bytes_is_none() -> None:
         chunked_encoding=True, flow=SimpleNamespace(write_paused=False), response_complete=False, disconnected=False,
         transport=transport, message_event=asyncio.Event(), keep_alive=True, on_response=lambda: None,
     )  # fmt: skip
-    wire = ClientWire(cast(Any, cycle), asyncio.get_running_loop())
+    wire = ResponseWriter(cast(Any, cycle), asyncio.get_running_loop())
     assert wire.chunk(b"")
     assert transport.written == b""
     assert wire.last_chunk(b"")

@@ -7,7 +7,7 @@ from typing import Any, cast
 import openai
 import pytest
 
-from api.openai.errors import ApiError
+from api.server.errors import ApiError
 from core.generation import Output
 from core.models import GenerationFailed, Overloaded, RateLimited
 from tests.api.conftest import Api

@@ -16,10 +16,11 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
+from api.config.api_settings import ApiSettings
 from api.openai.responses.reasoning_seal import SEALED_CHARS_MAX, ReasoningSeal
 from api.openai.responses.sealed_items import SEALED_ITEMS_MAX
-from api.openai.settings import ApiSettings
-from api.server import Server, bind
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from core.models import ModelCard
 from core.prompt import tokens_from_bytes
 from tests.api.conftest import Api
@@ -96,7 +97,7 @@ class Replica:
         self.backend = ScriptedBackend()
         as_qwen3(self.backend)
         app = create_app(self.backend, FrontendMetrics(), ApiSettings(), seal=ReasoningSeal(key))
-        self.server = Server(app, bind("127.0.0.1", 0))
+        self.server = HttpServer(app, bind("127.0.0.1", 0))
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[httpx.AsyncClient]:

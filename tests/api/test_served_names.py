@@ -21,16 +21,17 @@ from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router.router import Router
 from actors.worker.worker import Worker
 from api.app import create_app
+from api.auth.access_policy import AccessPolicy
+from api.auth.keyring import Keyring
 from api.cli_worker import worker as worker_command
-from api.config_load import load
-from api.data_folder import DataFolder
-from api.devices import Devices
-from api.model_source import ModelSource
-from api.openai.settings import ApiSettings
-from api.parts import worker_specs
-from api.security.keyring import Keyring
-from api.security.policy import AccessPolicy
-from api.server import Server, bind
+from api.config.api_settings import ApiSettings
+from api.config.data_folder import DataFolder
+from api.config.gpu_assignment import GpuAssignment
+from api.config.loading import load
+from api.config.model_source import ModelSource
+from api.deployment.process_specs import worker_specs
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from api.up import up
 from core.clock import SystemClock
 from core.errors import CallerError
@@ -49,7 +50,7 @@ ASKED = [{"role": "user", "content": "hi"}]
 @asynccontextmanager
 async def asked_at(router: Router, policy: AccessPolicy | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """The API of this router."""
-    server = Server(create_app(router, FrontendMetrics(), ApiSettings(), policy=policy), bind("127.0.0.1", 0))
+    server = HttpServer(create_app(router, FrontendMetrics(), ApiSettings(), policy=policy), bind("127.0.0.1", 0))
     async with httpx.AsyncClient(base_url=f"http://{await server.start()}", verify=False) as http:
         yield http
     await server.stop(grace_s=1)
@@ -237,11 +238,11 @@ def test_the_first_name_is_the_models(tmp_path: Path) -> None:
     assert (decode.client_name, decode.aliases, decode.remote_prefill) == ("a", ("b", "claude-*"), True)
     source = ModelSource(decode.client_name, "folder")
     data = DataFolder(tmp_path)
-    (spec,) = worker_specs(decode, source, data, Devices([]))
+    (spec,) = worker_specs(decode, source, data, GpuAssignment([]))
     words = spec.command
     assert words[words.index("--model") + 1] == "a"
     assert [words[at + 1] for at, word in enumerate(words) if word == "--alias"] == ["b", "claude-*"]
-    assert "--alias" not in worker_specs(prefill, source, data, Devices([]))[0].command
+    assert "--alias" not in worker_specs(prefill, source, data, GpuAssignment([]))[0].command
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])

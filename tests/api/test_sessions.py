@@ -15,6 +15,7 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
+from api.config.api_settings import ApiSettings
 from api.openai.requests.sessions import (
     HEADERS,
     NAME_MAX,
@@ -24,9 +25,9 @@ from api.openai.requests.sessions import (
     Session,
     session_of,
 )
-from api.openai.settings import ApiSettings
 from api.replaying.explained import explained
-from api.server import Server, bind
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from core.codec import encode_event
 from core.events import RequestRouted
 from core.ids import RequestId, StreamSeq
@@ -198,7 +199,7 @@ async def test_the_log_has_keyed_hashes(tmp_path: Path) -> None:
         await it.worker("a", "tiny", settings)
         router = await it.router(settings=RoutingSettings(policy="session"))
         await it.ready(router)
-        server = Server(create_app(router, FrontendMetrics(), ApiSettings()), bind("127.0.0.1", 0))
+        server = HttpServer(create_app(router, FrontendMetrics(), ApiSettings()), bind("127.0.0.1", 0))
         async with httpx.AsyncClient(base_url=f"http://{await server.start()}", verify=False) as http:
             for request, tenant, agent in (("main", "t", ""), ("sub", "t", A), ("other", "u", A), ("none", "t", None)):
                 headers = {"x-request-id": request, "x-contrail-tenant": tenant}

@@ -15,9 +15,10 @@ from prometheus_client import generate_latest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
-from api.logs import JsonLines
-from api.openai.settings import ApiSettings
-from api.server import Server, bind
+from api.config.api_settings import ApiSettings
+from api.process.logging_setup import JsonLines
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from core.generation import Output
 from core.ids import StreamSeq
 from core.models import GenerationFailed
@@ -139,7 +140,7 @@ async def test_the_log_of_decisions_says_nothing_of_it(tmp_path: Path, everythin
         await here.worker("decode-0", "tiny", settings)
         router = await here.router()
         await here.ready(router)
-        server = Server(create_app(router, FrontendMetrics(), ApiSettings()), bind("127.0.0.1", 0))
+        server = HttpServer(create_app(router, FrontendMetrics(), ApiSettings()), bind("127.0.0.1", 0))
         address = await server.start()
         async with httpx.AsyncClient(base_url=f"http://{address}", verify=False) as http:
             answers = [await http.post(path, json={"model": "tiny", "max_tokens": 4, **body}) for path, body in BODIES]

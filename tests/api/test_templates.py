@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.openai.errors import ApiError
 from api.openai.requests.types import ChatRequest
 from api.openai.templates.chat import ChatTemplate
 from api.openai.templates.conversation import render
+from api.server.errors import ApiError
 
 TEMPLATES = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))}
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from api.config.api_settings import ApiSettings
 from api.openai.answers.chat_writer import ChatWriter
 from api.openai.answers.collected import Collected
 from api.openai.answers.completion_writer import CompletionWriter
 from api.openai.answers.sse import Writer
-from api.openai.errors import ApiError
 from api.openai.requests.intake import Intake
 from api.openai.requests.terms import BESIDE_BYTES_MAX, KEPT_MAX, KeptTerms, beside_prompt
 from api.openai.requests.types import ChatRequest, CompletionRequest
 from api.openai.requests.validation import check
-from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
+from api.server.errors import ApiError
 from core.generation import Output
 from tests.api.scripted import ScriptedBackend
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from api.openai.text.text_pool import SMALL_BYTES_MAX, Abandoned, Proceed, TextPool
-from api.security.caller import CALLER, Caller
+from api.server.caller import CALLER, Caller
 
 LARGE = SMALL_BYTES_MAX + 1
 

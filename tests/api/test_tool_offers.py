@@ -13,10 +13,10 @@ import pytest
 from api.openai.answers.interpreting import interpreter_of
 from api.openai.answers.parsers import load
 from api.openai.answers.said import Interpreter
-from api.openai.errors import ApiError
 from api.openai.requests.types import ChatRequest
 from api.openai.text.tokenizer import ModelTokenizer
 from api.openai.tools.offer import TOOLS_MAX
+from api.server.errors import ApiError
 from core.errors import Corrupt
 from tests.api.reading import Message, read
 from tests.api.scripted import files, tokenizer
@@ -136,7 +136,7 @@ class Blocked:
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Blocked())
 import tests.api.test_tool_offers as under_test
-from api.openai.errors import ApiError
+from api.server.errors import ApiError
 under_test.test_reasoning_and_tools()
 for tools, reasoning, fields in (("pythonic", None, {"tools": [under_test.TOOL]}), (None, "granite", {})):
     try:

@@ -14,11 +14,11 @@ from tokenizers import AddedToken, Tokenizer
 
 from api.openai.answers.interpreting import interpreter_of
 from api.openai.answers.said import Interpreter
-from api.openai.errors import ApiError
 from api.openai.requests.types import ChatRequest
 from api.openai.text.tokenizer import ModelTokenizer
 from api.openai.tools.called import MISTRAL_ID_CHARS
 from api.openai.tools.vllm import VllmParsers
+from api.server.errors import ApiError
 from core.prompt import tokens_to_bytes
 from tests.api.reading import Message
 from tests.api.scripted import files, tokenizer

@@ -7,7 +7,7 @@ import json
 from random import Random
 from typing import Any
 
-from api.description.surface import SURFACE
+from api.openapi import SURFACE
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 RICHER: dict[str, list[dict[str, Any]]] = {

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
-from api.openai.settings import ApiSettings
-from api.server import Server, bind
+from api.config.api_settings import ApiSettings
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from tests.actors.world import FAST, world
 from tests.api.scripted import files
 from tests.chaos.fuzz import fuzz
@@ -27,7 +28,7 @@ async def test_nothing_breaks_and_nothing_is_left(tmp_path: Path) -> None:
         worker = await here.worker("decode-0", "tiny", settings)
         router = await here.router()
         await here.ready(router)
-        server = Server(create_app(router, FrontendMetrics(), ApiSettings()), bind("127.0.0.1", 0))
+        server = HttpServer(create_app(router, FrontendMetrics(), ApiSettings()), bind("127.0.0.1", 0))
         address = await server.start()
         tasks = len(asyncio.all_tasks())
         found = await fuzz(1, range(ATTEMPTS), address, "tiny")

@@ -18,7 +18,7 @@ import openai
 
 from actors.transport.frames import PROTOCOL, Hello
 from actors.transport.reconnecting_client import ReconnectingClient
-from api.connection import Connection, connect_by_data
+from api.config.deployment_ref import DeploymentRef, find_by_data_folder
 from core.codec import decode_message
 from core.ids import StreamName, StreamSeq, WorkerId
 from core.prompt import hashes_from_bytes
@@ -73,8 +73,8 @@ class Running:
         return {part["id"]: part["name"] for part in self.run()["parts"] if part["kind"] == "worker"}
 
     @property
-    def connection(self) -> Connection:
-        return connect_by_data(self.data)
+    def connection(self) -> DeploymentRef:
+        return find_by_data_folder(self.data)
 
     @asynccontextmanager
     async def log(self) -> AsyncIterator[JetStreamLog]:

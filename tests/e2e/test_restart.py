@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from api.server import bind
+from api.server.sockets import bind
 from tests.chaos.visitors import KINDS, Visitors
 from tests.e2e.by_hand import ByHand
 from tests.e2e.deployment import CONTRAIL, Running, contrail, up

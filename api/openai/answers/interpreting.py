@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from api.openai.answers.parsers import REASONING, TOOLS, Parsers
 from api.openai.answers.said import Interpreter
-from api.openai.errors import ApiError, bad_parameter
 from api.openai.reasoning.reasoned import Reasoned
 from api.openai.reasoning.think import CLOSING, OPENING, Think
 from api.openai.requests.guiding import guided_of
@@ -18,6 +17,7 @@ from api.openai.tools.hermes import Hermes
 from api.openai.tools.llama3_json import Llama3Json
 from api.openai.tools.mistral import Mistral
 from api.openai.tools.offer import AUTO, NAMED, NONE, REQUIRED, Offer, offer_of, without_parser
+from api.server.errors import ApiError, bad_parameter
 from core.prompt import TOKEN_BYTES, tokens_from_bytes
 
 TAIL_TOKENS = 16

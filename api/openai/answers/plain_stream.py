@@ -23,7 +23,7 @@ from core.generation import Output
 
 
 class Client(Protocol):
-    """Who the stream is for (`api.openai.exchange`): at once if that can be, else as the client reads."""
+    """Who the stream is for (`api.server.exchange`): at once if that can be, else as the client reads."""
 
     started: bool
 

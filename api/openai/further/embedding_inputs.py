@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import msgspec
 
-from api.openai.errors import ContextExceeded, bad_parameter, not_supported
 from api.openai.requests.prompts import word_too_long
 from api.openai.requests.types import AtLeastOne, Int32, Salt, TokenId
 from api.openai.text.tokenizer import ModelTokenizer, TextTooLong
 from api.openai.text.word_boundaries import WordTooLong
+from api.server.errors import ContextExceeded, bad_parameter, not_supported
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES, tokens_to_bytes
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import orjson
 
+from api.config.api_settings import ApiSettings
 from api.openai.backend import Backend
-from api.openai.errors import bad_parameter
 from api.openai.further.embedding_inputs import EmbeddingRequest, embedding_tokens
 from api.openai.further.errand import Errand
 from api.openai.requests.headers import Hints, hints_of
 from api.openai.requests.sessions import Session, session_of
-from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
+from api.server.errors import bad_parameter
 from core.generation import TASK_EMBED, GenerateRequest, Output, Sampling
 from core.ids import RequestId
 from core.models import GenerationFailed

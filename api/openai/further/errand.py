@@ -9,12 +9,10 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
-from api.openai.errors import ApiError
-from api.openai.exchange import Exchange
-from api.openai.refusal import outcome_of, shown
+from api.config.api_settings import ApiSettings
 from api.openai.requests.validation import decode
-from api.openai.settings import ApiSettings
-from api.openai.vigil import ClientGone
+from api.server.errors import ApiError, metric_outcome, report_error
+from api.server.exchange import ClientDisconnected, HttpExchange
 from core.clock import Clock
 from core.errors import ContrailError
 
@@ -63,7 +61,7 @@ class ErrandRoute(Generic[Body]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived_ms = self._clock.monotonic_ms()
-        exchange = Exchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
         errand = Errand(exchange.headers, exchange.request_id, 0)
         outcome = "error"
         try:
@@ -71,17 +69,17 @@ class ErrandRoute(Generic[Body]):
             errand.size = len(raw)
             await exchange.while_there(self._answer(exchange, raw, errand))
             outcome = ANSWERED
-        except ClientGone:
+        except ClientDisconnected:
             outcome = "abort"
         except ContrailError as error:
-            failure = shown(error, exchange.request_id)
-            outcome = outcome_of(failure)
+            failure = report_error(error, exchange.request_id)
+            outcome = metric_outcome(failure)
             if not exchange.started:
                 await exchange.refuse(self._told(failure, exchange.request_id))
         finally:
             self._count(errand, outcome, self._clock.monotonic_ms() - arrived_ms)
 
-    async def _answer(self, exchange: Exchange, raw: bytes, errand: Errand) -> None:
+    async def _answer(self, exchange: HttpExchange, raw: bytes, errand: Errand) -> None:
         asked = decode(self._decoder, raw)
         exchange.asks_for(getattr(asked, "model", None) or "")
         await exchange.answer(await self._work(asked, errand))

@@ -7,17 +7,17 @@ from typing import Any
 import msgspec
 import orjson
 
+from api.config.api_settings import ApiSettings
 from api.openai.backend import Backend
-from api.openai.errors import ContextExceeded, bad_parameter, not_supported
 from api.openai.further.errand import Errand
 from api.openai.requests.headers import hints_of
 from api.openai.requests.prompts import prompts_of
 from api.openai.requests.types import ChatRequest, CompletionRequest, TokenId
 from api.openai.requests.validation import check
-from api.openai.settings import ApiSettings
 from api.openai.templates.messages import ChatMessage, Tool
 from api.openai.text.text_pool import Proceed
 from api.openai.text.tokenizer import ModelTokenizer, Tokenizers
+from api.server.errors import ContextExceeded, bad_parameter, not_supported
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES, tokens_from_bytes
 from core.served_names import listed

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from api.openai.errors import bad_parameter, not_supported
 from api.openai.templates.messages import ResponseFormat, StructuredOutputs
+from api.server.errors import bad_parameter, not_supported
 from core.generation import Guided
 
 SCHEMA_BYTES_MAX = 256 * 1024

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 import msgspec
 
-from api.openai.errors import bad_parameter
 from api.openai.requests.types import ChatRequest, CompletionRequest
 from api.openai.templates.messages import NamedChoice, Tool, ToolChoice, ToolName
+from api.server.errors import bad_parameter
 
 Request = TypeVar("Request", bound=ChatRequest | CompletionRequest)
 MODES = ("none", "auto")

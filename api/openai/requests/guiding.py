@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.openai.errors import bad_parameter
 from api.openai.requests.formats import format_of, schema_text
 from api.openai.requests.types import ChatRequest, CompletionRequest
 from api.openai.templates.messages import Tool
 from api.openai.tools.offer import NAMED, REQUIRED, Offer, offer_of
+from api.server.errors import bad_parameter
 from core.generation import Guided
 
 ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {}}

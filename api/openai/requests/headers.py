@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from api.openai.errors import bad_parameter
+from api.server.caller import TENANT_NAME
+from api.server.errors import bad_parameter
 
 DEADLINE_MS_MAX = 24 * 3600 * 1000
 PRIORITY_MAX = 2**31 - 1
-_TENANT = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _SESSION = re.compile(rb"[!-~]{1,256}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}[!-~]{0,64}")
 # ten digits hold every bound here; int() of a longer text is work for nothing
@@ -47,16 +47,10 @@ def hints_of(headers: Mapping[bytes, bytes]) -> Hints:
     )
 
 
-def tenant_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The tenant that a request names, if it may be one; else empty. For a request that failed, whatever it said."""
-    named = dict(headers).get(b"x-contrail-tenant", b"")
-    return named.decode() if _TENANT.fullmatch(named) else ""
-
-
 def _tenant(raw: bytes | None) -> str | None:
     if raw is None:
         return None
-    if not _TENANT.fullmatch(raw):
+    if not TENANT_NAME.fullmatch(raw):
         raise bad_parameter("x-contrail-tenant", "must be 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'")
     return raw.decode()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from actors.router.event_loop_throttle import EventLoopThrottle
+from api.config.api_settings import ApiSettings
 from api.openai.answers.choice import Choice
 from api.openai.backend import Backend
 from api.openai.requests.accepted import Accepted
@@ -16,7 +17,6 @@ from api.openai.requests.sessions import Session, session_of
 from api.openai.requests.terms import KeptTerms, Terms
 from api.openai.requests.types import ChatRequest, CompletionRequest
 from api.openai.requests.validation import check
-from api.openai.settings import ApiSettings
 from api.openai.text.tokenizer import Tokenizers
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
-from api.openai.errors import ApiError, bad_parameter
 from api.openai.requests.sampling import asked_of, exceeded, least_of
 from api.openai.requests.types import CHOICES_MAX, COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from api.openai.templates.conversation import render
 from api.openai.text.tokenizer import ModelTokenizer, TextTooLong
 from api.openai.text.word_boundaries import WORD_BYTES_MAX, WordTooLong
+from api.server.errors import ApiError, bad_parameter
 from core.prompt import TOKEN_BYTES, tokens_from_bytes, tokens_to_bytes
 
 TRUNCATED_CHARS_PER_TOKEN = 16

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from api.openai.errors import ContextExceeded, bad_parameter
 from api.openai.requests.guiding import guided_of
 from api.openai.requests.types import COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from api.openai.text.tokenizer import ModelTokenizer
+from api.server.errors import ContextExceeded, bad_parameter
 from core.generation import Sampling
 from core.models import ModelCard
 

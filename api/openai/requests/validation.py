@@ -9,7 +9,6 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from api.openai.errors import ApiError, bad_parameter, not_supported
 from api.openai.requests.types import (
     BIASES_MAX,
     STOP_CHARS_MAX,
@@ -20,6 +19,7 @@ from api.openai.requests.types import (
     CompletionRequest,
     Parameters,
 )
+from api.server.errors import ApiError, bad_parameter, not_supported
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 

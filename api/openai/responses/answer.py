@@ -10,12 +10,12 @@ import orjson
 
 from api.openai.answers.logprobs_form import TokenNames, chat_logprobs
 from api.openai.answers.said import Step
-from api.openai.errors import ApiError
 from api.openai.requests.accepted import Accepted
 from api.openai.responses.body import ChosenTool, Reasoning, ResponsesRequest, ResponsesTool
 from api.openai.responses.output import ResponseOutput
 from api.openai.responses.output_items import Event, unsealed
 from api.openai.responses.tool_catalog import ToolCatalog
+from api.server.errors import ApiError
 from core.clock import Clock
 
 CONTEXT_CODE = "context_length_exceeded"

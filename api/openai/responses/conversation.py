@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from api.openai.errors import bad_parameter, not_supported
 from api.openai.responses.body import Item, ItemPart
 from api.openai.responses.tool_catalog import CUSTOM_INPUT, HOSTED_ITEMS, ToolCatalog
 from api.openai.templates.messages import CalledFunction, ChatMessage, Part, ToolCall
+from api.server.errors import bad_parameter, not_supported
 
 Content = str | list[ItemPart]
 

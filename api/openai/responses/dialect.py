@@ -12,7 +12,7 @@ from api.openai.responses.reasoning_seal import ReasoningSeal
 from api.openai.responses.sealed_items import opened
 from api.openai.responses.tool_catalog import left_out
 from api.openai.responses.translation import chat_of, named_here
-from api.security.caller import tenant_of
+from api.server.caller import effective_tenant
 from core.clock import Clock
 
 
@@ -20,7 +20,7 @@ def responses_dialect(seal: ReasoningSeal) -> Dialect[ResponsesRequest]:
     """The dialect whose reasoning is sealed so."""
 
     def teller(asked: ResponsesRequest, accepted: Accepted, request_id: str, clock: Clock) -> ResponseTeller:
-        tenant = tenant_of(accepted.choices[0].request.tenant)
+        tenant = effective_tenant(accepted.choices[0].request.tenant)
         return ResponseTeller(asked, accepted, request_id, clock, partial(seal.seal, tenant=tenant))
 
     return Dialect(

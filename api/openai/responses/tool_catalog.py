@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from api.openai.errors import ApiError, bad_parameter, not_supported
 from api.openai.requests.formats import check_depth
 from api.openai.responses.body import ResponsesRequest, ResponsesTool
 from api.openai.templates.messages import Function, Tool
 from api.openai.tools.offer import NAME
+from api.server.errors import ApiError, bad_parameter, not_supported
 
 FLAT_NAME_CHARS_MAX = 64
 """Longest name of a function that a chat offers; NAME says so too."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from api.openai.errors import ApiError, bad_parameter, not_supported, renamed
 from api.openai.requests.formats import check_depth
 from api.openai.requests.types import ChatRequest
 from api.openai.responses.body import AllowedTool, ChosenTool, ResponsesRequest, TextFormat
 from api.openai.responses.conversation import messages_of
 from api.openai.responses.tool_catalog import ToolCatalog
 from api.openai.templates.messages import JsonSchema, NamedChoice, ResponseFormat, ToolName
+from api.server.errors import ApiError, bad_parameter, not_supported, with_renamed_parameter
 
 STORED = ("background", "previous_response_id", "conversation", "prompt")
 """What would have to be kept here between requests."""
@@ -58,7 +58,7 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
 
 def named_here(error: ApiError) -> ApiError:
     """The error with the parameter's name in this body."""
-    return renamed(error, NAMED_HERE, WITHIN)
+    return with_renamed_parameter(error, NAMED_HERE, WITHIN)
 
 
 def _check(asked: ResponsesRequest) -> None:

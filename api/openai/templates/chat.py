@@ -19,9 +19,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from api.openai.errors import bad_parameter
 from api.openai.templates.system_probe import takes_system_anywhere
 from api.openai.templates.template_tree import reads_parts
+from api.server.errors import bad_parameter
 from core.errors import Corrupt
 
 RENDERED_CHARS_MAX = 64 * 1024 * 1024

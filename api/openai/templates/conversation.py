@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from api.openai.errors import bad_parameter, not_supported
 from api.openai.requests.types import ChatRequest
 from api.openai.templates.chat import CONTINUED, ChatTemplate
 from api.openai.templates.messages import CalledFunction, ChatMessage, Part, Tool, ToolCall
 from api.openai.text.surrogates import without_lone
+from api.server.errors import bad_parameter, not_supported
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FUNCTION = "function"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from api.openai.errors import ApiError
+from api.server.errors import ApiError
 
 CONVERSATIONS = (
     ("system", "user", "system", "user"),

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
 from typing import Any, NamedTuple, TypeVar
 
-from api.security.caller import tenant_of
+from api.server.caller import effective_tenant
 
 Result = TypeVar("Result")
 Proceed = Callable[[], None]
@@ -61,7 +61,7 @@ class TextPool:
         once; the work ends before its next step, and has its thread until then.
         """
         loop = asyncio.get_running_loop()
-        tenant = tenant_of(tenant)
+        tenant = effective_tenant(tenant)
         job = _Job(tenant, size, loop.create_future())
         self._waiting.append(job)
         self._admit()

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from api.openai.errors import ApiError, bad_parameter
 from api.openai.requests.types import ChatRequest
 from api.openai.templates.messages import NamedChoice, Tool
+from api.server.errors import ApiError, bad_parameter
 
 TOOLS_MAX = 1024
 """Programs with many MCP servers offer hundreds."""

@@ -13,11 +13,10 @@ import msgspec
 from tokenizers import Tokenizer
 
 from api.openai.answers.said import NOTHING, Said, ToolDelta
-from api.openai.errors import ApiError
 from api.openai.requests.types import ChatRequest
 from api.openai.text.surrogates import without_lone
 from api.openai.tools.called import openai_id
-from api.silent_traceback import silent_traceback
+from api.server.errors import ApiError, redacted_traceback
 from core.errors import ContrailError
 from core.prompt import tokens_from_bytes
 
@@ -126,7 +125,7 @@ class VllmReader:
 
     def _failed(self, error: Exception) -> None:
         # the error's own words may hold the answer's
-        log.error("%s failed, so the text leaves as it is:\n%s", self, silent_traceback(error))
+        log.error("%s failed, so the text leaves as it is:\n%s", self, redacted_traceback(error))
 
     def _kept(self, calls: Sequence[Any]) -> tuple[ToolDelta, ...]:
         self.called = self.called or bool(calls)

@@ -1,0 +1,83 @@
+"""The entrance to a deployment, looked at before anything of it is started: its keys and its certificate.
+
+What an operator decides about who may ask, and what is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from api.auth.api_keys import read_keys
+from api.auth.keyring import Keyring
+from api.config.addresses import is_loopback
+from api.config.schema import Deployment, FrontendSection
+from api.server.tls import tls_context
+from core.clock import Clock
+
+OPEN_TO_ALL = "everybody who reaches {host} may ask: no API keys are given (`contrail keys create`, then --keys FILE)"
+IN_CLEAR = "API keys and prompts cross the network in clear: give --tls-cert, or put a TLS proxy in front"
+
+
+def with_checked_files(deployment: Deployment) -> Deployment:
+    """The deployment with the paths of its keys and certificate made absolute, for parts that stand elsewhere.
+
+    CallerError if one of the files cannot be used.
+    """
+    section = deployment.frontend
+    keys, tls = _absolute(section.keys), section.tls
+    if keys is not None:
+        read_keys(Path(keys))
+    if tls is not None:
+        tls = msgspec.structs.replace(tls, cert=_absolute(tls.cert), key=_absolute(tls.key))
+        tls_context(tls.cert, tls.key)
+    frontend = msgspec.structs.replace(section, keys=keys, tls=tls)
+    return msgspec.structs.replace(deployment, frontend=frontend)
+
+
+def exposure_warnings(section: FrontendSection, host: str) -> list[str]:
+    """What an operator should know of front ends that listen there; nothing on loopback."""
+    if is_loopback(host):
+        return []
+    if section.keys is None:
+        return [OPEN_TO_ALL.format(host=host)]
+    return [] if section.tls is not None else [IN_CLEAR]
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().absolute())
+
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessPolicy:
+    """Of one front end. The defaults are open to whoever reaches the port, and tell nothing of the inside."""
+
+    keyring: Keyring | None = None
+    """None: no key is asked for."""
+    isolate_tenants: bool = False
+    """Whether each tenant has a cache of its own."""
+    expose_routing: bool = False
+    """Whether answers say in headers which worker made them, and how long what took."""
+    cors: tuple[str, ...] = ()
+    """Origins whose pages may ask; none: no page may."""
+
+
+def policy_of(section: FrontendSection, host: str, clock: Clock) -> AccessPolicy:
+    """What the deployment file says, for a front end that listens there; CallerError if the keys cannot be read.
+
+    Says so if everybody who reaches the port may ask, and on loopback tells where requests went.
+    """
+    for caution in exposure_warnings(section, host):
+        _logger.warning("%s", caution)
+    return AccessPolicy(
+        keyring=None if section.keys is None else Keyring(Path(section.keys).expanduser(), clock),
+        isolate_tenants=section.isolate_tenants,
+        expose_routing=section.expose_routing or is_loopback(host),
+        cors=section.cors,
+    )

@@ -1,0 +1,191 @@
+"""One API key: the secret that a client shows, and what is kept of it.
+
+A key is 32 random bytes, so nobody can try all of them, and its plain SHA-256 gives nothing away: slow hashes are for
+passwords, which people choose and others can guess. A slow one here would cost every request milliseconds of CPU, and
+let strangers spend ours by showing keys that are none.
+
+The file of API keys: one JSON object a line, lines that begin with # are comments.
+
+{"name": "ci", "tenant": "team-a", "sha256": "9f86…", "expires": "2027-01-01T00:00:00Z", "models": ["tiny"]}
+
+Lines and not YAML: a key is added by appending, removed with its line, and ten thousand are read in some 10 ms, which
+a front end does in its loop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from api.config.data_folder import write_whole
+from core.errors import CallerError
+
+PREFIX = "ck-"
+"""What every key begins with: scanners for leaked secrets look for such a mark."""
+SECRET_BYTES = 32
+TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""What a tenant may be called; no ':' is in it, which separates it from a cache salt."""
+
+Text = Annotated[str, Meta(min_length=1, max_length=128)]
+Tenant = Annotated[str, Meta(pattern=rf"^{TENANT.pattern}\Z")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Instant = Annotated[datetime, Meta(tz=True)]
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is kept of a key. A field that is not known is an error: it may be a limit that we would not hold."""
+
+    name: Text
+    """For people; one of a kind in its file."""
+    tenant: Tenant
+    sha256: Digest
+    """Of the whole key, in hex."""
+    created: Instant | None = None
+    expires: Instant | None = None
+    """From then on it opens nothing."""
+    models: tuple[str, ...] = ()
+    """If any: no other model is there for it."""
+    gateway: bool = False
+    """Whether it may speak for other tenants, by the header x-contrail-tenant."""
+
+    def has_expired(self, now_ms: int) -> bool:
+        """Whether it opens nothing any more."""
+        return self.expires is not None and self.expires.timestamp() * 1000 <= now_ms
+
+
+class NewKey(NamedTuple):
+    """A key just made; the secret is shown once and kept nowhere."""
+
+    secret: str
+    sha256: str
+
+
+def new_key() -> NewKey:
+    """A key from the system's randomness."""
+    secret = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    return NewKey(secret, digest_of(secret.encode()))
+
+
+def digest_of(secret: bytes) -> str:
+    """What a file holds of this key; about 1 us."""
+    return hashlib.sha256(secret).hexdigest()
+
+
+KEYS_BYTES_MAX = 4 * 2**20
+"""A longer file is refused: reading it stops the front end for that long (4 MiB: about 20 000 keys, 20 ms)."""
+MODE = 0o600
+
+_decoder = msgspec.json.Decoder(ApiKey)
+
+
+def read_keys(file: Path) -> list[ApiKey]:
+    """All keys in the file; CallerError names the line at fault, and never shows what is in it."""
+    keys: list[ApiKey] = []
+    names: set[str] = set()
+    digests: set[str] = set()
+    for number, line in enumerate(_read(file).splitlines(), start=1):
+        if (key := _key(line, f"{file}, line {number}")) is None:
+            continue
+        if key.name in names or key.sha256 in digests:
+            raise CallerError(f"{file}, line {number}: the key {key.name!r} stands there twice; remove one")
+        names.add(key.name)
+        digests.add(key.sha256)
+        keys.append(key)
+    return keys
+
+
+def _read(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(KEYS_BYTES_MAX + 1)
+    except OSError as error:
+        raise CallerError(f"cannot read the API keys in {file}: {error.strerror}") from error
+    if len(content) > KEYS_BYTES_MAX:
+        raise CallerError(f"{file} is longer than {KEYS_BYTES_MAX} bytes: that is no file of API keys")
+    return content
+
+
+def _key(line: bytes, where: str) -> ApiKey | None:
+    """The line's key; None for a comment or an empty line."""
+    if not line.strip() or line.lstrip().startswith(b"#"):
+        return None
+    try:
+        return _decoder.decode(line)
+    except msgspec.ValidationError as error:
+        raise CallerError(f"{where}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CallerError(f"{where}: this is no JSON object; `contrail keys create` writes such lines") from error
+
+
+def add_key(file: Path, key: ApiKey) -> None:
+    """The file has one line more; it is made with mode 600 if it is missing. CallerError if the name is taken."""
+    with _alone(file):
+        keys = read_keys(file) if file.exists() else []
+        if any(each.name == key.name for each in keys):
+            raise CallerError(f"{file} has a key {key.name!r} already: give another --name, or revoke that one first")
+        content = _read(file) if file.exists() else b""
+        if content and not content.endswith(b"\n"):
+            content += b"\n"
+        _write(file, content + msgspec.json.encode(key) + b"\n")
+
+
+def remove_key(file: Path, name: str) -> ApiKey:
+    """The key's line is gone, every other line stands as it was; CallerError if there is no such key."""
+    with _alone(file):
+        found: ApiKey | None = None
+        kept: list[bytes] = []
+        for number, line in enumerate(_read(file).splitlines(keepends=True), start=1):
+            key = _key(line, f"{file}, line {number}")
+            if key is not None and key.name == name:
+                found = key
+            else:
+                kept.append(line)
+        if found is None:
+            raise CallerError(f"{file} has no key {name!r}; `contrail keys list --file {file}` shows those it has")
+        _write(file, b"".join(kept))
+        return found
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Nobody else changes the file meanwhile: a revoked key must not come back with what another one read before."""
+    try:
+        folder = os.open(file.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise CallerError(f"there is no folder for {file}: make it first") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _write(file: Path, content: bytes) -> None:
+    """A front end that looks now sees the old file or the new one; the mode stays."""
+    mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else MODE
+    try:
+        write_whole(file, content, mode)
+    except OSError as error:
+        raise CallerError(f"cannot write {file}: {error.strerror}") from error
+
+
+def exposure(file: Path) -> str | None:
+    """What is wrong with the file's mode, for a warning; None if only its owner and group have it."""
+    mode = file.stat().st_mode
+    if mode & stat.S_IWOTH:
+        return f"everybody on this machine can add keys to {file}: `chmod 600` it"
+    if mode & stat.S_IROTH:
+        return f"everybody on this machine can read who has keys in {file}: `chmod 600` it"
+    return None

@@ -1,0 +1,77 @@
+"""Gate: no request gets past it without a key; health and what has a lock of its own are not behind it."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.anthropic.errors import told_at
+from api.auth.api_keys import ApiKey
+from api.auth.keyring import Keyring
+from api.server.caller import CALLER, Caller
+from api.server.errors import ApiError
+from api.server.middleware import send_error
+
+OPEN = frozenset({"/health", "/openapi.json", "/debug"})
+"""Whether it serves, how it is asked, and the page, which has a token of its own. Nothing else: a route that is new is
+behind the gate."""
+OPEN_BELOW = "/debug/"
+MISSING = "no API key was given: send it as `Authorization: Bearer KEY`, or as `x-api-key`"
+WRONG = "this API key is not valid here: it is unknown, revoked or expired"
+SEVERAL = "two different API keys were sent: send one, in `Authorization` or in `x-api-key`"
+NO_BEARER = "`Authorization` does not begin with `Bearer `: send `Authorization: Bearer KEY`"
+
+
+class Authentication:
+    """Around the application. With a keyring every request has its key's `Caller`, without one nobody's."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring | None) -> None:
+        self._app = app
+        self._keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        CALLER.set(None)
+        if self._keyring is not None and scope["type"] == "http" and not _is_open(scope["path"]):
+            shown = _shown(scope)
+            # of two different ones, which was meant?
+            key = self._keyring.find(*shown) if len(shown) == 1 else None
+            if key is None:
+                await send_error(send, _refusal(scope, _fault(scope, shown)))
+                return
+            CALLER.set(_caller(key))
+        await self._app(scope, receive, send)
+
+
+def _refusal(scope: Scope, message: str) -> ApiError:
+    """401 as the clients of the route know it."""
+    error = ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+    return told_at(scope["path"], error, scope["state"]["request_id"])
+
+
+def _fault(scope: Scope, shown: set[bytes]) -> str:
+    """What is wrong with the keys that a request shows, and nothing of what they are."""
+    if shown:
+        return WRONG if len(shown) == 1 else SEVERAL
+    sent = [value.split()[0].lower() for name, value in scope["headers"] if name == b"authorization" and value.strip()]
+    return NO_BEARER if set(sent) - {b"bearer"} else MISSING
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(OPEN_BELOW)
+
+
+def _caller(key: ApiKey) -> Caller:
+    return Caller(key.name, key.tenant, frozenset(key.models), key.gateway)
+
+
+def _shown(scope: Scope) -> set[bytes]:
+    """What the request shows as keys."""
+    return {secret for name, value in scope["headers"] if (secret := _key_in(name, value))}
+
+
+def _key_in(name: bytes, value: bytes) -> bytes:
+    if name == b"x-api-key":
+        return value.strip()
+    if name == b"authorization":
+        scheme, _, secret = value.partition(b" ")
+        return secret.strip() if scheme.lower() == b"bearer" else b""
+    return b""

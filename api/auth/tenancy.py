@@ -1,0 +1,78 @@
+"""Tenancy: the backend as the caller of each request may use it.
+
+Every route reaches models and workers through this, so none can forget what a key allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from api.openai.backend import Backend
+from api.server.caller import CALLER, Caller, effective_tenant
+from core.generation import GenerateRequest, Take
+from core.models import ModelCard, UnknownModel, unknown_model
+from core.readiness import Readiness
+
+SEPARATOR = ":"
+"""Between tenant and salt. No tenant has one in its name, so no salt of one is that of another."""
+
+
+class Tenancy:
+    """A backend around a backend: a key's models, its tenant, and with `isolate` a cache for each tenant."""
+
+    def __init__(self, backend: Backend, *, isolate: bool) -> None:
+        self._backend = backend
+        self._isolate = isolate
+
+    def models(self) -> list[ModelCard]:
+        """Those that are there for the caller."""
+        caller = CALLER.get()
+        return [card for card in self._backend.models() if caller is None or caller.may_use(card.name)]
+
+    def model_of(self, name: str) -> str:
+        """The backend's."""
+        return self._backend.model_of(name)
+
+    def card(self, model: str) -> ModelCard:
+        """The model's; UnknownModel for one that the key does not allow, as if there were none. A key allows a model by
+        its own name, and with that all its names."""
+        caller = CALLER.get()
+        if caller is not None and not caller.may_use(self._backend.model_of(model)):
+            names = (name for card in self.models() for name in (card.name, *card.further_names))
+            raise UnknownModel(f"{unknown_model(model, names)} (this API key may use no others)")
+        return self._backend.card(model)
+
+    async def run(
+        self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """The backend's, of the request in the name of the key's tenant; UnknownModel at once."""
+        caller = CALLER.get()
+        _check_allowed(caller, model)
+        tenant = effective_tenant(request.tenant)
+        salt = salt_of(tenant, request.cache_salt) if self._isolate else request.cache_salt
+        if tenant != request.tenant or salt != request.cache_salt:
+            request = msgspec.structs.replace(request, tenant=tenant, cache_salt=salt)
+        await self._backend.run(model, request, take, ended)
+
+    def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
+        """The backend's, of a request in the name of the key's tenant."""
+        self._backend.failed(request, model, effective_tenant(tenant or None) or "", error)
+
+    def ready(self) -> Readiness:
+        """The backend's."""
+        return self._backend.ready()
+
+
+def salt_of(tenant: str | None, given: str | None) -> str:
+    """A salt that only this tenant's requests have: narrower if the request gave one of its own.
+
+    Without a tenant it still has the separator, so that nobody without one can name another's.
+    """
+    return f"{tenant or ''}{SEPARATOR}{given or ''}"
+
+
+def _check_allowed(caller: Caller | None, model: str) -> None:
+    if caller is not None and not caller.may_use(model):
+        raise UnknownModel(f"the model {model!r} does not exist, or this API key may not use it")

@@ -1,0 +1,61 @@
+"""HOST:PORT, read and written.
+
+An origin: whose page asks, as browsers say it.
+
+Of api.debug.access.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+
+class Address(NamedTuple):
+    """Where a server really listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return join_address(self.host, self.port)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT` (`[::1]:8000` for IPv6); ValueError says what may be written."""
+    match = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})", address)
+    if match is None or int(match["port"]) > 65_535:
+        raise ValueError(f"{address!r} is not an address: write HOST:PORT, such as 127.0.0.1:8000")
+    return match["six"] or match["host"], int(match["port"])
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reachable(listening: Address, advertise: str) -> str:
+    """Where others reach it: under the host that is advertised as HOST or HOST:PORT, if one is."""
+    host = split_address(advertise)[0] if ":" in advertise else advertise
+    return join_address(host or listening.host, listening.port)
+
+
+ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
+"""Scheme and host in small letters, a port if it is not the scheme's own, nothing behind it."""
+
+
+def check_origin(origin: str) -> None:
+    """ValueError, which says what to write, for all that is not one exact origin."""
+    if not ORIGIN.fullmatch(origin):
+        raise ValueError(f"{origin!r} is no origin: write each as browsers do, such as https://chat.example.org")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,178 @@
+"""The folder of one deployment: what lies where, and the lock that keeps a second `contrail up` out.
+
+lock              held while `contrail up` runs
+key               the deployment's secret, mode 600
+deployment.json   the deployment as resolved, with addresses and credentials, mode 600: what the parts read
+run.json          who runs where: addresses, process ids, names
+metrics.json      where each part shows its metrics, as Prometheus reads targets from files
+restart.json      for a moment, which parts `contrail restart` asks for
+parts/NAME.json   what a part says of itself once it listens
+logs/NAME.log     its output
+journal/          decisions that the log does not have yet
+debug/            the page's process: its socket, its lock, its copy of the log
+nats/, etcd/      the private servers' own folders
+models/tiny       the built-in model
+
+Drafts: files that get their name when they are whole, and never take another's without being told to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from core.errors import CallerError
+
+
+@dataclass(frozen=True, slots=True)
+class DataFolder:
+    """Paths below one folder; making one touches nothing."""
+
+    path: Path
+
+    @property
+    def lock(self) -> Path:
+        """Locked by `contrail up`."""
+        return self.path / "lock"
+
+    @property
+    def key(self) -> Path:
+        """The deployment's secret."""
+        return self.path / "key"
+
+    @property
+    def deployment(self) -> Path:
+        """The deployment as resolved."""
+        return self.path / "deployment.json"
+
+    @property
+    def run(self) -> Path:
+        """Who runs where."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Where Prometheus finds who shows metrics."""
+        return self.path / "metrics.json"
+
+    @property
+    def restart(self) -> Path:
+        """What `contrail restart` asks for."""
+        return self.path / "restart.json"
+
+    @property
+    def nats(self) -> Path:
+        """The private NATS's folder."""
+        return self.path / "nats"
+
+    @property
+    def etcd(self) -> Path:
+        """The private etcd's folder."""
+        return self.path / "etcd"
+
+    @property
+    def journal(self) -> Path:
+        """Where front ends keep what the log does not have yet."""
+        return self.path / "journal"
+
+    @property
+    def tiny_model(self) -> Path:
+        """The built-in model's checkpoint."""
+        return self.path / "models" / "tiny"
+
+    def part(self, name: str) -> Path:
+        """Where a part says what it is."""
+        return self.path / "parts" / f"{name}.json"
+
+    def log(self, name: str) -> Path:
+        """A part's output."""
+        return self.path / "logs" / f"{name}.log"
+
+    def make(self) -> None:
+        """All folders are there."""
+        for folder in (self.path, self.part("x").parent, self.log("x").parent):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CallerError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+class FolderLock:
+    """Held from `with` to its end; CallerError if somebody else holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._close()
+            raise CallerError(
+                f"the data folder {self._path.parent} is in use by another `contrail up`: "
+                "end that one, or give another folder with --data"
+            ) from error
+        except OSError as error:
+            self._close()
+            raise CallerError(f"cannot lock {self._path}: {error.strerror}") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """The file holds the content; a reader sees all of the old or all of the new."""
+    new = path.with_name(f".{path.name}.new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(content)
+    new.replace(path)
+
+
+@contextmanager
+def draft(file: Path, *, force: bool) -> Iterator[Path]:
+    """A name beside the file, which gets the file's own when all went well; else nothing is left of it. CallerError if
+    the file exists and `force` is not given, or cannot be written."""
+    check_free(file, force=force)
+    written = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        yield written
+        check_free(file, force=force)  # it may have come meanwhile
+        _put_in_place(written, file)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def check_free(file: Path, *, force: bool) -> None:
+    """The file can be written; CallerError says why not."""
+    if file.is_dir():
+        raise CallerError(f"{file} is a folder: name a file")
+    if file.exists() and not force:
+        raise CallerError(f"{file} exists: name another file, or overwrite it with --force")
+    if not file.absolute().parent.is_dir():
+        raise CallerError(f"{file} cannot be written: there is no folder {file.parent}")
+
+
+def _put_in_place(written: Path, file: Path) -> None:
+    try:
+        with written.open("rb") as content:
+            os.fsync(content.fileno())
+        written.replace(file)
+    except OSError as error:
+        raise CallerError(f"{file} cannot be written: {error.strerror}") from error

@@ -1,0 +1,166 @@
+"""How a command finds its deployment: by the data folder of one that runs here, or by addresses and a key.
+
+--data DIR                                        a deployment that `contrail up` runs on this machine
+--nats URL --etcd HOST:PORT --namespace NS --key-file FILE      any other; `-f FILE` and CONTRAIL_… say the same
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from api.config.data_folder import DataFolder
+from api.config.loading import load
+from api.config.run_file import STOPPED, read_run
+from api.config.schema import OFF, Deployment, EtcdAccess, LogCredentials
+from api.config.units import duration_s, size_bytes
+from core.errors import CallerError
+from core.keys import DeploymentKey
+from streams.etcd.etcd_credentials import EtcdCredentials
+from streams.jetstream.nats_credentials import NatsCredentials
+from streams.topology import Topology
+
+DEFAULT_DATA = Path("data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentRef:
+    """A deployment, and all that it takes to be let in."""
+
+    deployment: Deployment
+    key: DeploymentKey
+    data: Path | None = None
+    """The data folder, if it is a deployment on this machine."""
+    words: tuple[str, ...] = field(default=(), compare=False)
+    """The options that name this deployment to another command of ours."""
+
+    @property
+    def namespace(self) -> str:
+        """The deployment's name in the log and in the registry."""
+        return self.deployment.namespace
+
+    @property
+    def topology(self) -> Topology:
+        """What the deployment's log looks like."""
+        log = self.deployment.log
+        return Topology(
+            kv_partitions=log.kv_partitions,
+            replicas=log.replicas,
+            max_age_s=duration_s(log.max_age),
+            max_bytes=size_bytes(log.max_bytes),
+        )
+
+    @property
+    def restate_every_s(self) -> float:
+        """How often every part says its whole state again: four times before the log forgets what it said."""
+        return self.topology.max_age_s / 4
+
+    @property
+    def snapshot_every_s(self) -> int | None:
+        """How often a snapshot is taken; None for never."""
+        every = self.deployment.log.snapshot_every
+        return None if every == OFF else duration_s(every)
+
+    @property
+    def nats(self) -> list[str]:
+        """URLs of the broker's servers."""
+        return list(self.deployment.log.nats)
+
+    @property
+    def nats_credentials(self) -> NatsCredentials | None:
+        """None if the broker lets everybody in."""
+        return nats_credentials(self.deployment.log.credentials)
+
+    @property
+    def etcd(self) -> str:
+        """HOST:PORT of the registry."""
+        return self.deployment.log.etcd[0]
+
+    @property
+    def etcd_credentials(self) -> EtcdCredentials | None:
+        """None if the registry lets everybody in."""
+        return etcd_credentials(self.deployment.log.etcd_credentials)
+
+
+def find_by_data_folder(data: Path) -> DeploymentRef:
+    """The deployment that runs with this data folder; CallerError if none does."""
+    folder = DataFolder(data.absolute())
+    run = read_run(folder.run)
+    if run is None or run.state == STOPPED or not folder.deployment.exists():
+        raise CallerError(
+            f"no deployment runs with the data folder {data}: start it with `contrail up --data {data}`, "
+            "name another folder with --data, or give -f FILE or --nats and --etcd, and --key-file"
+        )
+    # what the environment says went into the deployment when it was started
+    deployment = load(folder.deployment, environment={}).deployment
+    if not deployment.log.nats or not deployment.log.etcd:
+        raise CallerError(f"the deployment with the data folder {data} is only just starting: try again in a second")
+    words = ("--data", str(folder.path))
+    return DeploymentRef(deployment=deployment, key=DeploymentKey.load(folder.key), data=folder.path, words=words)
+
+
+def find_by_address(file: Path | None, flags: Mapping[str, Any], key_file: Path | None) -> DeploymentRef:
+    """The deployment at the addresses given by file, environment and flags; CallerError says what is missing."""
+    deployment = load(file, flags).deployment
+    if not deployment.log.nats or not deployment.log.etcd:
+        raise CallerError(_no_addresses(file))
+    if key_file is None:
+        raise CallerError("give --key-file FILE: a copy of `key` from the deployment's data folder")
+    given: dict[str, object] = {
+        "--file": file.absolute() if file else None,
+        "--nats": ",".join(flags.get("log.nats") or ()),
+        "--etcd": ",".join(flags.get("log.etcd") or ()),
+        "--namespace": flags.get("namespace"),
+        "--key-file": key_file.absolute(),
+    }
+    words = tuple(word for option, value in given.items() if value for word in (option, str(value)))
+    return DeploymentRef(deployment=deployment, key=DeploymentKey.load(key_file), words=words)
+
+
+def _no_addresses(file: Path | None) -> str:
+    """What to give, where neither file nor flags say where both planes are."""
+    if file is None:
+        return (
+            "which deployment? Give --data DIR, or -f FILE that has log.nats and log.etcd, or --nats URL and "
+            "--etcd HOST:PORT; with addresses also --key-file FILE"
+        )
+    return (
+        f"{file} has no addresses (log.nats and log.etcd): give --data DIR, the folder of its `contrail up`, without "
+        f"-f; or -f {file} with --nats URL, --etcd HOST:PORT and --key-file FILE"
+    )
+
+
+def nats_credentials(given: LogCredentials | None) -> NatsCredentials | None:
+    """The section as the log takes it."""
+    if given is None:
+        return None
+    tls = given.tls
+    return NatsCredentials(
+        user=given.user,
+        password=given.password,
+        token=given.token,
+        creds_file=_path(given.creds),
+        tls_ca=_path(tls.ca if tls else None),
+        tls_cert=_path(tls.cert if tls else None),
+        tls_key=_path(tls.key if tls else None),
+    )
+
+
+def etcd_credentials(given: EtcdAccess | None) -> EtcdCredentials | None:
+    """The section as the registry takes it."""
+    if given is None:
+        return None
+    tls = given.tls
+    return EtcdCredentials(
+        user=given.user,
+        password=given.password,
+        ca=_path(tls.ca if tls else None),
+        cert=_path(tls.cert if tls else None),
+        key=_path(tls.key if tls else None),
+    )
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text).expanduser() if text else None

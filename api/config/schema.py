@@ -1,0 +1,343 @@
+"""A deployment as its file describes it: one frozen struct per section, every field with its default.
+
+`api.config.loading` makes one out of file, environment and flags; nothing here reads either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
+from api.config.addresses import check_origin, split_address
+from api.config.units import delay_s, duration_s, size_bytes
+from api.config.worker_groups import check_aliases, with_remote_prefill
+from core.events.kv import DECODE, PREFILL, ROLES
+from core.ids import NAME
+from core.served_names import check_names
+from core.settings import RoutingSettings
+from core.subjects import check_namespace
+
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Count = Annotated[int, Meta(ge=0, le=1024)]
+
+VERSION = 1
+OFF = "off"
+JOURNAL_BYTES_MIN = 1 << 20
+PAGE_BYTES = 4096
+ENGINES = ("vllm", "simulated")
+NAMES_TAKEN = ("frontend",)
+"""Names of parts that are no workers: `frontend-0`, …"""
+PREFILL_SLOTS = 1
+"""Prompts that a prefill worker computes at once, unless told. A second one would wait behind the first, while
+another worker may be idle (`bench.disagg`: its first token 28 % later); an engine that batches short prompts well may
+take more."""
+SLOTS_MAX = 64
+STOP_DELAY_MAX_S = 300
+"""A front end that was told to end goes on as before for so long at most."""
+ENGINE_STALL_MAX_S = 3600
+"""A hang that is found later than that is found by people."""
+DRAIN_TIMEOUT_MAX_S = 3600
+"""A worker waits for its requests for so long at most."""
+MANNER = ("tool_call_parser", "reasoning_parser", "chat_template")
+"""Of a decode group: how front ends are to speak for its model."""
+
+
+def _check(key: str, parse: Callable[[Any], object], text: object) -> None:
+    """The text can be parsed; else ValueError names the key."""
+    try:
+        parse(text)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+def _check_delay(key: str, text: str, most_s: int) -> None:
+    """The text is a duration or none, and within the bound; else ValueError names the key."""
+    _check(key, delay_s, text)
+    if delay_s(text) > most_s:
+        raise ValueError(f"{key}: {text} is too long; {most_s}s is the most")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all sections share: a key that is not a field is an error."""
+
+
+class Tls(Section, frozen=True, kw_only=True):
+    """PEM files for a broker or registry behind TLS."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+class LogCredentials(Section, frozen=True, kw_only=True):
+    """How to be let in by a given NATS: user with password, a token, or a creds file; TLS beside any of them."""
+
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    creds: str | None = None
+    tls: Tls | None = None
+
+
+class EtcdAccess(Section, frozen=True, kw_only=True):
+    """How to be let in by a given etcd."""
+
+    user: str | None = None
+    password: str | None = None
+    tls: Tls | None = None
+
+
+class LogSection(Section, frozen=True, kw_only=True):
+    """The event plane and the control plane; without addresses both are started privately."""
+
+    nats: tuple[str, ...] = ()
+    """URLs of given NATS servers."""
+    etcd: tuple[str, ...] = ()
+    """HOST:PORT of given etcd servers."""
+    nats_port: Port = 0
+    """Port of a private NATS; 0 takes a free one."""
+    etcd_port: Port = 0
+    """The same for etcd's client port."""
+    replicas: Annotated[int, Meta(ge=1, le=5)] = 1
+    """Replication of the streams: 1 for one server, 3 in production."""
+    max_age: str = "7d"
+    """How much history is kept, at most."""
+    max_bytes: str = "8GiB"
+    """How much disk all streams together may take; reserved at the start."""
+    kv_partitions: Annotated[int, Meta(ge=1, le=256)] = 1
+    """Over how many streams the workers' cache events are spread."""
+    snapshot_every: str = "1h"
+    """How often the folds are written down as a snapshot, from which replicas start; `off` for never."""
+    credentials: LogCredentials | None = None
+    etcd_credentials: EtcdAccess | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.etcd) > 1:
+            raise ValueError("etcd: one address for now; to reach several members, give that of a balancer")
+        _check("max_age", duration_s, self.max_age)
+        _check("max_bytes", size_bytes, self.max_bytes)
+        if self.snapshot_every != OFF:
+            _check("snapshot_every", duration_s, self.snapshot_every)
+
+
+class FrontendTls(Section, frozen=True, kw_only=True):
+    """PEM files by which front ends speak HTTPS."""
+
+    cert: str
+    """The certificate, and those that lead from it to one that clients know."""
+    key: str | None = None
+    """Its private key; not given, it stands in `cert`."""
+
+
+class FrontendSection(Section, frozen=True, kw_only=True):
+    """The front ends: all on one port."""
+
+    replicas: Annotated[int, Meta(ge=1, le=64)] = 1
+    listen: str = "127.0.0.1:8000"
+    """HOST:PORT; port 0 takes a free one."""
+    advertise: str | None = None
+    """Host under which the other parts reach a front end; the listening host if not given."""
+    body_bytes_max: Annotated[int, Meta(ge=1024)] = 16 * 2**20
+    """Longest request body; 16 MiB hold a prompt of some million tokens."""
+    journal_max: str = "256MiB"
+    """How much of what a front end decides may wait on its disk while the log is away."""
+    keys: str | None = None
+    """File of API keys (`contrail keys`); not given, no request needs one."""
+    isolate_tenants: bool = False
+    """Whether each tenant has a cache of its own: nobody can tell from times what others asked."""
+    expose_routing: bool = False
+    """Whether answers name their worker and times in headers beyond loopback; on loopback they do."""
+    cors: tuple[str, ...] = ()
+    """Origins whose pages may ask; none: no page of another site may."""
+    tls: FrontendTls | None = None
+    """Not given, they speak plain HTTP."""
+    stop_delay: str = "0s"
+    """For how long a front end that was told to end is not ready but serves on, so that a balancer stops asking it."""
+    drain_timeout: str = "30s"
+    """How long the answers that it has begun may take then; those that are not done end with an error."""
+
+    def __post_init__(self) -> None:
+        _check("listen", split_address, self.listen)
+        for origin in self.cors:
+            _check("cors", check_origin, origin)
+        _check_delay("stop_delay", self.stop_delay, STOP_DELAY_MAX_S)
+        _check_delay("drain_timeout", self.drain_timeout, DRAIN_TIMEOUT_MAX_S)
+        _check("journal_max", size_bytes, self.journal_max)
+        if self.journal_bytes < JOURNAL_BYTES_MIN:
+            raise ValueError(f"journal_max: {self.journal_max} is too little; give 1MiB or more")
+
+    @property
+    def journal_bytes(self) -> int:
+        """`journal_max` in whole pages."""
+        return size_bytes(self.journal_max) // PAGE_BYTES * PAGE_BYTES
+
+    @property
+    def stop_delay_s(self) -> int:
+        """`stop_delay` in seconds."""
+        return delay_s(self.stop_delay)
+
+    @property
+    def drain_timeout_s(self) -> int:
+        """`drain_timeout` in seconds."""
+        return delay_s(self.drain_timeout)
+
+    @property
+    def host(self) -> str:
+        """Where the front ends listen."""
+        return split_address(self.listen)[0]
+
+    @property
+    def port(self) -> int:
+        """On which port they do."""
+        return split_address(self.listen)[1]
+
+
+class WorkerGroup(Section, frozen=True, kw_only=True):
+    """Some workers that are alike."""
+
+    name: str = ""
+    """Its workers are called `{name}-0`, `{name}-1`, …; the role if not given."""
+    model: str = "tiny"
+    """`tiny` (built in), a folder, or a name on the Hugging Face hub."""
+    served_name: str | tuple[str, ...] | None = None
+    """What clients call the model; `model` if not given, of a folder its last part. Of several the first one is its
+    name, the others may be asked for as well; one that ends in `*` stands for all names that begin so."""
+    count: Count = 2
+    role: str = DECODE
+    """`decode` answers requests; `prefill` computes prompts for those that do."""
+    remote_prefill: bool | None = None
+    """Of a decode group: whether it may have long prompts computed by prefill workers. Not given, it may exactly if a
+    prefill group of its model stands beside it; say true if prefill workers come from elsewhere."""
+    slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] | None = None
+    """Of a prefill group: how many prompts each worker computes at once; PREFILL_SLOTS if not given."""
+    engine: str = "vllm"
+    engine_args: dict[str, Any] = {}
+    """Handed to the engine as it stands, and checked by it."""
+    devices: tuple[str, ...] = ()
+    """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
+    many as its engine takes, in turn."""
+    tool_call_parser: str | None = None
+    """How the model writes calls of tools, by vLLM's names (`hermes`, …); not given, tools are not offered to it."""
+    reasoning_parser: str | None = None
+    """How it writes its reasoning, likewise (`deepseek_r1`, …); not given, all is answer."""
+    chat_template: str | None = None
+    """A jinja file to take instead of the model's own template."""
+    drain_timeout: str = "30s"
+    """How long a worker that leaves waits for its requests; others go on with those that are not done by then."""
+    engine_stall: str | None = None
+    """Longer than any step of the engine: one that ends none for so long, though requests wait, hangs. Not given, what
+    suits the engine (`actors.worker.engine_watchdog`)."""
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    """Host under which front ends and other workers reach these; the listening host if not given."""
+
+    def __post_init__(self) -> None:
+        _check("listen", split_address, self.listen)
+        _check_delay("drain_timeout", self.drain_timeout, DRAIN_TIMEOUT_MAX_S)
+        if self.engine_stall is not None:
+            _check_delay("engine_stall", self.engine_stall, ENGINE_STALL_MAX_S)
+            if not delay_s(self.engine_stall):
+                raise ValueError("engine_stall: at least 1s")
+        self._check_role()
+        self._check_ranks()
+        if self.served_name not in {None, ""}:
+            _check("served_name", check_names, self.served_names)
+        if not self.name:
+            msgspec.structs.force_setattr(self, "name", self.role)
+        if self.name in NAMES_TAKEN:
+            raise ValueError(f"name {self.name!r}: other parts are called that; take another")
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"name {self.name!r}: use 1 to 63 of a-z, 0-9 and '-'")
+        if self.devices and (self.engine != "vllm" or not all(each.strip() for each in self.devices)):
+            raise ValueError('devices: they are for the engine vllm, such as ["0", "1"]')
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
+        if not self.model:
+            raise ValueError("model: give `tiny`, a folder, or a name on the Hugging Face hub")
+
+    def _check_role(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"role {self.role!r}: there are {', '.join(ROLES)}")
+        if self.role == PREFILL and self.remote_prefill is not None:
+            raise ValueError("remote_prefill: it is decode groups that say whether they ask for it; leave it out here")
+        if self.role != PREFILL and self.slots is not None:
+            raise ValueError("slots: only prefill groups have them; a decode engine has its own arguments for that")
+        told = [key for key in MANNER if getattr(self, key) is not None]
+        if self.role == PREFILL and told:
+            raise ValueError(f"{told[0]}: prefill groups answer no requests; say it in the decode group")
+
+    def _check_ranks(self) -> None:
+        if self.engine != "vllm":
+            return
+        for key in RANKS_ARGUMENTS:
+            given = self.engine_args.get(key)
+            if given is not None and not str(given).isdecimal():
+                raise ValueError(f"engine_args.{key}: {given!r} is not a whole number")
+
+    @property
+    def drain_timeout_s(self) -> int:
+        """`drain_timeout` in seconds."""
+        return delay_s(self.drain_timeout)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs each of its engines takes, if that is vLLM on GPUs."""
+        return prod(max(1, int(self.engine_args.get(key) or 1)) for key in RANKS_ARGUMENTS)
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """`served_name` as a list; empty if not given."""
+        if isinstance(self.served_name, str):
+            return (self.served_name,) if self.served_name else ()
+        return self.served_name or ()
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """What clients may call the model beside its name."""
+        return self.served_names[1:]
+
+    @property
+    def client_name(self) -> str:
+        """What clients call the model."""
+        if self.served_names:
+            return self.served_names[0]
+        return self.model.rstrip("/").rpartition("/")[2] if is_folder_name(self.model) else self.model
+
+
+class Deployment(Section, frozen=True, kw_only=True):
+    """All of it."""
+
+    version: int = VERSION
+    namespace: str = "default"
+    log: LogSection = LogSection()
+    frontend: FrontendSection = FrontendSection()
+    workers: tuple[WorkerGroup, ...] = (WorkerGroup(),)
+    routing: dict[str, Any] = {}
+    """What `core.settings.RoutingSettings` knows; the rest keep their defaults."""
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ValueError(f"version {self.version}: this Contrail reads version {VERSION}")
+        check_namespace(self.namespace)
+        names = [group.name for group in self.workers]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"two worker groups have one name, {twice[0]!r}: give each a `name` of its own")
+        check_aliases(self.workers)
+        msgspec.structs.force_setattr(self, "workers", with_remote_prefill(self.workers))
+        RoutingSettings.parse(self.routing)
+
+    @property
+    def routing_settings(self) -> RoutingSettings:
+        """The routing section, parsed."""
+        return RoutingSettings.parse(self.routing)
+
+
+def is_folder_name(model: str) -> bool:
+    """Whether a model is written as a path; names on the hub have at most one slash and no dot before it."""
+    return model.startswith(("/", "./", "../", "~"))

@@ -1,0 +1,228 @@
+"""One life of a deployment: everything that `contrail up` starts, keeps running, and lets go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from api.config.addresses import join_address
+from api.config.data_folder import DataFolder, write_whole
+from api.config.gpu_assignment import GpuAssignment, visible_gpus
+from api.config.model_source import ModelSource, model_source
+from api.config.run_file import DRAINING, READY, STARTING, STOPPED, ProcessEntry, RunFile, read_run, write_targets
+from api.config.schema import Deployment
+from api.deployment.embedded_servers import EmbeddedServers, ManagedServer
+from api.deployment.managed_process import ManagedProcess, end_leftovers, started_ticks
+from api.deployment.process_specs import ProcessSpec, frontend_specs, worker_specs
+from api.deployment.readiness import wait_until_ready
+from api.deployment.rolling_restart import FRONTENDS, RollingRestart, take_request
+from api.deployment.startup_progress import Progress
+from api.deployment.supervisor import SupervisedProcess, Supervisor
+from api.server.sockets import close_all
+from core.events.kv import PREFILL
+from core.keys import DeploymentKey
+
+FRONTEND_LEAVE_MAX_S = 15.0
+"""How long a front end may take to say its end in the log, beside its `stop_delay` and `drain_timeout`."""
+WORKER_LEAVE_MAX_S = 15.0
+"""How long a worker may take to leave beside its `drain_timeout`: its events are appended by then."""
+RUN_FILE_S = 0.25
+"""How soon `run.json` says what has changed."""
+LOG_FILE_KEPT = ".before"
+"""Suffix of a part's output in the run before this one."""
+
+
+def frontend_drain_max_s(deployment: Deployment) -> float:
+    """How long a front end of this deployment may take to end."""
+    frontend = deployment.frontend
+    return frontend.stop_delay_s + frontend.drain_timeout_s + FRONTEND_LEAVE_MAX_S
+
+
+class Launcher:
+    """Started once, drained once."""
+
+    def __init__(
+        self, deployment: Deployment, data: DataFolder, listeners: list[socket.socket], progress: Progress
+    ) -> None:
+        self._deployment = deployment
+        self._data = data
+        self._listeners = listeners
+        self._port: int = listeners[0].getsockname()[1]
+        self._progress = progress
+        self._servers = EmbeddedServers(deployment.log, data)
+        self._frontends: list[ManagedProcess] = []
+        self._workers: list[ManagedProcess] = []
+        self._supervisor = Supervisor(progress.say)
+        self._rolling = RollingRestart(self._supervisor, self._frontends, self._workers, progress.say)
+        self._state = STARTING
+        self._started = datetime.now(UTC)
+        self._models: tuple[str, ...] = ()
+        self._resolved = deployment
+        """With the addresses that the private servers had last."""
+        self._written: tuple[RunFile, Deployment] | None = None
+        """What the files say; None if that is not known."""
+        self._fault = ""
+        """Why they cannot be written."""
+        self._writer: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Launcher {self._data.path} {self._state}, {len(self._parts())} parts>"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What clients may ask for."""
+        return self._models
+
+    @property
+    def api(self) -> str:
+        """Where clients on this machine reach the front ends."""
+        host = self._deployment.frontend.host
+        scheme = "https" if self._deployment.frontend.tls else "http"
+        return f"{scheme}://{join_address({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host), self._port)}"  # noqa: S104
+
+    async def start(self) -> None:
+        """All parts are ready, and kept running; ContrailError says in one sentence what is wrong."""
+        await self._end_leftovers()
+        take_request(self._data.restart)  # of a run before this one
+        DeploymentKey.load_or_create(self._data.key)
+        sources = await asyncio.to_thread(self._model_sources)
+        self._writer = asyncio.create_task(self._keep_files(), name="run.json")
+        for server in reversed(self._servers.parts):
+            await server.start()
+        self._plan(sources)
+        self._write_files()
+        for part in (*self._workers, *self._frontends):
+            await part.start()
+        await wait_until_ready([*self._workers, *self._frontends], self._progress)
+        self._state = READY
+        self._update_files()
+        for kept in self._parts():
+            self._supervisor.keep(kept)
+
+    async def restart_when_told(self, told: asyncio.Event) -> None:
+        """Each time the event is set, what was asked for is restarted, or all front ends; cancel it to end."""
+        while True:
+            await told.wait()
+            told.clear()
+            try:
+                asked = take_request(self._data.restart)
+                await self._rolling.run(asked.id if asked else "", asked.parts if asked else (FRONTENDS,))
+            except Exception as error:  # noqa: BLE001 - a fault in a restart must not end the deployment
+                self._progress.say(f"the restart failed inside: {error!r}; what runs goes on as it is")
+
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Nothing of it runs any more: first front ends went, then decode workers, those they ask, etcd and NATS."""
+        self._state = DRAINING
+        close_all(self._listeners)  # the front ends' copies are the last ones now
+        asked = [part for part in self._workers if part.spec.role == PREFILL]
+        decode = [part for part in self._workers if part.spec.role != PREFILL]
+        frontends = [*self._frontends, *self._rolling.beside]
+        stages: list[Sequence[SupervisedProcess]] = [
+            frontends,
+            decode,
+            asked,
+            *([server] for server in self._servers.parts),
+        ]
+        try:
+            await self._supervisor.drain(stages, hurry)
+        finally:
+            if self._writer is not None:
+                self._writer.cancel()
+                self._state = STOPPED
+                self._update_files()
+
+    async def _end_leftovers(self) -> None:
+        """What a run that was killed has left is gone; we hold the folder's lock, so nobody else wants it."""
+        before = read_run(self._data.run)
+        if before is not None and (ended := await end_leftovers((*before.parts, *before.beside))):
+            self._progress.say(f"ended what a run before this one had left: {', '.join(ended)}")
+
+    def _model_sources(self) -> list[ModelSource]:
+        return [model_source(group, self._data.tiny_model, self._progress.say) for group in self._deployment.workers]
+
+    def _plan(self, sources: list[ModelSource]) -> None:
+        self._models = tuple(dict.fromkeys(source.name for source in sources))
+        devices = GpuAssignment(visible_gpus(os.environ))
+        for group, source in zip(self._deployment.workers, sources, strict=True):
+            bound_s = group.drain_timeout_s + WORKER_LEAVE_MAX_S
+            self._workers += [self._part(spec, bound_s) for spec in worker_specs(group, source, self._data, devices)]
+        specs = frontend_specs(self._deployment, self._data, self._listeners)
+        self._frontends += [self._part(spec, frontend_drain_max_s(self._deployment)) for spec in specs]
+        for part in (*self._workers, *self._frontends):
+            if part.log.exists():
+                part.log.replace(part.log.with_suffix(LOG_FILE_KEPT))
+
+    def _part(self, spec: ProcessSpec, drain_max_s: float) -> ManagedProcess:
+        return ManagedProcess(spec, self._data, drain_max_s)
+
+    def _parts(self) -> list[ManagedServer | ManagedProcess]:
+        return [*self._servers.parts, *self._workers, *self._frontends]
+
+    async def _keep_files(self) -> None:
+        while True:
+            await asyncio.sleep(RUN_FILE_S)
+            self._update_files()
+
+    def _update_files(self) -> None:
+        """The files are written, or it is said, once, why they cannot be for now: the deployment runs without them."""
+        try:
+            self._write_files()
+        except OSError as error:
+            if str(error) != self._fault:
+                where = self._data.path
+                self._progress.say(f"run.json and deployment.json cannot be written in {where}: {error}; trying again")
+            self._fault = str(error)
+        else:
+            self._fault = ""
+
+    def _write_files(self) -> None:
+        """`run.json`, `metrics.json` and `deployment.json` say what is so now; they are written when that changes."""
+        if all(server.running for server in self._servers.parts):
+            self._resolved = msgspec.structs.replace(self._deployment, log=self._servers.addresses())
+        now = (self._run_file(self._resolved), self._resolved)
+        if now == self._written:
+            return
+        self._written = None
+        write_whole(self._data.deployment, msgspec.json.encode(self._resolved), mode=0o600)
+        write_targets(self._data.metrics, now[0])
+        now[0].write(self._data.run)
+        self._written = now
+
+    def _run_file(self, deployment: Deployment) -> RunFile:
+        return RunFile(
+            state=self._state,
+            namespace=deployment.namespace,
+            data=str(self._data.path),
+            pid=os.getpid(),
+            started=self._started.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            api=self.api,
+            models=self._models,
+            nats=deployment.log.nats,
+            etcd=deployment.log.etcd,
+            parts=tuple(_entry(part) for part in self._parts() if part.running),
+            beside=tuple(_entry(part) for part in self._rolling.beside if part.running),
+            restart=self._rolling.restart,
+        )
+
+
+def _entry(part: ManagedServer | ManagedProcess) -> ProcessEntry:
+    assert part.pid is not None
+    said = part.announcement if isinstance(part, ManagedProcess) else None
+    address = part.address if isinstance(part, ManagedServer) else (said.address or None) if said else None
+    return ProcessEntry(
+        name=part.name,
+        kind=part.kind,
+        role=part.spec.role if isinstance(part, ManagedProcess) else None,
+        pid=part.pid,
+        started_ticks=started_ticks(part.pid),
+        id=(said.id or None) if said else None,
+        ops=said.ops if said else None,
+        address=address,
+        restarts=part.starts - 1,
+        log=str(part.log),
+    )

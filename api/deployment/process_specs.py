@@ -1,0 +1,125 @@
+"""The parts of a deployment: how each is started, and what it says of itself once it listens."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from api.config.addresses import join_address, split_address
+from api.config.data_folder import DataFolder
+from api.config.gpu_assignment import GpuAssignment
+from api.config.model_source import ModelSource
+from api.config.schema import Deployment, WorkerGroup
+from api.config.units import delay_s
+from core.events.kv import PREFILL
+
+FRONTEND, WORKER, PREFILL_WORKER = "frontend", "worker", "prefill-worker"
+"""Commands of the parts; a prefill worker is of the kind `worker`, too."""
+SUPERVISED = "--supervised"
+"""Said to a part by `contrail up`: it ends when its standard input does. By hand, that may be anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """A part, and the command that starts it."""
+
+    name: str
+    kind: str
+    what: str
+    """For people: `tiny on vllm`."""
+    command: tuple[str, ...]
+    role: str | None = None
+    """Of a worker: `decode` or `prefill`."""
+    files: tuple[int, ...] = ()
+    """Open sockets that it inherits, by their numbers."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What stands in its environment beside ours."""
+
+
+def _command(kind: str, data: DataFolder, name: str) -> tuple[str, ...]:
+    # -P: what lies in the current folder must never be taken for one of our packages
+    return (sys.executable, "-P", "-m", "api.cli", kind, "--data", str(data.path), "--name", name, SUPERVISED)
+
+
+def frontend_specs(deployment: Deployment, data: DataFolder, listeners: Sequence[socket.socket]) -> list[ProcessSpec]:
+    """A front end for each socket, all of which have one port; each inherits the others' too."""
+    host = deployment.frontend.host
+    listen = join_address(host, listeners[0].getsockname()[1])
+    files = tuple(listener.fileno() for listener in listeners)
+    return [
+        ProcessSpec(
+            name=(name := f"{FRONTEND}-{number}"),
+            kind=FRONTEND,
+            what=f"API on {listen}",
+            command=(*_command(FRONTEND, data, name), "--listen", listen, *_socket_words(own, files)),
+            files=files,
+        )
+        for number, own in enumerate(files)
+    ]
+
+
+def _socket_words(own: int, files: Sequence[int]) -> tuple[str, ...]:
+    others = (word for each in files if each != own for word in ("--neighbour-fd", str(each)))
+    return ("--fd", str(own), *others)
+
+
+def worker_specs(
+    group: WorkerGroup, source: ModelSource, data: DataFolder, devices: GpuAssignment
+) -> list[ProcessSpec]:
+    """All workers of a group. A port of their own counts up from the group's; 0 is a free one for each."""
+    host, port = split_address(group.listen)
+    advertise = ("--advertise", group.advertise) if group.advertise else ()
+    return [
+        ProcessSpec(
+            name=(name := f"{group.name}-{number}"),
+            kind=WORKER,
+            what=what_of(group, source.name),
+            command=(
+                *_command(PREFILL_WORKER if group.role == PREFILL else WORKER, data, name),
+                *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
+                *("--engine-args", json.dumps(group.engine_args), *_role_words(group)),
+                *("--drain-timeout", str(group.drain_timeout_s), *_stall_words(group)),
+                *("--listen", join_address(host, port + number if port else 0), *advertise),
+            ),
+            role=group.role,
+            environment=devices.environment(group, number),
+        )
+        for number in range(group.count)
+    ]
+
+
+def what_of(group: WorkerGroup, model: str) -> str:
+    """What its workers run, for people, and what of it they do where not each does all: `tiny on vllm, prefill`."""
+    does = f", {group.role}" if group.role == PREFILL or group.remote_prefill else ""
+    return f"{model} on {group.engine}{does}"
+
+
+def _stall_words(group: WorkerGroup) -> tuple[str, ...]:
+    return () if group.engine_stall is None else ("--engine-stall", str(delay_s(group.engine_stall)))
+
+
+def _role_words(group: WorkerGroup) -> tuple[str, ...]:
+    """What the group's command is told of prefill."""
+    if group.role == PREFILL:
+        return () if group.slots is None else ("--slots", str(group.slots))
+    return ("--role", group.role, *(("--remote-prefill",) if group.remote_prefill else ()), *_manner_words(group))
+
+
+def _manner_words(group: WorkerGroup) -> tuple[str, ...]:
+    """How front ends are to speak for its model; the template by a path that holds wherever a worker stands."""
+    template = group.chat_template and str(Path(group.chat_template).expanduser().resolve())
+    told = {
+        "--tool-call-parser": group.tool_call_parser,
+        "--reasoning-parser": group.reasoning_parser,
+        "--chat-template": template,
+    }
+    return (*_words(told), *(word for name in group.aliases for word in ("--alias", name)))
+
+
+def _words(told: Mapping[str, str | None]) -> tuple[str, ...]:
+    """The options that have a value, as a command line has them."""
+    return tuple(word for flag, value in told.items() if value for word in (flag, value))

@@ -1,0 +1,140 @@
+"""What a person sees while parts start: a table that is kept up to date on a terminal, plain lines elsewhere.
+
+Nobody may be reading any more: the terminal was closed, or the pipe. Then nothing is said, and the deployment goes
+on, or ends in order: who supervises must not die of having no listener.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TextIO
+
+REPEAT_EVERY_S = 15.0
+"""Without a terminal, how often it is said what is still waited for."""
+GREEN = "\x1b[32m"
+PLAIN = "\x1b[0m"
+
+
+class ProgressRow(NamedTuple):
+    """One part that is waited for."""
+
+    name: str
+    what: str
+    state: str
+    """`ready`, or what it is doing."""
+    waited_s: float
+    ready: bool
+
+
+class Progress(Protocol):
+    """Where a run tells what happens."""
+
+    def say(self, line: str) -> None:
+        """The line stands there for good."""
+
+    def show(self, rows: Sequence[ProgressRow]) -> None:
+        """This is how far the parts are now."""
+
+    def done(self) -> None:
+        """What was shown last stays."""
+
+
+class TerminalOutput:
+    """A stream that may lose its reader; what is written after that is gone."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._gone = False
+
+    def write(self, text: str) -> None:
+        """The text has been handed on, if anybody is there."""
+        if self._gone:
+            return
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except OSError:
+            self._gone = True
+            # what is left in its buffer would fail again when the interpreter ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+
+
+class PlainProgress:
+    """Lines: each change once, and from time to time what is still waited for."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = TerminalOutput(out)
+        self._said: dict[str, str] = {}
+        self._repeat_at_s = REPEAT_EVERY_S
+
+    def say(self, line: str) -> None:
+        """The line stands there for good."""
+        self._out.write(f"{line}\n")
+
+    def show(self, rows: Sequence[ProgressRow]) -> None:
+        """Rows that changed are said; all that wait, every REPEAT_EVERY_S."""
+        waited_s = max((row.waited_s for row in rows), default=0.0)
+        repeat = waited_s >= self._repeat_at_s
+        if repeat:
+            self._repeat_at_s = waited_s + REPEAT_EVERY_S
+        for row, line in zip(rows, _lines(rows), strict=True):
+            if self._said.get(row.name) != row.state or (repeat and not row.ready):
+                self._said[row.name] = row.state
+                self.say(line)
+
+    def done(self) -> None:
+        """The next show starts anew."""
+        self._said.clear()
+        self._repeat_at_s = REPEAT_EVERY_S
+
+
+class TableProgress:
+    """A table that is written over itself; lines that are said stay above it."""
+
+    def __init__(self, out: TextIO, *, coloured: bool = False) -> None:
+        self._out = TerminalOutput(out)
+        self._coloured = coloured
+        self._shown: list[str] = []
+
+    def say(self, line: str) -> None:
+        """The line stands there for good, above the table."""
+        table = self._shown
+        self._out.write(f"{self._erased()}{line}\n{self._drawn(table)}")
+
+    def show(self, rows: Sequence[ProgressRow]) -> None:
+        """The table says this now; where the terminal is too small for all, only what is still waited for."""
+        size = shutil.get_terminal_size()
+        room = max(size.lines - 2, 1)
+        if len(rows) > room:
+            rows = [row for row in rows if not row.ready]
+        lines = [line[: size.columns - 1] for line in _lines(rows[:room])]
+        if self._coloured:
+            lines = [f"{GREEN}{line}{PLAIN}" if row.ready else line for row, line in zip(rows, lines, strict=False)]
+        self._out.write(self._erased() + self._drawn(lines))
+
+    def done(self) -> None:
+        """The table stays as it is; what comes next stands below it."""
+        self._shown = []
+
+    def _erased(self) -> str:
+        """What takes the table away."""
+        return f"\x1b[{len(self._shown)}F\x1b[J" if self._shown else ""
+
+    def _drawn(self, lines: list[str]) -> str:
+        """What puts these lines there as the table."""
+        self._shown = lines
+        return "".join(f"{line}\n" for line in lines)
+
+
+def progress_on(out: TextIO) -> Progress:
+    """A table on a terminal, lines elsewhere. NO_COLOR in the environment keeps the table without colours."""
+    return TableProgress(out, coloured="NO_COLOR" not in os.environ) if out.isatty() else PlainProgress(out)
+
+
+def _lines(rows: Sequence[ProgressRow]) -> list[str]:
+    """A line per row, in columns."""
+    name = max((len(row.name) for row in rows), default=0)
+    what = max((len(row.what) for row in rows), default=0)
+    return [f"  {row.waited_s:6.1f} s  {row.name:<{name}}  {row.what:<{what}}  {row.state}" for row in rows]

@@ -1,0 +1,100 @@
+"""EngineArguments: which engine a worker runs, with what, and the engine made of that."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from actors.engines.engine import Engine
+from api.config.addresses import is_loopback, split_address
+from core.errors import CallerError
+
+NO_MACHINE = ("0.0.0.0", "::")  # noqa: S104 - these are the ones we do not give out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArguments:
+    """Which engine, with what, and for whom."""
+
+    engine: str
+    model: str
+    model_path: str
+    engine_args: dict[str, Any]
+    moves_blocks: str
+    """`prefill` if others fetch blocks here, `decode` if it fetches them, empty if neither."""
+    block_host: str
+    """Where other machines fetch blocks from; empty if the engine has its own view of that."""
+    home: Path | None
+    """Data folder of the `contrail up` that supervises us."""
+    reasoning_parser: str = ""
+    """How the model reasons: a guided answer begins behind that."""
+
+
+def make_engine(arguments: EngineArguments) -> Engine:
+    """The engine, not started; its own library is imported when it starts."""
+    moves_blocks = arguments.moves_blocks
+    if arguments.engine == "simulated":
+        from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings  # noqa: PLC0415 - only if asked for
+
+        given: dict[str, Any] = {"model_path": arguments.model_path} | arguments.engine_args
+        if moves_blocks:
+            given["transfer"] = True
+            if arguments.block_host:
+                given.setdefault("side_channel_host", arguments.block_host)
+        return SimulatedEngine(arguments.model, SimulatedSettings.parse(given))
+    from actors.engines.vllm.vllm_engine import VllmEngine  # noqa: PLC0415 - only if asked for
+    from actors.engines.vllm.vllm_side_channel import HOST_VARIABLE  # noqa: PLC0415
+
+    if moves_blocks and arguments.block_host:
+        os.environ.setdefault(HOST_VARIABLE, arguments.block_host)  # what the user has set counts
+    return VllmEngine(
+        arguments.model,
+        arguments.model_path,
+        arguments.engine_args,
+        moves_blocks=moves_blocks,
+        reasoning_parser=arguments.reasoning_parser,
+    )
+
+
+def block_host(listen_host: str, advertise: str) -> str:
+    """Where others fetch blocks from, if they may be on other machines: the host by which they reach the worker.
+
+    Empty for loopback, and for an address that names no machine.
+    """
+    host = listen_host
+    if advertise:
+        host = split_address(advertise)[0] if ":" in advertise else advertise
+    return "" if is_loopback(host) or host in NO_MACHINE else host
+
+
+def engine_object(text: str) -> dict[str, Any]:
+    """The JSON object of --engine-args; CallerError if it is none."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise CallerError(f"--engine-args is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CallerError("--engine-args must be a JSON object")
+    return value
+
+
+def engine_pairs(words: tuple[str, ...]) -> dict[str, Any]:
+    """`--max-num-seqs 64 --enforce-eager` as the engine's arguments: JSON values where they are JSON, else text."""
+    given: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise CallerError(f"{word!r}: what follows `--` must be the engine's own `--option value`")
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not equals:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        try:
+            given[name.replace("-", "_")] = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            given[name.replace("-", "_")] = value
+    return given

@@ -1,0 +1,212 @@
+"""A snapshot taken by a process of its own, so that neither its memory nor its work weighs on who serves.
+
+Of api.cli_frontend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from actors.metrics.frontend_metrics import FrontendMetrics
+from actors.router.router import Router, RouterOptions
+from api.app import create_app
+from api.auth.access_policy import policy_of
+from api.config.addresses import is_loopback, join_address, reachable, split_address
+from api.config.api_settings import ApiSettings
+from api.config.data_folder import DataFolder
+from api.config.deployment_ref import DEFAULT_DATA, DeploymentRef
+from api.config.schema import FrontendSection
+from api.debug.access import token_of
+from api.debug.passage import Passage
+from api.debug.site import create_site
+from api.openai.responses.reasoning_seal import ReasoningSeal
+from api.process.announcement import announce_if_supervised
+from api.process.logging_setup import log_as
+from api.process.operations import OPERATIONS_GRACE_S, operations_server, watch_outbox
+from api.process.planes import LEASE_S, Planes, open_planes
+from api.process.runtime_tuning import raise_file_limit, tune_garbage_collection
+from api.process.termination import stop_requested
+from api.server.http_server import HttpServer
+from api.server.limits import HttpLimits, connections_for
+from api.server.sockets import bind, inherited_socket, socket_activation_fd
+from api.server.tls import tls_context
+from core.clock import SystemClock
+from core.errors import Unavailable
+from core.ids import ReplicaId, StreamName
+from core.subjects import ROUTING
+
+STDERR_CHARS_MAX = 500
+"""How many of its last characters stand in the error if it fails."""
+
+
+async def run_snapshot_process(connection_words: Sequence[str], by: str, fence: int) -> None:
+    """A snapshot of the log as it is now stands in the log. Unavailable, in the process's own words, if not.
+
+    Cancelled, it ends the process.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "api.cli", "snapshots", "take"),
+        *("--fence", str(fence), "--by", by, *connection_words),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        text = said.decode(errors="replace").strip()[-STDERR_CHARS_MAX:]
+        raise Unavailable(f"the snapshot was not taken (status {process.returncode}): {text}")
+
+
+SWITCH_S = 0.0005
+"""A thread that computes lets the event loop go on after so long: by default after 5 ms, each time the loop has read or
+written something."""
+
+
+READY_WAIT_S = 20.0
+"""How long a front end waits to be ready before it listens: workers may be slow to come."""
+
+
+READY_LOOK_S = 0.02
+
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendArguments:
+    """How this front end is known and reached."""
+
+    name: str
+    ops: str
+    """Where metrics and state are; empty for a free port."""
+    shared_port: bool
+    fd: int | None
+    """Number of the open socket to accept on, instead of `listen`."""
+    neighbour_fd: tuple[int, ...]
+    """Those of other front ends on the same port: what waits there for too long is ours."""
+    home: Path | None
+    """Data folder of the `contrail up` that supervises us."""
+    journal: Path | None
+    """Folder of journals; None for the one of the data folder."""
+    section: FrontendSection
+    """What the deployment says of front ends, and over it what the command line does."""
+
+
+async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments) -> None:
+    """Serves until told to end; then answers in flight finish, and the log and the registry know."""
+    section = arguments.section
+    tls = tls_context(section.tls.cert, section.tls.key) if section.tls else None
+    listener = _listener(arguments)
+    host = str(listener.getsockname()[0])  # of the socket, not of --listen: it may be open to more than loopback
+    policy = policy_of(section, host, SystemClock())
+    neighbours = [inherited_socket(each) for each in arguments.neighbour_fd]
+    with stop_requested(arguments.home) as ending:
+        async with open_planes(connection) as both:
+            metrics = FrontendMetrics()
+            address = join_address(section.advertise or host, listener.getsockname()[1])
+            router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
+            settings = ApiSettings(body_bytes_max=section.body_bytes_max)
+            passage = Passage(connection.words, connection.data)
+            page = create_site(passage, None if is_loopback(host) else token_of(connection.key))
+            seal = ReasoningSeal(connection.key.reasoning_key)
+            app = create_app(router, metrics, settings, page=page, policy=policy, seal=seal)
+            limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
+            api = HttpServer(app, listener, tls, neighbours=neighbours, limits=limits)
+            ops = operations_server(host, arguments.ops, router.ready, metrics.registry, router.describe)
+            await ops.start()
+            await router.start({"ops": reachable(ops.address, section.advertise or "")})
+            _announce_replica(router, arguments, ops, join_address(host, api.address.port))
+            await _wait_until_ready(router, ending)
+            tune_garbage_collection()
+            sys.setswitchinterval(SWITCH_S)
+            await api.start()
+            _logger.info("listens on %s, operations on %s", api.address, ops.address)
+            reason = await ending
+            _logger.info("ending: %s", reason)
+            router.stopping = True
+            await asyncio.sleep(section.stop_delay_s)
+            await passage.close()
+            await api.stop(section.drain_timeout_s)
+            await router.stop(reason)
+            await ops.stop(OPERATIONS_GRACE_S)
+
+
+def _listener(arguments: FrontendArguments) -> socket.socket:
+    """Given open, or bound here."""
+    number = socket_activation_fd(os.environ) if arguments.fd is None else arguments.fd
+    if number is not None:
+        return inherited_socket(number)
+    return bind(*split_address(arguments.section.listen), reuse_port=arguments.shared_port)
+
+
+def _announce_replica(router: Router, arguments: FrontendArguments, ops: HttpServer, address: str) -> None:
+    """Who supervises us knows us by our id, whichever it is by then."""
+
+    def known_as(id: ReplicaId) -> None:
+        log_as(replica=id)
+        announce_if_supervised(arguments.home, arguments.name, ops, id=id, address=address)
+
+    router.membership.on_new_id = known_as
+    known_as(router.publisher.id)
+
+
+def _journal(connection: DeploymentRef, arguments: FrontendArguments) -> Path:
+    """Given, or in the deployment's data folder if that is on this machine, or here."""
+    return arguments.journal or DataFolder(connection.data or DEFAULT_DATA.absolute()).journal
+
+
+async def _wait_until_ready(router: Router, ending: asyncio.Future[str]) -> None:
+    """It is ready, or waited long enough, or is to end: others on this port must not lose requests to one that knows
+    no worker."""
+    try:
+        async with asyncio.timeout(READY_WAIT_S):
+            while not router.ready().ready and not ending.done():  # noqa: ASYNC110 - readiness has many sources
+                await asyncio.sleep(READY_LOOK_S)
+    except TimeoutError:
+        _logger.warning("takes requests though not ready: %s", router.ready().waiting_for)
+
+
+def _router(
+    connection: DeploymentRef, name: str, address: str, journal: Path, both: Planes, metrics: FrontendMetrics
+) -> Router:
+    options = RouterOptions(
+        namespace=connection.namespace,
+        name=name,
+        address=address,
+        restate_every_s=connection.restate_every_s,
+        lease_ms=LEASE_S * 1000,
+        journal=journal,
+        journal_bytes=connection.deployment.frontend.journal_bytes,
+        snapshot_every_s=connection.snapshot_every_s or 0,
+        take_snapshot=partial(run_snapshot_process, connection.words) if connection.snapshot_every_s else None,
+    )
+    settings = connection.deployment.routing_settings
+    router = Router(options, both.log, both.registry, SystemClock(), connection.key, settings, metrics.decided)
+    watch_outbox(metrics.log, ROUTING, lambda: router.publisher.outbox)
+    metrics.watch_replica(router.describe)
+    for stream in connection.topology.names():
+        metrics.log.watch_lag(stream, partial(_lag, router, stream))
+    for model in {group.client_name for group in connection.deployment.workers}:
+        metrics.watch_workers(model, partial(_workers, router, model))
+    return router
+
+
+def _lag(router: Router, stream: StreamName) -> int:
+    return router.runner.lag.get(stream, 0)
+
+
+def _workers(router: Router, model: str) -> int:
+    return sum(card.workers for card in router.models() if card.name == model)

@@ -1,0 +1,119 @@
+"""Contacts: the planes of a deployment as a command that only asks sees them; nothing is made there.
+
+Of api.process_options.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import NamedTuple
+
+from api.config.deployment_ref import DeploymentRef
+from core.errors import CallerError, Refused, Unavailable
+from streams.etcd.etcd_registry import EtcdRegistry
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.topology import PAYLOAD_MIN
+
+LOG_IN = "set CONTRAIL_ETCD_USER and CONTRAIL_ETCD_PASSWORD, give -f FILE that has them, or use --data"
+
+
+@asynccontextmanager
+async def open_log(connection: DeploymentRef) -> AsyncIterator[JetStreamLog]:
+    """The deployment's log. Unavailable or Refused if the broker does not answer or does not let us in."""
+    log = await JetStreamLog.connect(
+        connection.nats, connection.namespace, connection.topology, connection.nats_credentials
+    )
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+@asynccontextmanager
+async def open_registry(connection: DeploymentRef) -> AsyncIterator[EtcdRegistry]:
+    """The deployment's registry. Unavailable or Refused if etcd does not answer or does not let us in."""
+    with named_remedy(connection):
+        registry = await EtcdRegistry.connect(connection.etcd, connection.namespace, connection.etcd_credentials)
+    try:
+        yield registry
+    finally:
+        await registry.close()
+
+
+@contextmanager
+def named_remedy(connection: DeploymentRef) -> Iterator[None]:
+    """What etcd refuses because nobody said who asks, says how to say it."""
+    try:
+        yield
+    except Refused as error:
+        if connection.etcd_credentials is not None:
+            raise
+        raise Refused(f"{error}; {LOG_IN}") from error
+
+
+LEASE_S = 10
+"""The registry forgets a process that is silent for so long."""
+
+
+ENSURE_WAIT_S = 20.0
+"""How long a cluster may take to elect a leader before a part gives up and is started again."""
+
+
+ENSURE_RETRY_S = 0.5
+
+
+_logger = logging.getLogger(__name__)
+
+
+class Planes(NamedTuple):
+    """The event plane and the control plane."""
+
+    log: JetStreamLog
+    registry: EtcdRegistry
+
+
+@asynccontextmanager
+async def open_planes(connection: DeploymentRef) -> AsyncIterator[Planes]:
+    """Both, connected; the streams exist."""
+    log = await JetStreamLog.connect(
+        connection.nats, connection.namespace, connection.topology, connection.nats_credentials
+    )
+    try:
+        _check_payload(log.max_payload)
+        await _ensure(log, connection)
+        registry = await EtcdRegistry.connect(
+            connection.etcd, connection.namespace, connection.etcd_credentials, LEASE_S
+        )
+        try:
+            yield Planes(log, registry)
+        finally:
+            await registry.close()
+    finally:
+        await log.close()
+
+
+async def _ensure(log: JetStreamLog, connection: DeploymentRef) -> None:
+    """The streams exist; a cluster may just be without a leader, or a server short."""
+    try:
+        async with asyncio.timeout(ENSURE_WAIT_S):
+            while True:
+                try:
+                    await log.ensure(connection.topology.names())
+                except Unavailable as error:
+                    _logger.warning("the streams cannot be made now, trying again: %s", error)
+                    await asyncio.sleep(ENSURE_RETRY_S)
+                else:
+                    return
+    except TimeoutError as error:
+        raise Unavailable(f"the streams could not be made within {ENSURE_WAIT_S:g} s") from error
+
+
+def _check_payload(bytes_max: int) -> None:
+    if bytes_max < PAYLOAD_MIN:
+        raise CallerError(
+            f"NATS takes messages of {bytes_max} bytes at most, Contrail's have up to {PAYLOAD_MIN}: "
+            "raise max_payload in its configuration"
+        )

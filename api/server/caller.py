@@ -1,0 +1,50 @@
+"""Of api.openai.requests.headers.
+
+Who a request comes from, known to all that is done for it.
+
+It stands in the request's context and not in arguments, so that no route can forget to pass it on; whoever lets a
+request in sets it anew, because the next request of a connection may begin in the context of the one before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import NamedTuple
+
+TENANT_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+def header_tenant(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The tenant that a request names, if it may be one; else empty. For a request that failed, whatever it said."""
+    named = dict(headers).get(b"x-contrail-tenant", b"")
+    return named.decode() if TENANT_NAME.fullmatch(named) else ""
+
+
+class Caller(NamedTuple):
+    """What the request's key says."""
+
+    key: str
+    """The key's name."""
+    tenant: str
+    models: frozenset[str] = frozenset()
+    """If any: no other model is there."""
+    gateway: bool = False
+    """Whether the request's own header may name another tenant."""
+
+    def may_use(self, model: str) -> bool:
+        """Whether this model is there for the caller."""
+        return not self.models or model in self.models
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("contrail_caller", default=None)
+"""None where no keys are asked for."""
+
+
+def effective_tenant(claimed: str | None) -> str | None:
+    """Whose the present request is: its key's tenant, or the one that its header names where it may name one."""
+    caller = CALLER.get()
+    if caller is None:
+        return claimed
+    return claimed or caller.tenant if caller.gateway else caller.tenant

@@ -1,0 +1,58 @@
+"""Asking a part's operations listener: one small GET, bounded, without an HTTP library."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import NamedTuple
+
+from api.config.addresses import split_address
+
+ANSWER_BYTES_MAX = 1 << 20
+
+
+class HttpResponse(NamedTuple):
+    """What came back."""
+
+    status: int
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether it said yes."""
+        return self.status == 200
+
+    @property
+    def reason(self) -> str:
+        """What a part that is not ready waits for: `waiting_for` of its JSON; empty if it says nothing."""
+        try:
+            said = json.loads(self.body)
+        except ValueError:
+            return ""
+        waiting = said.get("waiting_for") if isinstance(said, dict) else None
+        if isinstance(waiting, dict):
+            return ", ".join(f"{what} ({why})" for what, why in waiting.items())
+        return ", ".join(map(str, waiting)) if isinstance(waiting, list) else ""
+
+
+async def http_get(address: str, path: str, timeout_s: float) -> HttpResponse | None:
+    """The answer of `GET path`; None if there was none in time, or it was not HTTP."""
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _get(host, port, path)
+    except (OSError, TimeoutError, ValueError, IndexError):
+        return None
+
+
+async def _get(host: str, port: int, path: str) -> HttpResponse:
+    reader, writer = await asyncio.open_connection(host, port, limit=ANSWER_BYTES_MAX)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        received = b""
+        while (part := await reader.read(ANSWER_BYTES_MAX)) and len(received) < ANSWER_BYTES_MAX:
+            received += part
+    finally:
+        writer.close()
+    head, _, body = received.partition(b"\r\n\r\n")
+    return HttpResponse(int(head.split(b" ", 2)[1]), body)

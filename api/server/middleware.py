@@ -1,0 +1,165 @@
+"""Trace: where one request went and how long that took, as headers of its answer.
+
+What holds for every answer of the API: a request id in its header, and for every error the shape of its API.
+
+Cors: which other sites' pages may ask; none unless an operator names them, each exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from actors.router.dispatch import ON_ROUTED
+from api.anthropic.errors import told_at
+from api.server.caller import header_tenant
+from api.server.errors import ApiError, internal_error, redacted_traceback, stopping
+from api.server.exchange import MODEL_KEY
+from api.server.response_writer import STATE_KEY, ResponseWriter
+from core.clock import Clock
+from core.entropy import random_hex
+
+
+class RoutingTrace:
+    """From the arrival to the first byte of the answer: of a stream that is its first token."""
+
+    __slots__ = ("_arrived_us", "_clock", "_routed_us", "_worker")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._arrived_us = clock.monotonic_us()
+        self._routed_us = 0
+        self._worker = ""
+
+    def routed(self, worker: str) -> None:
+        """The request was sent to the worker of this name now; the last one counts."""
+        self._routed_us = self._clock.monotonic_us()
+        self._worker = worker
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The worker, what came before it (reading, encoding, waiting), and all until now; empty if none was asked."""
+        if not self._worker:
+            return []
+        arrived_us = self._arrived_us
+        return [
+            (b"x-contrail-worker", self._worker.encode()),
+            (b"x-contrail-queue-ms", b"%.3f" % ((self._routed_us - arrived_us) / 1000)),
+            (b"x-contrail-answer-ms", b"%.3f" % ((self._clock.monotonic_us() - arrived_us) / 1000)),
+        ]
+
+
+FailureCallback = Callable[[str, str, str, Exception], None]
+"""`Backend.failed`."""
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+"""A request id that a client may choose."""
+
+
+class RequestIdMiddleware:
+    """The outermost layer: after it every answer has `x-request-id`, and no exception reaches the server.
+
+    `failed` hears of each failure inside that a request of the API met: its id, its model as far as it is known, what
+    its client calls its tenant, and the failure. With a clock, answers also say where their request went
+    (`api.server.middleware`); nothing is done per chunk.
+    """
+
+    def __init__(self, app: ASGIApp, failed: FailureCallback = lambda *_: None, traced_by: Clock | None = None) -> None:
+        self._app = app
+        self._failed = failed
+        self._traced_by = traced_by
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        # a route that finds another one in the body may put it here
+        state["request_id"] = _request_id(scope)
+        trace = None if self._traced_by is None else RoutingTrace(self._traced_by)
+        ON_ROUTED.set(None if trace is None else trace.routed)
+        started = False
+
+        def named() -> list[tuple[bytes, bytes]]:
+            return [(b"x-request-id", state["request_id"].encode()), *(trace.headers() if trace else ())]
+
+        wire: ResponseWriter | None = state.get(STATE_KEY)
+        if wire is not None:
+            wire.named = named
+
+        async def send_named(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), *named()]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except asyncio.CancelledError:
+            if started or (wire is not None and wire.began):
+                raise
+            await send_error(send_named, told_at(scope["path"], stopping(), state["request_id"]))
+        except Exception as error:  # noqa: BLE001 - whatever it was, other requests go on
+            self._tell(scope, error)
+            if not started and (wire is None or not wire.began):
+                await send_error(send_named, told_at(scope["path"], internal_error(), state["request_id"]))
+            # else the server cuts the connection, so that the client sees that the answer is not whole
+
+    def _tell(self, scope: Scope, error: Exception) -> None:
+        """The process's log has the failure; of a request of the API the event log has it, too."""
+        state = scope["state"]
+        text = "a request failed inside:\n%s"
+        log.error(text, redacted_traceback(error), extra={"request_id": state["request_id"]})
+        if MODEL_KEY in state:
+            self._failed(state["request_id"], state[MODEL_KEY], header_tenant(scope["headers"]), error)
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """The error has been handed to the server as the whole answer."""
+    body = error.body()
+    named = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    headers = [(name.encode(), value.encode()) for name, value in named.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
+            return str(value.decode())
+    return f"req-{random_hex(8)}"
+
+
+AGE_S = 600
+"""How long a browser may remember what it was told."""
+READABLE = ("x-request-id", "retry-after", "x-contrail-worker", "x-contrail-queue-ms", "x-contrail-answer-ms")
+"""What of an answer's headers a page may read, beside those that all may."""
+
+
+class ApiCorsMiddleware:
+    """Around the API; the debugging page stays closed to all other sites."""
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
+        self._app = app
+        self._shared = CORSMiddleware(
+            app,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            # a key is in a header and not in a cookie: a page can send no more than it was given
+            allow_headers=["*"],
+            expose_headers=list(READABLE),
+            max_age=AGE_S,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        closed = scope["type"] != "http" or scope["path"].startswith("/debug")
+        if not closed:
+            scope["state"].pop(STATE_KEY, None)  # its headers depend on the answer's: all of them must pass here
+        await (self._app if closed else self._shared)(scope, receive, send)

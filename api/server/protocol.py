@@ -1,0 +1,357 @@
+"""What a request's headers may not say, where the parser is more lenient than RFC 9112.
+
+HTTP/1.1, strictly and with bounds, on uvicorn's httptools protocol.
+
+The parser refuses what is ambiguous (two lengths, a length beside chunks, bare line feeds, folded headers); what it
+lets through though RFC 9112 does not is refused here. Whoever is refused gets an answer in OpenAI's shape and is hung
+up on, because nobody knows where the next request would begin.
+
+Time is kept by one look at all connections per second (`look`), not by timers of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import httptools
+from uvicorn._types import ASGI3Application, HTTPScope
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from api.server.errors import RETRY_AFTER_S, ApiError
+from api.server.limits import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, SLOW_READER_S, TURNED_AWAY_MAX, ListenerState
+from api.server.response_writer import STATE_KEY, ResponseWriter, close_delimited, head_and_body, notify_disconnect
+
+VERSIONS = ("1.1", "1.0")
+
+
+def header_fault(version: str, headers: Iterable[tuple[bytes, bytes]], *, asks_upgrade: bool) -> str | None:
+    """Why this request is refused, in words; None if it is not. Names of headers are in lower case."""
+    hosts, codings = 0, []
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            codings.append(value.strip().lower())
+    if version not in VERSIONS:
+        return f"HTTP/{version} is not spoken here: use HTTP/1.1"
+    if hosts > 1 or (not hosts and version == "1.1"):
+        return f"there must be one Host header, not {hosts}"
+    if codings and (codings != [b"chunked"] or version == "1.0"):
+        return "Transfer-Encoding: the only one is chunked, in HTTP/1.1"
+    if asks_upgrade:
+        return "no other protocol is spoken here, and nothing is tunnelled"
+    return None
+
+
+DISCARD_BYTES_MAX = 64 * 1024 * 1024
+"""Rest of a body that was refused: read and dropped up to this, so that the client gets to see the answer."""
+FRAMING_BYTES_MAX = 2 * HEAD_BYTES_MAX
+"""What comes with a body that is none of it: its head may be among that, chunks' frames, trailers …"""
+FRAMING_PER_BYTE_MAX = 8
+"""… and this for each byte of the body: a chunk of one byte has five around it."""
+LINGER_S = 5.0
+"""How long the client may take to read why it was refused, before the connection is cut."""
+
+HEAD_END = b"\r\n\r\n"
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_PLAIN_TARGET = re.compile(rb"/[A-Za-z0-9/_.-]*")
+NO_HTTP = "this is not a valid HTTP/1.1 request"
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection: requests are parsed strictly, nothing of them is without a bound, and the end is orderly."""
+
+    server_state: ListenerState
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ListenerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = server_state.limits
+        self._since_s = self.loop.time()
+        """When the present head or body began, or when the connection fell idle."""
+        self._unsent = 0
+        self._taken_s = self._since_s
+        """When the client last took some of what waits for it, or nothing waited."""
+        self._in_head = False
+        self._in_body = False
+        self._head_bytes = 0
+        self._head_end = b""
+        """The last few bytes that came of a head."""
+        self._body_bytes = 0
+        self._body_bytes_ever = 0
+        self._framing_bytes = 0
+        self._refused = False
+        self._fault: ApiError | None = None
+        self._discarded_bytes = 0
+        self._active: RequestResponseCycle | None = None
+        """The request that is being answered; `cycle` is the one that came last."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        super().connection_made(transport)
+        too_many = len(self.connections) - self._limits.connections_max
+        if too_many > TURNED_AWAY_MAX:
+            transport.abort()
+        elif too_many > 0:
+            headers = {"retry-after": str(RETRY_AFTER_S)}
+            text = "this server has as many connections as it takes: try again"
+            self._refuse(ApiError(503, text, type="server_error", code="overloaded", headers=headers))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._active is not None and not self._active.response_complete:
+            self._active.disconnected = True
+            self._active.message_event.set()
+            notify_disconnect(self._active)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self._discard(len(data))
+            return
+        body_before = self._body_bytes_ever
+        head = self._head_end if self._in_head else b""
+        try:
+            if not self._in_body and _UPGRADE.search(data):
+                self.parser.feed_data(_without_upgrade(data, head))
+            else:
+                self.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._refuse(self._fault or ApiError(400, NO_HTTP))
+            return
+        if self._in_head:
+            self._head_end = (head + data)[-len(HEAD_END) :]
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self._refuse(ApiError(431, f"the request line and headers are longer than {HEAD_BYTES_MAX} bytes"))
+        elif self._in_body:
+            self._framing_bytes += len(data) - (self._body_bytes_ever - body_before)
+            if self._framing_bytes > FRAMING_BYTES_MAX + FRAMING_PER_BYTE_MAX * self._body_bytes:
+                self._refuse(ApiError(400, "the body's chunks are more frame than body"))
+
+    # what follows does all that uvicorn's own would, in one call each: every request passes it
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_bytes, self._discarded_bytes = True, 0, 0
+        self._since_s = self.loop.time()
+        self.url, self.headers, self.expect_100_continue = b"", [], False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer: nobody reads it, and what was checked must not change
+        headers, name = self.headers, name.lower()
+        if len(headers) == HEADERS_MAX:
+            self._fail(ApiError(431, f"there are more than {HEADERS_MAX} headers"))
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        parser, before, server_state = self.parser, self.cycle, self.server_state
+        version = parser.get_http_version()
+        if fault := header_fault(version, self.headers, asks_upgrade=parser.should_upgrade()):
+            self._fail(ApiError(400, fault))
+        if len(self.pipeline) == PIPELINE_MAX:
+            self._fail(ApiError(400, "too many requests wait on this connection"))
+        self._in_head, self._in_body, self._body_bytes, self._framing_bytes = False, True, 0, 0
+        self._since_s = self.loop.time()
+        self.scope = self._scope(version)
+        # who waits for leave to send a body, and is refused, may or may not send it then
+        ends = server_state.stopping or self.expect_100_continue or version == "1.0"
+        cycle = self.cycle = RequestResponseCycle(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=not ends and parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        self.scope["state"][STATE_KEY] = ResponseWriter(cycle, self.loop)
+        if version == "1.0":
+            close_delimited(cycle)
+        if before is None or before.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+
+    def _scope(self, version: str) -> HTTPScope:
+        path, raw_path, query = target_of(self.url)
+        return {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme or "http",
+            "method": self.parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self.headers,
+            "state": self.app_state.copy(),
+        }
+
+    def _fail(self, error: ApiError) -> None:
+        """The parser stops here."""
+        self._fault = error
+        raise ValueError(error.message)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._active = cycle
+        task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        cycle = self.cycle
+        if cycle.response_complete:
+            self._since_s = self.loop.time()
+        else:
+            cycle.more_body = False
+            cycle.message_event.set()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        self._body_bytes_ever += len(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            self._discard(len(body))
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+
+    def on_response_complete(self) -> None:
+        """The next request that waits is served; idle time begins if there is none."""
+        self.server_state.total_requests += 1
+        if self._active is not None:
+            self._active.scope["state"].pop(STATE_KEY, None)  # else the two hold each other
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif not self._in_body:
+            self._since_s = self.loop.time()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way, not even the first byte of one."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and not self._in_head and not self._in_body
+
+    def look(self, now_s: float) -> None:
+        """What takes too long is refused, what is idle for too long closed; called every second or so."""
+        took_s, limits = now_s - self._since_s, self._limits
+        if self._is_stuck(now_s):
+            self.transport.abort()
+            return
+        if self._refused or self.transport.is_closing():
+            return
+        if self._in_head:
+            if took_s > limits.head_timeout_s:
+                self._refuse(ApiError(408, f"the headers were not complete within {limits.head_timeout_s:g} s"))
+        elif self._in_body:
+            if self.flow.read_paused:
+                self._since_s = now_s - self._body_bytes / limits.body_bytes_per_s_min  # we are slow, not the client
+            elif took_s > limits.body_timeout_s + self._body_bytes / limits.body_bytes_per_s_min:
+                self._refuse(ApiError(408, "the request's body came too slowly"))
+        elif took_s > limits.keep_alive_s and self.idle:
+            self.transport.close()
+
+    def _is_stuck(self, now_s: float) -> bool:
+        """Whether the client has taken nothing for too long, though something waits for it and nothing else is said."""
+        unsent = self.transport.get_write_buffer_size()
+        speaks = not (self.flow.write_paused or self.idle or self.transport.is_closing())
+        if not unsent or unsent < self._unsent or speaks:
+            self._taken_s = now_s
+        self._unsent = unsent
+        return now_s - self._taken_s > SLOW_READER_S
+
+    def shutdown(self) -> None:
+        """The connection closes with the last answer that is due; one that is idle is left to `close_idle`."""
+        if not self.idle and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def close_idle(self) -> None:
+        """Closed, unless a request is under way."""
+        if self.idle:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says it better
+        """The answer to bytes that are no HTTP."""
+        self._refuse(ApiError(400, NO_HTTP))
+
+    def _discard(self, size: int) -> None:
+        self._discarded_bytes += size
+        if self._discarded_bytes > DISCARD_BYTES_MAX:
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """The last word here; in the middle of another answer there is only hanging up."""
+        self._refused = True
+        if self._answering():
+            self.transport.close()
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # its request never came whole: the application is to forget it
+            self.cycle.message_event.set()
+        self.transport.write(head_and_body(error, self.server_state.default_headers))
+        # closing with bytes unread would reset the connection, and the client would never read the answer
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _answering(self) -> bool:
+        """Whether an answer has begun, or is due to a request that came whole."""
+        active = self._active
+        if active is None or active.response_complete:
+            return False
+        return active.response_started or active is not self.cycle or not self._in_body
+
+
+def _without_upgrade(data: bytes, before: bytes) -> bytes:
+    """The bytes with any Upgrade header renamed: a server may ignore it, but the parser then drops the body.
+
+    `before` is the end of what came of the same head: a body that begins in these bytes stays as it is.
+
+    Java's own client asks for HTTP/2 in this way with every POST.
+    """
+    end = (before + data).find(HEAD_END) - len(before)
+    found = _UPGRADE.search(data, 0, len(data) if end < -len(before) else max(0, end))
+    return data if found is None else data[: found.start()] + b"\r\nx-upgrade:" + data[found.end() :]
+
+
+class RequestTarget(NamedTuple):
+    """Of a request line: as ASGI has them."""
+
+    path: str
+    raw_path: bytes
+    query: bytes
+
+
+def target_of(url: bytes) -> RequestTarget:
+    """What a request line asks for. HttpParserInvalidURLError if it is nothing that can be asked for."""
+    if _PLAIN_TARGET.fullmatch(url):
+        return RequestTarget(url.decode("ascii"), url, b"")
+    parsed = httptools.parse_url(url)
+    return RequestTarget(unquote(parsed.path.decode("ascii")), parsed.path, parsed.query or b"")

@@ -1,0 +1,110 @@
+"""Sockets that a process is given open: by `contrail up`, by a service manager, or by a shell.
+
+The API's sockets: `contrail up` makes one for each front end and keeps them all, so that none ends with a process.
+
+A front end inherits them: it accepts on its own, and helps out on the others. A socket that is closed takes the
+connections in its queue with it, and the kernel gives a share of all connections to each socket on the port; so none
+may be closed while clients are to be served. None listens before its first front end does.
+
+Of api.server.http_server.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Mapping
+
+from api.config.addresses import join_address
+from core.errors import CallerError
+
+FIRST = 3
+"""The number of the first socket by systemd's convention (sd_listen_fds)."""
+
+
+def inherited_socket(number: int) -> socket.socket:
+    """The open socket of that number, for this process alone; CallerError if it is none that takes connections."""
+    try:
+        listener = socket.socket(fileno=number)
+    except OSError as error:
+        raise CallerError(f"--fd {number}: that is no open socket ({error.strerror})") from error
+    if listener.type != socket.SOCK_STREAM or listener.family not in (socket.AF_INET, socket.AF_INET6):
+        listener.detach()
+        raise CallerError(f"--fd {number}: that is no TCP socket")
+    listener.set_inheritable(False)
+    listener.setblocking(False)
+    return listener
+
+
+def socket_activation_fd(environment: Mapping[str, str]) -> int | None:
+    """The number of the socket that a service manager handed over (LISTEN_FDS); None if it did not.
+
+    CallerError if there are several: a front end has one.
+    """
+    if environment.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    count = int(environment.get("LISTEN_FDS", "0"))
+    if count > 1:
+        raise CallerError(f"LISTEN_FDS is {count}: a front end has one socket; give it one ListenStream")
+    return FIRST if count else None
+
+
+def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
+    """So many sockets bound to one port (0: any free one).
+
+    Nobody else listens there; CallerError if somebody does, or if the host is not an address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listeners: list[socket.socket] = []
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as alone:
+            # connections of an earlier run that are in TIME_WAIT do not count
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind((host, port))
+        for _ in range(count):
+            # with its protocol told: asyncio sets TCP_NODELAY only on connections of such a socket
+            listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listeners.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind((host, port or listeners[0].getsockname()[1]))
+            listener.setblocking(False)
+    except OSError as error:
+        close_all(listeners)
+        raise CallerError(_why(error, host, port)) from error
+    return listeners
+
+
+def close_all(listeners: list[socket.socket]) -> None:
+    """They are closed here; processes that inherited them still have them."""
+    for listener in listeners:
+        listener.close()
+
+
+def _why(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use: end the program that has it, or take another with --port"
+    if error.errno == errno.EACCES:
+        return f"port {port} is not for everybody: take one above 1023 with --port"
+    return f"cannot listen on {join_address(host, port)} ({error.strerror or error})"
+
+
+def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A bound socket (port 0: any free one); with `reuse_port` several processes may bind the same.
+
+    CallerError says what to do if that is not possible.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # with its protocol told: asyncio sets TCP_NODELAY only on connections of such a socket
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise CallerError(f"cannot listen on {host}:{port} ({error.strerror or error}): choose another port") from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,257 @@
+"""Worker groups that decode and groups that prefill for them: in the file, by flags, and as commands."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from actors.engines.simulated.simulated_engine import SimulatedEngine
+from actors.engines.vllm.vllm_engine import VllmEngine
+from api.cli import contrail
+from api.config.data_folder import DataFolder
+from api.config.gpu_assignment import GpuAssignment
+from api.config.loading import Loaded, load
+from api.config.model_source import ModelSource
+from api.config.schema import Deployment
+from api.deployment.preflight import check_workers
+from api.deployment.process_specs import ProcessSpec, worker_specs
+from api.process.engine_factory import EngineArguments, block_host, make_engine
+from api.up import describe
+from core.errors import CallerError
+
+PREFILL = {"role": "prefill", "count": 1}
+
+
+def loaded(
+    folder: Path,
+    *groups: dict[str, Any],
+    flags: dict[str, Any] | None = None,
+    environment: dict[str, str] | None = None,
+) -> Loaded:
+    file = folder / "deployment.yaml"
+    file.write_text(yaml.safe_dump({"version": 1, "workers": list(groups)}))
+    return load(file, flags, environment or {})
+
+
+def asks(deployment: Deployment) -> dict[str, bool | None]:
+    """By group, whether its workers ask for remote prefill."""
+    return {group.name: group.remote_prefill for group in deployment.workers}
+
+
+def test_remote_prefill_is_on_exactly_beside_a_prefill_group_of_the_model(tmp_path: Path) -> None:
+    """Unless the group says otherwise; groups without a name are called by their role."""
+    other = {"name": "other", "model": "org/other"}
+    assert asks(Deployment()) == {"decode": False}
+    assert asks(loaded(tmp_path, {}, PREFILL, other).deployment) == {"decode": True, "prefill": None, "other": False}
+    assert asks(loaded(tmp_path, {"remote_prefill": True}).deployment) == {"decode": True}
+    off = {"name": "off", "remote_prefill": False, "engine": "simulated"}
+    assert asks(loaded(tmp_path, {}, off, PREFILL).deployment) == {"decode": True, "off": False, "prefill": None}
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([{"model": "org/a"}, PREFILL], "for the model tiny, which no decode group serves (served: org/a): give it"),
+        ([PREFILL], "which no decode group serves (served: none)"),
+        ([{"remote_prefill": False}, PREFILL], "would have nothing to do: every decode group of the model tiny says"),
+        ([{"engine": "simulated"}, PREFILL], "blocks: engine is vllm there and simulated here; say the same in both"),
+        (
+            [{"engine_args": {"block_size": 16}}, {**PREFILL, "engine_args": {"block_size": 32}}],
+            "decode group 'decode' cannot read each other's blocks: engine_args.block_size is 32 there and 16 here",
+        ),
+        ([{}, {**PREFILL, "engine_args": {"dtype": "half"}}], "dtype is half there and not given here"),
+        (
+            [{"model": "org/a", "served_name": "it"}, {**PREFILL, "model": "org/b", "served_name": "it"}],
+            "model is org/b there and org/a here",
+        ),
+        ([{}, {**PREFILL, "remote_prefill": True}], "remote_prefill: it is decode groups that say"),
+        ([{"slots": 2}], "slots: only prefill groups have them"),
+        ([{}, {**PREFILL, "slots": 0}], "slots"),
+        ([{}, PREFILL, PREFILL], "two worker groups have one name, 'prefill': give each a `name` of its own"),
+        ([{"role": "both"}], "role 'both': there are decode, prefill"),
+    ],
+)
+def test_what_cannot_work_together_is_said(tmp_path: Path, groups: list[dict[str, Any]], said: str) -> None:
+    """One sentence that names the groups, and what to do."""
+    with pytest.raises(CallerError) as raised:
+        loaded(tmp_path, *groups)
+
+    assert said in str(raised.value)
+
+
+def test_a_flag_makes_a_prefill_group_like_the_decode_group(tmp_path: Path) -> None:
+    """What runs which model is taken over, also when a later flag says it; where it came from is known."""
+    decode = {"model": "org/a", "engine_args": {"block_size": 64}, "listen": "127.0.0.1:9100"}
+    it = loaded(tmp_path, decode, flags={"prefill.count": 3, "workers.engine": "simulated", "workers.count": 5})
+
+    first, second = it.deployment.workers
+    assert (first.count, second.count, second.role, second.name) == (5, 3, "prefill", "prefill")
+    assert (second.model, second.engine, second.engine_args) == ("org/a", "simulated", {"block_size": 64})
+    assert second.listen == "127.0.0.1:0"
+    assert it.origins["workers.1.count"] == "--prefill-workers"
+    assert it.origins["workers.1.engine"] == "--engine"
+    assert it.origins["workers.1.model"] == str(tmp_path / "deployment.yaml")
+
+
+def test_flags_reach_the_groups_of_a_file(tmp_path: Path) -> None:
+    """Model and engine go to both roles, counts to their own; none makes no group; several cannot be meant."""
+    both = loaded(
+        tmp_path,
+        {},
+        PREFILL,
+        flags={"workers.model": "org/b", "workers.count": 4},
+        environment={"CONTRAIL_ENGINE": "simulated", "CONTRAIL_PREFILL_WORKERS": "0"},
+    )
+    found = [(group.model, group.engine, group.count) for group in both.deployment.workers]
+    assert found == [("org/b", "simulated", 4), ("org/b", "simulated", 0)]
+    assert load(flags={"prefill.count": 0}, environment={}).deployment == Deployment()
+    with pytest.raises(CallerError, match=r"^--prefill-workers: the file has 2 prefill groups"):
+        loaded(tmp_path, {}, {**PREFILL, "name": "p"}, {**PREFILL, "name": "q"}, flags={"prefill.count": 2})
+    with pytest.raises(CallerError, match=r"^--prefill-workers: the file has 2 decode groups"):
+        loaded(tmp_path, {"name": "a"}, {"name": "b"}, flags={"prefill.count": 2})
+
+
+def test_the_printed_configuration_shows_who_asks_and_can_be_read_again(tmp_path: Path) -> None:
+    """What was worked out stands there, and means the same when it is given."""
+    printed = CliRunner().invoke(contrail, ["up", "--engine", "simulated", "--prefill-workers", "1", "--print-config"])
+    assert printed.exit_code == 0, printed.output
+    decode, prefill = yaml.safe_load(printed.output)["workers"]
+    assert (decode["remote_prefill"], decode["role"]) == (True, "decode")
+    assert (prefill["role"], prefill["count"], prefill["remote_prefill"]) == ("prefill", 1, None)
+    file = tmp_path / "printed.yaml"
+    file.write_text(printed.output)
+    again = load(file, environment={}).deployment
+    assert (
+        again.workers
+        == load(flags={"workers.engine": "simulated", "prefill.count": 1}, environment={}).deployment.workers
+    )
+
+
+def test_nothing_but_prefill_workers_is_no_deployment(tmp_path: Path) -> None:
+    """Somebody must answer requests."""
+    with pytest.raises(CallerError, match="no worker to start that answers requests"):
+        check_workers(
+            loaded(tmp_path, {"count": 0, "engine": "simulated"}, {**PREFILL, "engine": "simulated"}).deployment
+        )
+
+
+@pytest.mark.parametrize("groups", [[{}, PREFILL], [{"remote_prefill": True}]])
+def test_vllm_moves_no_blocks_without_nixl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[dict[str, Any]]
+) -> None:
+    """Said before anything is started; who moves none needs none."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nixl" else name)
+    with pytest.raises(CallerError, match="moved by NIXL, which is not installed here: `pip install nixl`"):
+        check_workers(loaded(tmp_path, *groups).deployment)
+    check_workers(loaded(tmp_path, {}).deployment)
+    simulated = [{**group, "engine": "simulated"} for group in groups]
+    check_workers(loaded(tmp_path, *simulated).deployment)
+
+
+def specs(folder: Path, *groups: dict[str, Any]) -> list[ProcessSpec]:
+    """The parts of these groups, on simulated engines."""
+    given = [{"engine": "simulated", **group} for group in groups]
+    source = ModelSource("tiny", "/models/tiny")
+    workers = loaded(folder, *given).deployment.workers
+    return [spec for group in workers for spec in worker_specs(group, source, DataFolder(folder), GpuAssignment(()))]
+
+
+def test_each_role_has_its_command(tmp_path: Path) -> None:
+    """Prefill workers are started by `contrail prefill-worker`, those that may ask them with `--remote-prefill`."""
+    decode, prefill = specs(tmp_path, {"count": 1}, {**PREFILL, "slots": 5})
+    (alone,) = specs(tmp_path, {"count": 1})
+
+    assert (decode.name, decode.kind, decode.role, decode.what) == (
+        "decode-0", "worker", "decode", "tiny on simulated, decode",
+    )  # fmt: skip
+    assert (prefill.name, prefill.kind, prefill.role, prefill.what) == (
+        "prefill-0", "worker", "prefill", "tiny on simulated, prefill",
+    )  # fmt: skip
+    assert decode.command[4] == "worker"
+    assert "--remote-prefill" in decode.command
+    assert prefill.command[4] == "prefill-worker"
+    assert prefill.command[prefill.command.index("--slots") + 1] == "5"
+    assert not {"--role", "--remote-prefill"} & set(prefill.command)
+    assert alone.what == "tiny on simulated"
+    assert "--remote-prefill" not in alone.command
+
+
+def test_the_banner_names_the_roles(tmp_path: Path) -> None:
+    """Who prefills for whom is seen at the start."""
+    said = describe(loaded(tmp_path, {"engine": "simulated"}, {**PREFILL, "engine": "simulated"}).deployment)
+
+    assert said == "2 of tiny on simulated, decode, 1 of tiny on simulated, prefill, 1 front end, policy time"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("worker", ["--remote-prefill", "contrail prefill-worker"]),
+        ("prefill-worker", ["--slots", "contrail prefill-worker --data", "--nats nats://", "--engine-args"]),
+        ("up", ["--prefill-workers", "deploy/disagg-router.yaml"]),
+    ],
+)
+def test_help_has_examples(command: str, said: list[str]) -> None:
+    """What there is, and a line that works."""
+    shown = CliRunner().invoke(contrail, [command, "--help"])
+
+    assert shown.exit_code == 0
+    assert [text for text in said if text not in shown.output] == []
+
+
+def test_a_prefill_worker_computes_at_least_one_prompt() -> None:
+    """With no slot it could do nothing."""
+    refused = CliRunner().invoke(contrail, ["prefill-worker", "--model", "tiny", "--slots", "0"])
+
+    assert refused.exit_code == 2
+    assert "1<=x<=64" in refused.output
+
+
+def test_engines_are_made_for_their_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine moves blocks exactly if its worker takes part; across machines they are fetched from its host."""
+    variable = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+    monkeypatch.delenv(variable, raising=False)
+    given: dict[str, Any] = {"model": "tiny", "model_path": "", "engine_args": {}, "home": None}
+    alone = make_engine(EngineArguments(engine="simulated", moves_blocks="", block_host="", **given))
+    moves = make_engine(EngineArguments(engine="simulated", moves_blocks="decode", block_host="", **given))
+    assert isinstance(alone, SimulatedEngine)
+    assert isinstance(moves, SimulatedEngine)
+    assert (alone.settings.transfer, moves.settings.transfer) == (False, True)
+
+    assert make_engine(EngineArguments(engine="vllm", moves_blocks="", block_host="10.0.0.7", **given)).transfer is None
+    assert variable not in os.environ
+    holder = make_engine(EngineArguments(engine="vllm", moves_blocks="prefill", block_host="10.0.0.7", **given))
+    assert isinstance(holder, VllmEngine)
+    assert holder.transfer is not None
+    assert os.environ.pop(variable) == "10.0.0.7"
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "host"),
+    [
+        ("127.0.0.1", "", ""),
+        ("0.0.0.0", "", ""),
+        ("0.0.0.0", "10.0.0.7", "10.0.0.7"),
+        ("10.0.0.7", "", "10.0.0.7"),
+        ("10.0.0.7", "gpu-7:9100", "gpu-7"),
+        ("::1", "", ""),
+    ],
+)
+def test_blocks_are_fetched_from_where_the_worker_is_reached(listen: str, advertise: str, host: str) -> None:
+    """Loopback and addresses of no machine are left to the engine."""
+    assert block_host(listen, advertise) == host
+
+
+@pytest.mark.parametrize("role", ["frontend", "worker", "prefill_worker"])
+def test_a_part_starts_with_what_it_needs_only(role: str) -> None:
+    """What few ever ask for is imported when they do: a part is there the sooner."""
+    code = f"import sys, api.cli_{role}; print(*sorted({{'numpy', 'replay', 'torch', 'vllm'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == ""

@@ -1,0 +1,169 @@
+"""A client's deadline, and a client that does not read: both end the request at the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from actors.metrics.frontend_metrics import FrontendMetrics
+from actors.router.late_binding import cancel_reason
+from api.app import create_app
+from api.config.api_settings import ApiSettings
+from api.server import exchange as vigil_module
+from api.server.exchange import DisconnectWatcher
+from core.generation import Output
+from tests.api.conftest import Api
+from tests.api.scripted import ScriptedBackend, Step, ids
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 100}
+ENDLESS = 100_000
+"""Outputs, of some 9 KB each, one in a millisecond at most."""
+WAITS_MAX = 1 << 18
+"""Bytes of an answer: the high-water mark with what comes at once on top of it."""
+NEVER = "the request was not answered within its x-contrail-deadline-ms"
+
+
+def streamed_request() -> bytes:
+    body = json.dumps({**BODY, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"content-type: application/json\r\n\r\n" + body
+
+
+async def test_a_request_without_a_token_by_its_deadline_is_504(api: Api) -> None:
+    """The worker stops, and has been told how long the client would wait."""
+    api.backend.script = [asyncio.Event()]
+    answer = await api.http.post("/v1/chat/completions", json=BODY, headers={"x-contrail-deadline-ms": "150"})
+    assert answer.status_code == 504
+    assert answer.json()["error"] == {
+        "message": NEVER,
+        "type": "server_error",
+        "param": None,
+        "code": "deadline_exceeded",
+    }
+    await api.backend.until_closed()
+    await api.counted("tiny", "deadline")
+    assert 0 < (api.backend.requests[0].deadline_ms or 0) <= 150
+
+
+@pytest.mark.parametrize(("late", "why"), [(True, "deadline"), (False, "client_gone")])
+async def test_whoever_waits_for_a_worker_hears_why_it_is_ended(late: bool, why: str) -> None:
+    """The log is told so."""
+    loop = asyncio.get_running_loop()
+    vigil = DisconnectWatcher(lambda: 0, loop.time() if late else math.inf, loop)
+    if not late:
+        vigil.gone()
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError as error:
+        assert cancel_reason(error) == why
+        assert vigil.verdict() is not None
+    finally:
+        vigil.close()
+
+
+async def test_a_stream_that_meets_its_deadline_ends_with_the_error(api: Api) -> None:
+    """What came before it stands, and the worker stops."""
+    api.backend.script = [Output(tokens=ids("half")), asyncio.Event()]
+    headers = {"x-contrail-deadline-ms": "200"}
+    async with api.http.stream(
+        "POST", "/v1/chat/completions", json={**BODY, "stream": True}, headers=headers
+    ) as answer:
+        assert answer.status_code == 200
+        lines = [line async for line in answer.aiter_lines() if line]
+    assert any("half" in line for line in lines[:-1])
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    await api.backend.until_closed()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+async def test_a_deadline_within_a_whole_answer_adds_nothing_to_it(path: str) -> None:
+    """Its length has been said; the client that is slow to take it gets no event of a stream behind it."""
+    backend, metrics = ScriptedBackend(), FrontendMetrics()
+    asked = {"model": "tiny", "max_tokens": 100, "prompt": "a"} if path == "/v1/completions" else BODY
+    body, sent = json.dumps(asked).encode(), list[dict[str, Any]]()
+    headers = [(b"content-type", b"application/json"), (b"x-contrail-deadline-ms", b"200")]
+    messages = iter([{"type": "http.request", "body": body}])
+
+    async def receive() -> Any:
+        return next(messages, None) or await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message["type"] == "http.response.body" and len(sent) == 2:
+            await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    app = create_app(backend, metrics, ApiSettings())
+    async with asyncio.timeout(10):
+        await app({**scope, "headers": headers, "state": {}}, receive, send)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert metrics.registry.get_sample_value("contrail_requests_total", {"model": "tiny", "outcome": "deadline"}) == 1
+
+
+async def test_a_request_that_is_answered_in_time_is_whole(api: Api) -> None:
+    """However long the deadline is."""
+    headers = {"x-contrail-deadline-ms": str(24 * 3600 * 1000)}
+    answer = await api.http.post("/v1/chat/completions", json=BODY, headers=headers)
+    assert answer.json()["choices"][0]["message"]["content"] == "hello"
+
+
+@pytest.mark.parametrize("wrong", ["0", "-5", "soon", "9" * 11])
+async def test_a_deadline_without_sense_is_the_callers_error(api: Api, wrong: str) -> None:
+    """Not one that is ignored."""
+    answer = await api.http.post("/v1/chat/completions", json=BODY, headers={"x-contrail-deadline-ms": wrong})
+    assert answer.status_code == 400
+    assert not api.backend.requests
+
+
+async def test_who_does_not_read_is_bounded_in_memory_and_in_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little waits in its connection, what comes after that is merged, and after SLOW_READER_S the worker stops."""
+    monkeypatch.setattr(vigil_module, "SLOW_READER_S", 0.8)
+    piece = ids("a jet leaves a contrail " * 400)
+    taken, most = 0, 0
+
+    class Script(list[Step]):
+        def __iter__(self) -> Iterator[Step]:
+            nonlocal taken, most
+            while taken < ENDLESS:
+                taken += 1
+                most = max(most, *(each.transport.get_write_buffer_size() for each in api.server.connections))
+                yield Output(tokens=piece)
+                soon = asyncio.Event()
+                asyncio.get_running_loop().call_later(0.001, soon.set)
+                yield soon
+
+    api.backend.script = Script()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    host, port = str(api.http.base_url.host), api.http.base_url.port
+    sock.connect((host, port))
+    sock.sendall(streamed_request())
+    await api.backend.until_closed()
+    await api.counted("tiny", "abort")
+    sock.close()
+    assert taken < ENDLESS
+    assert 0 < most < WAITS_MAX
+
+
+async def test_who_reads_slowly_is_served(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it reads at all."""
+    monkeypatch.setattr(vigil_module, "SLOW_READER_S", 0.4)
+    text = "a jet leaves a contrail " * 200
+    api.backend.script = [*(Output(tokens=ids(text)) for _ in range(60)), Output(tokens=ids("end"), finish="stop")]
+    host, port = str(api.http.base_url.host), api.http.base_url.port
+    reader, writer = await asyncio.open_connection(host, port, limit=4096)
+    writer.write(streamed_request())
+    got = b""
+    while b"[DONE]" not in got[-200:]:
+        await asyncio.sleep(0.005)
+        more = await reader.read(4096)
+        assert more, got[-200:]
+        got += more
+    writer.close()
+    assert got.count(b"contrail") >= 60
