@@ -1,10 +1,6 @@
-"""Junction: the short way to the routes that every token passes.
+"""The API of one front end: its routes, and the middleware around them.
 
-`/v1/models`: what can be asked for here, as OpenAI lists it, with vLLM's fields and ours beside.
-
-The routes beside chat and completions: other ways to ask for a chat, embeddings, tokens, and what runs here.
-
-The API of one front end.
+Requests for the generation routes skip the framework (`DirectDispatch`).
 """
 
 from __future__ import annotations

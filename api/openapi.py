@@ -1,8 +1,6 @@
-"""What answers look like: JSON schemas of the fields that are always there. There may be more.
+"""The description of the API as OpenAPI 3.1, made of the types that the routes decode bodies with.
 
-The surface: every route of the API, what it takes, and an example that it answers.
-
-The description of the API as OpenAPI 3.1, made of the types that the routes decode bodies with.
+Answers are described by the fields that are always there; there may be more.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from typing import Any
 import msgspec
 import orjson
 
-from api import openapi
 from api.anthropic.body import CountRequest, MessagesRequest
 from api.openai.further.embedding_inputs import EmbeddingRequest
 from api.openai.further.tokenizing import DetokenizeRequest, TokenizeRequest
@@ -139,7 +136,7 @@ SURFACE = (
         summary="Answer a chat; OpenAI's API with vLLM's extras.",
         body=ChatRequest,
         example={"model": "tiny", "messages": _ASKED, "max_tokens": 16},
-        answer=openapi.CHAT,
+        answer=CHAT,
         streams=True,
         generates=True,
         statuses=_GENERATES,
@@ -150,7 +147,7 @@ SURFACE = (
         summary="Go on with a text or with tokens; OpenAI's API with vLLM's extras.",
         body=CompletionRequest,
         example={"model": "tiny", "prompt": "Once upon a time", "max_tokens": 16},
-        answer=openapi.COMPLETION,
+        answer=COMPLETION,
         streams=True,
         generates=True,
         statuses=_GENERATES,
@@ -161,7 +158,7 @@ SURFACE = (
         summary="Answer an input; OpenAI's Responses API, nothing stored.",
         body=ResponsesRequest,
         example={"model": "tiny", "input": "Hello", "max_output_tokens": 16},
-        answer=openapi.RESPONSE,
+        answer=RESPONSE,
         streams=True,
         generates=True,
         statuses=_GENERATES,
@@ -172,7 +169,7 @@ SURFACE = (
         summary="Answer a chat; Anthropic's API, errors in its shape.",
         body=MessagesRequest,
         example={"model": "tiny", "messages": _ASKED, "max_tokens": 16},
-        answer=openapi.MESSAGE,
+        answer=MESSAGE,
         streams=True,
         generates=True,
         statuses=_MESSAGES,
@@ -183,7 +180,7 @@ SURFACE = (
         summary="Count the tokens of a chat; Anthropic's API.",
         body=CountRequest,
         example={"model": "tiny", "messages": _ASKED},
-        answer=openapi.COUNT,
+        answer=COUNT,
         statuses=(404, OVERLOADED),
     ),
     Operation(
@@ -192,7 +189,7 @@ SURFACE = (
         summary="Embed texts, of a model that can; OpenAI's API.",
         body=EmbeddingRequest,
         example={"model": "tiny", "input": ["Hello", "world"]},
-        answer=openapi.EMBEDDINGS,
+        answer=EMBEDDINGS,
         generates=True,
         statuses=_GENERATES,
     ),
@@ -202,7 +199,7 @@ SURFACE = (
         summary="The tokens of a text or a chat; vLLM's API.",
         body=TokenizeRequest,
         example={"model": "tiny", "prompt": "Hello"},
-        answer=openapi.TOKENS,
+        answer=TOKENS,
         statuses=(404, 503),
     ),
     Operation(
@@ -211,23 +208,23 @@ SURFACE = (
         summary="The text of tokens; vLLM's API.",
         body=DetokenizeRequest,
         example={"model": "tiny", "tokens": [1, 2, 3]},
-        answer=openapi.TEXT,
+        answer=TEXT,
         statuses=(404, 503),
     ),
-    Operation(path="/v1/models", name="listModels", summary="The models that are served.", answer=openapi.MODELS),
+    Operation(path="/v1/models", name="listModels", summary="The models that are served.", answer=MODELS),
     Operation(
         path="/v1/models/{model}",
         name="retrieveModel",
         summary="One model; slashes in its name may stand as they are.",
-        answer=openapi.MODEL,
+        answer=MODEL,
         statuses=(404, 503),
     ),
-    Operation(path="/version", name="showVersion", summary="The version of Contrail.", answer=openapi.VERSION),
+    Operation(path="/version", name="showVersion", summary="The version of Contrail.", answer=VERSION),
     Operation(
         path="/health",
         name="showHealth",
         summary="Whether requests are served; 503, in the same shape, if not.",
-        answer=openapi.HEALTH,
+        answer=HEALTH,
         open=True,
     ),
     Operation(
@@ -267,7 +264,7 @@ def document() -> Json:
     ordered = sorted(bodies, key=lambda body: body.__name__)
     references, schemas = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
     by_body = dict(zip(ordered, references, strict=True))
-    schemas |= {"Error": openapi.ERROR, "AnthropicError": openapi.ANTHROPIC_ERROR}
+    schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
     paths: Json = {}
     for operation in SURFACE:
         reference = by_body[operation.body] if operation.body is not None else None

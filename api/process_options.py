@@ -1,4 +1,4 @@
-"""What front ends and workers share as processes: the log, the registry, the operations listener, the end."""
+"""Command-line options that front ends and workers share."""
 
 from __future__ import annotations
 

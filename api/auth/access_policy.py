@@ -1,6 +1,6 @@
-"""The entrance to a deployment, looked at before anything of it is started: its keys and its certificate.
+"""The access policy of a front end: API keys, certificate, CORS, and what answers tell of the inside.
 
-What an operator decides about who may ask, and what is told.
+`with_checked_files` checks keys and certificate before any process is started.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""One API key: the secret that a client shows, and what is kept of it.
+"""API keys, and the file that holds them: one JSON object a line, lines that begin with # are comments.
+
+{"name": "ci", "tenant": "team-a", "sha256": "9f86…", "expires": "2027-01-01T00:00:00Z", "models": ["tiny"]}
 
 A key is 32 random bytes, so nobody can try all of them, and its plain SHA-256 gives nothing away: slow hashes are for
 passwords, which people choose and others can guess. A slow one here would cost every request milliseconds of CPU, and
 let strangers spend ours by showing keys that are none.
-
-The file of API keys: one JSON object a line, lines that begin with # are comments.
-
-{"name": "ci", "tenant": "team-a", "sha256": "9f86…", "expires": "2027-01-01T00:00:00Z", "models": ["tiny"]}
 
 Lines and not YAML: a key is added by appending, removed with its line, and ten thousand are read in some 10 ms, which
 a front end does in its loop.

@@ -1,4 +1,4 @@
-"""Gate: no request gets past it without a key; health and what has a lock of its own are not behind it."""
+"""Authentication by API key: every request needs one, but for /health, /openapi.json, and the page (its own token)."""
 
 from __future__ import annotations
 

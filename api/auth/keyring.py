@@ -1,4 +1,4 @@
-"""Keyring: the keys of a file as a front end holds them, read again when the file changes."""
+"""Keyring: the API keys of a file as a front end holds them, read again when the file changes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""HOST:PORT, read and written.
-
-An origin: whose page asks, as browsers say it.
-
-Of api.debug.access.
-"""
+"""Addresses: HOST:PORT, loopback hosts, and the origins of web pages."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ debug/            the page's process: its socket, its lock, its copy of the log
 nats/, etcd/      the private servers' own folders
 models/tiny       the built-in model
 
-Drafts: files that get their name when they are whole, and never take another's without being told to.
+Files are written whole: `write_whole` replaces a file of ours, `draft` makes one for a user and keeps what is there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Of api.config.deployment_ref."""
+"""Command-line options that say which deployment a command is about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command finds its deployment: by the data folder of one that runs here, or by addresses and a key.
+"""The deployment that a command is about, with all that it takes to be let in.
 
 --data DIR                                        a deployment that `contrail up` runs on this machine
 --nats URL --etcd HOST:PORT --namespace NS --key-file FILE      any other; `-f FILE` and CONTRAIL_… say the same

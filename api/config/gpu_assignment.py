@@ -1,4 +1,4 @@
-"""Devices: which GPUs each vLLM worker of a deployment gets, so that two engines never begin on one card unasked."""
+"""The GPUs of each vLLM worker of a deployment: two engines share a card only if the deployment file says so."""
 
 from __future__ import annotations
 

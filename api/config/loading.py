@@ -1,6 +1,4 @@
-"""YAML in which no key stands twice: PyYAML takes the last one, and what the first one said would be gone unseen.
-
-The deployment out of its file, the environment and the flags; where each value came from is kept.
+"""A deployment from its file, the environment and the flags; the origin of each value is kept.
 
 1. Later layers win: defaults, file, environment, flags.
 2. Each layer is checked by itself, so that an error names the file, variable or flag that it stands in.
@@ -8,8 +6,8 @@ The deployment out of its file, the environment and the flags; where each value 
    it is refused, because the file says more than a flag can. What runs which model goes to the prefill groups, too:
    they are of use to that group only if they are like it.
 4. `--prefill-workers` goes to the only prefill group; without one, a group like the decode group is made.
-
-The environment variables that Contrail reads, by name: so that one that is written wrongly does not go unseen.
+5. A key that stands twice in the file is refused: PyYAML would take the last one.
+6. A variable CONTRAIL_… that is not one of ours is reported, with the nearest one that is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`run.json`: where everything of a running deployment is. `contrail up` writes it, the other commands read it.
+"""`run.json` and `metrics.json`: the addresses of a running deployment, and its Prometheus targets.
 
-`metrics.json`: where each part of a running deployment shows its metrics, as Prometheus reads targets from files.
+`contrail up` writes both; the other commands read the first, Prometheus reads the second (`file_sd_configs`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Values of the environment or a flag for "the workers": which groups of the file they go to.
+"""Rules over all worker groups of a deployment: which group a flag is meant for, and which prefills for which.
 
-Groups are mappings here, as the file has them: nothing is checked but that one group can be meant.
-
-Who computes prompts for whom: worked out over all worker groups, and what cannot be is refused.
-
-Workers of one model are what is meant to work together; `core.kv_transfer.mismatch` and the engines' own layouts are
-what keeps those apart that do not fit all the same. Here is caught early what a file alone shows.
+1. A value of the environment or of a flag for "the workers" goes to the one group that can be meant. Groups are
+   mappings there, as the file has them; nothing else of them is checked.
+2. Groups of one model are meant to work together. `remote_prefill` is worked out here, and a prefill group that is of
+   no use to any decode group is refused, as far as the file alone shows it; `core.kv_transfer.mismatch` and the
+   engines' own layouts keep the rest apart.
 """
 
 from __future__ import annotations

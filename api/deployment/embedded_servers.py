@@ -1,7 +1,4 @@
-"""A private NATS or etcd as a part: the same verbs as for our own processes.
-
-The NATS and the etcd that a deployment without addresses starts for itself.
-"""
+"""The NATS and the etcd that a deployment without addresses starts for itself, as supervised processes."""
 
 from __future__ import annotations
 

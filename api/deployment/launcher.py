@@ -1,4 +1,4 @@
-"""One life of a deployment: everything that `contrail up` starts, keeps running, and lets go."""
+"""The launcher of `contrail up`: it starts all processes of a deployment, keeps them running, and drains them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Process groups: whether they live, and how to end them. Only leaders of groups of ours are ever named here.
+"""A front end or worker as a process of its own: started, probed, drained, killed.
 
-A part as a process of its own: started, asked whether it lives, drained, killed.
+Processes are signalled by their groups; only leaders of groups of ours are ever named.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class ManagedProcess:
             self._log_start = log.tell()
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it blocks for a millisecond, and is polled
                 self.spec.command,
-                stdin=subprocess.PIPE,  # ends when we do, however we do: `until_orphaned`
+                stdin=subprocess.PIPE,  # ends when we do, however we do: `wait_until_orphaned`
                 stdout=log,
                 stderr=log,
                 env=_environment() | dict(self.spec.environment),

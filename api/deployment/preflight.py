@@ -1,4 +1,4 @@
-"""What is checked before anything is started: each failure is one sentence that says what to do."""
+"""Checks before anything is started: each failure is one sentence that says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a deployment: how each is started, and what it says of itself once it listens."""
+"""The front end and worker processes of a deployment, and the command that starts each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting until all parts of a start are ready, and showing what is waited for."""
+"""Waiting until all processes of a start are ready, and showing what is waited for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What `contrail restart` asks of a running `contrail up`: a file in the data folder, and a signal to look at it.
+"""Restarting processes of a running deployment one after the other, so that no request fails.
 
-Restarting parts of a running deployment one after the other, so that no request fails.
+`contrail restart` puts a file into the data folder, and signals `contrail up` to read it.
 
 1. A front end is replaced: its successor is started beside it, on the same socket, and is ready before the old one is
    asked to go. The queue of the socket passes from one to the other; the old one finishes what it has.

@@ -1,4 +1,4 @@
-"""What signals mean to `contrail up`: Ctrl-C drains, and hurries the second time; SIGHUP and SIGUSR1 restart parts."""
+"""Signals to `contrail up`: Ctrl-C drains, and hurries the second time; SIGHUP and SIGUSR1 restart processes."""
 
 from __future__ import annotations
 

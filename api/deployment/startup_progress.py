@@ -1,7 +1,7 @@
-"""What a person sees while parts start: a table that is kept up to date on a terminal, plain lines elsewhere.
+"""The progress of a start: a table that is kept up to date on a terminal, plain lines elsewhere.
 
-Nobody may be reading any more: the terminal was closed, or the pipe. Then nothing is said, and the deployment goes
-on, or ends in order: who supervises must not die of having no listener.
+The terminal or the pipe may be closed meanwhile. Then nothing is written any more, and the deployment goes on, or ends
+in order.
 """
 
 from __future__ import annotations

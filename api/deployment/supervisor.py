@@ -1,12 +1,11 @@
-"""How long to wait before a part that died is started again.
+"""Keeps the processes of a deployment running, and stops them in order.
 
-Keeps the parts of a deployment running, and lets them go in order.
-
-1. Each part has a keeper: a task that waits for its end (or for it to stop answering), waits longer each time, and
-   starts it again. That is said each time. Nothing that fails on the way ends the keeper.
+1. Each process has a keeper: a task that waits for its end (or for it to stop answering), waits longer each time
+   (`Backoff`), and starts it again. That is reported each time. Nothing that fails on the way ends the keeper.
 2. Draining first tells all keepers to leave; none is interrupted in the middle of a start. Then the stages go, one
-   after the other: what takes requests before what serves them, what serves them before what records them.
-3. A part that does not go in its time is killed, with everything in its process group. Hurrying makes that time short.
+   after the other: front ends before workers, workers before the servers that record them.
+3. A process that does not go in its time is killed, with everything in its process group. Hurrying makes that time
+   short.
 """
 
 from __future__ import annotations

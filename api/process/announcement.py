@@ -1,7 +1,4 @@
-"""Of api.deployment.process_specs.
-
-Of api.process_options.
-"""
+"""The announcement of a process: its addresses, in `parts/NAME.json` of the data folder from when it listens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EngineArguments: which engine a worker runs, with what, and the engine made of that."""
+"""The engine of a worker, made from the worker's arguments."""
 
 from __future__ import annotations
 

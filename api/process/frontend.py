@@ -1,6 +1,6 @@
-"""A snapshot taken by a process of its own, so that neither its memory nor its work weighs on who serves.
+"""The front end process: the API and its router, from start to drain.
 
-Of api.cli_frontend.
+Snapshots are taken by a process of their own, whose memory and CPU time do not weigh on requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logging of a process: one JSON object a line, or short lines where a person watches. Never any prompt text."""
+"""Logging of a process: one JSON object a line, or short lines on a terminal. Never any prompt text."""
 
 from __future__ import annotations
 

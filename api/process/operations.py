@@ -1,7 +1,4 @@
-"""The operations listener of a process: is it alive, is it ready, its metrics.
-
-Of api.process_options.
-"""
+"""The operations listener of a process: /live, /ready, /metrics and /state."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Contacts: the planes of a deployment as a command that only asks sees them; nothing is made there.
+"""The planes of a deployment: its event log and its registry.
 
-Of api.process_options.
+`open_planes` is for front ends and workers, and makes the streams that are missing. `open_log` and `open_registry` are
+for commands, and make nothing.
 """
 
 from __future__ import annotations

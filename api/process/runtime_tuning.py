@@ -1,11 +1,7 @@
-"""How many files and connections this process may have open.
+"""Tuning of processes that serve: the limit of open files, garbage collection, and malloc arenas.
 
-Garbage: how often a server looks for objects that only hold each other.
-
-CPython looks through the newest after every 700 that were made, and now and then through all that live. In a front end
-that is 5 to 8 % of its time, and 40 ms at once, mostly for libraries and folds that stay until its end.
-
-Heap: one for all threads of a process.
+CPython looks through the newest objects after every 700 that were made, and now and then through all that live. In a
+front end that is 5 to 8 % of its time, and 40 ms at once, mostly for libraries and folds that stay until its end.
 
 glibc gives threads heaps of their own, and what is given back in one serves no other. A front end tokenizes long
 prompts in threads and keeps what came of them: its 32 MiB of texts came to take 80.

@@ -1,7 +1,4 @@
-"""Of api.deployment.process_specs.
-
-Of api.process_options.
-"""
+"""The end of a process: SIGTERM and SIGINT, or the end of the `contrail up` that supervises it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of api.cli_worker."""
+"""The worker process: an engine, whose cache and load the log has, from start to drain."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Of api.openai.requests.headers.
+"""The caller of a request, as its API key names it, and the tenant that the request is for.
 
-Who a request comes from, known to all that is done for it.
-
-It stands in the request's context and not in arguments, so that no route can forget to pass it on; whoever lets a
-request in sets it anew, because the next request of a connection may begin in the context of the one before.
+The caller stands in the request's context and not in arguments, so that no route can forget to pass it on. It is set
+for each request, because the next request of a connection may begin in the context of the one before.
 """
 
 from __future__ import annotations

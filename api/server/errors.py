@@ -1,9 +1,6 @@
-"""Errors as OpenAI's clients expect them: a status, and `{"error": {message, type, param, code}}`.
+"""Errors as clients expect them: a status, and `{"error": {message, type, param, code}}` in OpenAI's shape.
 
-What becomes of an error: an answer for the client, a line in the log if it is not the client's fault, a count.
-
-A failure as a log may have it: where it happened and of what kind, and what it said where that cannot be a piece of
-what a client asked (`core.failure`), such as the key that was not found.
+Errors of ours become answers, lines of the log where the client is not at fault, and outcomes of the metrics.
 """
 
 from __future__ import annotations

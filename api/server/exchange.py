@@ -1,6 +1,4 @@
-"""Vigil: over one request's answer, as long as somebody waits for it.
-
-One HTTP exchange below the framework: the body within a bound, the answer, and a client that may hang up.
+"""One HTTP exchange below the framework: the body within a bound, the answer, the deadline, and a client that hangs up.
 
 A client that does not read costs no more than its own answer: what it was sent waits in the server up to its
 high-water mark, what comes after that is merged where it comes from, and after SLOW_READER_S the exchange is over.
@@ -45,7 +43,7 @@ class DisconnectWatcher:
         self._look_due: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Vigil, {self._why or 'nothing yet'}>"
+        return f"<DisconnectWatcher, {self._why or 'nothing yet'}>"
 
     def close(self) -> None:
         """Nothing is ended any more."""

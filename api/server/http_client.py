@@ -1,4 +1,4 @@
-"""Asking a part's operations listener: one small GET, bounded, without an HTTP library."""
+"""A bounded GET request over HTTP/1.1 to the operations listener of a process, without an HTTP library."""
 
 from __future__ import annotations
 

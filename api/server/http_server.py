@@ -1,12 +1,10 @@
-"""Accepting connections on a socket that may outlive this process, and on neighbours' that nobody tends.
+"""An HTTP server inside a running loop: uvicorn's protocol, our own accepting and stopping.
 
-Of several front ends on one port each has a socket of its own, and the kernel spreads connections over these. A queue
-whose front end is dead or hangs would keep its share of the clients waiting; so the others look at it, and take what
-they find there twice in a row.
+Each front end on a port has a socket of its own, and the kernel spreads connections over the sockets. The queue of a
+front end that is dead or hangs would keep its share of the clients waiting; so the other front ends look at that queue,
+and accept connections that they find there twice in a row.
 
-The loop's own servers are not used: asyncio's drops what it accepted in the very moment when it is closed.
-
-An HTTP server inside a loop that is already running: uvicorn's protocol, our own accepting and stopping.
+The servers of asyncio are not used: they drop connections that were accepted at the moment of closing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How much, how long and how many: what one listener allows its clients below the level of requests.
-
-Of api.server.exchange.
-"""
+"""Bounds of one HTTP listener below the level of requests: sizes, times and numbers."""
 
 from __future__ import annotations
 

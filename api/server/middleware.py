@@ -1,8 +1,7 @@
-"""Trace: where one request went and how long that took, as headers of its answer.
+"""Middleware around the whole API: request id, error boundary, routing trace and CORS.
 
-What holds for every answer of the API: a request id in its header, and for every error the shape of its API.
-
-Cors: which other sites' pages may ask; none unless an operator names them, each exactly.
+Every answer has a request id in a header, and every error the shape of its API. The routing trace names the worker and
+the times of a request in headers. CORS is closed unless an operator names origins, each exactly.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""What a request's headers may not say, where the parser is more lenient than RFC 9112.
+"""HTTP/1.1, strictly and with bounds, on uvicorn's httptools protocol.
 
-HTTP/1.1, strictly and with bounds, on uvicorn's httptools protocol.
+The parser refuses ambiguous requests (two lengths, a length beside chunks, bare line feeds, folded headers);
+`header_fault` refuses the rest of what RFC 9112 forbids. A refused client gets an error in OpenAI's shape, and its
+connection is closed, because the beginning of the next request is unknown.
 
-The parser refuses what is ambiguous (two lengths, a length beside chunks, bare line feeds, folded headers); what it
-lets through though RFC 9112 does not is refused here. Whoever is refused gets an answer in OpenAI's shape and is hung
-up on, because nobody knows where the next request would begin.
-
-Time is kept by one look at all connections per second (`look`), not by timers of each.
+One look at all connections per second (`look`) keeps the time limits, not a timer per connection.
 """
 
 from __future__ import annotations

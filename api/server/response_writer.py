@@ -1,9 +1,7 @@
-"""Bytes of answers that the application does not give, and answers to clients that know no chunks.
+"""Bytes of answers, written to a client's transport without ASGI.
 
-A request's client as the server has it: a way to it that is shorter than ASGI's, for what every answer passes.
-
-It writes what `RequestResponseCycle.send` would, and leaves the cycle as that would. What it cannot do so it leaves to
-ASGI: clients that are slower than we are, that speak HTTP/1.0, or answers that a layer in between has a say in.
+`ResponseWriter` writes what `RequestResponseCycle.send` would, and leaves the cycle as that would. Other answers go by
+ASGI: to clients that are slower than we are or speak HTTP/1.0, and through middleware that must see the answer.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Sockets that a process is given open: by `contrail up`, by a service manager, or by a shell.
+"""Listening sockets: bound here, or inherited from `contrail up`, a service manager or a shell.
 
-The API's sockets: `contrail up` makes one for each front end and keeps them all, so that none ends with a process.
-
-A front end inherits them: it accepts on its own, and helps out on the others. A socket that is closed takes the
-connections in its queue with it, and the kernel gives a share of all connections to each socket on the port; so none
-may be closed while clients are to be served. None listens before its first front end does.
-
-Of api.server.http_server.
+`contrail up` makes one socket for each front end and keeps all of them, so that none ends with a process. A front end
+inherits them: it accepts on its own, and helps out on the others. A socket that is closed takes the connections in its
+queue with it, and the kernel gives a share of all connections to each socket on the port; so none may be closed while
+clients are to be served. None listens before its first front end does.
 """
 
 from __future__ import annotations

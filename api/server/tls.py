@@ -1,4 +1,4 @@
-"""TLS of a front end: its certificate and key, and what is never spoken."""
+"""The TLS context of a front end: certificate, key, and the protocols that are never spoken."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_how_long_a_step_may_take(
         told.append(options)
         return "asked to end"
 
-    monkeypatch.setattr(cli_worker, "serve", serve)
+    monkeypatch.setattr(cli_worker, "serve_worker", serve)
     data = running(tmp_path)
     result = CliRunner().invoke(command, ["--data", str(data.path), "--model", "tiny", *words])  # type: ignore[arg-type]
     assert (result.exit_code, [options.engine_stall_s for options in told]) == (0, [stall_s]), result.output

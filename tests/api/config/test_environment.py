@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from api.config.loading import VARIABLES, unknown_variables
 from api.up import up
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_variable_that_the_code_reads_is_known() -> None:

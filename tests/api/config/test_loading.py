@@ -14,7 +14,7 @@ from api.config.schema import Deployment
 from api.up import up
 from core.errors import CallerError
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 
 
 def written(folder: Path, text: str) -> Path:

@@ -78,7 +78,7 @@ def test_from_the_command_to_the_worker(tmp_path: Path, monkeypatch: pytest.Monk
         found.append((options, arguments))
         return "told to end"
 
-    monkeypatch.setattr(cli_worker, "serve", serve)
+    monkeypatch.setattr(cli_worker, "serve_worker", serve)
     given = ["worker", "--model", "tiny", "--nats", "nats://x", "--etcd", "x:1", "--key-file", str(tmp_path / "key")]
     for more in ([], ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--chat-template", "c"]):
         result = CliRunner().invoke(contrail, [*given, *more])

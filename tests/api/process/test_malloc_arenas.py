@@ -10,10 +10,10 @@ import pytest
 PROGRAM = """
 import threading
 from pathlib import Path
-from api.process.runtime_tuning import one_heap
+from api.process.runtime_tuning import use_one_malloc_arena
 
 if {one}:
-    one_heap()
+    use_one_malloc_arena()
 
 ready = threading.Barrier(5)
 

@@ -15,7 +15,7 @@ from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router.late_binding import cancel_reason
 from api.app import create_app
 from api.config.api_settings import ApiSettings
-from api.server import exchange as vigil_module
+from api.server import exchange as exchange_module
 from api.server.exchange import DisconnectWatcher
 from core.generation import Output
 from tests.api.conftest import Api
@@ -123,7 +123,7 @@ async def test_a_deadline_without_sense_is_the_callers_error(api: Api, wrong: st
 
 async def test_who_does_not_read_is_bounded_in_memory_and_in_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little waits in its connection, what comes after that is merged, and after SLOW_READER_S the worker stops."""
-    monkeypatch.setattr(vigil_module, "SLOW_READER_S", 0.8)
+    monkeypatch.setattr(exchange_module, "SLOW_READER_S", 0.8)
     piece = ids("a jet leaves a contrail " * 400)
     taken, most = 0, 0
 
@@ -153,7 +153,7 @@ async def test_who_does_not_read_is_bounded_in_memory_and_in_time(api: Api, monk
 
 async def test_who_reads_slowly_is_served(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it reads at all."""
-    monkeypatch.setattr(vigil_module, "SLOW_READER_S", 0.4)
+    monkeypatch.setattr(exchange_module, "SLOW_READER_S", 0.4)
     text = "a jet leaves a contrail " * 200
     api.backend.script = [*(Output(tokens=ids(text)) for _ in range(60)), Output(tokens=ids("end"), finish="stop")]
     host, port = str(api.http.base_url.host), api.http.base_url.port

@@ -28,7 +28,7 @@ STREAM = json.dumps({"model": "tiny", "prompt": "hi", "stream": True}).encode()
 
 async def nothing_left(api: Api, tasks: int) -> None:
     """No connection, no generation, no task more than there were."""
-    await eventually(lambda: not api.server.http_server.connections, "the end of all connections")
+    await eventually(lambda: not api.server.connections, "the end of all connections")
     await eventually(lambda: api.backend.closed == len(api.backend.requests), "the end of all generations")
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks, "the end of all tasks")
 
@@ -39,7 +39,7 @@ async def test_half_a_request_and_gone(api: Api, abort: bool) -> None:
     tasks = len(asyncio.all_tasks())
     raw = request(BODY)
     for number in range(MANY):
-        async with connected(api.server.http_server.address) as (_, writer):
+        async with connected(api.server.address) as (_, writer):
             writer.write(raw[: 1 + number * (len(raw) - 2) // MANY])
             await writer.drain()
             if abort:
@@ -54,7 +54,7 @@ async def test_gone_while_it_is_answered(api: Api, body: bytes) -> None:
     tasks = len(asyncio.all_tasks())
     api.backend.script = [Output(tokens=ids("a")), asyncio.Event()]
     for number in range(MANY):
-        async with connected(api.server.http_server.address) as (reader, writer):
+        async with connected(api.server.address) as (reader, writer):
             writer.write(request(body))
             await api.backend.until_asked(number + 1)
             if body is STREAM:
@@ -69,7 +69,7 @@ async def test_gone_before_the_queue_of_its_requests_is_done(api: Api) -> None:
     """Those that waited on the connection for the one before are forgotten with it."""
     tasks = len(asyncio.all_tasks())
     api.backend.script = [Output(tokens=ids("a")), asyncio.Event()]
-    async with connected(api.server.http_server.address) as (_, writer):
+    async with connected(api.server.address) as (_, writer):
         writer.write(request(STREAM) * 5)
         await api.backend.until_asked()
     await nothing_left(api, tasks)
@@ -79,7 +79,7 @@ async def test_gone_before_the_queue_of_its_requests_is_done(api: Api) -> None:
 @pytest.fixture
 async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ScriptedBackend, HttpServer]]:
     """An API that waits for nobody."""
-    monkeypatch.setattr(api.server.http_server, "TICK_S", 0.02)
+    monkeypatch.setattr("api.server.http_server.TICK_S", 0.02)
     backend = ScriptedBackend()
     limits = HttpLimits(head_timeout_s=0.1, body_timeout_s=0.1, body_bytes_per_s_min=1 << 20)
     app = create_app(backend, FrontendMetrics(), ApiSettings())
