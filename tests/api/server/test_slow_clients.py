@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-import api.server.http_server
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.config.api_settings import ApiSettings
