@@ -17,27 +17,26 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
-from api.anthropic.body import CountRequest
-from api.anthropic.dialect import MESSAGES, TokenCount
-from api.anthropic.errors import AnthropicError, told_at
+from api.anthropic.messages_adapter import MESSAGES, TokenCount
+from api.anthropic.messages_errors import AnthropicError, error_for_path
+from api.anthropic.messages_types import CountRequest
 from api.auth.access_policy import AccessPolicy
 from api.auth.authentication import Authentication
 from api.auth.tenancy import Tenancy
 from api.config.api_settings import ApiSettings
+from api.openai.adapter_route import AdapterRoute
 from api.openai.backend import Backend
-from api.openai.dialect import DialectRoute
-from api.openai.further.embedding_inputs import EmbeddingRequest
-from api.openai.further.embeddings import Embeddings
-from api.openai.further.errand import ErrandRoute
-from api.openai.further.tokenizing import DetokenizeRequest, TokenizeRequest, Tokenizing
-from api.openai.requests.intake import Intake
-from api.openai.responses.dialect import responses_dialect
-from api.openai.responses.reasoning_seal import ReasoningSeal
-from api.openai.routes import generation_routes
-from api.openai.text.tokenizer import Tokenizers
+from api.openai.embeddings import EmbeddingRequest, Embeddings
+from api.openai.generation_route import generation_routes
+from api.openai.request.preprocessor import Preprocessor
+from api.openai.tokenization import DetokenizeRequest, Tokenization, TokenizeRequest
+from api.openai.unary_route import UnaryRoute
 from api.openapi import openapi_json
+from api.responses.reasoning_seal import ReasoningSeal
+from api.responses.responses_adapter import responses_adapter
 from api.server.errors import ApiError, http_status_error, internal_error, to_api_error
 from api.server.middleware import ApiCorsMiddleware, RequestIdMiddleware
+from api.tokenizer.model_tokenizer import Tokenizers
 from core.clock import Clock, SystemClock
 from core.errors import ContrailError
 from core.models import ModelCard
@@ -112,18 +111,18 @@ def further_routes(
 ) -> dict[str, ASGIApp]:
     """Path to the application that answers POST there; `tokenizers` are those of the other routes. Without a seal, no
     other process opens the reasoning that clients bring back."""
-    intake = Intake(backend, settings, tokenizers)
-    errand = partial(ErrandRoute, metrics, settings, clock)
-    dialect = partial(DialectRoute, intake, backend, metrics, settings, clock)
+    preprocessor = Preprocessor(backend, settings, tokenizers)
+    unary = partial(UnaryRoute, metrics, settings, clock)
+    adapter = partial(AdapterRoute, preprocessor, backend, metrics, settings, clock)
     embeddings = Embeddings(backend, settings, tokenizers)
-    tokenizing = Tokenizing(backend, settings, tokenizers)
+    tokenization = Tokenization(backend, settings, tokenizers)
     return {
-        "/v1/embeddings": errand(EmbeddingRequest, embeddings.answer),
-        "/v1/responses": dialect(responses_dialect(seal or ReasoningSeal.of_this_process())),
-        "/v1/messages": dialect(MESSAGES),
-        "/v1/messages/count_tokens": errand(CountRequest, TokenCount(tokenizing).answer, AnthropicError),
-        "/tokenize": errand(TokenizeRequest, tokenizing.tokenize),
-        "/detokenize": errand(DetokenizeRequest, tokenizing.detokenize),
+        "/v1/embeddings": unary(EmbeddingRequest, embeddings.answer),
+        "/v1/responses": adapter(responses_adapter(seal or ReasoningSeal.of_this_process())),
+        "/v1/messages": adapter(MESSAGES),
+        "/v1/messages/count_tokens": unary(CountRequest, TokenCount(tokenization).answer, AnthropicError),
+        "/tokenize": unary(TokenizeRequest, tokenization.tokenize),
+        "/detokenize": unary(DetokenizeRequest, tokenization.detokenize),
     }
 
 
@@ -225,5 +224,5 @@ async def _on_defect(request: Request, _error: Exception) -> Response:
 
 
 def _response(request: Request, error: ApiError) -> Response:
-    told = told_at(request.url.path, error, request.state.request_id)
+    told = error_for_path(request.url.path, error, request.state.request_id)
     return Response(told.body(), told.status, told.headers, media_type="application/json")

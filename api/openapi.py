@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import orjson
 
-from api.anthropic.body import CountRequest, MessagesRequest
-from api.openai.further.embedding_inputs import EmbeddingRequest
-from api.openai.further.tokenizing import DetokenizeRequest, TokenizeRequest
-from api.openai.requests.headers import DEADLINE_MS_MAX, PRIORITY_MAX
-from api.openai.requests.types import ChatRequest, CompletionRequest
-from api.openai.responses.body import ResponsesRequest
+from api.anthropic.messages_types import CountRequest, MessagesRequest
+from api.openai.embeddings import EmbeddingRequest
+from api.openai.request.request_headers import DEADLINE_MS_MAX, PRIORITY_MAX
+from api.openai.tokenization import DetokenizeRequest, TokenizeRequest
+from api.openai.types.request_types import ChatRequest, CompletionRequest
+from api.responses.responses_types import ResponsesRequest
 from api.server.errors import OVERLOADED
 
 Json = dict[str, Any]

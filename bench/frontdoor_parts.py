@@ -13,9 +13,9 @@ from typing import TypeVar
 import msgspec
 
 from actors.worker.model_files import tokenizer_files
-from api.openai.requests.types import ChatRequest
-from api.openai.templates.conversation import render
-from api.openai.text.tokenizer import ModelTokenizer
+from api.openai.types.request_types import ChatRequest
+from api.tokenizer.chat_template import render
+from api.tokenizer.model_tokenizer import ModelTokenizer
 from bench.figures import MICRO, Figure
 from bench.frontdoor_targets import WORKERS
 from bench.frontdoor_worker import MODEL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from api.anthropic.body import Block, CountRequest, Tool
+from api.anthropic.messages_types import Block, CountRequest, Tool
 from api.server.errors import bad_parameter
 
 ADDITION = "tool_addition"
@@ -19,14 +19,14 @@ HOSTED = re.compile(r"[a-z][a-z0-9_]{0,63}")
 """What the others are like: `web_search_20250305`, `bash_20250124`, `mcp_toolset`. They have no schema of their own."""
 
 
-def tools_of(asked: CountRequest) -> list[tuple[str, Tool]]:
+def tools_of(body: CountRequest) -> list[tuple[str, Tool]]:
     """Each tool with its place in the body, in the order in which they were first named.
 
     A tool that is added by name was declared before; one that is added with its definition is declared, or replaced.
     Tools of MCP servers are none of ours. ApiError for a change that names no tool.
     """
-    tools = [(f"tools[{at}]", tool) for at, tool in enumerate(asked.tools or ())]
-    changes = list(_changes(asked))
+    tools = [(f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ())]
+    changes = list(_changes(body))
     if not changes:
         return tools
     declared = {tool.name: (place, tool) for place, tool in tools}
@@ -57,13 +57,13 @@ def is_hosted(tool: Tool) -> bool:
     return tool.type is not None and tool.type not in CUSTOM and HOSTED.fullmatch(tool.type) is not None
 
 
-def left_out(asked: CountRequest) -> dict[str, str]:
+def omitted_tools(body: CountRequest) -> dict[str, str]:
     """Types of the tools that the model is not offered, each by itself."""
-    return {tool.type: tool.type for _, tool in tools_of(asked) if tool.type is not None and is_hosted(tool)}
+    return {tool.type: tool.type for _, tool in tools_of(body) if tool.type is not None and is_hosted(tool)}
 
 
-def _changes(asked: CountRequest) -> Iterator[tuple[str, Block]]:
-    for index, message in enumerate(asked.messages):
+def _changes(body: CountRequest) -> Iterator[tuple[str, Block]]:
+    for index, message in enumerate(body.messages):
         if message.role == "system" and not isinstance(message.content, str):
             for at, block in enumerate(message.content):
                 if block.type in TOOL_CHANGES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.anthropic.errors import told_at
+from api.anthropic.messages_errors import error_for_path
 from api.auth.api_keys import ApiKey
 from api.auth.keyring import Keyring
 from api.server.caller import CALLER, Caller
@@ -44,7 +44,7 @@ class Authentication:
 def _refusal(scope: Scope, message: str) -> ApiError:
     """401 as the clients of the route know it."""
     error = ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-    return told_at(scope["path"], error, scope["state"]["request_id"])
+    return error_for_path(scope["path"], error, scope["state"]["request_id"])
 
 
 def _fault(scope: Scope, shown: set[bytes]) -> str:

@@ -24,14 +24,14 @@ class Heartbeat:
     def __enter__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._seen = self._written()
-        self._timer = self._loop.call_later(self._every_s, self._look)
+        self._timer = self._loop.call_later(self._every_s, self._check)
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         written = self._written()
         if written == self._seen:
             self._ping()
         self._seen = written
-        self._timer = self._loop.call_later(self._every_s, self._look)
+        self._timer = self._loop.call_later(self._every_s, self._check)

@@ -27,13 +27,13 @@ from api.config.schema import FrontendSection
 from api.debug.access import token_of
 from api.debug.passage import Passage
 from api.debug.site import create_site
-from api.openai.responses.reasoning_seal import ReasoningSeal
 from api.process.announcement import announce_if_supervised
 from api.process.logging_setup import log_as
 from api.process.operations import OPERATIONS_GRACE_S, operations_server, watch_outbox
 from api.process.planes import LEASE_S, Planes, open_planes
 from api.process.runtime_tuning import raise_file_limit, tune_garbage_collection
 from api.process.termination import stop_requested
+from api.responses.reasoning_seal import ReasoningSeal
 from api.server.http_server import HttpServer
 from api.server.limits import HttpLimits, connections_for
 from api.server.sockets import bind, inherited_socket, socket_activation_fd

@@ -10,9 +10,9 @@ from actors.transport.frames import PROTOCOL, Hello
 from actors.transport.reconnecting_client import ReconnectingClient
 from api.census import WORKERS, registered
 from api.config.deployment_ref import DeploymentRef
-from api.openai.text.tokenizer import ModelTokenizer, TextTooLong
-from api.openai.text.word_boundaries import WordTooLong
 from api.process.planes import open_registry
+from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong
+from api.tokenizer.word_boundaries import WordTooLong
 from core.errors import CallerError, PeerError, Unavailable
 from core.ids import WorkerId
 from core.prompt import tokens_to_bytes

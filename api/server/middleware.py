@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.router.dispatch import ON_ROUTED
-from api.anthropic.errors import told_at
+from api.anthropic.messages_errors import error_for_path
 from api.server.caller import header_tenant
 from api.server.errors import ApiError, internal_error, redacted_traceback, stopping
 from api.server.exchange import MODEL_KEY
@@ -104,11 +104,11 @@ class RequestIdMiddleware:
         except asyncio.CancelledError:
             if started or (wire is not None and wire.began):
                 raise
-            await send_error(send_named, told_at(scope["path"], stopping(), state["request_id"]))
+            await send_error(send_named, error_for_path(scope["path"], stopping(), state["request_id"]))
         except Exception as error:  # noqa: BLE001 - whatever it was, other requests go on
             self._tell(scope, error)
             if not started and (wire is None or not wire.began):
-                await send_error(send_named, told_at(scope["path"], internal_error(), state["request_id"]))
+                await send_error(send_named, error_for_path(scope["path"], internal_error(), state["request_id"]))
             # else the server cuts the connection, so that the client sees that the answer is not whole
 
     def _tell(self, scope: Scope, error: Exception) -> None:

@@ -16,10 +16,10 @@ from starlette.routing import Route
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import framework, further_routes
 from api.config.api_settings import ApiSettings
-from api.openai.routes import generation_routes
-from api.openai.text.tokenizer import Tokenizers
+from api.openai.generation_route import generation_routes
 from api.openapi import SURFACE, Operation
 from api.openapi import document as made_document
+from api.tokenizer.model_tokenizer import Tokenizers
 from core.clock import SystemClock
 from core.generation import Output
 from tests.api.conftest import Api

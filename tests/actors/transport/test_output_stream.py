@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 import pytest
 
 from actors.transport.output_stream import output_stream
-from api.openai.answers.merging import merged
+from api.openai.generation import merge_streams
 from core.generation import Output, Take
 
 WHY = TimeoutError("the deadline")
@@ -37,7 +37,9 @@ async def test_a_cancellation_goes_on_with_its_reason(several: bool) -> None:
 
     def outputs() -> AsyncGenerator[Output, None]:
         return (
-            merged([output_stream(endless.run), output_stream(endless.run)]) if several else output_stream(endless.run)
+            merge_streams([output_stream(endless.run), output_stream(endless.run)])
+            if several
+            else output_stream(endless.run)
         )
 
     async def read() -> None:

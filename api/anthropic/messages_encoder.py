@@ -1,0 +1,166 @@
+"""The content of one answer: what a choice says, sorted into blocks one after another.
+
+An answer in Anthropic's words: whole, or as its sequence of events.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from api.openai.request.prepared_request import PreparedRequest
+from api.openai.types.deltas import ChoiceDelta, Delta, ToolDelta
+from api.parsers.tool_calls import normalize_json_object
+from api.server.errors import ApiError
+
+Event = dict[str, Any]
+
+
+class ContentBlocks:
+    """Blocks so far, of which the last one may be open; each step costs what is new in it."""
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[str, Any]] = []
+        self._field = ""
+        """Of the open block: which field of it grows; none is open without one."""
+        self._call = -1
+        """Which call the open block is."""
+        self._pieces: list[str] = []
+        self.called = False
+        """Whether the last call that was closed can be made: its arguments are an object."""
+
+    def __repr__(self) -> str:
+        return f"<ContentBlocks {len(self._blocks)}, {self._field or 'none'} growing>"
+
+    def add(self, said: Delta) -> list[Event]:
+        """The events of what was said, in the order in which a model says it."""
+        events: list[Event] = []
+        if said.reasoning:
+            events += self._grow("thinking", {"thinking": "", "signature": ""}, "thinking_delta", said.reasoning)
+        if said.text:
+            events += self._grow("text", {"text": ""}, "text_delta", said.text)
+        for delta in said.tools:
+            events += self._grow_call(delta)
+        return events
+
+    def close(self) -> list[Event]:
+        """The end of the open block."""
+        if not self._field:
+            return []
+        text = "".join(self._pieces)
+        self._blocks[-1][self._field] = self._input(text) if self._field == "input" else text
+        self._field, self._call, self._pieces = "", -1, []
+        return [{"type": "content_block_stop", "index": len(self._blocks) - 1}]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Anthropic's JSON of the blocks that are closed."""
+        return self._blocks
+
+    def _grow(self, kind: str, empty: dict[str, Any], delta: str, piece: str) -> list[Event]:
+        events = [] if self._field == kind else self._begin(kind, {"type": kind, **empty})
+        return [*events, self._more({"type": delta, kind: piece}, piece)]
+
+    def _grow_call(self, delta: ToolDelta) -> list[Event]:
+        events: list[Event] = []
+        if self._call != delta.call:
+            events = self._begin("input", {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}})
+            self._call = delta.call
+        if delta.arguments:
+            events.append(self._more({"type": "input_json_delta", "partial_json": delta.arguments}, delta.arguments))
+        return events
+
+    def _begin(self, field: str, block: dict[str, Any]) -> list[Event]:
+        events = self.close()
+        self._blocks.append(block)
+        self._field = field
+        start = {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}
+        return [*events, start]
+
+    def _more(self, delta: dict[str, Any], piece: str) -> Event:
+        self._pieces.append(piece)
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def _input(self, text: str) -> orjson.Fragment:
+        """A call's arguments; those that broke off are shown as none."""
+        arguments = normalize_json_object(text)
+        self.called = arguments is not None
+        # as text: numbers may have more bits than any type of ours
+        return orjson.Fragment(arguments or "{}")
+
+
+class MessagesEncoder:
+    """Tells one message."""
+
+    def __init__(self, prepared: PreparedRequest, request_id: str) -> None:
+        self._prepared = prepared
+        self._id = f"msg_{request_id}"
+        self._blocks = ContentBlocks()
+
+    def __repr__(self) -> str:
+        return f"<MessagesEncoder {self._id}>"
+
+    def opening(self) -> bytes:
+        """The message as it begins."""
+        message = {**self._message(), "stop_reason": None, "stop_sequence": None, "content": []}
+        return _told([{"type": "message_start", "message": message}])
+
+    def ping(self) -> bytes:
+        """An event that says nothing."""
+        return _told([{"type": "ping"}])
+
+    def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
+        """What the step says."""
+        return _told(self._blocks.add(choice_delta.said))
+
+    def closing(self) -> bytes:
+        """The ends of the last block and of the message."""
+        events = self._blocks.close()
+        events.append({"type": "message_delta", "delta": self._end(), "usage": _usage(self._prepared)})
+        return _told([*events, {"type": "message_stop"}])
+
+    def broken(self, error: ApiError) -> bytes:
+        """The error as an event."""
+        return b"event: error\ndata: " + error.body() + b"\n\n"
+
+    def whole(self) -> bytes:
+        """The message as it ended."""
+        self._blocks.close()
+        return orjson.dumps({**self._message(), "content": self._blocks.shown(), **self._end()})
+
+    def _message(self) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._prepared.model,
+            "usage": _usage(self._prepared),
+        }
+
+    def _end(self) -> dict[str, Any]:
+        """How it ended, once its last block has: clients make the calls of what ended with `tool_use`."""
+        stopped = self._prepared.choices[0].transcript.stop_reason
+        if self._prepared.finish == "length":
+            reason = "max_tokens"
+        elif self._blocks.called:
+            reason = "tool_use"
+        elif isinstance(stopped, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stopped}
+        else:
+            reason = "end_turn"
+        return {"stop_reason": reason, "stop_sequence": None}
+
+
+def _usage(prepared: PreparedRequest) -> dict[str, Any]:
+    """Anthropic counts what came from a cache beside `input_tokens`, not in it."""
+    used = prepared.usage()
+    return {
+        "input_tokens": used.prompt_tokens - used.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": used.cached_tokens,
+        "output_tokens": used.completion_tokens,
+    }
+
+
+def _told(events: list[Event]) -> bytes:
+    return b"".join([b"event: %b\ndata: %b\n\n" % (it["type"].encode(), orjson.dumps(it)) for it in events])

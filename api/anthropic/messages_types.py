@@ -1,0 +1,98 @@
+"""The bodies of Anthropic's /v1/messages and /v1/messages/count_tokens. Types only; `translation` checks the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from api.openai.types.request_types import AtLeastOne, Salt, Temperature, TopK, TopP
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One piece of a message: which fields it has depends on its type."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    """Of a tool_use …"""
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    """… and of the tool_result that belongs to it."""
+    content: str | list[Block] | None = None
+    tool: ToolChange | None = None
+    """Of a tool_addition or a tool_removal."""
+    tool_name: str | None = None
+    """Of a tool_reference."""
+    title: str | None = None
+    source: Any = None
+    """Of a document or a search_result."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str | list[Block]
+
+
+class Tool(msgspec.Struct, frozen=True):
+    name: str = ""
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChange(msgspec.Struct, frozen=True):
+    """The tool that a conversation adds or removes: one of `tools` by its name, or a new one by its definition."""
+
+    type: str
+    name: str | None = None
+    definition: Tool | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    type: str
+
+
+class OutputFormat(msgspec.Struct, frozen=True):
+    type: str
+    schema: dict[str, Any] | None = None
+
+
+class OutputConfig(msgspec.Struct, frozen=True):
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chat's prompt is made of."""
+
+    model: str
+    messages: list[Message]
+    system: str | list[Block] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountRequest, frozen=True, kw_only=True):
+    """A chat."""
+
+    max_tokens: AtLeastOne
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    metadata: dict[str, Any] | None = None
+    """Its `user_id` may name a session."""
+    cache_salt: Salt | None = None
+    """vLLM's."""

@@ -1,0 +1,67 @@
+"""What a request used, in tokens.
+
+What an answer says, in the terms of OpenAI's messages: text, reasoning, calls of tools; and who finds them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from core.generation import TokenLogprobs
+
+
+class Usage(NamedTuple):
+    """Tokens of one request: each prompt once, the answers of all its choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int = 0
+
+    def as_json(self) -> bytes:
+        """OpenAI's `usage`; from a template, because every answer has one."""
+        prompt, completion, cached, reasoning = self
+        return (
+            b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d},'
+            b'"completion_tokens_details":{"reasoning_tokens":%d}}'
+        ) % (prompt, completion, prompt + completion, cached, reasoning)
+
+
+class ToolDelta(NamedTuple):
+    """More of one call of a tool."""
+
+    call: int
+    """Which of the answer's calls, from 0."""
+    id: str = ""
+    """With the call's first delta only."""
+    name: str = ""
+    """Likewise."""
+    arguments: str = ""
+    """The next piece of its arguments, which together are JSON text."""
+
+
+class Delta(NamedTuple):
+    """What of one choice may leave together."""
+
+    text: str = ""
+    reasoning: str = ""
+    tools: tuple[ToolDelta, ...] = ()
+
+
+EMPTY_DELTA = Delta()
+
+
+class ChoiceDelta(NamedTuple):
+    """One choice of one request got on."""
+
+    choice: int
+    """Which choice of it, from 0."""
+    delta: Delta
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the tokens whose text leaves, if the request asked for them; nan where none is known."""
+    finish: str | None = None
+    """`stop`, `length` or `tool_calls` with its last step."""
+    tokens: tuple[int, ...] = ()
+    """The answer's tokens whose text leaves, if something of it needs them."""
+    completion_tokens: int = 0
+    """Tokens of the choice until now."""

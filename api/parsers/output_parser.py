@@ -1,0 +1,145 @@
+"""Of api.openai.types.deltas.
+
+What all readers of calls share: the text goes from state to state, and what is sure leaves.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from api.openai.types.deltas import Delta
+from api.parsers.tool_calls import ToolCallCollector
+
+
+class OutputParser(Protocol):
+    """Reads one choice's text as it comes."""
+
+    @property
+    def keeps_special_tokens(self) -> bool:
+        """Whether it must see special tokens in the text: then they are not skipped."""
+
+    @property
+    def called(self) -> bool:
+        """Whether a call of a tool has been found: then the choice ends with `tool_calls` instead of `stop`."""
+
+    def push(self, text: str, tokens: Sequence[int]) -> Delta:
+        """What the new text says for certain; `tokens` are those that came with it."""
+
+    def finish(self) -> Delta:
+        """What was held back; nothing more will come. Never raises: what is no call is text."""
+
+
+BLANK = " \t\r\n"
+
+
+class StreamParser(ABC):
+    """An `OutputParser` over one format. However the text is cut, it says the same.
+
+    Blanks before a call, between calls and after the last one are no text.
+    """
+
+    keeps_special_tokens = False
+
+    def __init__(self, called: ToolCallCollector) -> None:
+        self._collector = called
+        self._state: Callable[[str], str] = self._text
+        self._pieces: list[str] = []
+        self._blank = ""
+        """Blanks at the start or after a call: text if text follows."""
+        self._after_call = True
+        """Whether only blanks came since the start or the last call."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {self._collector.count} calls>"
+
+    @property
+    def called(self) -> bool:
+        """Whether a call has been found."""
+        return self._collector.count > 0
+
+    def push(self, text: str, tokens: Sequence[int]) -> Delta:  # noqa: ARG002 - the text says it all
+        """What the new text says for certain."""
+        while text:
+            text = self._state(text)
+        return self._take()
+
+    def finish(self) -> Delta:
+        """What was held back."""
+        self._emit(self._unsure())
+        if not self.called:
+            self._pieces.append(self._blank)
+            self._blank = ""
+        return self._take()
+
+    def _take(self) -> Delta:
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        return Delta(text, tools=self._collector.take())
+
+    def _emit(self, text: str) -> None:
+        """Text; blanks next to a call wait for what follows them."""
+        if not self._after_call:
+            self._pieces.append(text)
+        elif text.strip(BLANK):
+            self._pieces.append(self._blank + text)
+            self._blank, self._after_call = "", False
+        else:
+            self._blank += text
+
+    def _call_ended(self) -> None:
+        self._blank, self._after_call = "", True
+
+    @abstractmethod
+    def _text(self, text: str) -> str:
+        """Reads on where no call is; returns what is left for the next state."""
+
+    @abstractmethod
+    def _unsure(self) -> str:
+        """What is held and is text if nothing more comes."""
+
+
+def overlap(text: str, mark: str) -> int:
+    """How many characters at the text's end begin the mark."""
+    at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    while at >= 0:
+        if mark.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(mark[0], at + 1)
+    return 0
+
+
+class MarkerParser(StreamParser):
+    """Calls behind a mark in the text."""
+
+    mark = ""
+
+    def __init__(self, called: ToolCallCollector, special: AbstractSet[str] = frozenset()) -> None:
+        """`special`: texts of special tokens, which are skipped unless one of them is the mark."""
+        super().__init__(called)
+        self.keeps_special_tokens = self.mark in special
+        self._partial = ""
+        """The text's end, which may begin the mark."""
+
+    def _text(self, text: str) -> str:
+        text, self._partial = self._partial + text, ""
+        at = text.find(self.mark)
+        if at >= 0:
+            self._emit(text[:at])
+            self._marked()
+            return text[at + len(self.mark) :]
+        held = overlap(text, self.mark)
+        self._partial = text[len(text) - held :]
+        self._emit(text[: len(text) - held])
+        return ""
+
+    @abstractmethod
+    def _marked(self) -> None:
+        """The mark has been read: what comes is a call, or is not after all."""
+
+    def _give_back(self, held: str) -> None:
+        """It was none: the mark is text, with what was held behind it."""
+        self._emit(self.mark + held)
+        self._state = self._text

@@ -1,0 +1,97 @@
+"""The calls that an answer makes, as they are found: numbered, named, their arguments in pieces.
+
+The arguments of a call as the JSON object that they must be, whatever a model has made of them.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import string
+from collections.abc import Callable
+from typing import NoReturn
+
+from api.openai.types.deltas import ToolDelta
+
+ID_BYTES = 12
+MISTRAL_ID_CHARS = 9
+"""Mistral's own templates refuse ids of another length, or with other signs than letters and digits."""
+
+
+def openai_id() -> str:
+    """A new id of the look that OpenAI's have."""
+    return f"call_{secrets.token_hex(ID_BYTES)}"
+
+
+def mistral_id() -> str:
+    """A new id that Mistral's templates take when the client sends it back."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(MISTRAL_ID_CHARS))
+
+
+class ToolCallCollector:
+    """Collects what leaves of the calls. With `single` the first call alone leaves."""
+
+    def __init__(self, new_id: Callable[[], str] = openai_id, *, single: bool = False) -> None:
+        self._new_id = new_id
+        self._single = single
+        self._deltas: list[ToolDelta] = []
+        self.count = 0
+        """Calls found so far, those that do not leave among them."""
+
+    def __repr__(self) -> str:
+        return f"<ToolCallCollector {self.count}>"
+
+    def begin(self, name: str) -> None:
+        """A new call of this tool; what follows are its arguments."""
+        self.count += 1
+        self._add(ToolDelta(self.count - 1, self._new_id(), name))
+
+    def more(self, arguments: str) -> None:
+        """The next piece of the last call's arguments."""
+        if arguments:
+            self._add(ToolDelta(self.count - 1, arguments=arguments))
+
+    def _add(self, delta: ToolDelta) -> None:
+        if self._single and delta.call > 0:
+            return
+        last = self._deltas[-1] if self._deltas else None
+        if last is not None and last.call == delta.call:
+            self._deltas[-1] = last._replace(arguments=last.arguments + delta.arguments)
+        else:
+            self._deltas.append(delta)
+
+    def take(self) -> tuple[ToolDelta, ...]:
+        """What came since the last time; one delta for each call that got on."""
+        if not self._deltas:
+            return ()
+        taken = tuple(self._deltas)
+        self._deltas.clear()
+        return taken
+
+
+def normalize_json_object(text: str) -> str | None:
+    """The object's JSON: as the model wrote it, or anew if its strings hold what must be escaped; no text at all is an
+    empty one. None for what is no object, or broke off: such a call cannot be made."""
+    text = text or "{}"
+    if _is_object(text):
+        return text
+    try:
+        found = json.loads(text, strict=False)
+        return json.dumps(found, allow_nan=False) if isinstance(found, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+# numbers stay text: JSON bounds them nowhere
+_decoder = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(_decoder.decode(text), dict)
+    except (ValueError, RecursionError):
+        return False

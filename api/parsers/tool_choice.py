@@ -1,0 +1,82 @@
+"""The tools that a request offers to the model, and whether it must call them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from api.openai.types.request_types import ChatRequest, NamedChoice, Tool
+from api.server.errors import ApiError, bad_parameter
+
+TOOLS_MAX = 1024
+"""Programs with many MCP servers offer hundreds."""
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+AUTO = "auto"
+REQUIRED = "required"
+NONE = "none"
+NAMED = "named"
+USAGE = "must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}"
+
+
+class ToolOffer(NamedTuple):
+    """Checked."""
+
+    tools: tuple[Tool, ...]
+    choice: str
+    """`none`, `auto`, `required`, or `named`."""
+    name: str = ""
+    """Of the one tool that must be called, if the choice is `named`."""
+    single: bool = False
+    """At most one call."""
+
+
+def offer_of(request: ChatRequest) -> ToolOffer | None:
+    """The request's tools; None if it offers none. ApiError for what cannot be offered."""
+    if request.tools is None:
+        if request.tool_choice not in (None, NONE):
+            raise bad_parameter("tool_choice", "is allowed only with tools")
+        return None
+    _check_tools(request.tools)
+    choice, name = _choice(request.tool_choice, request.tools)
+    return ToolOffer(tuple(request.tools), choice, name, single=request.parallel_tool_calls is False)
+
+
+def _choice(given: str | NamedChoice | None, tools: Sequence[Tool]) -> tuple[str, str]:
+    match given:
+        case None:
+            return AUTO, ""
+        case "none" | "auto" | "required":
+            return given, ""
+        case NamedChoice(type="function", function=function) if function is not None:
+            if all(tool.function.name != function.name for tool in tools):
+                raise bad_parameter("tool_choice", f"names {function.name!r}, which is not among the tools")
+            return NAMED, function.name
+    raise bad_parameter("tool_choice", USAGE)
+
+
+def _check_tools(tools: Sequence[Tool]) -> None:
+    if not 0 < len(tools) <= TOOLS_MAX:
+        raise bad_parameter("tools", f"must hold 1 to {TOOLS_MAX} tools, not {len(tools)}; without any, leave it out")
+    for index, tool in enumerate(tools):
+        _check_tool(f"tools[{index}]", tool)
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise bad_parameter("tools", f"two of them have the name {twice!r}")
+
+
+def _check_tool(place: str, tool: Tool) -> None:
+    if tool.type != "function":
+        raise bad_parameter(f"{place}.type", f"must be 'function', not {tool.type!r}")
+    if not NAME.fullmatch(tool.function.name):
+        raise bad_parameter(
+            f"{place}.function.name", "must have 1 to 64 of the letters a to z and A to Z, digits, _ and -"
+        )
+
+
+def without_parser(model: str) -> ApiError:
+    """400 for tools that are the model's choice where nobody can find its calls."""
+    how = "set tool_call_parser for it (hermes, llama3_json, mistral, or any of vLLM's)"
+    fault = f"'auto' needs to know how model {model!r} writes calls: {how}, or send tool_choice 'required' or 'none'"
+    return bad_parameter("tool_choice", fault)

@@ -1,0 +1,264 @@
+"""The items of an input as the messages of a chat: what the model said in one turn is one message again.
+
+A body of /v1/responses as the chat that it asks for. Nothing is stored here: what would need that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import msgspec
+
+from api.openai.types.request_types import (
+    CalledFunction,
+    ChatMessage,
+    ChatRequest,
+    JsonSchema,
+    NamedChoice,
+    Part,
+    ResponseFormat,
+    ToolCall,
+    ToolName,
+)
+from api.parsers.structured_outputs import check_depth
+from api.responses.responses_types import AllowedTool, ChosenTool, Item, ItemPart, ResponsesRequest, TextFormat
+from api.responses.tool_catalog import CUSTOM_INPUT, HOSTED_ITEMS, ToolCatalog
+from api.server.errors import ApiError, bad_parameter, not_supported, with_renamed_parameter
+
+Content = str | list[ItemPart]
+
+REFERENCE = "refers to a stored item, and nothing is stored here: send `store: false`, and the items themselves"
+"""Clients that leave `store` on, as the AI SDK does, refer to the items of earlier answers."""
+TEXT_PARTS = {"input_text", "output_text", "text", "reasoning_text", "summary_text"}
+
+
+def messages_of(instructions: str | None, given: str | Sequence[Item], catalog: ToolCatalog) -> list[ChatMessage]:
+    """The conversation, the instructions before it; ApiError names the item that cannot be part of one here. Calls
+    have the names under which the catalog offers their tools."""
+    conversation = _Conversation(catalog)
+    if instructions:
+        conversation.messages.append(ChatMessage(role="system", content=instructions))
+    if isinstance(given, str):
+        conversation.messages.append(ChatMessage(role="user", content=given))
+        return conversation.messages
+    for index, item in enumerate(given):
+        conversation.add(f"input[{index}]", item)
+    return conversation.messages
+
+
+class _Conversation:
+    """Messages so far. Reasoning, text and calls that follow each other are one turn of the assistant."""
+
+    def __init__(self, catalog: ToolCatalog) -> None:
+        self._catalog = catalog
+        self.messages: list[ChatMessage] = []
+        self._reasoning = ""
+        """What was thought before a message or call that has not come yet."""
+
+    def add(self, place: str, item: Item) -> None:
+        match item.type:
+            case "message":
+                self._message(place, item)
+            case "reasoning":
+                thought: Content = item.content or item.summary or ""
+                self._reasoning += _text(place, thought)
+            case "function_call":
+                self._call(place, item, item.arguments)
+            case "custom_tool_call":
+                self._call(place, item, {CUSTOM_INPUT: item.input or ""})
+            case "function_call_output" | "custom_tool_call_output":
+                self._result(place, item)
+            case "additional_tools":
+                pass  # the catalog has them
+            case "item_reference":
+                raise bad_parameter(place, REFERENCE)
+            case other if other in HOSTED_ITEMS:
+                pass  # the answer names them: see `tool_catalog.left_out`
+            case other:
+                raise not_supported(place, f"{place}: an item of type {other!r}")
+
+    def _message(self, place: str, item: Item) -> None:
+        role = _given(item.role, f"{place}.role")
+        content = _content(item.content, f"{place}.content")
+        if role != "assistant":
+            shown = content if isinstance(content, str) else _parts(place, content, "content")
+            self._say(ChatMessage(role=role, content=shown))
+            return
+        turn = self._turn()
+        said = turn.content if isinstance(turn.content, str) else ""
+        self._replace(turn, content=said + _text(place, content))
+
+    def _result(self, place: str, item: Item) -> None:
+        if isinstance(item.output, dict):
+            raise bad_parameter(f"{place}.output", "must be a string or a list of content")
+        output = _content(item.output, f"{place}.output")
+        call = _given(item.call_id, f"{place}.call_id")
+        self._say(ChatMessage(role="tool", content=_text(place, output, "output"), tool_call_id=call))
+
+    def _call(self, place: str, item: Item, arguments: str | dict[str, Any] | None) -> None:
+        name = self._catalog.flat_name(_given(item.name, f"{place}.name"), item.namespace)
+        function = CalledFunction(name=name, arguments=arguments)
+        call = ToolCall(function=function, id=_given(item.call_id, f"{place}.call_id"))
+        turn = self._turn()
+        self._replace(turn, tool_calls=[*(turn.tool_calls or ()), call])
+
+    def _turn(self) -> ChatMessage:
+        """The assistant's message that goes on, or a new one."""
+        if not self.messages or self.messages[-1].role != "assistant" or self._reasoning:
+            self._say(ChatMessage(role="assistant", reasoning=self._reasoning or None))
+        return self.messages[-1]
+
+    def _replace(self, turn: ChatMessage, **fields: object) -> None:
+        self.messages[-1] = msgspec.structs.replace(turn, **fields)
+
+    def _say(self, message: ChatMessage) -> None:
+        self.messages.append(message)
+        self._reasoning = ""
+
+
+def _given(value: str | None, param: str) -> str:
+    if value is None:
+        raise bad_parameter(param, "is required")
+    return value
+
+
+def _content(value: Content | None, param: str) -> Content:
+    if value is None:
+        raise bad_parameter(param, "is required")
+    return value
+
+
+def _text(place: str, content: str | Sequence[ItemPart], field: str = "content") -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.text or "" for part in _parts(place, content, field))
+
+
+def _parts(place: str, content: Sequence[ItemPart], field: str) -> list[Part]:
+    return [_part(f"{place}.{field}[{index}]", part) for index, part in enumerate(content)]
+
+
+def _part(place: str, part: ItemPart) -> Part:
+    if part.type == "refusal":
+        return Part(type="text", text=part.refusal or "")
+    if part.type not in TEXT_PARTS:
+        raise not_supported(place, f"{place}: content of type {part.type!r}")
+    if part.text is None:
+        raise bad_parameter(f"{place}.text", "is required")
+    return Part(type="text", text=part.text)
+
+
+STORED = ("background", "previous_response_id", "conversation", "prompt")
+"""What would have to be kept here between requests."""
+LOGPROBS = "message.output_text.logprobs"
+SERVICE_TIERS = ("auto", "default", "flex", "priority", "scale", "fast", "ultrafast")
+"""OpenAI's words; all are served alike, and the answer says `default`."""
+VERBOSITIES = ("low", "medium", "high")
+"""OpenAI's words; no chat template knows them."""
+TRUNCATIONS = ("auto", "disabled")
+"""Nothing is cut off by either: a conversation that is too long is refused, so that the client shortens it."""
+SAME_NAME = (
+    "model", "temperature", "top_p", "user", "stream", "stop", "seed", "top_k", "min_p",
+    "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids", "cache_salt", "priority",
+    "chat_template_kwargs", "metadata", "prompt_cache_key", "client_metadata",
+)  # fmt: skip
+"""Parameters that a chat has too, and means the same by them."""
+NAMED_HERE = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "tools": "tools",
+}
+"""Parameters of the chat that have another name in this body, or other ones within."""
+WITHIN = {".json_schema": "", ".function": ""}
+"""What a chat has around a format and around a tool, and this body has not."""
+
+
+def to_chat_request(body: ResponsesRequest) -> ChatRequest:
+    """The chat whose answer is the response; ApiError for what cannot be had here."""
+    _check(body)
+    catalog = ToolCatalog(body)
+    return ChatRequest(
+        messages=messages_of(body.instructions, body.input, catalog),
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=bool(body.top_logprobs) or LOGPROBS in (body.include or ()),
+        top_logprobs=body.top_logprobs,
+        **_tools(body, catalog),
+        response_format=_format(body.text.format if body.text else None),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        **{name: getattr(body, name) for name in SAME_NAME},
+    )
+
+
+def rename_parameter(error: ApiError) -> ApiError:
+    """The error with the parameter's name in this body."""
+    return with_renamed_parameter(error, NAMED_HERE, WITHIN)
+
+
+def _check(body: ResponsesRequest) -> None:
+    for name in STORED:
+        if getattr(body, name) not in (None, False, ""):
+            raise bad_parameter(
+                name, "nothing is stored here: send the whole input, and leave this out", "unsupported_parameter"
+            )
+    _check_word("truncation", body.truncation, TRUNCATIONS)
+    _check_word("service_tier", body.service_tier, SERVICE_TIERS)
+    _check_word("text.verbosity", body.text.verbosity if body.text else None, VERBOSITIES)
+    if not body.input and not body.instructions:
+        raise bad_parameter("input", "must not be empty without instructions")
+
+
+def _check_word(param: str, word: str | None, known: Sequence[str]) -> None:
+    if word is not None and word not in known:
+        raise bad_parameter(param, f"must be one of {', '.join(known)}")
+
+
+def _tools(body: ResponsesRequest, catalog: ToolCatalog) -> dict[str, Any]:
+    """What a chat is told of tools: nothing if there are none, though clients say how to choose among them."""
+    choice, allowed = _choice(body.tool_choice, catalog)
+    tools = [offered.tool for flat, offered in catalog if allowed is None or flat in allowed]
+    if not tools and choice in {None, "auto", "none"}:
+        return {}
+    return {"tools": tools or None, "tool_choice": choice, "parallel_tool_calls": body.parallel_tool_calls}
+
+
+def _choice(
+    choice: str | ChosenTool | None, catalog: ToolCatalog
+) -> tuple[str | NamedChoice | None, AbstractSet[str] | None]:
+    """The chat's choice, and the names of the tools that it is restricted to, if it is."""
+    if choice is None or isinstance(choice, str):
+        return choice, None
+    if choice.type == "allowed_tools":
+        if choice.mode not in {"auto", "required"}:
+            raise bad_parameter("tool_choice.mode", "must be 'auto' or 'required'")
+        return choice.mode, _allowed(choice.tools or (), catalog)
+    if choice.type not in {"function", "custom"} or not choice.name:
+        raise not_supported(
+            "tool_choice", f"tool_choice: type {choice.type!r}; a function or a custom tool by its name can be chosen"
+        )
+    return NamedChoice(function=ToolName(name=catalog.chosen(choice.name, choice.namespace))), None
+
+
+def _allowed(tools: Sequence[AllowedTool], catalog: ToolCatalog) -> set[str]:
+    """The model's names for them; hosted tools are not among those anyway."""
+    names: set[str] = set()
+    for tool in tools:
+        if tool.type == "namespace":
+            names |= catalog.within(tool.name or "")
+        elif tool.type in {"function", "custom"}:
+            names.add(catalog.chosen(tool.name or "", tool.namespace))
+    return names
+
+
+def _format(wanted: TextFormat | None) -> ResponseFormat | None:
+    if wanted is None:
+        return None
+    check_depth(wanted.schema, "text.format.schema")
+    if wanted.type != "json_schema":
+        return ResponseFormat(type=wanted.type)
+    if not wanted.name:
+        raise bad_parameter("text.format.name", "is required")
+    schema = JsonSchema(name=wanted.name, schema=wanted.schema, description=wanted.description, strict=wanted.strict)
+    return ResponseFormat(type="json_schema", json_schema=schema)

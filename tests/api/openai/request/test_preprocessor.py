@@ -1,0 +1,58 @@
+"""What a request becomes before a worker hears of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.config.api_settings import ApiSettings
+from api.openai.request.preprocessor import Preprocessor
+from api.openai.types.deltas import ChoiceDelta
+from api.openai.types.request_types import ChatRequest, CompletionRequest
+from api.tokenizer.model_tokenizer import Tokenizers
+from tests.api.scripted import ScriptedBackend
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize(
+    ("fields", "plain"),
+    [
+        ({}, True),
+        ({"stream": True, "stream_options": {"include_usage": True}, "stop": "x", "n": 1, "seed": 1}, True),
+        ({"logprobs": 0}, False),
+        ({"n": 2}, False),
+        ({"return_token_ids": True}, False),
+        ({"prompt_logprobs": 0}, False),
+        ({"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}, False),
+    ],
+)
+async def test_what_is_plain_text_is_known(
+    kind: type[ChatRequest | CompletionRequest], fields: dict[str, Any], plain: bool
+) -> None:
+    """Only then do tokens pass without steps, which is what makes them cheap."""
+    if kind is ChatRequest and "logprobs" in fields:
+        fields = {"logprobs": True}
+    preprocessor = Preprocessor(ScriptedBackend(), ApiSettings(), Tokenizers())
+    parameters = msgspec.json.decode(json.dumps(BODY | fields), type=kind)
+    prepared = await preprocessor.prepare(parameters, {}, "id", 100)
+    assert prepared.plain is plain
+    assert len(prepared.choices) == fields.get("n", 1)
+
+
+async def test_a_plain_stream_makes_no_steps(monkeypatch: pytest.MonkeyPatch, api: Any) -> None:
+    """Neither streamed nor whole."""
+
+    def never(*_: Any, **__: Any) -> ChoiceDelta:
+        raise AssertionError("a step was made")
+
+    monkeypatch.setattr("api.openai.choice.Step", never)
+    for stream in (False, True):
+        answer = await api.http.post("/v1/completions", json=BODY | {"stream": stream})
+        assert "hello" in answer.text
+    answer = await api.http.post("/v1/completions", json=BODY | {"n": 2})
+    assert answer.status_code == 500, "where there are several, steps are made"
