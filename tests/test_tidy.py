@@ -23,7 +23,7 @@ SEAMS = {
     "nats": r"streams/(jetstream/\w+|embedded/embedded_nats)\.py",
     "etcd3": r"streams/(etcd/\w+|embedded/embedded_etcd)\.py",
     "grpc": r"streams/(etcd/\w+|embedded/embedded_etcd)\.py",
-    "vllm": r"actors/engines/vllm/\w+\.py|api/openai/tools/vllm\.py",
+    "vllm": r"actors/engines/vllm/\w+\.py|api/parsers/vllm_parsers\.py",
     "torch": r"actors/engines/vllm/\w+\.py",
     "nixl": r"actors/engines/vllm/\w+\.py",
     "fastapi": r"api/.*",

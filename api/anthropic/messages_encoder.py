@@ -1,7 +1,4 @@
-"""The content of one answer: what a choice says, sorted into blocks one after another.
-
-An answer in Anthropic's words: whole, or as its sequence of events.
-"""
+"""A message in Anthropic's words, whole or as its sequence of events: a choice's deltas, sorted into content blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ Event = dict[str, Any]
 
 
 class ContentBlocks:
-    """Blocks so far, of which the last one may be open; each step costs what is new in it."""
+    """Blocks so far, of which the last one may be open; each delta costs what is new in it."""
 
     def __init__(self) -> None:
         self._blocks: list[dict[str, Any]] = []
@@ -33,15 +30,15 @@ class ContentBlocks:
     def __repr__(self) -> str:
         return f"<ContentBlocks {len(self._blocks)}, {self._field or 'none'} growing>"
 
-    def add(self, said: Delta) -> list[Event]:
-        """The events of what was said, in the order in which a model says it."""
+    def add(self, delta: Delta) -> list[Event]:
+        """The events of the delta, in the order in which a model says it."""
         events: list[Event] = []
-        if said.reasoning:
-            events += self._grow("thinking", {"thinking": "", "signature": ""}, "thinking_delta", said.reasoning)
-        if said.text:
-            events += self._grow("text", {"text": ""}, "text_delta", said.text)
-        for delta in said.tools:
-            events += self._grow_call(delta)
+        if delta.reasoning:
+            events += self._grow("thinking", {"thinking": "", "signature": ""}, "thinking_delta", delta.reasoning)
+        if delta.text:
+            events += self._grow("text", {"text": ""}, "text_delta", delta.text)
+        for tool_delta in delta.tools:
+            events += self._grow_call(tool_delta)
         return events
 
     def close(self) -> list[Event]:
@@ -90,7 +87,7 @@ class ContentBlocks:
 
 
 class MessagesEncoder:
-    """Tells one message."""
+    """Encodes one message."""
 
     def __init__(self, prepared: PreparedRequest, request_id: str) -> None:
         self._prepared = prepared
@@ -110,8 +107,8 @@ class MessagesEncoder:
         return _told([{"type": "ping"}])
 
     def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
-        """What the step says."""
-        return _told(self._blocks.add(choice_delta.said))
+        """The events of the delta."""
+        return _told(self._blocks.add(choice_delta.delta))
 
     def closing(self) -> bytes:
         """The ends of the last block and of the message."""

@@ -1,8 +1,6 @@
-"""Blocks of a message that are text, or that can be read as text.
+"""A body of /v1/messages as the chat that it asks for: its content blocks as text, its system text, its tools.
 
-System text, of the whole conversation and of single messages, without Claude Code's billing line.
-
-Anthropic's messages as the chat that they ask for.
+Claude Code's billing line is taken out of system text.
 """
 
 from __future__ import annotations

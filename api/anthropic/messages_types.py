@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's /v1/messages and /v1/messages/count_tokens. Types only; `translation` checks the rest."""
+"""The bodies of Anthropic's /v1/messages and /v1/messages/count_tokens. `messages_request` checks the rest."""
 
 from __future__ import annotations
 

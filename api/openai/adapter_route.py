@@ -1,4 +1,4 @@
-"""Other ways to ask for a chat: bodies that are translated into one, and answers told in that API's own words.
+"""Routes of other APIs over chats: a body is translated into a chat, and the answer is encoded in that API's own words.
 
 Behind the translation everything is the chat's: templates, tools, reasoning, formats, bounds.
 """
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 
 
 class EventEncoder(Protocol):
-    """Tells one answer: pieces of a stream as bytes, or all of it at its end."""
+    """Encodes one answer: pieces of a stream as bytes, or all of it at its end."""
 
     def opening(self) -> bytes:
         """What a stream begins with, once the first tokens are there."""
 
     def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
-        """The events of one step; kept for the whole answer too."""
+        """The events of one delta; kept for the whole answer too."""
 
     def ping(self) -> bytes:
         """What a stream has in a long pause."""
@@ -57,7 +57,7 @@ class EventEncoder(Protocol):
         """What a stream ends with that cannot go on."""
 
     def whole(self) -> bytes:
-        """The answer that is not streamed, of all steps that were told."""
+        """The answer that is not streamed, of all deltas that were encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class ApiAdapter(Generic[Body]):
 
 
 class AdapterRoute(Generic[Body]):
-    """A route that generates in another dialect: an ASGI application for POST."""
+    """A route that generates for another API: an ASGI application for POST."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""Tokens of one generation, each kept until its text has left: so logprobs and ids never run ahead of the text.
+"""One of a request's answers while it is generated: from tokens to text, with its stop strings, its end and its counts.
 
-One generation's text: tokens in, text out, with stop strings, the end, and the counts for `usage`.
-
-One of a request's answers, as it is being made.
+`Transcript` turns outputs into text. `PendingTokens` keeps each token until its text has left, so that logprobs and ids
+never run ahead of the text. `Choice` puts an output parser and an echo behind both.
 """
 
 from __future__ import annotations

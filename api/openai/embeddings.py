@@ -1,6 +1,6 @@
-"""What is to be embedded: the body of /v1/embeddings, and the token ids of each of its inputs.
+"""`/v1/embeddings`: its body, the token ids of each input, and one request to the workers for each of them.
 
-`/v1/embeddings`: each input is a request to the workers of its own, a bounded number of them at once.
+A bounded number of these requests runs at once.
 """
 
 from __future__ import annotations

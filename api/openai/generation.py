@@ -1,13 +1,8 @@
-"""Several streams as one, in the order in which they get on.
+"""The answer to one request while it is generated: its choices side by side, their times, and streams of plain text.
 
-The generations of one request: all of its choices run at once, and get on step by step.
-
-The times of one request, told to the metrics as they come.
-
-TextStream: the stream of one choice that is nothing but text, written in the turn of the loop in which its tokens
-come: every token passes here.
-
-While the client is slower than its worker, outputs are gathered, and a task writes them as the client takes them.
+`GenerationRun` runs any request; its deltas come as an iterator. `TextStream` is for one choice that is nothing but
+text: it writes in the turn of the loop in which the tokens come, because every token passes there. While the client is
+slower than its worker, outputs are gathered, and a task writes them as the client takes them.
 """
 
 from __future__ import annotations
@@ -96,14 +91,14 @@ async def _pump(stream: AsyncGenerator[Item, None], queue: asyncio.Queue[Item | 
 
 
 class TokenObserver(Protocol):
-    """Who measures when tokens come."""
+    """Measures when tokens come."""
 
     def tokens(self) -> None:
         """Tokens of the first choice came now."""
 
 
 class GenerationRun:
-    """Runs an accepted request against the workers, once."""
+    """Runs a prepared request against the workers, once."""
 
     def __init__(self, backend: Backend, prepared: PreparedRequest, observer: TokenObserver) -> None:
         self._backend = backend
@@ -116,7 +111,7 @@ class GenerationRun:
     async def deltas(self) -> AsyncGenerator[ChoiceDelta, None]:
         """Everything that the choices say, until each of them is over; closing it cancels what still runs.
 
-        Steps of one choice come in order, each with something new; those of several as they come. A failure of one
+        Deltas of one choice come in order, each with something new; those of several as they come. A failure of one
         ends all of them. Raises what `Backend.generate` raises, and GenerationFailed.
         """
         streams = [self._deltas_of(choice) for choice in self._prepared.choices]

@@ -1,6 +1,6 @@
-"""Collected: all that one choice said, for answers that are not streamed.
+"""Answers in OpenAI's forms: whole, and as server-sent events, built from templates where they are plain text.
 
-Answers in OpenAI's forms: whole, and as server-sent events, built from templates where they are plain text.
+`CollectedChoice` gathers one choice of an answer that is not streamed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CollectedCall:
 
 @dataclass(slots=True)
 class CollectedChoice:
-    """Adding is O(new)."""
+    """All that one choice said, for an answer that is not streamed; adding is O(new)."""
 
     choice: Choice
     text: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class CollectedChoice:
     tokens: list[int] = field(default_factory=list)
 
     def add(self, choice_delta: ChoiceDelta) -> None:
-        """The step follows what came before it."""
+        """The delta follows what came before it."""
         self.text.append(choice_delta.delta.text)
         self.reasoning.append(choice_delta.delta.reasoning)
         for tool_delta in choice_delta.delta.tools:
@@ -79,7 +79,7 @@ class ResponseEncoder:
     """The answer to one request, as bytes. Subclasses say how one route shows it.
 
     `opening`, `around_text` and `ending` write a stream of one plain choice, at about 0.2 us per event; `openings` and
-    `choice_delta` write any, at some 5 us.
+    `encode_delta` write any, at some 5 us.
     """
 
     id_prefix: ClassVar[str]
@@ -134,11 +134,11 @@ class ResponseEncoder:
         return self._head + b'],"usage":' + usage.as_json() + b"}\n\n" + DONE
 
     def openings(self) -> bytes:
-        """What comes before the first step, of all choices."""
+        """What comes before the first delta, of all choices."""
         raise NotImplementedError
 
     def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
-        """The events for one step."""
+        """The events for one delta."""
         raise NotImplementedError
 
     def whole(self, collected: list[CollectedChoice], usage: Usage) -> bytes:
@@ -166,7 +166,7 @@ class ResponseEncoder:
         return {}
 
     def tells(self, choice_delta: ChoiceDelta) -> bool:
-        """Whether the step has anything that the request asked for, beside its end."""
+        """Whether the delta has anything that the request asked for, beside its end."""
         options = self.options
         return (
             any(choice_delta.delta)

@@ -1,4 +1,4 @@
-"""What is answered whole and is no generation: a JSON body in, a JSON body out, counted, given up with its client."""
+"""Routes that answer whole and generate nothing: JSON in, JSON out, counted, given up when the client disconnects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from core.clock import Clock
 from core.errors import ContrailError
 
 ANSWERED = "answered"
-"""How an errand ended for the client, in the metrics; otherwise as of generations."""
+"""The outcome of a unary request in the metrics; other outcomes are those of generations."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -40,7 +40,7 @@ class UnaryRequest:
 
 
 class UnaryRoute(Generic[Body]):
-    """One route for errands: an ASGI application for POST."""
+    """One route of this kind: an ASGI application for POST."""
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ KEYS = ("parameters", "arguments")
 class RequiredCallParser(StreamParser):
     """A list of `{"name": …, "parameters": {…}}`; text only if the engine broke the format."""
 
-    def __init__(self, called: ToolCallCollector) -> None:
-        super().__init__(called)
+    def __init__(self, collector: ToolCallCollector) -> None:
+        super().__init__(collector)
         self._list = JsonCallList(lambda: JsonCall(self._collector, KEYS))
 
     def _text(self, text: str) -> str:
@@ -41,8 +41,8 @@ class NamedCallParser:
     called = False
     """The choice ends with `stop`, as OpenAI's does: the client knew that there would be a call."""
 
-    def __init__(self, called: ToolCallCollector, name: str) -> None:
-        self._collector = called
+    def __init__(self, collector: ToolCallCollector, name: str) -> None:
+        self._collector = collector
         self._name = name
 
     def __repr__(self) -> str:

@@ -1,8 +1,6 @@
-"""Where a JSON object ends in text that comes in pieces.
+"""Calls of tools as JSON, read as the text comes: one object, or a list of them with or without its brackets.
 
-One call of a tool as a JSON object, `{"name": …, "arguments": {…}}`, read as it comes.
-
-Several calls as a JSON list, `[{"name": …, "arguments": {…}}, …]`, or one without the brackets.
+An object is `{"name": …, "arguments": {…}}`, a list `[{"name": …, "arguments": {…}}, …]`.
 """
 
 from __future__ import annotations

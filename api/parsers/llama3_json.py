@@ -19,8 +19,8 @@ class Llama3JsonParser(StreamParser):
     """No mark tells a call from an answer in JSON: it must name one of the request's tools, and stand at the start
     or behind another call."""
 
-    def __init__(self, called: ToolCallCollector, names: Collection[str]) -> None:
-        super().__init__(called)
+    def __init__(self, collector: ToolCallCollector, names: Collection[str]) -> None:
+        super().__init__(collector)
         self._names = names
         self._before = ""
         self._object: JsonCall | None = None

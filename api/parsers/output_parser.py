@@ -1,7 +1,4 @@
-"""Of api.openai.types.deltas.
-
-What all readers of calls share: the text goes from state to state, and what is sure leaves.
-"""
+"""The protocol of all output parsers, and the base of those that find calls of tools: a state machine over the text."""
 
 from __future__ import annotations
 
@@ -43,8 +40,8 @@ class StreamParser(ABC):
 
     keeps_special_tokens = False
 
-    def __init__(self, called: ToolCallCollector) -> None:
-        self._collector = called
+    def __init__(self, collector: ToolCallCollector) -> None:
+        self._collector = collector
         self._state: Callable[[str], str] = self._text
         self._pieces: list[str] = []
         self._blank = ""
@@ -116,9 +113,9 @@ class MarkerParser(StreamParser):
 
     mark = ""
 
-    def __init__(self, called: ToolCallCollector, special: AbstractSet[str] = frozenset()) -> None:
+    def __init__(self, collector: ToolCallCollector, special: AbstractSet[str] = frozenset()) -> None:
         """`special`: texts of special tokens, which are skipped unless one of them is the mark."""
-        super().__init__(called)
+        super().__init__(collector)
         self.keeps_special_tokens = self.mark in special
         self._partial = ""
         """The text's end, which may begin the mark."""

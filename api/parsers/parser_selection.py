@@ -1,4 +1,4 @@
-"""Who reads a choice's text: reasoning and calls of tools are found in it, or it is text alone."""
+"""The output parser of a choice: it finds reasoning and calls of tools in the text; none where all is text."""
 
 from __future__ import annotations
 

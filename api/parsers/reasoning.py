@@ -1,6 +1,6 @@
 """Reasoning between `<think>` and `</think>`, as DeepSeek-R1, Qwen 3 and many others write it.
 
-An answer with reasoning before the rest of it, and the reader of that rest behind.
+`ThinkParser` finds it; `ChainedParser` hands the rest of the answer to a second parser.
 """
 
 from __future__ import annotations

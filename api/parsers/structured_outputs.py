@@ -1,6 +1,6 @@
-"""Formats of an answer that a request asks for: OpenAI's `response_format`, vLLM's `structured_outputs`.
+"""What an answer's text must be: a format that the request asks for, or JSON of the calls that it insists on.
 
-What an answer's text must be: a format that the request asks for, or calls of its tools.
+Formats are OpenAI's `response_format` and vLLM's `structured_outputs`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The calls that an answer makes, as they are found: numbered, named, their arguments in pieces.
 
-The arguments of a call as the JSON object that they must be, whatever a model has made of them.
+`normalize_json_object` makes the arguments the JSON object that they must be.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class VllmParsers:
 
 
 class VllmOutputParser:
-    """An `Interpreter` around one of vLLM's parsers. Not streamed, the whole text is read at its end, as vLLM does."""
+    """An `OutputParser` around one of vLLM's parsers. Not streamed, the whole text is read at its end, as vLLM does."""
 
     def __init__(self, parser: Any, request: Any, prompt: Sequence[int], *, stream: bool, single: bool) -> None:
         self._parser = parser

@@ -1,8 +1,7 @@
 """Reasoning that a client keeps between turns: sealed, because nothing is stored here and only its tenant may read it.
 
-Each text has a key of its own, derived from a random salt, so no number of texts wears the deployment's key out.
-
-Items of reasoning that come back sealed, opened in place before the conversation is read.
+Each text has a key of its own, derived from a random salt, so no number of texts wears the deployment's key out. Items
+that come back sealed are opened in place before the conversation is read.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from core.clock import Clock
 
 
 def responses_adapter(seal: ReasoningSeal) -> ApiAdapter[ResponsesRequest]:
-    """The dialect whose reasoning is sealed so."""
+    """The adapter whose reasoning is sealed so."""
 
     def encoder(body: ResponsesRequest, prepared: PreparedRequest, request_id: str, clock: Clock) -> ResponsesEncoder:
         tenant = effective_tenant(prepared.choices[0].request.tenant)

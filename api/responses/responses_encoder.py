@@ -1,7 +1,4 @@
-"""The output of one response: what a choice says, sorted into items one after another.
-
-A response in OpenAI's words: whole, or as its sequence of events.
-"""
+"""A response in OpenAI's words, whole or as its sequence of events: a choice's deltas, sorted into output items."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from core.clock import Clock
 
 
 class ResponseOutput:
-    """Items so far, of which the last one may be open; each step costs what is new in it."""
+    """Items so far, of which the last one may be open; each delta costs what is new in it."""
 
     def __init__(
         self,
@@ -55,7 +52,7 @@ class ResponseOutput:
         return f"<ResponseOutput {len(self._items)} items closed>"
 
     def add(self, delta: Delta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """The events of what was said, in the order in which a model says it.
+        """The events of the delta, in the order in which a model says it.
 
         Logprobs are shown with the text that they came with; of reasoning and of calls OpenAI shows none.
         """
@@ -128,7 +125,7 @@ SUMMARIES = frozenset({"auto", "concise", "detailed"})
 
 
 class ResponsesEncoder:
-    """Tells one response; every event has the number that follows."""
+    """Encodes one response; every event has the number that follows."""
 
     def __init__(
         self,
@@ -140,7 +137,7 @@ class ResponsesEncoder:
     ) -> None:
         """`seal`: what a client that asks for sealed reasoning gets of it."""
         self._prepared = prepared
-        self._names = TokenNames(prepared.shown.texts, as_ids=False)
+        self._names = TokenNames(prepared.options.texts, as_ids=False)
         self._clock = clock
         self._output = ResponseOutput(
             request_id,
@@ -163,13 +160,13 @@ class ResponsesEncoder:
         return self._events.written([("keepalive", {})])
 
     def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
-        """What the step says."""
+        """The events of the delta."""
         return self._events.written(self._output.add(choice_delta.delta, self._logprobs(choice_delta)))
 
     def _logprobs(self, choice_delta: ChoiceDelta) -> list[dict[str, Any]]:
         if not choice_delta.logprobs:
             return []
-        told: list[dict[str, Any]] = chat_logprobs(choice_delta.logprobs, self._names, self._prepared.shown.logprobs)[
+        told: list[dict[str, Any]] = chat_logprobs(choice_delta.logprobs, self._names, self._prepared.options.logprobs)[
             "content"
         ]
         return told

@@ -1,6 +1,6 @@
-"""The items of an input as the messages of a chat: what the model said in one turn is one message again.
+"""A body of /v1/responses as the chat that it asks for. Nothing is stored here: what would need that is refused.
 
-A body of /v1/responses as the chat that it asks for. Nothing is stored here: what would need that is refused.
+The items of an input become messages: what the model said in one turn is one message again.
 """
 
 from __future__ import annotations

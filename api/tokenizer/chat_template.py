@@ -1,4 +1,4 @@
-"""Chat templates: messages to a prompt's text, as transformers renders them.
+"""Chat templates: a chat's messages to a prompt's text, as transformers renders them and vLLM's server hands them on.
 
 The environment is sandboxed and immutable, blocks are trimmed, `tojson` escapes no HTML. `strftime_now` is not
 there: a prompt with today's date in it would be another prompt tomorrow, and templates ask whether it is defined.
@@ -6,8 +6,6 @@ there: a prompt with today's date in it would be another prompt tomorrow, and te
 Bounded are the rendered text (RENDERED_CHARS_MAX, counted while it is made) and each range (jinja's MAX_RANGE). Not
 bounded are a template's own loops within loops, and text that it multiplies before any leaves: a template is the
 model's, chosen by who runs it, and a request brings none.
-
-The messages of a chat as a template sees them, as vLLM's server hands them on.
 """
 
 from __future__ import annotations

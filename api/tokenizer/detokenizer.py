@@ -1,12 +1,10 @@
 """Token ids to text, piece by piece, never splitting a character.
 
-The last tokens are decoded together with some before them, because many tokenizers write a token differently at
-the start of a text; a text that ends in U+FFFD waits for the bytes that are missing. Where each token stands for
-bytes of its own, `ByteLevelDetokenizer` does the same for less.
+`Detokenizer` decodes the last tokens together with some before them, because many tokenizers write a token differently
+at the start of a text; a text that ends in U+FFFD waits for the bytes that are missing.
 
-Tokens to text where each stands for bytes of its own, whatever is before it: byte-level tokenizers.
-
-A look into a table and Python's own decoder take an eighth of `Detokenizer`'s time, and give the library's text:
+`ByteLevelDetokenizer` is for tokenizers whose tokens stand for bytes of their own, whatever is before them. A look into
+a table and Python's own decoder take an eighth of `Detokenizer`'s time, and give the library's text:
 `tests/api/tokenizer/test_byte_level_detokenizer.py` holds them to it.
 """
 

@@ -1,4 +1,4 @@
-"""Segments: tokens of texts seen lately, within a bound of memory."""
+"""Segment cache: tokens of texts seen lately, within a bound of memory."""
 
 from __future__ import annotations
 

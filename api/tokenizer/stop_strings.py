@@ -24,7 +24,8 @@ class StopStrings:
         self.found: str | None = None
 
     def __repr__(self) -> str:
-        return f"<StopStrings {len(self._stops)} strings, {len(self._held)} characters held, found {self.found is not None}>"
+        found = self.found is not None
+        return f"<StopStrings {len(self._stops)} strings, {len(self._held)} characters held, found {found}>"
 
     def push(self, piece: str) -> str:
         """The text that is now certain to stand before any stop string; nothing after one was found."""

@@ -1,6 +1,6 @@
 """What single tokens are as text and as bytes; tokens that are part of a character have bytes alone.
 
-Halves of surrogate pairs: an escape in JSON can say one alone, and no UTF-8 can hold it.
+Half a surrogate pair is no text: an escape in JSON can say one alone, and no UTF-8 can hold it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Word boundaries: where a text may be cut so that its pieces have the same tokens as the whole.
 
 Byte-level BPE cuts a text into words by a pattern, and merges nothing across two of them. Under the usual patterns
-(those of `words.CUT_BY_SPACES`) a word ends wherever `_BOUNDARY` matches. So a long text is
-tokenized piece by piece: each call to the library is short, and a request that is over ends between two of them.
+(those of `word_cache.CUT_BY_SPACES`) a word ends wherever `_BOUNDARY` matches. So a long text is tokenized piece by
+piece: each call to the library is short, and a request that is over ends between two of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Words: byte-level BPE of ASCII text, each word's tokens looked up once and then remembered.
+"""Word cache: byte-level BPE of ASCII text, each word's tokens looked up once and then remembered.
 
 A pattern says where words end. Under the usual ones a word begins at every single space between two characters that
 are none, whatever stands around: such a text is cut at its spaces, which is four times as fast as to match it.

@@ -1,7 +1,6 @@
-"""Terms: what a request asks for beside its prompt, worked out; and those that were seen lately.
+"""Request plans: what follows from a request beside its prompt, worked out once, and the plans of recent requests.
 
-Requests of one application mostly say the same, byte for byte, but for their prompts. What follows from the rest is
-checked and worked out once, and found again by these bytes.
+Requests of one application are mostly equal byte for byte but for their prompts. A plan is found again by these bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ KEPT_MAX = 256
 
 
 class RequestPlan:
-    """Of requests to one model that are equal but for their prompts; they were checked."""
+    """What follows from requests to one model that are equal but for their prompts; they were checked."""
 
     def __init__(self, parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -82,7 +81,7 @@ class RequestPlan:
 
 
 class RequestPlanCache:
-    """Terms by what stands in their requests beside the prompt."""
+    """Plans by the bytes of their requests beside the prompt."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[type[ChatRequest | CompletionRequest], bytes], RequestPlan] = {}

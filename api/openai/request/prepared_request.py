@@ -42,7 +42,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     stream: bool
     options: ResponseOptions
     plain: bool
-    """One choice that is nothing but text: its transcript can be read without steps."""
+    """One choice that is nothing but text: its transcript can be read without deltas."""
 
     @property
     def include_usage(self) -> bool:

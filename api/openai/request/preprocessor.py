@@ -48,7 +48,7 @@ class Preprocessor:
         plan_key: bytes = b"",
     ) -> PreparedRequest:
         """The generations that a decoded request asks for; `size` are the bytes of its body, `plan_key` those of them
-        that tell what it asks for beside its prompt (`requests.plan`).
+        that tell what it asks for beside its prompt (`plan_cache`).
 
         Raises ApiError, or what `Backend.card` raises.
         """

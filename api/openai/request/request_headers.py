@@ -33,12 +33,12 @@ _NAMES = frozenset(
 
 
 def parse_headers(headers: Mapping[bytes, bytes]) -> RequestHeaders:
-    """The request's hints. A bad one of ours is the caller's fault; a bad traceparent is ignored, as W3C says."""
+    """What the headers say. A bad one of ours is the caller's fault; a bad traceparent is ignored, as W3C says."""
     if _NAMES.isdisjoint(headers):
         return NO_HEADERS
     traceparent = headers.get(b"traceparent", b"")
     if b"x-session-id" in headers:
-        _check_session(headers[b"x-session-id"])  # who names a session by it means us: `requests.sessions` takes it
+        _check_session(headers[b"x-session-id"])  # who names a session by it means us: `sessions` takes it
     return RequestHeaders(
         tenant=_tenant(headers.get(b"x-contrail-tenant")),
         priority=_integer(headers, "x-contrail-priority", -PRIORITY_MAX, PRIORITY_MAX),

@@ -9,7 +9,7 @@ names its parent, too, or none:
 3. the body's `client_metadata`, as Codex writes it (`THREAD_KEYS`, `SESSION_KEYS`);
 4. `prompt_cache_key`, and last `user`, or a `metadata.user_id` that names no session.
 
-A name of another program's that does not fit is passed over; only our own header is refused (`requests.headers`).
+A name of another program's that does not fit is passed over; only our own header is refused (`request_headers`).
 """
 
 from __future__ import annotations

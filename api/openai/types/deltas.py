@@ -1,7 +1,4 @@
-"""What a request used, in tokens.
-
-What an answer says, in the terms of OpenAI's messages: text, reasoning, calls of tools; and who finds them.
-"""
+"""New parts of an answer, in the terms of OpenAI's messages: text, reasoning, calls of tools; and its token usage."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class ToolDelta(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What of one choice may leave together."""
+    """New text, reasoning and calls of one choice."""
 
     text: str = ""
     reasoning: str = ""
@@ -52,7 +49,7 @@ EMPTY_DELTA = Delta()
 
 
 class ChoiceDelta(NamedTuple):
-    """One choice of one request got on."""
+    """The new part of one choice of a request."""
 
     choice: int
     """Which choice of it, from 0."""
@@ -60,7 +57,7 @@ class ChoiceDelta(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the tokens whose text leaves, if the request asked for them; nan where none is known."""
     finish: str | None = None
-    """`stop`, `length` or `tool_calls` with its last step."""
+    """`stop`, `length` or `tool_calls` with its last delta."""
     tokens: tuple[int, ...] = ()
     """The answer's tokens whose text leaves, if something of it needs them."""
     completion_tokens: int = 0

@@ -1,11 +1,8 @@
-"""The parts of a chat's body: messages and their content, tools and calls of them, formats of the answer.
+"""Request bodies of OpenAI's chat completions and completions, with vLLM's extras under vLLM's names.
 
-Types only; what they do not say is checked where it is used, so that the error can name the place.
-
-Request bodies of OpenAI's chat completions and completions, with vLLM's extras under vLLM's names.
-
-Types are strict and null means not given; fields that nobody knows are ignored, as vLLM's server does. Ranges stand
-at the types: the decoder checks them, and `Meta.description` says them in words for the error.
+Types are strict and null means not given; unknown fields are ignored, as vLLM's server does. Ranges stand at the types:
+the decoder checks them, and `Meta.description` says them in words for the error. What the types of messages, tools and
+formats do not say is checked where it is used, so that the error can name the place.
 """
 
 from __future__ import annotations
@@ -223,7 +220,7 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     client_metadata: dict[str, Any] | None = None
     """Codex's."""
     functions: list[Function] | None = None
-    """Tools in their deprecated form (`requests.functions`)."""
+    """Tools in their deprecated form (`legacy_functions`)."""
     function_call: str | ToolName | None = None
     audio: Any = None
     moderation: Any = None

@@ -111,10 +111,10 @@ async def test_a_failure_before_any_worker_is_in_the_log(
     [
         ((Transcript, "push"), CHAT, {"stream": True}),
         ((Transcript, "push"), CHAT, {}),
-        ((ChatEncoder, "step"), CHAT, {"stream": True, "logprobs": True}),
-        ((ChatEncoder, "step"), CHAT, {"stream": True, "n": 2, "temperature": 1}),
-        ((Choice, "step"), MESSAGES, {}),
-        ((Choice, "step"), MESSAGES, {"stream": True}),
+        ((ChatEncoder, "encode_delta"), CHAT, {"stream": True, "logprobs": True}),
+        ((ChatEncoder, "encode_delta"), CHAT, {"stream": True, "n": 2, "temperature": 1}),
+        ((Choice, "push"), MESSAGES, {}),
+        ((Choice, "push"), MESSAGES, {"stream": True}),
     ],
 )
 async def test_a_failure_amid_the_answer_is_that_attempts_end(

@@ -1,4 +1,4 @@
-"""Text in pieces through an interpreter, and the message that comes of it."""
+"""Text in pieces through an output parser, and the message that comes of it."""
 
 from __future__ import annotations
 

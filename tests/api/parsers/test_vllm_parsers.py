@@ -1,4 +1,4 @@
-"""vLLM's own parsers behind our interpreter, and ours against them."""
+"""vLLM's own parsers behind our protocol, and ours against them."""
 
 from __future__ import annotations
 

@@ -61,6 +61,6 @@ async def test_a_request_leaves_nothing_to_be_looked_for(api: Api, stream: bool)
         "HttpExchange",
         "DisconnectWatcher",
         "RequestResponseCycle",
-        "Accepted",
+        "PreparedRequest",
         "Transcript",
     }

@@ -71,7 +71,7 @@ async def test_reasoning_is_content_where_no_summary_is_asked_for(api: Api, aske
 
 LOGGER = "api.responses.reasoning_seal"
 SEALED: Any = ["reasoning.encrypted_content"]
-QWEN3 = (Path(__file__).parent / "templates" / "qwen3.jinja").read_text()
+QWEN3 = (Path(__file__).parents[1] / "templates" / "qwen3.jinja").read_text()
 THOUGHT = "<think>\nlook\n</think>\n\n"
 CALLED = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 

@@ -13,7 +13,7 @@ from api.openai.types.request_types import ChatRequest
 from api.server.errors import ApiError
 from api.tokenizer.chat_template import ChatTemplate, render
 
-TEMPLATES = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))}
+TEMPLATES = {path.stem: path.read_text() for path in sorted((Path(__file__).parents[1] / "templates").glob("*.jinja"))}
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 WEATHER: dict[str, Any] = {
     "type": "function",

@@ -16,7 +16,7 @@ from tests.api.conftest import Api
 from tests.api.scripted import tokenizer
 from tests.api.speaking import speak
 
-TEMPLATES = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))}
+TEMPLATES = {path.stem: path.read_text() for path in sorted((Path(__file__).parents[1] / "templates").glob("*.jinja"))}
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 FIRST_ONLY = ("deepseek_r1", "mistral_v3")
 """The first one writes the last system message in place of all, the second one refuses it."""

@@ -255,7 +255,7 @@ async def test_the_body_may_name_the_request(api: Api) -> None:
     assert [it.id for it in api.backend.requests] == ["mine", "first", "mine"]
 
 
-class Reader:
+class FakeParser:
     """Text between [ and ] is a call, text before | is reasoning, the rest is text."""
 
     keeps_special_tokens = True
@@ -282,20 +282,20 @@ class Reader:
 
 
 @pytest.fixture
-def readers(monkeypatch: pytest.MonkeyPatch) -> list[Reader]:
+def parsers(monkeypatch: pytest.MonkeyPatch) -> list[FakeParser]:
     """Every choice of a chat gets one of its own."""
-    made: list[Reader] = []
+    made: list[FakeParser] = []
 
-    def interpreter_of(*_: Any) -> OutputParser:
-        made.append(Reader())
+    def select_parser(*_: Any) -> OutputParser:
+        made.append(FakeParser())
         return made[-1]
 
-    monkeypatch.setattr(plan_cache, "interpreter_of", interpreter_of)
+    monkeypatch.setattr(plan_cache, "select_parser", select_parser)
     return made
 
 
-async def test_calls_and_reasoning_are_told(api: Api, readers: list[Reader]) -> None:
-    """What the interpreter finds; a call ends the choice with `tool_calls`, and reasoning is counted."""
+async def test_calls_and_reasoning_are_told(api: Api, parsers: list[FakeParser]) -> None:
+    """What the parser finds; a call ends the choice with `tool_calls`, and reasoning is counted."""
     api.backend.script = [*(Output(tokens=ids(it)) for it in ("why?", "[", "{}")), Output(tokens=(END,), finish="stop")]
     answer = await asked(api, n=2)
     call = {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -311,13 +311,13 @@ async def test_calls_and_reasoning_are_told(api: Api, readers: list[Reader]) -> 
         assert choice["finish_reason"] == "tool_calls"
     counted = 2 * len(ids("why?"))
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": counted}
-    assert [it.tokens for it in readers] == [[*ids("why?"), *ids("["), *ids("{}"), END]] * 2
+    assert [it.tokens for it in parsers] == [[*ids("why?"), *ids("["), *ids("{}"), END]] * 2
     assert api.backend.ended == ["stop"] * 2, "the record keeps how the generation ended"
 
 
-async def test_streamed_calls_and_reasoning(api: Api, readers: list[Reader]) -> None:
+async def test_streamed_calls_and_reasoning(api: Api, parsers: list[FakeParser]) -> None:
     """Deltas as OpenAI streams them: id and name once, then pieces of the arguments."""
-    assert readers == []
+    assert parsers == []
     api.backend.script = [*(Output(tokens=ids(it)) for it in ("why?", "[", "{}")), Output(tokens=(END,), finish="stop")]
     told = await events(api)
     function = {"name": "look", "arguments": ""}
@@ -331,9 +331,9 @@ async def test_streamed_calls_and_reasoning(api: Api, readers: list[Reader]) -> 
     assert told[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-async def test_what_an_interpreter_held_back_comes_last(api: Api, readers: list[Reader]) -> None:
+async def test_what_a_parser_held_back_comes_last(api: Api, parsers: list[FakeParser]) -> None:
     """And special tokens reach it, because it asked for them."""
     api.backend.script = [Output(tokens=(3, *ids("a"))), Output(tokens=(END,), finish="stop")]
     choice = (await asked(api))["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("<|user|>a<9>", "stop")
-    assert len(readers) == 1
+    assert len(parsers) == 1

@@ -36,7 +36,7 @@ def completion(prompt: Any = "hi", **fields: Any) -> bytes:
 
 
 class Asking:
-    """An intake, asked in the way of the routes."""
+    """A preprocessor, asked in the way of the routes."""
 
     def __init__(self) -> None:
         self.preprocessor = Preprocessor(ScriptedBackend(), ApiSettings(), Tokenizers())
@@ -122,16 +122,16 @@ async def test_what_depends_on_the_prompt_is_looked_at_each_time() -> None:
         await ask(ChatRequest, b'{"model":"tiny","messages":[]}')
 
 
-async def test_a_model_with_another_tokenizer_has_terms_of_its_own() -> None:
+async def test_a_model_with_another_tokenizer_has_plans_of_its_own() -> None:
     """Its workers were replaced by others under the same name."""
     ask = Asking()
     before = await ask(ChatRequest, body())
     ask.preprocessor._tokenizers = Tokenizers()
     after = await ask(ChatRequest, body())
-    assert before.shown.texts is not after.shown.texts
+    assert before.options.texts is not after.options.texts
 
 
-async def test_terms_are_bounded() -> None:
+async def test_plans_are_bounded() -> None:
     """Of clients that say something new with every request."""
     ask = Asking()
     for number in range(KEPT_MAX + 1):
@@ -141,7 +141,7 @@ async def test_terms_are_bounded() -> None:
     assert len(kept._kept) == 1
 
 
-@pytest.mark.parametrize(("kind", "writer"), [(ChatRequest, ChatEncoder), (CompletionRequest, CompletionEncoder)])
+@pytest.mark.parametrize(("kind", "encoder"), [(ChatRequest, ChatEncoder), (CompletionRequest, CompletionEncoder)])
 @pytest.mark.parametrize("finish", ["length", "stop"])
 async def test_a_plain_answer_is_what_any_would_be(kind: Kind, encoder: type[ResponseEncoder], finish: str) -> None:
     """The template says the same as what is put together piece by piece."""
@@ -151,11 +151,11 @@ async def test_a_plain_answer_is_what_any_would_be(kind: Kind, encoder: type[Res
     assert prepared.plain
     (choice,) = prepared.choices
     collected = CollectedChoice(choice)
-    step = choice.step(Output(tokens=(7, 8, 5), finish=finish, cached_tokens=1))
-    collected.add(step)
+    choice_delta = choice.push(Output(tokens=(7, 8, 5), finish=finish, cached_tokens=1))
+    collected.add(choice_delta)
     made, usage = encoder("id", 1, prepared), prepared.usage()
     ended = choice.transcript
-    plain = made.plain(step.said.text + '"\n', finish, ended.stop_reason, usage)
+    plain = made.plain(choice_delta.delta.text + '"\n', finish, ended.stop_reason, usage)
     collected.text.append('"\n')
     assert json.loads(plain) == json.loads(made.whole([collected], usage))
     assert plain == made.whole([collected], usage)
