@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.cli.inspect.live_settings import change_stored, wait_for_rollout
 from api.config.deployment_ref import find_by_data_folder
-from api.live.stored import change_stored
-from api.live.usage import until_in_use
 from api.process.planes import open_registry
 from bench.deployed import Deployed, deployed
 from bench.figures import Figure, main, number
@@ -157,7 +156,7 @@ async def _decide_by(deployment: Deployed, given: Mapping[str, Any]) -> None:
     connection = find_by_data_folder(deployment.data)
     async with open_registry(connection) as registry:
         stored = await change_stored(registry, connection.deployment.routing_settings, given, None)
-        assert (await until_in_use(registry, stored.revision)).everywhere
+        assert (await wait_for_rollout(registry, stored.revision)).everywhere
 
 
 def _computed(deployment: Deployed) -> dict[str, int]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from api.pairs import pairs
+from api.cli.options import pairs
 from core.errors import CallerError
 from core.settings import RoutingSettings
 

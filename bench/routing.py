@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from actors.engines.simulated.simulated_settings import mocker_settings
-from api.pairs import pairs
+from api.cli.options import pairs
 from bench.figures import PEERS, Figure, main, number, peer_python, refuse
 from replay.simulate.options import Options
 from replay.simulate.report import SimulationReport

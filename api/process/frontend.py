@@ -24,9 +24,9 @@ from api.config.api_settings import ApiSettings
 from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DEFAULT_DATA, DeploymentRef
 from api.config.schema import FrontendSection
-from api.debug.access import token_of
-from api.debug.passage import Passage
-from api.debug.site import create_site
+from api.debug.page import create_page
+from api.debug.page_access import token_of
+from api.debug.page_proxy import PageProxy
 from api.process.announcement import announce_if_supervised
 from api.process.logging_setup import log_as
 from api.process.operations import OPERATIONS_GRACE_S, operations_server, watch_outbox
@@ -119,8 +119,8 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             address = join_address(section.advertise or host, listener.getsockname()[1])
             router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
             settings = ApiSettings(body_bytes_max=section.body_bytes_max)
-            passage = Passage(connection.words, connection.data)
-            page = create_site(passage, None if is_loopback(host) else token_of(connection.key))
+            page_proxy = PageProxy(connection.words, connection.data)
+            page = create_page(page_proxy, None if is_loopback(host) else token_of(connection.key))
             seal = ReasoningSeal(connection.key.reasoning_key)
             app = create_app(router, metrics, settings, page=page, policy=policy, seal=seal)
             limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
@@ -138,7 +138,7 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             _logger.info("ending: %s", reason)
             router.stopping = True
             await asyncio.sleep(section.stop_delay_s)
-            await passage.close()
+            await page_proxy.close()
             await api.stop(section.drain_timeout_s)
             await router.stop(reason)
             await ops.stop(OPERATIONS_GRACE_S)

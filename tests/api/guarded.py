@@ -15,9 +15,9 @@ from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.auth.access_policy import AccessPolicy
 from api.auth.keyring import Keyring
-from api.cli_keys import keys as keys_command
+from api.cli.keys import keys as keys_command
 from api.config.api_settings import ApiSettings
-from api.debug.access import Access
+from api.debug.page_access import PageAccess
 from api.server.http_server import HttpServer
 from api.server.sockets import bind
 from core.clock import ManualClock
@@ -50,7 +50,7 @@ class Guarded:
         self.clock = ManualClock(NOON_MS)
         self.backend = ScriptedBackend()
         keyring = None if file is None else Keyring(file, self.clock)
-        page = Access(PlainTextResponse("page"), TOKEN)
+        page = PageAccess(PlainTextResponse("page"), TOKEN)
         access = AccessPolicy(keyring=keyring, **policy)
         app = create_app(self.backend, FrontendMetrics(), ApiSettings(), self.clock, page, access)
         self.server = HttpServer(app, bind("127.0.0.1", 0))

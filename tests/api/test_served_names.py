@@ -23,7 +23,8 @@ from actors.worker.worker import Worker
 from api.app import create_app
 from api.auth.access_policy import AccessPolicy
 from api.auth.keyring import Keyring
-from api.cli_worker import worker as worker_command
+from api.cli.up import up
+from api.cli.worker_commands import worker as worker_command
 from api.config.api_settings import ApiSettings
 from api.config.data_folder import DataFolder
 from api.config.gpu_assignment import GpuAssignment
@@ -32,7 +33,6 @@ from api.config.model_source import ModelSource
 from api.deployment.process_specs import worker_specs
 from api.server.http_server import HttpServer
 from api.server.sockets import bind
-from api.up import up
 from core.clock import SystemClock
 from core.errors import CallerError
 from core.events import RequestRouted

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from actors.engines.simulated.simulated_engine import SimulatedSettings
-from api.cli import contrail
+from api.cli.main import contrail
 from core.events import RequestFinished
 from core.settings import RoutingSettings
 from core.subjects import ROUTING

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from api.cli import contrail
+from api.cli.main import contrail
 from core.errors import CallerError
 
 FOLDER = Path(__file__).with_name("histories")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from api.cli.up import up
 from api.config.loading import VARIABLES, unknown_variables
-from api.up import up
 
 ROOT = Path(__file__).parents[3]
 

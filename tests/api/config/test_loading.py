@@ -9,9 +9,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from api.cli.up import up
 from api.config.loading import load
 from api.config.schema import Deployment
-from api.up import up
 from core.errors import CallerError
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from actors.engines.vllm.vllm_engine import VllmEngine
 from actors.worker.model_files import ChatFormat
 from actors.worker.worker import WorkerOptions
-from api import cli_worker
-from api.cli import contrail
+from api.cli import worker_commands
+from api.cli.main import contrail
 from api.config.data_folder import DataFolder
 from api.config.gpu_assignment import GpuAssignment
 from api.config.loading import load
@@ -78,7 +78,7 @@ def test_from_the_command_to_the_worker(tmp_path: Path, monkeypatch: pytest.Monk
         found.append((options, arguments))
         return "told to end"
 
-    monkeypatch.setattr(cli_worker, "serve_worker", serve)
+    monkeypatch.setattr(worker_commands, "serve_worker", serve)
     given = ["worker", "--model", "tiny", "--nats", "nats://x", "--etcd", "x:1", "--key-file", str(tmp_path / "key")]
     for more in ([], ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--chat-template", "c"]):
         result = CliRunner().invoke(contrail, [*given, *more])

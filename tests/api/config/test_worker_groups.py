@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from actors.engines.simulated.simulated_engine import SimulatedEngine
 from actors.engines.vllm.vllm_engine import VllmEngine
-from api.cli import contrail
+from api.cli.main import contrail
+from api.cli.up import describe
 from api.config.data_folder import DataFolder
 from api.config.gpu_assignment import GpuAssignment
 from api.config.loading import Loaded, load
@@ -24,7 +25,6 @@ from api.config.schema import Deployment
 from api.deployment.preflight import check_workers
 from api.deployment.process_specs import ProcessSpec, worker_specs
 from api.process.engine_factory import EngineArguments, block_host, make_engine
-from api.up import describe
 from core.errors import CallerError
 
 PREFILL = {"role": "prefill", "count": 1}

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
 from actors.worker.worker import WorkerOptions
-from api import cli_frontend, cli_worker
-from api.cli import contrail
+from api.cli import frontend_command, worker_commands
+from api.cli.main import contrail
 from api.config.data_folder import DataFolder
 from api.config.gpu_assignment import GpuAssignment
 from api.config.loading import load
@@ -72,7 +72,7 @@ def test_front_ends_get_that_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async def serve(_: object, arguments: FrontendArguments) -> None:
         found.append(arguments.section)
 
-    monkeypatch.setattr(cli_frontend, "serve_frontend", serve)
+    monkeypatch.setattr(frontend_command, "serve_frontend", serve)
     wanted = deployment(tmp_path, {}, **slow)
     given = ["frontend", "-f", str(tmp_path / "deployment.yaml"), "--key-file", str(tmp_path / "key")]
     addresses = ["--nats", "nats://x", "--etcd", "x:1"]
@@ -114,7 +114,7 @@ def test_the_commands_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         found.append(options.drain_timeout_s)
         return "told to end"
 
-    monkeypatch.setattr(cli_worker, "serve_worker", serve)
+    monkeypatch.setattr(worker_commands, "serve_worker", serve)
     given = ["--model", "tiny", "--nats", "nats://x", "--etcd", "x:1", "--key-file", str(tmp_path / "key")]
     for command, more in (
         ("worker", []),

@@ -15,10 +15,10 @@ import pytest
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router.router import Router
 from api.app import create_app
+from api.cli.replay.text.explain_text import explain_text
 from api.config.api_settings import ApiSettings
 from api.openai.chat_encoder import ChatEncoder
 from api.openai.choice import Choice, Transcript
-from api.replaying.explained import explained
 from api.server.http_server import HttpServer
 from api.server.sockets import bind
 from api.tokenizer.model_tokenizer import ModelTokenizer
@@ -57,7 +57,7 @@ class Site:
         await self.it.settled(self.router)
         with await recorded(self.it.log, NAMESPACE, KEY, folder / "log") as recording:
             assert verify(recording).different == 0
-            return explained(explain(recording, "asked"))
+            return explain_text(explain(recording, "asked"))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from api.replaying.verify import line_of
+from api.cli.replay.verify import line_of
 from bench.replay_log import KEY, SETTINGS, Scale, made
 from core.errors import CallerError, Corrupt
 from core.events import BlocksStored, SettingsChanged

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.replaying.bisected import replicas_text
+from api.cli.replay.text.bisect_text import replicas_text
 from core.block_spans import single
 from core.errors import CallerError
 from core.events import CacheCleared, DivergenceFound, Event, ReplicaLeft

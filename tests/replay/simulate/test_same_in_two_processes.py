@@ -18,7 +18,7 @@ HELD = ["--set", "hold_max_ms=500,remote_prefill_min_tokens=600"]
 DISAGGREGATED = [*HELD, "--prefill-workers", "2", "--failures-per-hour", "3600"]
 PROGRAM = """
 import json, sys
-from api.cli import contrail
+from api.cli.main import contrail
 for words in json.load(sys.stdin):
     contrail(words, standalone_mode=False)
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from api.replaying.shown_state import asked_text
+from api.cli.replay.text.state_text import asked_text
 from core.ids import RequestId
 from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.replaying.shown_state import held_text
+from api.cli.replay.text.state_text import state_text
 from core.errors import CallerError
 from core.events import WorkerLeft
 from core.ids import RequestId, StreamName, StreamSeq
@@ -79,8 +79,8 @@ def test_before_its_first_snapshot_the_silent_are_not_known(stage: Stage, tmp_pa
         ]
         assert (believed.cut, believed.seat and believed.seat.request) == (held.cut, "s")
         said = f"{', '.join(held.cut)}: who was silent since then is not known"
-        assert said in held_text(held)
-        assert said in held_text(believed)
+        assert said in state_text(held)
+        assert said in state_text(believed)
         recording.keep(recording.end, b"".join(encode(recording.state_at(recording.end))))
         assert (
             summary_at(recording, recording.end).cut == held.cut
@@ -99,7 +99,7 @@ def test_a_snapshot_knows_the_silent(stage: Stage, tmp_path: Path) -> None:
             held = summary_at(recording, moment)
             assert held.cut == []
             assert "a" in {worker.name for worker in held.workers}
-        assert "is not known" not in held_text(held)
+        assert "is not known" not in state_text(held)
         with pytest.raises(CallerError, match="this log begins at routing:5, after that moment"):
             summary_at(recording, AtTime(taken_ms - 1))
 

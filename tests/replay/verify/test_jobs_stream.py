@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.debug.scan import Scan
+from api.debug.timeline.timeline_scan import TimelineScan
 from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
 from core.events import Event, WorkerLeft
 from core.events.jobs import JobEvent, PrefillCompleted, PrefillRequested
@@ -142,7 +142,7 @@ async def test_a_snapshot_with_jobs_goes_into_a_redacted_log(tmp_path: Path) -> 
 
 def test_the_page_reads_past_it(path: Path) -> None:
     """What shows workers and requests takes no harm, and no worker ends twice."""
-    scan = Scan()
+    scan = TimelineScan()
     with ArchiveReader.open(path) as archive:
         for _ in scan.steps(archive):
             pass

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from api.replaying.verified import verified_json, verified_text
+from api.cli.replay.text.verify_text import verified_json, verified_text
 from core.codec import Message
 from core.events import RequestPrefilled, RequestRouted, WorkerLeft
 from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested

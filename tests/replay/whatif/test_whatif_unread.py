@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from api.replaying.what_if_text import one_text, several_text
+from api.cli.replay.text.what_if_text import one_text, several_text
 from core.events import RequestPrefilled
 from core.settings import POLICIES, RoutingSettings
 from projections.policy.decide import decide

@@ -15,6 +15,7 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
+from api.cli.replay.text.explain_text import explain_text
 from api.config.api_settings import ApiSettings
 from api.openai.request.sessions import (
     HEADERS,
@@ -25,7 +26,6 @@ from api.openai.request.sessions import (
     Session,
     session_of,
 )
-from api.replaying.explained import explained
 from api.server.http_server import HttpServer
 from api.server.sockets import bind
 from core.codec import encode_event
@@ -223,10 +223,10 @@ async def test_the_log_has_keyed_hashes(tmp_path: Path) -> None:
     assert A.encode() not in payloads
     with recording:
         assert verify(recording).different == 0
-        told = explained(explain(recording, "sub"))
+        told = explain_text(explain(recording, "sub"))
         assert f"session  {sub.session}, begun by session {main.session}" in told
-        assert f"session  {main.session}\n" in explained(explain(recording, "main"))
-        assert "  session  " not in explained(explain(recording, "none"))
+        assert f"session  {main.session}\n" in explain_text(explain(recording, "main"))
+        assert "  session  " not in explain_text(explain(recording, "none"))
 
 
 @pytest.mark.parametrize("policy", ["time", "session", "kv", "power-of-two"])

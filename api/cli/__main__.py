@@ -1,0 +1,7 @@
+"""`python -m api.cli` is the command `contrail`."""
+
+from __future__ import annotations
+
+from api.cli.main import main
+
+main()

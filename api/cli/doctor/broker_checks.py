@@ -1,0 +1,151 @@
+"""Checks of the broker itself: version, rights, sizes, clock, readers. Pure.
+
+Check of the disk below a private broker. Pure.
+
+Checks of the registry: its version and health. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from api.cli.doctor.finding import NATS_CLI, OK, PROBLEM, WARNING, Finding, version_of
+from api.cli.output import bytes_text, seconds_text
+from core.subjects import JOBS
+from streams.etcd.etcd_inspection import EtcdStatus
+from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer, BrokerStream
+from streams.jetstream.pull_consumer import INACTIVE_S
+from streams.topology import PAYLOAD_MIN
+
+VERSION_MIN = (2, 11)
+"""Older ones lack what the log uses, or were not tried."""
+CLOCK_WARNING_MS = 1_000.0
+CLOCK_PROBLEM_MS = 30_000.0
+"""Moments that people type, and ages that we show, are wrong by that much; decisions rest on no clock but their own."""
+ABANDONED_S = 120.0
+"""A reader without a request for so long does not live: readers always have some waiting."""
+
+
+def check_server(server: BrokerServer) -> Iterator[Finding]:
+    """The server as it introduces itself."""
+    facts = {"version": server.version, "cluster": server.cluster}
+    if version_of(server.version) < VERSION_MIN:
+        wanted = ".".join(map(str, VERSION_MIN))
+        yield Finding("broker_version", PROBLEM, f"NATS {server.version} is too old: use {wanted} or newer.", facts)
+    else:
+        place = f"in cluster {server.cluster}" if server.cluster else "one server"
+        yield Finding("broker_version", OK, f"NATS {server.version}, {place}.", facts)
+    yield _payload(server)
+    yield _clock(server)
+
+
+def check_rights(missing: list[str]) -> Finding:
+    """All that the log needs is allowed."""
+    if missing:
+        text = f"NATS does not let us {', '.join(missing)}: give the user of log.credentials these rights."
+        return Finding("broker_rights", PROBLEM, text, {"missing": missing})
+    return Finding("broker_rights", OK, "NATS lets us append, read, and make streams and consumers.", {"missing": []})
+
+
+def check_consumers(consumers: list[BrokerConsumer]) -> Finding:
+    """No reader left anything behind that the broker must keep: positions are our own, but for the queues of jobs."""
+    durable = [it.name for it in consumers if it.durable and it.stream != JOBS]
+    left = [it.name for it in consumers if not it.durable and not it.waiting and it.age_s > ABANDONED_S]
+    facts = {"consumers": len(consumers), "durable": durable, "abandoned": left}
+    if durable:
+        text = (
+            f"{len(durable)} durable consumers are at the broker, and none is ours: {', '.join(durable[:3])}; "
+            f"if nobody reads with them, remove them (`nats consumer rm`; {NATS_CLI})."
+        )
+        return Finding("broker_consumers", WARNING, text, facts)
+    if left:
+        text = (
+            f"{len(left)} consumers are at the broker and nobody reads with them: {', '.join(left[:3])}; the broker "
+            f"drops them {seconds_text(INACTIVE_S)} after their readers went, so ask again then."
+        )
+        return Finding("broker_consumers", WARNING, text, facts)
+    return Finding("broker_consumers", OK, f"{len(consumers)} consumers are at the broker, and all are read.", facts)
+
+
+def _payload(server: BrokerServer) -> Finding:
+    facts = {"max_payload_bytes": server.max_payload}
+    size = bytes_text(server.max_payload)
+    if server.max_payload < PAYLOAD_MIN:
+        text = f"max_payload of NATS is {size}: set it to 1MB, else snapshots and large caches do not fit."
+        return Finding("broker_max_payload", PROBLEM, text, facts)
+    return Finding("broker_max_payload", OK, f"max_payload of NATS is {size}.", facts)
+
+
+def _clock(server: BrokerServer) -> Finding:
+    ahead_ms = server.clock_ahead_ms
+    facts = {"ahead_ms": round(ahead_ms, 1), "round_trip_ms": round(server.round_trip_ms, 2)}
+    if abs(ahead_ms) <= CLOCK_WARNING_MS:
+        return Finding("broker_clock", OK, f"The broker's clock and ours differ by {abs(ahead_ms):.0f} ms.", facts)
+    way = "ahead of" if ahead_ms > 0 else "behind"
+    text = f"The broker's clock is {seconds_text(abs(ahead_ms) / 1000)} {way} ours: let both follow NTP."
+    return Finding("broker_clock", PROBLEM if abs(ahead_ms) > CLOCK_PROBLEM_MS else WARNING, text, facts)
+
+
+SPARE_SHARE = 0.1
+"""Free space beyond what is promised to the streams, as a share of that, below which we warn."""
+
+
+def check_disk(folder: str, free_bytes: int, streams: list[BrokerStream]) -> Finding:
+    """What the streams may still take is free."""
+    reserved = sum(max(it.max_bytes, 0) for it in streams)
+    used = sum(it.bytes for it in streams)
+    wanted = max(reserved - used, 0)
+    facts = {"free_bytes": free_bytes, "reserved_bytes": reserved, "used_bytes": used}
+    free, needs = bytes_text(free_bytes), bytes_text(wanted)
+    if free_bytes < wanted:
+        text = (
+            f"{folder} has {free} free, but the streams may still take {needs}: make room, or lower log.max_bytes; "
+            "on a full disk requests go on and events wait."
+        )
+        return Finding("disk", PROBLEM, text, facts)
+    if free_bytes < wanted * (1 + SPARE_SHARE):
+        text = f"{folder} has {free} free, hardly more than the {needs} that the streams may still take: make room."
+        return Finding("disk", WARNING, text, facts)
+    return Finding("disk", OK, f"{folder} has {free} free; the streams may still take {needs}.", facts)
+
+
+INCONSISTENT = ((3, 5, 0), (3, 5, 3))
+"""From, and up to but without: releases that may apply a committed transaction on some members only after a crash."""
+DB_BYTES_MAX = 1 << 30
+"""A namespace needs some megabytes."""
+
+
+def check_registry(status: EtcdStatus, *, private: bool) -> Iterator[Finding]:
+    """The member that answers."""
+    yield _version(status, private)
+    yield _health(status)
+
+
+def _version(status: EtcdStatus, private: bool) -> Finding:
+    facts = {"version": status.version, "private": private}
+    first, fixed = INCONSISTENT
+    if not first <= version_of(status.version) < fixed:
+        return Finding("registry_version", OK, f"etcd {status.version}.", facts)
+    known = f"etcd {status.version} has known faults of consistency after a crash"
+    if private:
+        text = f"{known}; alone and private to one machine that is borne, for more machines bring 3.5.4 or newer."
+        return Finding("registry_version", OK, text, facts)
+    return Finding("registry_version", WARNING, f"{known}: use 3.5.4 or newer.", facts)
+
+
+def _health(status: EtcdStatus) -> Finding:
+    facts = {"db_bytes": status.db_bytes, "leader": status.has_leader, "alarms": status.alarms}
+    if status.alarms:
+        text = (
+            f"etcd raises the alarm {', '.join(status.alarms)} and takes no writes: free space (compact, defragment), "
+            "then `etcdctl alarm disarm`."
+        )
+        return Finding("registry_health", PROBLEM, text, facts)
+    if not status.has_leader:
+        text = "etcd has no leader: no worker and no setting can be registered until most of its members are back."
+        return Finding("registry_health", PROBLEM, text, facts)
+    size = bytes_text(status.db_bytes)
+    if status.db_bytes > DB_BYTES_MAX:
+        text = f"etcd holds {size}, far more than a deployment needs: compact and defragment it."
+        return Finding("registry_health", WARNING, text, facts)
+    return Finding("registry_health", OK, f"etcd answers, has a leader, and holds {size}.", facts)

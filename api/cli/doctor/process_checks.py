@@ -1,0 +1,258 @@
+"""Checks of the processes: who answers, how far each has folded, what waits to be appended. Pure.
+
+Checks of the workers: alike where they must be, and heard of lately. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from actors.membership.registration import Registration
+from api.cli.doctor.finding import OK, PROBLEM, WARNING, Finding
+from api.cli.inspect.process_query import ProcessReply
+from api.cli.inspect.replica_state import ReplicaStatus, replica_status
+from api.cli.output import number_text, seconds_text
+from core.events.kv import PREFILL
+
+LAG_EVENTS_WARNING = 10_000
+LAG_MS_WARNING = 5_000.0
+OUTBOX_EVENTS_WARNING = 10_000
+JOURNAL_WARNING, JOURNAL_PROBLEM = 0.5, 0.9
+"""Shares of the journal's capacity."""
+
+
+def check_processes(replicas: list[ProcessReply], workers: list[ProcessReply]) -> Iterator[Finding]:
+    """All that the registered processes say of themselves."""
+    found = [replica_status(answer) for answer in replicas]
+    there = [it for it in found if it.answered]
+    yield check_answers(replicas, workers)
+    if there:
+        yield check_lag(there)
+        yield check_unknown(there)
+        yield check_gaps(there)
+    yield check_log_away(replicas)
+    yield check_outboxes([*replicas, *workers])
+    yield check_journals(replicas)
+
+
+def check_answers(replicas: list[ProcessReply], workers: list[ProcessReply]) -> Finding:
+    """Everybody that holds a lease answers; one that crashed and has a successor keeps its lease for some seconds."""
+    everybody = [*replicas, *workers]
+    old = [*_succeeded(replicas), *_succeeded(workers)]
+    silent = [answer for answer in everybody if answer.state is None and answer not in old]
+    facts = {
+        "replicas": len(replicas),
+        "workers": len(workers),
+        "silent": {answer.part.name: answer.why for answer in silent},
+        "succeeded": [answer.part.id for answer in old],
+    }
+    if not replicas or not workers:
+        none = " and ".join(kind for kind, some in (("front end", replicas), ("worker", workers)) if not some)
+        return Finding("leases", PROBLEM, f"No {none} is registered: start one.", facts)
+    if silent:
+        said = "; ".join(f"{answer.part.name} {answer.why}" for answer in silent[:3])
+        text = f"{len(silent)} of {len(everybody)} that hold a lease do not answer: {said}; see their logs."
+        return Finding("leases", PROBLEM, text, facts)
+    text = f"{len(replicas)} front ends and {len(workers)} workers hold a lease, and all answer."
+    if old:
+        names = ", ".join(dict.fromkeys(answer.part.name for answer in old))
+        text = (
+            f"{len(everybody) - len(old)} of {len(everybody)} that hold a lease answer; the others are lives of "
+            f"{names} before this one, whose leases end by themselves within seconds."
+        )
+    return Finding("leases", OK, text, facts)
+
+
+def _succeeded(answers: list[ProcessReply]) -> list[ProcessReply]:
+    """Those that are silent, and of whose name a later life answers."""
+    lives = {answer.part.name: answer.part.revision for answer in answers if answer.state is not None}
+    return [it for it in answers if it.state is None and it.part.revision < lives.get(it.part.name, 0)]
+
+
+def check_lag(replicas: list[ReplicaStatus]) -> Finding:
+    """Every replica has folded the log up to now, or nearly so."""
+    facts = {it.name: {"lag_events": it.lag_events, "lag_ms": it.lag_ms} for it in replicas}
+    late = [
+        it.name for it in replicas if (it.lag_events or 0) > LAG_EVENTS_WARNING or (it.lag_ms or 0.0) > LAG_MS_WARNING
+    ]
+    if late:
+        text = f"{', '.join(late)} is far behind the log: give it more CPU, or fewer requests, until it has caught up."
+        return Finding("lag", WARNING, text, facts)
+    most = max((it.lag_events or 0 for it in replicas), default=0)
+    return Finding("lag", OK, f"No replica is more than {number_text(most)} messages behind the log.", facts)
+
+
+def check_unknown(replicas: list[ReplicaStatus]) -> Finding:
+    """Every replica knows the state of every source, and reads every event."""
+    facts = {
+        it.name: {"incomplete": it.incomplete, "corrupt": it.corrupt, "unknown_events": it.unknown_events}
+        for it in replicas
+    }
+    for status, count, text in (
+        (WARNING, lambda it: it.incomplete, "{} does not know the state of {} sources until they restate themselves."),
+        (WARNING, lambda it: it.corrupt, "{} read {} records that are no messages of ours: find out who writes them."),
+        (WARNING, lambda it: it.unknown_events, "{} passed over {} events of a newer version: upgrade it, too."),
+    ):
+        if some := _some(replicas, count):
+            return Finding("sources", status, text.format(*some), facts)
+    return Finding("sources", OK, "Every replica knows the state of every source.", facts)
+
+
+def check_gaps(replicas: list[ReplicaStatus]) -> Finding:
+    """No chain lacks a message, and no replica had to correct itself."""
+    facts = {it.name: {"gaps": it.gaps, "divergences": it.divergences, "rebuilds": it.rebuilds} for it in replicas}
+    if some := _some(replicas, lambda it: it.divergences):
+        text = "{} found {} times that its fold and another's differed; it is mended: see DivergenceFound in the log."
+        return Finding("gaps", WARNING, text.format(*some), facts)
+    if some := _some(replicas, lambda it: it.gaps):
+        text = "{} found {} gaps in the chains of sources: messages were lost at the broker; `/state` names them."
+        return Finding("gaps", WARNING, text.format(*some), facts)
+    return Finding("gaps", OK, "No chain lacks a message.", facts)
+
+
+def check_log_away(replicas: list[ProcessReply]) -> Finding:
+    """Every replica can append."""
+    away = {answer.part.name: _number(answer.state, "log_away_s") for answer in replicas}
+    gone = {name: seconds for name, seconds in away.items() if seconds}
+    if gone:
+        name, seconds = max(gone.items(), key=lambda item: item[1])
+        text = (
+            f"For {name} the log has been away for {seconds_text(seconds)}: requests go on and events wait; look at "
+            "NATS, its disk, and the network between them."
+        )
+        return Finding("log_away", PROBLEM, text, {"log_away_s": away})
+    return Finding("log_away", OK, "The log is there for every front end.", {"log_away_s": away})
+
+
+def check_outboxes(parts: list[ProcessReply]) -> Finding:
+    """Little waits to be appended."""
+    depths = {answer.part.name: _outbox_events(answer.state) for answer in parts if answer.state is not None}
+    deep = {name: depth for name, depth in depths.items() if depth > OUTBOX_EVENTS_WARNING}
+    facts = {"outbox_events": depths}
+    if deep:
+        name, depth = max(deep.items(), key=lambda item: item[1])
+        text = f"{number_text(depth)} events of {name} wait to be appended: the log is away or slow for it."
+        return Finding("outboxes", WARNING, text, facts)
+    most = max(depths.values(), default=0)
+    return Finding("outboxes", OK, f"At most {number_text(most)} events of one part wait to be appended.", facts)
+
+
+def check_journals(replicas: list[ProcessReply]) -> Finding:
+    """The journals have room for what is decided while the log is away."""
+    shares = {answer.part.name: _journal_share(answer.state) for answer in replicas}
+    known = {name: share for name, share in shares.items() if share is not None}
+    facts = {"full": shares}
+    if not known:
+        return Finding("journals", OK, "No front end says how full its journal is.", facts)
+    name, share = max(known.items(), key=lambda item: item[1])
+    if share < JOURNAL_WARNING:
+        return Finding("journals", OK, f"The fullest journal, of {name}, is {share:.0%} full.", facts)
+    text = f"The journal of {name} is {share:.0%} full: bring the log back before it has no room for decisions."
+    return Finding("journals", PROBLEM if share >= JOURNAL_PROBLEM else WARNING, text, facts)
+
+
+def _some(replicas: list[ReplicaStatus], count: Callable[[ReplicaStatus], int | None]) -> tuple[str, int] | None:
+    """The replica with the most, if there are any."""
+    name, most = max(((it.name, count(it) or 0) for it in replicas), key=lambda item: item[1])
+    return (name, most) if most else None
+
+
+def _number(state: dict[str, Any] | None, key: str) -> float:
+    value = (state or {}).get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _outbox_events(state: dict[str, Any]) -> int:
+    outbox = state.get("outbox")
+    return int(_number(outbox, "events") if isinstance(outbox, dict) else _number(state, "waiting"))
+
+
+def _journal_share(state: dict[str, Any] | None) -> float | None:
+    journal = (state or {}).get("journal")
+    if not isinstance(journal, dict):
+        return None
+    capacity = _number(journal, "capacity_bytes")
+    return _number(journal, "bytes") / capacity if capacity else None
+
+
+STALE_S = 6.0
+"""A worker reports its load every two seconds at least."""
+
+
+def check_workers(registrations: dict[str, Registration | None], heard_s: dict[str, float | None]) -> Iterator[Finding]:
+    """By name: what each registered (None: nothing that can be read), and how long ago the log heard its load."""
+    serving = {name: it for name, it in registrations.items() if it is None or it.role != PREFILL}
+    yield _alike(serving)
+    if len(serving) < len(registrations):
+        yield _of_use(registrations)
+    yield _stale(heard_s)
+
+
+def _of_use(registrations: dict[str, Registration | None]) -> Finding:
+    """Whether each prefill worker has a decode worker that can take its blocks."""
+    known = {name: it for name, it in registrations.items() if it is not None and it.kv is not None}
+    wanted = {(it.model, it.block_size, it.kv.layout) for it in known.values() if it.role != PREFILL and it.kv}
+    there = {name: it for name, it in known.items() if it.role == PREFILL}
+    idle = sorted(n for n, it in there.items() if it.kv and (it.model, it.block_size, it.kv.layout) not in wanted)
+    facts = {"prefill_workers": sorted(there), "of_no_use": idle}
+    if idle:
+        text = (
+            f"No decode worker can take the blocks of {', '.join(idle)}: start decode workers of the same model, block "
+            "size and engine with --remote-prefill, or stop these."
+        )
+        return Finding("prefill_workers", WARNING, text, facts)
+    return Finding("prefill_workers", OK, "Every prefill worker's blocks are of use to a decode worker.", facts)
+
+
+def _alike(registrations: dict[str, Registration | None]) -> Finding:
+    unreadable = sorted(name for name, it in registrations.items() if it is None)
+    kinds: dict[str, dict[tuple[str, int, int], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name, it in registrations.items():
+        if it is not None:
+            kinds[it.model][it.kind].append(name)
+    facts = {
+        model: [
+            {"engine": engine, "block_size": block_size, "context_max": context_max, "workers": sorted(names)}
+            for (engine, block_size, context_max), names in by_kind.items()
+        ]
+        for model, by_kind in kinds.items()
+    }
+    if unreadable:
+        text = f"{', '.join(unreadable)} registered nothing that can be read: it is of another version; restart it."
+        return Finding("models", PROBLEM, text, facts)
+    if odd := _odd(kinds):
+        model, names = odd
+        text = (
+            f"Workers of model {model} differ in engine, block size or context ({', '.join(names)}): front ends do "
+            "not admit those that differ from the first; start them alike."
+        )
+        return Finding("models", PROBLEM, text, facts)
+    said = ", ".join(f"{model} at {next(iter(by_kind))[1]} tokens per block" for model, by_kind in kinds.items())
+    text = f"Workers of one model are alike: {said}; the hash seed comes from the one key that all must have."
+    return Finding("models", OK, text, facts)
+
+
+def _odd(kinds: dict[str, dict[tuple[str, int, int], list[str]]]) -> tuple[str, list[str]] | None:
+    """The first model whose workers differ, with those of the rarer kinds."""
+    for model, by_kind in kinds.items():
+        if len(by_kind) > 1:
+            usual = max(by_kind.values(), key=len)
+            return model, sorted(name for names in by_kind.values() if names is not usual for name in names)
+    return None
+
+
+def _stale(heard_s: dict[str, float | None]) -> Finding:
+    stale = sorted(name for name, age_s in heard_s.items() if age_s is None or age_s > STALE_S)
+    facts = {"heard_s": {name: None if age is None else round(age, 1) for name, age in heard_s.items()}}
+    if stale:
+        ages = [heard_s[name] for name in stale]
+        longest = "never" if None in ages else f"for {seconds_text(max(age for age in ages if age is not None))}"
+        text = (
+            f"{', '.join(stale)} has not said its load in the log ({longest}): it counts half at most; see whether it "
+            "lives and reaches NATS."
+        )
+        return Finding("workers_heard", WARNING, text, facts)
+    text = f"The log heard of every worker within {STALE_S:g} s." if heard_s else "There is no worker to hear of."
+    return Finding("workers_heard", OK, text, facts)

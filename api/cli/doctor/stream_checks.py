@@ -1,0 +1,233 @@
+"""Checks of the streams: whether they exist, what they may keep, what they hold, and how much history that is. Pure.
+
+Checks of the record: how old the newest snapshot is, and from when on decisions can be verified. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from api.cli.doctor.finding import NATS_CLI, OK, PROBLEM, WARNING, Finding
+from api.cli.inspect.snapshot_verification import SnapshotStatus
+from api.cli.output import bytes_text, seconds_text
+from core.event_json import time_text
+from core.ids import StreamName
+from core.subjects import ROUTING, SNAPSHOTS, is_kv
+from streams.jetstream.broker_inspection import BrokerStream
+from streams.topology import Topology
+
+SPAN_S_MIN = 60.0
+"""A shorter history says nothing about how much an hour brings."""
+SERVERS_MIN_FOR_COPIES = 3
+BESIDE_SHARE = 0.5
+"""Of the configured age: load and jobs that are held for less shorten what can be verified by too much."""
+
+
+def check_streams(streams: list[BrokerStream], topology: Topology, cluster: str | None) -> Iterator[Finding]:
+    """All of them, one finding for each law."""
+    yield check_existence(streams, topology)
+    if streams:
+        yield check_limits(streams, topology)
+        yield check_copies(streams, topology, cluster)
+        yield check_deleted(streams)
+        yield check_history(streams)
+
+
+def check_existence(streams: list[BrokerStream], topology: Topology) -> Finding:
+    """Every stream that the deployment writes to is there."""
+    there = [stream.name for stream in streams]
+    missing = [name for name in topology.names() if name not in there]
+    facts = {"streams": there, "missing": missing}
+    if missing:
+        text = f"There is no stream {', '.join(missing)}: any front end or worker makes them when it starts."
+        return Finding("streams", PROBLEM, text, facts)
+    return Finding("streams", OK, f"All {len(there)} streams are there: {', '.join(there)}.", facts)
+
+
+def check_limits(streams: list[BrokerStream], topology: Topology) -> Finding:
+    """What the streams may keep is what is configured; a stream that was made before keeps its own limits."""
+    facts: dict[str, Any] = {it.name: {"max_bytes": it.max_bytes, "max_age_s": it.max_age_s} for it in streams}
+    foreign = [it.name for it in streams if (it.storage, it.retention, it.discard) != ("file", "limits", "old")]
+    if foreign:
+        text = (
+            f"{', '.join(foreign)} does not keep history in files under limits, the oldest discarded first: "
+            "somebody else made it; remove it, or change it at the broker."
+        )
+        return Finding("stream_limits", PROBLEM, text, facts)
+    differ = [_difference(it, topology) for it in streams if it.name in topology.names()]
+    if said := [text for text in differ if text]:
+        text = (
+            f"{'; '.join(said)}: change the streams at the broker (`nats stream edit`; {NATS_CLI}), or the "
+            "configuration."
+        )
+        return Finding("stream_limits", WARNING, text, facts)
+    total = bytes_text(sum(it.max_bytes for it in streams))
+    age = seconds_text(topology.max_age_s)
+    return Finding("stream_limits", OK, f"The streams keep what is configured: {age}, {total}.", facts)
+
+
+def check_copies(streams: list[BrokerStream], topology: Topology, cluster: str | None) -> Finding:
+    """Each stream has as many copies as configured, and all of them are there."""
+    facts: dict[str, Any] = {
+        it.name: {"replicas": it.replicas, "leader": it.leader, "behind": list(it.offline)} for it in streams
+    }
+    away = {server for it in streams for server in it.offline}
+    if away:
+        text = f"Copies of streams on {', '.join(sorted(away))} are away or behind: see to these servers."
+        return Finding("stream_copies", PROBLEM, text, facts)
+    differ = [it.name for it in streams if it.replicas != topology.replicas]
+    if differ:
+        text = (
+            f"log.replicas is {topology.replicas}, but {', '.join(differ)} has {streams[0].replicas} copies: "
+            "change it at the broker (`nats stream edit --replicas`; "
+            f"{NATS_CLI})."
+        )
+        return Finding("stream_copies", WARNING, text, facts)
+    if cluster and topology.replicas < SERVERS_MIN_FOR_COPIES:
+        text = (
+            f"NATS is a cluster, but each stream is on {topology.replicas} server: if that goes, the log is away; "
+            "set log.replicas to 3."
+        )
+        return Finding("stream_copies", WARNING, text, facts)
+    return Finding("stream_copies", OK, f"Each stream has {topology.replicas} of {topology.replicas} copies.", facts)
+
+
+def check_deleted(streams: list[BrokerStream]) -> Finding:
+    """Nothing between the oldest and the newest message is missing."""
+    counts = {it.name: it.deleted for it in streams if it.deleted and it.name != SNAPSHOTS}
+    facts = {"deleted": counts}
+    if counts:
+        said = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        text = (
+            f"Somebody deleted messages inside the log ({said}): what they said is lost, decisions after them may not "
+            "be verifiable; find out who has the right to delete, and take it away."
+        )
+        return Finding("stream_deletions", WARNING, text, facts)
+    return Finding("stream_deletions", OK, "No message was deleted inside a stream.", facts)
+
+
+def check_history(streams: list[BrokerStream]) -> Finding:
+    """How much history the limits hold, at the rate measured."""
+    facts: dict[str, Any] = {it.name: _history(it) for it in streams if it.name != SNAPSHOTS}
+    held = sorted((fact["held_s"], name) for name, fact in facts.items() if fact["held_s"] is not None)
+    if not held:
+        return Finding("history", OK, "The log is too young to say how much history its limits hold.", facts)
+    age_s: dict[str, float] = {it.name: it.max_age_s for it in streams}
+    short = [(held_s, name) for held_s, name in held if held_s < age_s[name]]
+    if warned := [(held_s, name) for held_s, name in short if held_s < age_s[name] * _share_wanted(name)]:
+        held_s, name = warned[0]
+        text = (
+            f"At {bytes_text(facts[name]['bytes_per_hour'])} per hour, {name} is full after {seconds_text(held_s)}, "
+            f"before its {seconds_text(age_s[name])} are over: give log.max_bytes more, and the stream too, which "
+            f"keeps the size it has (`nats stream edit`; {NATS_CLI}); or expect less history."
+        )
+        return Finding("history", WARNING, text, facts)
+    total = bytes_text(sum(fact["bytes_per_hour"] or 0 for fact in facts.values()))
+    but = "".join(f", but of {name} only {seconds_text(held_s)}" for held_s, name in short)
+    configured = seconds_text(max(age_s[name] for _, name in held))
+    text = f"The log grows by {total} per hour, so its limits hold the {configured} that are configured{but}."
+    return Finding("history", OK, text, facts)
+
+
+def _share_wanted(name: str) -> float:
+    """Cache events and decisions are the history; what lies beside them may be somewhat shorter."""
+    return 1.0 if is_kv(StreamName(name)) or name == ROUTING else BESIDE_SHARE
+
+
+def _difference(it: BrokerStream, topology: Topology) -> str:
+    wanted = topology.config(StreamName(it.name))
+    if it.max_bytes != wanted.max_bytes:
+        return f"{it.name} keeps {bytes_text(it.max_bytes)} and not the {bytes_text(wanted.max_bytes)} of log.max_bytes"
+    if it.max_age_s != wanted.max_age_s:
+        return (
+            f"{it.name} keeps {seconds_text(it.max_age_s)} and not the {seconds_text(wanted.max_age_s)} of log.max_age"
+        )
+    return ""
+
+
+def _history(it: BrokerStream) -> dict[str, float | None]:
+    span_s = (it.last_ms - it.first_ms) / 1000 if it.first_ms is not None and it.last_ms is not None else 0.0
+    if span_s < SPAN_S_MIN:
+        return {"span_s": span_s, "bytes": it.bytes, "bytes_per_hour": None, "held_s": None}
+    per_s = it.bytes / span_s
+    held_s = it.max_bytes / per_s if it.max_bytes > 0 else float("inf")
+    return {"span_s": span_s, "bytes": it.bytes, "bytes_per_hour": per_s * 3600, "held_s": held_s}
+
+
+LATE_FACTOR = 2
+"""A snapshot is late when so many of its intervals are over."""
+
+
+class LogHistory(NamedTuple):
+    """What the checks need to know."""
+
+    streams: list[BrokerStream]
+    """All but that of the snapshots."""
+    snapshots: list[SnapshotStatus]
+    """Newest first."""
+    now_ms: int
+    every_s: int | None
+    """How often a snapshot is to be taken; None for never."""
+    restate_every_s: float
+
+
+def check_record(record: LogHistory) -> Iterator[Finding]:
+    """Snapshots, and what they are for."""
+    kept = record._replace(streams=[it for it in record.streams if it.name != SNAPSHOTS])
+    yield _snapshots(kept)
+    yield _verifiable(kept)
+
+
+def _snapshots(record: LogHistory) -> Finding:
+    held = sum(it.bytes for it in record.streams)
+    if not record.snapshots:
+        facts: dict[str, Any] = {"snapshot": None}
+        if record.every_s is None:
+            return Finding("snapshot", WARNING, "log.snapshot_every is off: every start folds the whole log.", facts)
+        text = f"There is no snapshot yet: a start folds all {bytes_text(held)} of the log; `contrail snapshots take`."
+        span_s = _span_s(record)
+        return Finding("snapshot", WARNING if span_s > LATE_FACTOR * record.every_s else OK, text, facts)
+    good = [it.manifest for it in record.snapshots if it.usable]
+    if not good:
+        newest_one = record.snapshots[0]
+        text = f"No snapshot can be used ({newest_one.why}): take one with `contrail snapshots take`."
+        return Finding("snapshot", WARNING, text, {"snapshot": newest_one.manifest.id, "usable": False})
+    newest = good[0]
+    age_s = (record.now_ms - newest.made_ms) / 1000
+    facts = {"snapshot": newest.id, "age_s": round(age_s, 1), "size_bytes": newest.size_bytes, "usable": True}
+    text = f"The newest snapshot that can be used is {seconds_text(max(age_s, 0))} old"
+    if record.every_s is not None and age_s > LATE_FACTOR * record.every_s:
+        text += f", though one is due every {seconds_text(record.every_s)}: see the front ends' logs for why."
+        return Finding("snapshot", WARNING, text, facts)
+    return Finding("snapshot", OK, text + ".", facts)
+
+
+def _verifiable(record: LogHistory) -> Finding:
+    """From when on the state before a decision can be had."""
+    if all(_first(it) <= 1 for it in record.streams):
+        first = [it.first_ms for it in record.streams if it.first_ms is not None]
+        facts = {"from_ms": min(first, default=None), "by": "start"}
+        return Finding("verifiable", OK, "Every decision can be verified: the log has its start.", facts)
+    good = [it.manifest for it in record.snapshots if it.usable]
+    if good:
+        oldest = min(it.made_ms for it in good)
+        text = f"Decisions can be verified from {time_text(oldest)} on, by a snapshot."
+        return Finding("verifiable", OK, text, {"from_ms": oldest, "by": "snapshot"})
+    cut_ms = max((it.first_ms for it in record.streams if it.first_ms is not None), default=record.now_ms)
+    whole_ms = cut_ms + round(record.restate_every_s * 1000)
+    text = (
+        f"The log's head was cut and no snapshot lies before what is left: decisions before {time_text(whole_ms)} "
+        "cannot be verified; keep log.snapshot_every on."
+    )
+    return Finding("verifiable", WARNING, text, {"from_ms": whole_ms, "by": "restatement"})
+
+
+def _first(stream: BrokerStream) -> int:
+    """The oldest sequence retained; what follows the last if none is."""
+    return stream.first_seq if stream.messages else stream.last_seq + 1
+
+
+def _span_s(record: LogHistory) -> float:
+    first = [it.first_ms for it in record.streams if it.first_ms is not None]
+    return (record.now_ms - min(first)) / 1000 if first else 0.0

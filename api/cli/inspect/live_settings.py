@@ -1,0 +1,156 @@
+"""Stored: the live settings as they are kept in the registry, and the one way to change them.
+
+A change reads, checks and writes under a claim, so that of two operators neither loses what the other set. The claim
+has a lease: if whoever holds it dies, the next one waits for that lease at most. The write itself has less time than
+a lease lasts, so that nobody writes whose claim has run out.
+
+Usage: which revision of the live settings each replica decides by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+
+from api.cli.inspect.process_query import REPLICAS, query_processes, registered_processes
+from api.cli.inspect.replica_state import ReplicaStatus, replica_status
+from core.errors import CallerError, Unavailable
+from core.settings import RoutingSettings
+from streams.live_settings import SETTINGS_KEY
+from streams.registry import Registry
+
+LOCK_KEY = "settings/lock"
+LOCK_WAIT_S = 15.0
+"""Longest wait for somebody else's change; longer than the lease of one who died."""
+LOCK_PAUSE_S = 0.1
+CHANGE_S = 5.0
+"""Longest time that reading and writing may take while the claim is held; half of its lease."""
+
+
+class StoredSettings(NamedTuple):
+    """What the registry says over what was configured."""
+
+    values: dict[str, Any]
+    revision: int
+    """The registry's; 0 if nothing was ever set."""
+
+
+async def read_stored(registry: Registry) -> StoredSettings:
+    """The live settings now. CallerError if somebody else wrote there what is none."""
+    for change in await registry.get(SETTINGS_KEY):
+        if change.key == SETTINGS_KEY and change.value is not None:
+            return StoredSettings(_object(change.value), change.revision)
+    return StoredSettings({}, 0)
+
+
+async def change_stored(
+    registry: Registry, configured: RoutingSettings, given: Mapping[str, Any], removed: frozenset[str] | None
+) -> StoredSettings:
+    """The settings given are live, those removed are not any more (None: all that were).
+
+    CallerError, and nothing is changed, if they are no settings. Unavailable if the registry is away, or somebody
+    else's change does not end; it is not known then whether ours was made.
+    """
+    RoutingSettings.parse({**configured.to_mapping(), **given})  # before anybody has to wait for us
+    await _lock(registry)
+    try:
+        async with asyncio.timeout(CHANGE_S):
+            return await _change(registry, configured, given, removed)
+    except TimeoutError as error:
+        raise Unavailable(f"the registry took more than {CHANGE_S:g} s: see `contrail settings`") from error
+    finally:
+        await registry.unregister(LOCK_KEY)
+
+
+async def _change(
+    registry: Registry, configured: RoutingSettings, given: Mapping[str, Any], removed: frozenset[str] | None
+) -> StoredSettings:
+    if removed is None:
+        before: dict[str, Any] = {}  # also the way out of a value that is no settings at all
+    else:
+        before = (await read_stored(registry)).values
+    after = {**{key: value for key, value in before.items() if key not in (removed or ())}, **given}
+    RoutingSettings.parse({**configured.to_mapping(), **after})
+    return StoredSettings(after, await registry.put(SETTINGS_KEY, orjson.dumps(after)))
+
+
+async def _lock(registry: Registry) -> None:
+    try:
+        async with asyncio.timeout(LOCK_WAIT_S):
+            while True:
+                if await registry.claim(LOCK_KEY, b"{}") is not None:
+                    return
+                await asyncio.sleep(LOCK_PAUSE_S)
+    except TimeoutError as error:
+        text = f"somebody else has been changing the settings for {LOCK_WAIT_S:g} s: nothing was changed, try again"
+        raise Unavailable(text) from error
+
+
+def _object(value: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise CallerError(
+            f"{SETTINGS_KEY} in the registry holds no JSON object, but {value[:60]!r}: replicas stay with their last "
+            "settings; `contrail settings unset --all` mends it"
+        )
+    return found
+
+
+IN_USE_WAIT_S = 10.0
+"""Longest wait until every replica decides by a new revision; they hear of it within milliseconds."""
+IN_USE_PAUSE_S = 0.1
+
+
+class ReplicaRevision(msgspec.Struct, frozen=True):
+    """One replica's revision, as `contrail settings --json` shows it."""
+
+    name: str
+    id: str
+    settings_revision: int | None
+    """None if it did not say."""
+    uses: bool
+    """Whether it is the one that the registry holds."""
+    why: str = ""
+
+
+class SettingsRollout(NamedTuple):
+    """All replicas' usage."""
+
+    replicas: list[ReplicaRevision]
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every replica uses the revision; true if there is none."""
+        return all(it.uses for it in self.replicas)
+
+
+async def read_rollout(registry: Registry, revision: int) -> SettingsRollout:
+    """Who decides by the revision that the registry holds now; by the given one if it holds none."""
+    stored = [change.revision for change in await registry.get(SETTINGS_KEY) if change.key == SETTINGS_KEY]
+    revision = max(stored, default=revision)  # another may have set more meanwhile
+    parts = await registered_processes(registry, REPLICAS)
+    return SettingsRollout([_usage(replica_status(answer), revision) for answer in await query_processes(parts)])
+
+
+async def wait_for_rollout(registry: Registry, revision: int) -> SettingsRollout:
+    """The same, as soon as all do, or when the wait is over."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + IN_USE_WAIT_S
+    while True:
+        found = await read_rollout(registry, revision)
+        if found.everywhere or loop.time() >= end_s:
+            return found
+        await asyncio.sleep(IN_USE_PAUSE_S)
+
+
+def _usage(it: ReplicaStatus, revision: int) -> ReplicaRevision:
+    uses = it.settings_revision is not None and it.settings_revision == revision
+    why = it.why or ("" if it.settings_revision is not None else "does not say which")
+    return ReplicaRevision(it.name, it.id, it.settings_revision, uses, why)

@@ -1,0 +1,93 @@
+"""Census: who is registered, and what each of them says of itself when asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+import orjson
+
+from api.server.http_client import http_get
+from core.errors import Unavailable
+from streams.registry import Change, Registry
+
+REPLICAS, WORKERS = "replicas/", "workers/"
+ANSWER_S = 2.0
+"""Longest wait for one part's answer."""
+ASKED_AT_ONCE_MAX = 64
+"""Parts that are asked in parallel; the rest wait for their turn."""
+CENSUS_S = 30.0
+"""Longest wait for all parts together."""
+
+
+class RegisteredProcess(NamedTuple):
+    """One registered process."""
+
+    id: str
+    name: str
+    ops: str
+    """HOST:PORT of its operations listener; empty if it registered none."""
+    about: dict[str, Any]
+    """All that it registered."""
+    revision: int
+    """The registry's, when it registered."""
+
+
+class ProcessReply(NamedTuple):
+    """What a part said of itself, or why it said nothing."""
+
+    part: RegisteredProcess
+    state: dict[str, Any] | None
+    why: str = ""
+    """In words, if there is no state."""
+
+
+async def registered_processes(registry: Registry, prefix: str) -> list[RegisteredProcess]:
+    """All that are registered below the prefix (REPLICAS, WORKERS), by name. Unavailable if the registry is away."""
+    return sorted(map(_part, await registry.get(prefix)), key=lambda part: (part.name, part.id))
+
+
+async def query_processes(parts: list[RegisteredProcess]) -> list[ProcessReply]:
+    """What each says, in the order given; all are asked at once, and the slowest takes ANSWER_S."""
+    turns = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+
+    async def ask(part: RegisteredProcess) -> ProcessReply:
+        async with turns:
+            return await _ask(part)
+
+    try:
+        async with asyncio.timeout(CENSUS_S):
+            return list(await asyncio.gather(*map(ask, parts)))
+    except TimeoutError as error:
+        raise Unavailable(f"{len(parts)} parts did not answer within {CENSUS_S:g} s together") from error
+
+
+async def _ask(part: RegisteredProcess) -> ProcessReply:
+    if not part.ops:
+        return ProcessReply(part, None, "registered no operations address")
+    found = await http_get(part.ops, "/state", ANSWER_S)
+    if found is None:
+        return ProcessReply(part, None, f"does not answer at {part.ops} within {ANSWER_S:g} s")
+    try:
+        state = orjson.loads(found.body)
+    except orjson.JSONDecodeError:
+        state = None
+    if not found.ok or not isinstance(state, dict):
+        return ProcessReply(
+            part, None, f"answers {found.status} at {part.ops}/state, and not as a part of Contrail does"
+        )
+    said = state.get("replica") or state.get("worker")
+    if said is not None and said != part.id:
+        return ProcessReply(part, None, f"is gone: {part.ops} is now {said}")
+    return ProcessReply(part, state)
+
+
+def _part(change: Change) -> RegisteredProcess:
+    try:
+        about = orjson.loads(change.value or b"{}")
+    except orjson.JSONDecodeError:
+        about = {}
+    if not isinstance(about, dict):
+        about = {}
+    who = change.key.rpartition("/")[2]
+    return RegisteredProcess(who, str(about.get("name") or who), str(about.get("ops") or ""), about, change.revision)

@@ -1,0 +1,118 @@
+"""Replica: one front end's own account of how far it has folded the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from api.cli.inspect.process_query import ProcessReply
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica said, as `contrail replicas --json` shows it; None is what it did not say."""
+
+    name: str
+    id: str
+    ops: str
+    answered: bool
+    why: str = ""
+    """Why there is no answer."""
+    cursor: dict[str, int] = {}
+    """Last sequence applied, by stream."""
+    lag_events: int | None = None
+    lag_ms: float | None = None
+    digest: str | None = None
+    """Of all streams at the cursor, 16 hex digits."""
+    events_per_s: float | None = None
+    rss_bytes: int | None = None
+    fold_version: int | None = None
+    in_flight: int | None = None
+    waiting: int | None = None
+    """Requests that wait there for a worker with a free place."""
+    incomplete: int | None = None
+    """Sources whose chain has a gap that they have not yet mended by restating themselves."""
+    gaps: int | None = None
+    """Gaps found since the replica started."""
+    corrupt: int | None = None
+    unknown_events: int | None = None
+    ahead: int | None = None
+    """Events of its own that it has not read back yet."""
+    settings_revision: int | None = None
+    started_from: str | None = None
+    """The snapshot that it was restored from; empty if it folded the log from its start."""
+    rebuilds: int | None = None
+    divergences: int | None = None
+    log_away_s: float | None = None
+    agrees: bool | None = None
+    """With the others, at equal cursors; None if that could not be seen."""
+
+    @property
+    def applied(self) -> int:
+        """Messages folded, over all streams."""
+        return sum(self.cursor.values())
+
+    @property
+    def comparable(self) -> bool:
+        """Whether its digest says something: only whole folds have the same digest wherever they began."""
+        return self.answered and self.digest is not None and bool(self.cursor) and not self.incomplete
+
+
+def replica_status(answer: ProcessReply) -> ReplicaStatus:
+    """The replica as it answered; whatever it said in another form than ours counts as not said."""
+    part, state = answer.part, answer.state
+    if state is None:
+        return ReplicaStatus(name=part.name, id=part.id, ops=part.ops, answered=False, why=answer.why)
+    return ReplicaStatus(
+        name=part.name,
+        id=part.id,
+        ops=part.ops,
+        answered=True,
+        cursor=_cursor(state.get("cursor")),
+        digest=_text(state.get("digest")),
+        lag_events=_whole(state, "lag_events"),
+        lag_ms=_real(state, "lag_ms"),
+        events_per_s=_real(state, "events_per_s"),
+        rss_bytes=_whole(state, "rss_bytes"),
+        fold_version=_whole(state, "fold_version"),
+        in_flight=_whole(state, "in_flight"),
+        waiting=_whole(_part(state, "admission"), "waiting"),
+        incomplete=_whole(state, "incomplete"),
+        gaps=_whole(state, "gaps"),
+        corrupt=_whole(state, "corrupt"),
+        unknown_events=_whole(state, "unknown_events"),
+        ahead=_whole(state, "ahead"),
+        settings_revision=_whole(state, "settings_revision"),
+        started_from=_text(state.get("started_from")),
+        rebuilds=_whole(state, "rebuilds"),
+        divergences=_whole(state, "divergences"),
+        log_away_s=_real(state, "log_away_s"),
+    )
+
+
+def _cursor(value: object) -> dict[str, int]:
+    if not isinstance(value, dict):
+        return {}
+    return {str(stream): seq for stream, seq in value.items() if isinstance(seq, int)}
+
+
+def _part(state: dict[str, Any], key: str) -> dict[str, Any]:
+    value = state.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _whole(state: dict[str, Any], key: str) -> int | None:
+    """The number, or how many there are of what is listed."""
+    value = state.get(key)
+    if isinstance(value, list | dict):
+        return len(value)
+    return int(value) if isinstance(value, int | float) else None
+
+
+def _real(state: dict[str, Any], key: str) -> float | None:
+    value = state.get(key)
+    return float(value) if isinstance(value, int | float) else None

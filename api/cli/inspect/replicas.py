@@ -1,0 +1,201 @@
+"""The replicas as a table.
+
+`contrail replicas`: every replica of the deployment, how far it is, and whether they agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import NamedTuple
+
+import click
+import msgspec
+
+from api.cli.inspect.process_query import REPLICAS, RegisteredProcess, query_processes, registered_processes
+from api.cli.inspect.replica_comparison import ComparisonResult, ReplicaComparison, recent_observations
+from api.cli.inspect.replica_state import ReplicaStatus, replica_status
+from api.cli.output import UNKNOWN, bytes_text, number_text, text_table
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
+from api.process.planes import open_log, open_registry
+from core.clock import SystemClock
+from core.errors import CallerError
+from streams.log import EventLog
+from streams.registry import Registry
+
+HEADS = (
+    "replica",
+    "id",
+    "cursor",
+    "lag",
+    "lag ms",
+    "digest",
+    "events/s",
+    "memory",
+    "fold",
+    "in flight",
+    "waiting",
+    "gaps",
+    "agrees",
+)
+ALIGN = "<<>>><>>>>>><"
+
+
+def replicas_text(replicas: list[ReplicaStatus], verdict: ComparisonResult, *, streams: bool) -> str:
+    """The table, and below it whether they agree; with `streams` each one's cursor by stream."""
+    lines = text_table(HEADS, [_row(it) for it in replicas], ALIGN)
+    if streams:
+        lines += ["", *map(_cursor, (it for it in replicas if it.answered))]
+    lines += [""] if replicas else []
+    lines += [f"{it.name} ({it.id}) {it.why}" for it in replicas if not it.answered]
+    return "\n".join([*lines, _judged(replicas, verdict)])
+
+
+def _judged(replicas: list[ReplicaStatus], verdict: ComparisonResult) -> str:
+    if not replicas:
+        return "no replica is registered: start one with `contrail up` or `contrail frontend`"
+    if verdict.agree is None:
+        return f"not comparable yet: {verdict.text}"
+    names = {it.id: it.name for it in replicas}
+    differ = ", ".join(sorted(names[who] for who in verdict.wrong))
+    return f"agree: {verdict.text}" if verdict.agree else f"differ ({differ}): {verdict.text}"
+
+
+def _row(it: ReplicaStatus) -> tuple[str, ...]:
+    if not it.answered:
+        return (it.name, it.id, *[UNKNOWN] * (len(HEADS) - 3), "no answer")
+    agrees = {True: "yes", False: "NO", None: "not comparable yet"}[it.agrees]
+    return (
+        it.name,
+        it.id,
+        number_text(it.applied),
+        number_text(it.lag_events),
+        UNKNOWN if it.lag_ms is None else f"{it.lag_ms:,.1f}",
+        it.digest or UNKNOWN,
+        number_text(it.events_per_s),
+        bytes_text(it.rss_bytes),
+        number_text(it.fold_version),
+        number_text(it.in_flight),
+        number_text(it.waiting),
+        number_text(it.gaps),
+        agrees,
+    )
+
+
+def _cursor(it: ReplicaStatus) -> str:
+    return f"{it.name}  " + "  ".join(f"{stream}:{seq}" for stream, seq in sorted(it.cursor.items()))
+
+
+ROUNDS_MAX = 10
+"""How often the replicas are asked, at most, until they are found at equal cursors."""
+ROUND_PAUSE_S = 0.1
+WATCH_ROUNDS_MAX = 3
+WATCH_PAUSE_S = 1.0
+CLEAR = "\x1b[H\x1b[J"
+SAYS_NO = 1
+
+
+class ReplicaOverview(NamedTuple):
+    """The replicas as they were just found."""
+
+    replicas: list[ReplicaStatus]
+    verdict: ComparisonResult
+
+    @property
+    def well(self) -> bool:
+        """Whether all answer and none differs."""
+        return bool(self.replicas) and self.verdict.agree is not False and all(it.answered for it in self.replicas)
+
+    @property
+    def as_json(self) -> str:
+        """Stable snake_case keys."""
+        value = {
+            "replicas": [msgspec.to_builtins(it) for it in self.replicas],
+            "agree": self.verdict.agree,
+            "text": self.verdict.text,
+        }
+        return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+
+@click.command()
+@deployment_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
+@click.option("-v", "--verbose", is_flag=True, help="Also each one's cursor by stream.")
+@click.option("--watch", is_flag=True, help="Again every second, until Ctrl-C; for a terminal.")
+def replicas(connection: DeploymentRef, as_json: bool, verbose: bool, watch: bool) -> None:
+    """Show every replica: how far it has folded the log, how far behind it is, and whether all agree.
+
+    Replicas at equal cursors must have equal digests. Exit status 1 if some differ or do not answer.
+
+    \b
+    contrail replicas --data data
+    contrail replicas --watch
+    contrail replicas --json
+    """
+    if watch and (as_json or not sys.stdout.isatty()):
+        raise CallerError("--watch is for a terminal: leave it out, and call again for what is so then")
+    if watch:
+        _watched(connection, verbose)
+        return
+    query_replicas = asyncio.run(_once(connection))
+    click.echo(
+        query_replicas.as_json
+        if as_json
+        else replicas_text(query_replicas.replicas, query_replicas.verdict, streams=verbose)
+    )
+    if not query_replicas.well:
+        raise SystemExit(SAYS_NO)
+
+
+def _watched(connection: DeploymentRef, verbose: bool) -> None:
+    try:
+        asyncio.run(_watch(connection, verbose))
+    except KeyboardInterrupt:
+        click.echo()
+
+
+async def _once(connection: DeploymentRef) -> ReplicaOverview:
+    async with open_registry(connection) as registry, open_log(connection) as log:
+        return await query_replicas(registry, log, ROUNDS_MAX)
+
+
+async def _watch(connection: DeploymentRef, verbose: bool) -> None:
+    async with open_registry(connection) as registry, open_log(connection) as log:
+        while True:
+            seen = await query_replicas(registry, log, WATCH_ROUNDS_MAX)
+            click.echo(CLEAR + replicas_text(seen.replicas, seen.verdict, streams=verbose))
+            await asyncio.sleep(WATCH_PAUSE_S)
+
+
+async def query_replicas(registry: Registry, log: EventLog, rounds_max: int) -> ReplicaOverview:
+    """The replicas now, compared at equal cursors; if those are never met, at the points that they reported."""
+    parts = await registered_processes(registry, REPLICAS)
+    comparison = ReplicaComparison()
+    replicas = await _ask(parts, comparison)
+    for _ in range(rounds_max - 1):
+        if not _open(replicas, comparison):
+            break
+        await asyncio.sleep(ROUND_PAUSE_S)
+        replicas = await _ask(parts, comparison)
+    if _open(replicas, comparison):
+        comparison.see(await recent_observations(log, SystemClock().wall_ms()))
+    verdict = comparison.verdict(replicas)
+    return ReplicaOverview([msgspec.structs.replace(it, agrees=_agrees(it, verdict)) for it in replicas], verdict)
+
+
+async def _ask(parts: list[RegisteredProcess], comparison: ReplicaComparison) -> list[ReplicaStatus]:
+    replicas = [replica_status(answer) for answer in await query_processes(parts)]
+    comparison.hear(replicas)
+    return replicas
+
+
+def _open(replicas: list[ReplicaStatus], comparison: ReplicaComparison) -> bool:
+    """Whether another round may tell more."""
+    return sum(it.answered for it in replicas) > 1 and comparison.verdict(replicas).agree is None
+
+
+def _agrees(it: ReplicaStatus, verdict: ComparisonResult) -> bool | None:
+    if it.id in verdict.wrong:
+        return False
+    return True if it.id in verdict.seen else None

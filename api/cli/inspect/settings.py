@@ -1,0 +1,217 @@
+"""The settings as a table, and who uses which revision.
+
+`contrail settings`: what decisions go by, shown and changed while requests run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import click
+import msgspec
+
+from api.cli.inspect.live_settings import (
+    SettingsRollout,
+    StoredSettings,
+    change_stored,
+    read_rollout,
+    read_stored,
+    wait_for_rollout,
+)
+from api.cli.inspect.setting_descriptions import MEANINGS, without_effect
+from api.cli.main import DefaultGroup
+from api.cli.options import PREFIX, pairs_of
+from api.cli.output import text_table
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
+from api.process.planes import open_registry
+from core.errors import CallerError
+from core.settings import RoutingSettings
+
+
+class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting, as `contrail settings --json` shows it."""
+
+    key: str
+    value: Any
+    """What decisions go by."""
+    source: str
+    """`live`, `configured` or `default`."""
+    configured: Any
+    default: Any
+    meaning: str
+
+
+def settings_of(stored: StoredSettings, configured: RoutingSettings) -> list[SettingRow]:
+    """Every setting, in the order of their fields."""
+    defaults, there = RoutingSettings().to_mapping(), configured.to_mapping()
+    return [
+        SettingRow(
+            key=key,
+            value=stored.values.get(key, there[key]),
+            source="live" if key in stored.values else "configured" if there[key] != default else "default",
+            configured=there[key],
+            default=default,
+            meaning=MEANINGS.get(key, ""),
+        )
+        for key, default in defaults.items()
+    ]
+
+
+def settings_text(settings: list[SettingRow], stored: StoredSettings, use: SettingsRollout) -> str:
+    """The table, then the revision and who uses it."""
+    rows = [(it.key, _shown(it.value), it.source, _shown(it.configured), it.meaning) for it in settings]
+    lines = text_table(("setting", "value", "from", "configured", "meaning"), rows, "<><><")
+    return "\n".join([*lines, "", *usage_lines(stored.revision, use)])
+
+
+def usage_lines(revision: int, use: SettingsRollout) -> list[str]:
+    """The revision and, by replica, whether it is used."""
+    says = f"revision {revision}" if revision else "nothing is set live: everything is as configured (revision 0)"
+    if not use.replicas:
+        return [f"{says}; no replica is registered"]
+    if use.everywhere:
+        return [f"{says}; all {len(use.replicas)} replicas use it"]
+    behind = [
+        f"  {it.name} ({it.id}): {it.why or f'uses revision {it.settings_revision}'}"
+        for it in use.replicas
+        if not it.uses
+    ]
+    return [f"{says}; {len(behind)} of {len(use.replicas)} replicas do not use it:", *behind]
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+SAYS_NO = 1
+
+
+class SettingsGroup(DefaultGroup):
+    """Shows, unless told otherwise."""
+
+    default: ClassVar[str] = "show"
+
+
+@click.group(cls=SettingsGroup)
+def settings() -> None:
+    """Show or change the live settings of routing; a change counts at once, in every replica.
+
+    \b
+    contrail settings                                  what decisions go by, and which replica uses it
+    contrail settings set own_weight 4
+    contrail settings unset own_weight                 as configured again
+    """
+
+
+@settings.command()
+@deployment_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
+def show(connection: DeploymentRef, as_json: bool) -> None:
+    """Show every setting: its value, where that is from, and which revision each replica uses.
+
+    \b
+    contrail settings show --json
+    """
+    stored, use = asyncio.run(_show(connection))
+    found = settings_of(stored, connection.deployment.routing_settings)
+    if as_json:
+        _print_json({"revision": stored.revision, "settings": found, "replicas": use.replicas})
+    else:
+        click.echo(settings_text(found, stored, use))
+
+
+@settings.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value, however wrong
+@deployment_options
+@click.argument("pairs", nargs=-1, required=True, metavar="KEY VALUE [KEY VALUE ...]")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
+def set_command(connection: DeploymentRef, pairs: tuple[str, ...], as_json: bool) -> None:
+    """Change settings, all of them or none, and wait until every replica decides by them.
+
+    Exit status 1 if some replica does not say so within ten seconds; the change stands all the same.
+
+    \b
+    contrail settings set own_weight 4
+    contrail settings set policy kv prefill_weight 2
+    """
+    given = pairs_of(pairs)
+    stored, use = asyncio.run(_change(connection, given, frozenset()))
+    policy = stored.values.get("policy", connection.deployment.routing_settings.policy)
+    _report(stored, use, as_json, without_effect(given, str(policy)))
+
+
+@settings.command()
+@deployment_options
+@click.argument("keys", nargs=-1, metavar="KEY [KEY ...]")
+@click.option("--all", "everything", is_flag=True, help="Every setting.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
+def unset(connection: DeploymentRef, keys: tuple[str, ...], everything: bool, as_json: bool) -> None:
+    """Let settings be as configured again, and wait until every replica decides so.
+
+    \b
+    contrail settings unset own_weight
+    contrail settings unset --all
+    """
+    if everything == bool(keys):
+        raise CallerError("name the settings to unset, or give --all")
+    known = connection.deployment.routing_settings.to_mapping()
+    named = frozenset(key.removeprefix(PREFIX) for key in keys)
+    if not everything:
+        _check_known(connection, named - known.keys())
+    _report(*asyncio.run(_change(connection, {}, None if everything else named)), as_json)
+
+
+def _check_known(connection: DeploymentRef, unknown: frozenset[str]) -> None:
+    """What is no setting can be unset only if somebody stored it."""
+    if not unknown:
+        return
+    stored = asyncio.run(_stored(connection))
+    if wrong := sorted(unknown - stored.values.keys()):
+        raise CallerError(f"{wrong[0]}: no such setting; `contrail settings` lists them")
+
+
+async def _stored(connection: DeploymentRef) -> StoredSettings:
+    async with open_registry(connection) as registry:
+        return await read_stored(registry)
+
+
+async def _show(connection: DeploymentRef) -> tuple[StoredSettings, SettingsRollout]:
+    async with open_registry(connection) as registry:
+        stored = await read_stored(registry)
+        return stored, await read_rollout(registry, stored.revision)
+
+
+async def _change(
+    connection: DeploymentRef, given: Mapping[str, Any], removed: frozenset[str] | None
+) -> tuple[StoredSettings, SettingsRollout]:
+    async with open_registry(connection) as registry:
+        stored = await change_stored(registry, connection.deployment.routing_settings, given, removed)
+        return stored, await wait_for_rollout(registry, stored.revision)
+
+
+def _report(stored: StoredSettings, use: SettingsRollout, as_json: bool, idle: Sequence[str] = ()) -> None:
+    """The live settings as they are now, and which of those given change nothing; exit status 1 if they do not count
+    everywhere."""
+    if as_json:
+        _print_json(
+            {
+                "revision": stored.revision,
+                "live": stored.values,
+                "in_use": use.everywhere,
+                "replicas": use.replicas,
+                "without_effect": list(idle),
+            }
+        )
+    else:
+        live = ", ".join(f"{key} {value}" for key, value in stored.values.items())
+        click.echo("\n".join([f"live: {live or 'nothing'}", *usage_lines(stored.revision, use)]))
+        if idle:
+            click.echo(f"no effect under this policy: {', '.join(idle)}")
+    if not use.everywhere:
+        raise SystemExit(SAYS_NO)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value)))

@@ -1,0 +1,149 @@
+"""Groups of commands, each of which is imported when it is run, so that none pays for another's libraries.
+
+A group of commands of which one is meant when none is named; options may stand before or after the name.
+
+The command line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import click
+
+from core.errors import ContrailError
+
+
+class LazyCommand(NamedTuple):
+    """Where a command is, and what it is for."""
+
+    target: str
+    """`module:attribute`."""
+    summary: str
+
+
+def lazy_group(commands: Mapping[str, LazyCommand]) -> type[click.Group]:
+    """A class of groups with these commands, in this order."""
+
+    class LazyGroup(click.Group):
+        def list_commands(self, ctx: click.Context) -> list[str]:
+            """All names, the most used first."""
+            del ctx
+            return list(commands)
+
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+            """The command, imported now; None if there is none of this name."""
+            del ctx
+            if cmd_name not in commands:
+                return None
+            module, _, attribute = commands[cmd_name].target.partition(":")
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return command
+
+        def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+            """The list in `--help`, without importing anything."""
+            del ctx
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, command.summary) for name, command in commands.items()])
+
+    return LazyGroup
+
+
+class DefaultGroup(click.Group):
+    """`contrail settings --json` is `contrail settings show --json`; a subclass names the default."""
+
+    default: ClassVar[str] = ""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The name of the command stands first from here on."""
+        if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = _named_first(args, set(self.commands), self.default)
+        return super().parse_args(ctx, args)
+
+
+def _named_first(args: list[str], names: set[str], default: str) -> list[str]:
+    """A name counts unless it is the value of the option before it."""
+    for place, word in enumerate(args):
+        before = args[place - 1] if place else ""
+        valued = before.startswith("-") and before != "--json" and "=" not in before
+        if word in names and not valued:
+            return [word, *args[:place], *args[place + 1 :]]
+    return [default, *args]
+
+
+COULD_NOT_ASK = 2
+"""Exit status when a command could not do its work; 1 is for an answer that is no."""
+INTERRUPTED = 130
+"""The same of one that was ended by Ctrl-C, as shells have it."""
+
+
+COMMANDS = {
+    "up": LazyCommand("api.cli.up:up", "Start a whole deployment here, and keep it running."),
+    "frontend": LazyCommand("api.cli.frontend_command:frontend", "Start one front end: the API and its router."),
+    "worker": LazyCommand("api.cli.worker_commands:worker", "Start one worker: an engine and its cache."),
+    "prefill-worker": LazyCommand(
+        "api.cli.worker_commands:prefill_worker", "Start one that computes prompts for others."
+    ),
+    "restart": LazyCommand("api.cli.restart:restart", "Restart parts one after the other while requests go on."),
+    "events": LazyCommand("api.cli.inspect.events:events", "Print the log as JSON lines."),
+    "replicas": LazyCommand(
+        "api.cli.inspect.replicas:replicas", "Show how far each replica is, and whether they agree."
+    ),
+    "snapshots": LazyCommand("api.cli.inspect.snapshots:snapshots", "List, take and verify snapshots of the folds."),
+    "settings": LazyCommand(
+        "api.cli.inspect.settings:settings", "Show and change what decisions go by, while it runs."
+    ),
+    "keys": LazyCommand("api.cli.keys:keys", "Make, list and revoke API keys."),
+    "doctor": LazyCommand("api.cli.doctor.doctor:doctor", "Check a deployment, one sentence for each thing."),
+    "explain": LazyCommand("api.cli.replay.explain:explain_command", "Say why a request went where it went."),
+    "replay": LazyCommand("api.cli.replay.replay:replay", "Verify the past, look at it, ask what if."),
+    "simulate": LazyCommand(
+        "api.cli.simulate.simulate:simulate", "Route a trace on simulated engines, in virtual time."
+    ),
+    "debug": LazyCommand("api.cli.open_page:debug", "Open the page of a running deployment."),
+    "export": LazyCommand("api.cli.replay.export:export", "Write the log, or a range of it, to a file."),
+}
+
+
+class RootGroup(lazy_group(COMMANDS)):  # type: ignore[misc]
+    """All of them; Ctrl-C ends any without another word."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """What the command returns; exit status 130 if it was interrupted."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(err=True)  # the terminal has written ^C in front of what comes next
+            ctx.exit(INTERRUPTED)
+
+
+@click.command(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="contrail")
+def contrail() -> None:
+    """Serve language models behind an OpenAI-compatible API, with every routing decision in a log.
+
+    \b
+    contrail up                              two workers with a tiny model, on port 8000
+    contrail up --model Qwen/Qwen3-0.6B      a real one
+    contrail explain REQUEST_ID              why that worker
+
+    Exit status: 0, 1 (the answer is no), 2 (it could not be asked) or 130 (Ctrl-C; `up` ends in order, with 0).
+    """
+
+
+def main() -> None:
+    """Runs the command; what a caller can mend is one sentence and status 2."""
+    try:
+        contrail.main(prog_name="contrail")
+    except ContrailError as error:
+        logging.getLogger(__name__).debug("the command failed", exc_info=True)
+        click.echo(f"contrail: {error}", err=True)
+        sys.exit(COULD_NOT_ASK)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""`contrail debug`: where the page of a running deployment is, with the token that it asks for beyond loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import webbrowser
+
+import click
+import msgspec
+
+from api.cli.inspect.process_query import REPLICAS, RegisteredProcess, registered_processes
+from api.config.addresses import is_loopback, join_address, split_address
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
+from api.debug.page_access import token_of
+from api.process.planes import open_registry
+from core.errors import CallerError
+
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is listened on, not where we listen
+
+
+class PageAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """One front end's page."""
+
+    name: str
+    url: str
+    """With the token, if one is asked for: who has it sees everything that the log has."""
+
+
+@click.command()
+@deployment_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
+@click.option("--no-browser", is_flag=True, help="Only print where it is.")
+def debug(connection: DeploymentRef, *, as_json: bool, no_browser: bool) -> None:
+    """Open the page of a running deployment: decisions and load as they happen, and everything before.
+
+    Beyond loopback the page asks for a token; the address that is printed has it.
+
+    \b
+    contrail debug --data data
+    contrail debug --no-browser
+    contrail debug --json
+    """
+    pages = asyncio.run(_pages(connection))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode({"pages": pages})))
+        return
+    for url in dict.fromkeys(page.url for page in pages):
+        click.echo(url)
+    if not no_browser:
+        webbrowser.open(pages[0].url)
+
+
+async def _pages(connection: DeploymentRef) -> list[PageAddress]:
+    """CallerError if there is no front end."""
+    async with open_registry(connection) as registry:
+        parts = await registered_processes(registry, REPLICAS)
+    token = token_of(connection.key)
+    scheme = "https" if connection.deployment.frontend.tls else "http"
+    found = [PageAddress(name=part.name, url=url) for part in parts if (url := _url(part, scheme, token))]
+    if not found:
+        raise CallerError("no front end is registered: start one with `contrail up` or `contrail frontend`")
+    return found
+
+
+def _url(part: RegisteredProcess, scheme: str, token: str) -> str:
+    try:
+        host, port = split_address(str(part.about.get("address", "")))
+    except ValueError:
+        return ""
+    where = f"{scheme}://{join_address(ANYWHERE.get(host, host), port)}/debug"
+    return where if is_loopback(host) else f"{where}?token={token}"

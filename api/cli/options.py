@@ -1,0 +1,109 @@
+"""Moments as arguments: `-15m` is one, though it looks like options.
+
+Of api.cli.replay.recording_copy.
+
+Of api.cli.inspect.settings.
+
+`KEY=VALUE` on the command line: settings, and settings with several values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import click
+import orjson
+
+from core.errors import CallerError
+from replay.recording.moment import Moment
+
+_AGO = re.compile(r"-\d+(?:\.\d+)?(?:ms|s|m|h|d)")
+_MARK = "\0"
+"""No word of a command line has it."""
+
+
+class MomentType(click.ParamType[str]):
+    """The text of a moment; what it means depends on what is asked (`replay.recording.moment.parse_moment`)."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """As it was typed."""
+        del param, ctx
+        return str(value).removeprefix(_MARK)
+
+
+MOMENT = MomentType()
+
+
+class MomentCommand(click.Command):
+    """A command whose arguments may be moments: `-1h` is not taken for `-1` and `-h`. All options that may be given
+    one have the type MOMENT."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, with times ago told apart."""
+        return super().parse_args(ctx, [f"{_MARK}{word}" if _AGO.fullmatch(word) else word for word in args])
+
+
+class RecordingRange(NamedTuple):
+    """The part of the history that a command is about; None is open."""
+
+    start: Moment | None = None
+    end: Moment | None = None
+
+
+PREFIX = "routing."
+"""Keys may be written as in the deployment file."""
+
+
+def pairs_of(words: tuple[str, ...]) -> dict[str, Any]:
+    """`KEY VALUE KEY VALUE`; a value is a number if it reads as one. CallerError if one is missing or given twice, or
+    what should be a key is an option that there is not."""
+    if option := next((word for word in words if word.startswith("--")), None):
+        raise CallerError(f"{option}: no such option; `contrail settings set --help` lists them")
+    if len(words) % 2:
+        raise CallerError(f"{words[-1]}: give a value for each setting: contrail settings set KEY VALUE")
+    keys = [key.removeprefix(PREFIX) for key in words[::2]]
+    if len(set(keys)) != len(keys):
+        raise CallerError("a setting is given twice")
+    return dict(zip(keys, map(_value, words[1::2]), strict=True))
+
+
+def _value(word: str) -> object:
+    try:
+        return orjson.loads(word)
+    except orjson.JSONDecodeError:
+        return word
+
+
+def pairs(texts: Iterable[str]) -> dict[str, Any]:
+    """Each `KEY=VALUE`, or several with commas between, as `contrail settings set` understands them; the last word on
+    a key counts. CallerError names what is none."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        words: list[str] = []
+        for part in text.split(","):
+            key, equals, value = (word.strip() for word in part.partition("="))
+            if not (key and equals and value):
+                raise CallerError(f"{text!r} is not KEY=VALUE, or several of them with commas between")
+            words += [key, value]
+        found |= pairs_of(tuple(words))
+    return found
+
+
+def sweeps(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Each `KEY=VALUE,VALUE,…`; CallerError names what is none, and a key that is given twice."""
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        words = [word.strip() for word in values.split(",") if word.strip()]
+        if not (key.strip() and equals and words):
+            raise CallerError(f"--sweep: {text!r} is not KEY=VALUE,VALUE,…")
+        several = [pairs([f"{key.strip()}={word}"]) for word in words]
+        (name,) = several[0]
+        if name in found:
+            raise CallerError(f"--sweep: {name} is given twice")
+        found[name] = [each[name] for each in several]
+    return found

@@ -1,0 +1,126 @@
+"""`contrail replay what-if --closed-loop`: the recorded requests run again through simulated engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+
+from api.cli.options import RecordingRange, pairs
+from api.cli.output import show_progress
+from api.cli.replay.recording_source import RecordingSource, positions
+from api.cli.replay.text.closed_loop_text import answer_text, notes
+from core.errors import CallerError
+from replay.recording.moment import parse_moment
+from replay.simulate.closed_loop import ClosedLoopOptions, ClosedLoopResult, Rerun, closed_loop
+from replay.simulate.options import SEED_MAX
+from replay.whatif.scenario import Scenario
+
+
+class ClosedLoopOptions(NamedTuple):
+    """What only a closed loop can be told."""
+
+    engine: tuple[str, ...] = ()
+    """KEY=VALUE."""
+    model: str = ""
+    open_arrivals: bool = False
+    seed: int = 0
+    jobs: int | None = None
+
+
+OPTIONS = (
+    click.option("--closed-loop", "closed_loop", is_flag=True, help="Run the requests again on simulated engines."),
+    click.option("--open-arrivals", is_flag=True, help="With --closed-loop: nobody waits for an earlier answer."),
+    click.option(
+        "--engine",
+        multiple=True,
+        metavar="KEY=VALUE,…",
+        help="With --closed-loop: what the record does not tell of the engine: max_seqs, batched_tokens_max, …",
+    ),
+    click.option("--model", default="", help="With --closed-loop: whose requests, if there are several models."),
+    click.option(
+        "--seed", type=click.IntRange(0, SEED_MAX), default=0, show_default=True, help="With --closed-loop: of draws."
+    ),
+    click.option("--jobs", type=click.IntRange(1), help="With --closed-loop: processes that share the runs."),
+)
+
+
+def closed_loop_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command has these, and gets `ClosedLoopOptions` as its argument `loop`; None if no loop is asked for."""
+
+    @wraps(command)
+    def with_loop(
+        *args: Any,
+        closed_loop: bool,
+        engine: tuple[str, ...],
+        model: str,
+        open_arrivals: bool,
+        seed: int,
+        jobs: int | None,
+        **rest: Any,
+    ) -> Any:
+        loop = ClosedLoopOptions(engine, model, open_arrivals, seed, jobs)
+        if not closed_loop and loop != ClosedLoopOptions():
+            raise CallerError(
+                "--engine, --model, --open-arrivals, --seed and --jobs are of simulated runs: add --closed-loop"
+            )
+        return command(*args, loop=loop if closed_loop else None, **rest)
+
+    for option in reversed(OPTIONS):
+        with_loop = option(with_loop)
+    return with_loop
+
+
+def run_again(
+    source: RecordingSource,
+    scenarios: Sequence[Scenario],
+    range_: tuple[str | None, str | None],
+    loop: ClosedLoopOptions,
+    *,
+    as_json: bool,
+) -> str:
+    """What is to be told. CallerError if the requests cannot be run again."""
+    if not all(scenario.follow_load for scenario in scenarios):
+        raise CallerError("follow_load is of decisions made again on the record: with --closed-loop, leave it out")
+    now_ms = source.now_ms
+    start, end = [parse_moment(text, now_ms) if text is not None else None for text in range_]
+    with source.opened(RecordingRange(None, end)) as recording:
+        first, until = positions(recording, start, end)
+        asked = ClosedLoopOptions(
+            start=first,
+            end=until,
+            model=loop.model,
+            engine=pairs(loop.engine),
+            open_arrivals=loop.open_arrivals,
+            seed=loop.seed,
+            jobs=loop.jobs or os.cpu_count() or 1,
+        )
+        answer = closed_loop(recording, scenarios, asked, show_progress("simulating", "requests"))
+    return _json(answer) if as_json else answer_text(answer)
+
+
+def _json(answer: ClosedLoopResult) -> str:
+    """Stable snake_case keys: those of a simulation's report for what was recorded, for the same simulated, and for
+    each scenario; `best` is the settings of the first that is better than the recorded ones, or null; `workers` are
+    the names that a row's numbers per worker are of."""
+    best = answer.best
+    found = {
+        "best": best.scenario.settings if best is not None else None,
+        "recorded": answer.recorded,
+        "baseline": _row(answer.baseline),
+        "off": answer.off,
+        "outcomes": [_row(each) for each in answer.outcomes],
+        "fitted": answer.speeds,
+        "basis": answer.basis,
+        "notes": notes(answer),
+    }
+    return msgspec.json.format(msgspec.json.encode(found)).decode()
+
+
+def _row(rerun: Rerun) -> dict[str, Any]:
+    named = {"label": rerun.label, "scenario": rerun.scenario, "workers": rerun.workers}
+    return {**named, **msgspec.to_builtins(rerun.report)}

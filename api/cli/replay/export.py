@@ -1,0 +1,90 @@
+"""`contrail export`: the log, or a range of it, in one file that needs no server to be read."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+import msgspec
+
+from api.cli.options import RecordingRange
+from api.cli.output import show_progress
+from api.cli.replay.recording_copy import program
+from api.cli.replay.recording_source import RecordingSource, recording_options
+from api.cli.replay.text.export_text import ExportSummary, export_text, summarize_export
+from api.config.data_folder import draft
+from core.clock import Clock, SystemClock
+from replay.recording.moment import parse_moment
+from replay.redact.redaction import RedactionResult, redact
+from streams.archive.archive_export import ExportedRange
+from streams.archive.archive_reader import ArchiveReader
+
+MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request id."
+
+
+@click.command()
+@recording_options
+@click.argument("target", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--from", "start", help=MOMENT)
+@click.option("--to", "end", help="MOMENT up to which, not included.")
+@click.option("--redact", "without_names", is_flag=True, help="Without names, addresses and free texts.")
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
+def export(
+    source: RecordingSource,
+    target: Path,
+    start: str | None,
+    end: str | None,
+    *,
+    without_names: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the log, or a range of it, to FILE: compressed, with checksums, and with the snapshot before it.
+
+    Every command that takes `--log FILE` then works without a server. The file holds no prompt and no token; the
+    deployment's key is not in it: who has a copy of that can prove elsewhere that nothing was changed.
+
+    With --redact, names of workers, replicas and tenants are replaced, addresses and free texts are gone. Models and
+    request ids stay, because decisions rest on them.
+
+    \b
+    contrail export incident.contrail --from 14:00 --to 14:30
+    contrail export all.contrail --data data
+    contrail export part.contrail --log all.contrail --from req-0123456789abcdef
+    contrail export to-share.contrail --log incident.contrail --redact
+    """
+    clock = SystemClock()
+    started_ms, now_ms = clock.monotonic_ms(), source.now_ms
+    wanted = RecordingRange(*(parse_moment(text, now_ms) if text is not None else None for text in (start, end)))
+    with draft(target, force=force) as written:
+        archived, done = _redacted(source, written, wanted, clock) if without_names else _plain(source, written, wanted)
+        found = summarize_export(target, written, wanted, archived, done, (clock.monotonic_ms() - started_ms) / 1000)
+    click.echo(_json(found) if as_json else export_text(found))
+
+
+def _plain(source: RecordingSource, written: Path, wanted: RecordingRange) -> tuple[ExportedRange, None]:
+    return source.copied(written, wanted, show_progress()), None
+
+
+def _redacted(
+    source: RecordingSource, written: Path, wanted: RecordingRange, clock: Clock
+) -> tuple[ExportedRange, RedactionResult]:
+    with tempfile.TemporaryDirectory(prefix="contrail-") as folder:  # for nobody else to read
+        path = Path(folder) / "log"
+        archived = source.copied(path, wanted, show_progress())
+        with ArchiveReader.open(path) as whole:
+            done = redact(
+                whole,
+                written,
+                source.chain_key_of(whole.contents),
+                show_progress("taking the names out"),
+                program=program(),
+                made_ms=clock.wall_ms(),
+            )
+    return archived, done
+
+
+def _json(found: ExportSummary) -> str:
+    return msgspec.json.format(msgspec.json.encode(found)).decode()

@@ -1,0 +1,170 @@
+"""Copying: the wanted part of a deployment's log, or of an export, written to a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from api.cli.options import RecordingRange
+from api.cli.output import show_progress
+from api.config.deployment_ref import DeploymentRef
+from api.process.planes import open_log
+from core.clock import SystemClock
+from core.errors import CallerError
+from core.event_json import time_text
+from core.ids import StreamName, StreamSeq
+from core.keys import DeploymentKey
+from core.subjects import ROUTING, SNAPSHOTS
+from projections.folds.digest import FOLD_VERSION
+from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment, position_in_log
+from streams.archive.archive_export import ExportedRange, Progress, Range, archive, cut
+from streams.archive.archive_format import key_check
+from streams.archive.archive_log import ArchiveLog
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.archive_writer import ArchiveWriter
+from streams.log import EventLog
+from streams.snapshot_store import SnapshotStore
+
+PROGRAM = "contrail"
+CLOCKS_APART_MS = 86_400_000
+"""A moment further ahead of our clock lies ahead of the broker's too, and perhaps of all that it can count to."""
+
+LAST_MS = 253_402_300_799_000
+"""The last second that the calendar has a name for."""
+
+
+async def copy_log(
+    connection: DeploymentRef, path: Path, wanted: RecordingRange, progress: Progress | None = None
+) -> ExportedRange:
+    """The wanted part of the deployment's log stands in the file, with the snapshot before it."""
+    chain_key = connection.key.chain_key
+    async with open_log(connection) as log:
+        writer = ArchiveWriter(path, connection.namespace, chain_key, program(), SystemClock().wall_ms())
+        with _finished(writer):
+            bounds = await _bounds(log, wanted, SystemClock().wall_ms())
+            store = SnapshotStore(log, connection.namespace, chain_key)
+            tell = show_progress() if progress is None else progress
+            found = await archive(log, store, writer, bounds.range, tell, fold_version=FOLD_VERSION)
+            writer.finish(writer.contents(bounds.from_ms, bounds.to_ms))
+    return found
+
+
+async def copy_archive(
+    source: ArchiveReader, key: DeploymentKey | None, path: Path, wanted: RecordingRange, progress: Progress
+) -> ExportedRange:
+    """The same of an archive. Whatever can be told of the key can be told of the copy too."""
+    contents = source.contents
+    if key is not None and not contents.redacted and key_check(key.chain_key) != contents.key_check:
+        raise CallerError(f"the key is not that of the deployment {contents.namespace!r} from which this log comes")
+    chain_key = bytes.fromhex(contents.chain_key) if contents.redacted else key.chain_key if key is not None else b""
+    writer = ArchiveWriter(
+        path, contents.namespace, chain_key, program(), SystemClock().wall_ms(), check=contents.key_check
+    )
+    with _finished(writer):
+        bounds = await _bounds(ArchiveLog(source), wanted, contents.end_ms)
+        found = await cut(source, writer, bounds.range, show_progress() if progress is None else progress)
+        from_ms = contents.from_ms if wanted.start is None else bounds.from_ms
+        writer.finish(writer.contents(from_ms, bounds.to_ms, redacted=contents.redacted))
+    return found
+
+
+@contextmanager
+def _finished(writer: ArchiveWriter) -> Iterator[None]:
+    """The writer's file is whole in the end, or gone."""
+    try:
+        yield
+    except BaseException:  # whatever it was, half a file is of no use
+        writer.abandon()
+        raise
+
+
+def program() -> str:
+    """Who writes an archive."""
+    return f"{PROGRAM} {version(PROGRAM)}"
+
+
+# --- moments -------------------------------------------------------------------------------------------------------
+
+
+class _Bounds(NamedTuple):
+    """A range in sequences, and in time."""
+
+    range: Range
+    from_ms: int
+    """0 if it is open."""
+    to_ms: int
+
+
+async def _bounds(log: EventLog, wanted: RecordingRange, now_ms: int) -> _Bounds:
+    """CallerError if nothing lies between."""
+    streams = [stream for stream in await log.streams() if stream != SNAPSHOTS]
+    start, end = [await _place(log, streams, moment, now_ms) for moment in wanted]
+    if start is not None or end is not None:
+        starts, ends = start or dict.fromkeys(streams, StreamSeq(1)), end or await _beyond(log, streams)
+        if not any(starts[stream] < ends[stream] for stream in streams):
+            has = await _reach(log, streams)
+            asked = f"what lies from {_words(wanted.start, 'its start')} up to {_words(wanted.end, 'its end')}"
+            raise CallerError(f"the log has nothing between these moments: {has}, and asked for is {asked} (UTC)")
+    from_ms = 0 if start is None else await _time_ms(log, wanted.start, start, now_ms)
+    return _Bounds(Range(start, end), from_ms, min(now_ms, await _time_ms(log, wanted.end, end or {}, now_ms)))
+
+
+async def _reach(log: EventLog, streams: list[StreamName]) -> str:
+    """From when to when it reaches, in words."""
+    states = [(stream, await log.state(stream)) for stream in streams]
+    ends = [(stream, seq) for stream, state in states for seq in (state.first_seq, state.last_seq) if state.messages]
+    times = [record.time_ms for stream, seq in ends if (record := await log.at(stream, seq)) is not None]
+    return f"it reaches from {time_text(min(times))} to {time_text(max(times))}" if times else "it is empty"
+
+
+def _words(moment: Moment | None, none: str) -> str:
+    """The moment as people type it."""
+    match moment:
+        case None:
+            return none
+        case AtTime(time_ms):
+            return time_text(min(max(0, time_ms), LAST_MS))
+        case AtSequence(stream, seq):
+            return f"{stream}:{seq}"
+        case AtRequest(request):
+            return request
+        case AtCursor(seqs):
+            return ",".join(f"{stream}:{seq}" for stream, seq in seqs)
+
+
+async def _place(
+    log: EventLog, streams: list[StreamName], moment: Moment | None, now_ms: int
+) -> dict[StreamName, StreamSeq] | None:
+    """Per stream the first sequence at or after the moment; None for none."""
+    if moment is None:
+        return None
+    if isinstance(moment, AtTime):
+        if moment.time_ms > now_ms + CLOCKS_APART_MS:
+            return await _beyond(log, streams)
+        moment = AtTime(max(0, moment.time_ms))
+    if isinstance(moment, AtCursor):
+        return {stream: StreamSeq(moment.seq(stream) + 1) for stream in streams}
+    if isinstance(moment, AtRequest):  # looked for once
+        moment = AtSequence(ROUTING, await position_in_log(log, ROUTING, moment))
+    if isinstance(moment, AtSequence) and moment.stream not in streams:
+        raise CallerError(f"there is no stream {moment.stream}; there are {', '.join(streams) or 'none yet'}")
+    return {stream: await position_in_log(log, stream, moment) for stream in streams}
+
+
+async def _beyond(log: EventLog, streams: list[StreamName]) -> dict[StreamName, StreamSeq]:
+    return {stream: StreamSeq((await log.state(stream)).last_seq + 1) for stream in streams}
+
+
+async def _time_ms(log: EventLog, moment: Moment | None, place: Mapping[StreamName, StreamSeq], now_ms: int) -> int:
+    """When the moment was: of what is no time, when the earliest message behind it was stored; now if none is."""
+    if isinstance(moment, AtTime):
+        return moment.time_ms
+    times = []
+    for stream, seq in place.items():
+        record = await log.at(stream, seq)
+        if record is not None:
+            times.append(record.time_ms)
+    return min(times, default=now_ms)

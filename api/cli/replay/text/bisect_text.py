@@ -1,0 +1,174 @@
+"""What `contrail replay bisect` found, for people: where two part, and what came just before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from api.cli.replay.text.verify_text import SHOWN, difference_lines, many, side_line, value_text
+from core.event_json import time_text
+from replay.bisect.cache_comparison import CacheComparison, Restatement, StrayBlocks
+from replay.bisect.first_difference import FirstDifference
+from replay.bisect.replica_comparison import OtherLivesComparison, ReplicaComparison, StreamComparison
+from replay.bisect.settings_comparison import SettingsComparison
+from replay.bisect.version_comparison import VersionComparison
+from replay.verify.comparison import TERMS
+
+
+def departure_text(found: FirstDifference | None) -> str:
+    """The first decision that does not follow from the log."""
+    if found is None:
+        return "Every decision that can be judged follows from the log."
+    return "\n".join(_departure(found))
+
+
+def settings_text(found: SettingsComparison | None, first: str, second: str) -> str:
+    """The first decision that two settings make otherwise."""
+    if found is None:
+        return f"Under {first} and under {second} every decision has the same choice."
+    about = f" of {found.term_worker_name}" if found.term_worker else ""
+    where = f"routing:{found.seq} ({time_text(found.time_ms)})"
+    return "\n".join(
+        [
+            f"They part at {found.request} attempt {found.attempt}, decided by {found.replica_name} at {where}.",
+            f"  {many(found.same, 'decision')} before it have the same choice",
+            f"  first term that differs: {TERMS.get(found.term, found.term)}{about} ({found.term})",
+            f"    {value_text(found.term_first)} under {first}, {value_text(found.term_second)} under {second}",
+            f"  recorded           {side_line(found.recorded)}",
+            f"  {first:<18} {side_line(found.first)}",
+            f"  {second:<18} {side_line(found.second)}",
+        ]
+    )
+
+
+def against_text(found: VersionComparison) -> str:
+    """The first decision that another version makes otherwise."""
+    it = found.parting
+    if it is None:
+        return f"All {found.compared:,} decisions that both made are the same."
+    return "\n".join(
+        [
+            f"They part at {it.request} attempt {it.attempt}, decided by {it.replica_name} at routing:{it.seq}.",
+            f"  {many(it.same, 'decision')} before it are the same in both; what differs first: {it.what}",
+            f"  recorded      {it.recorded_worker or 'nobody'}, digest {it.recorded_digest}",
+            f"  theirs        {it.their_worker or 'nobody'}, cost {it.their_cost / 1000:g}, digest {it.their_digest}",
+            f"  this program  {it.our_worker or 'nobody'}, cost {it.our_cost / 1000:g}, digest {it.our_digest}",
+        ]
+    )
+
+
+def replicas_text(found: ReplicaComparison) -> str:
+    """Two replicas, stream by stream, and in short other lives of theirs."""
+    names = _lives(found.replicas)
+    apart = [stream for stream in found.streams if stream.first_different]
+    compared = sum(stream.compared for stream in found.streams)
+    if apart:
+        lines = [f"{names} part in {', '.join(stream.stream for stream in apart)}."]
+    elif compared:
+        lines = [f"{names} agree at all {many(compared, 'place')} that both reported."]
+    else:
+        lines = [f"{names} reported no place in common: nothing can be compared."]
+    for stream in found.streams:
+        lines += _stream(stream, found)
+    for it in found.divergences[:SHOWN]:
+        who = found.replicas.get(it.replica, it.replica)
+        lines.append(f"  {who} found at routing:{it.seq} of {it.stream}:{it.at_seq}: {it.verdict}")
+    if found.departure is None:
+        lines.append("  every decision of both that can be judged follows from the log")
+    else:
+        lines += ["", *_departure(found.departure)]
+    return "\n".join([*lines, *_other_lives(found.others)])
+
+
+def cache_text(found: list[CacheComparison]) -> str:
+    """A worker's index and cache, life by life."""
+    parted = [it for it in found if it.first is not None]
+    name, restated = found[0].name, sum(len(it.restatements) for it in found)
+    if parted:
+        lines = [f"The index and the cache of {name} parted: see the first restatement that differs."]
+    elif restated:
+        lines = [f"At all {many(restated, 'restatement')} of {name} the index had what the cache holds."]
+    else:
+        lines = [f"{name} restated nothing in this range: there is nothing to compare with."]
+    for it in found:
+        lines.append(f"  {it.name} ({it.worker}) in {it.stream}: {many(len(it.restatements), 'restatement')}")
+        if it.first is not None:
+            lines += _restatement(it.first, it.stream)
+        lines += [f"    missing behind the last restatement: {gap}" for gap in it.gaps[:SHOWN]]
+    return "\n".join(lines)
+
+
+def _other_lives(others: list[OtherLivesComparison]) -> Iterator[str]:
+    if not others:
+        return
+    yield ""
+    yield "Each start is a life of its own, and these are the latest two. Of earlier ones only what they reported:"
+    for it in others[:SHOWN]:
+        how = "part, of" if it.part else "agree at all"
+        yield f"  {_lives(it.replicas)} {how} {many(it.compared, 'place')}"
+    if len(others) > SHOWN:
+        yield f"  … and {len(others) - SHOWN:,} more pairs, of which {sum(it.part for it in others[SHOWN:])} part"
+    yield f"  To judge a pair of them, name it by id: --replicas {' '.join(others[0].replicas)}"
+
+
+def _lives(replicas: Mapping[str, str]) -> str:
+    return " and ".join(f"{name} ({replica})" for replica, name in replicas.items())
+
+
+def _departure(found: FirstDifference) -> Iterator[str]:
+    it = found.difference
+    which = f"{it.request} attempt {it.attempt}, at routing:{it.seq}"
+    yield f"The first decision that does not follow from the log is {which}."
+    before = f"{many(found.followed, 'decision')} before it follow"
+    yield f"  {before}{f', {found.not_judged:,} cannot be judged' if found.not_judged else ''}"
+    yield from difference_lines(it)
+    if found.inputs_equal:
+        yield "  all that it rests on is the same: the rules of this program are not those that decided"
+        return
+    if it.term == "prefill":
+        yield "  every term before it is equal: what is queued there differs, or the rules of this program do"
+    since = f"since its replica's decision before it ({found.before})" if found.before else "before it"
+    if not found.near:
+        yield f"  no event {since} touches that term: one that did is missing, or was never in the log"
+        return
+    yield f"  what touches that term {since}:"
+    if found.near_total > len(found.near):
+        yield f"    … {found.near_total - len(found.near):,} earlier ones"
+    for near in found.near:
+        yield f"    {near.stream}:{near.seq} {time_text(near.time_ms)} {near.event}: {near.what}"
+
+
+def _stream(it: StreamComparison, found: ReplicaComparison) -> Iterator[str]:
+    if not it.first_different:
+        last = f", the last is {it.last_equal}" if it.compared else ""
+        yield f"  {it.stream}: equal at {many(it.compared, 'place')}{last}"
+        return
+    last = f"equal up to {it.last_equal}, " if it.last_equal else ""
+    yield f"  {it.stream}: {last}different at {it.first_different}"
+    for who, digest in it.digests.items():
+        label = "the log gives" if who == "log" else f"{found.replicas.get(who, who)} had"
+        yield f"    {label} {digest}{', which is wrong' if who in it.wrong else ''}"
+    if it.history:
+        yield "    they had not even read the same message there: history was replaced under one of them"
+    yield f"    {many(it.between_total, 'message')} between:"
+    for message in it.between:
+        yield f"      {it.stream}:{message.seq} message {message.n} of {message.source}: {', '.join(message.events)}"
+    if it.between_total > len(it.between):
+        yield f"      … and {it.between_total - len(it.between):,} more"
+
+
+def _restatement(it: Restatement, stream: str) -> Iterator[str]:
+    yield f"    first at {stream}:{it.seq} ({time_text(it.time_ms)}), where the cache holds {many(it.blocks, 'block')}:"
+    for gap in it.gaps:
+        yield f"      missing since the restatement before: {gap}"
+    for stray in it.missed_removals:
+        yield f"      {_stray(stray, stream)}: the cache had lost them, and no removal was told"
+    for stray in it.missed_stores:
+        yield f"      {_stray(stray, stream)}: the cache held them, and no store was told"
+
+
+def _stray(it: StrayBlocks, stream: str) -> str:
+    last = "nothing here speaks of them"
+    if it.said is not None:
+        last = f"last spoken of by {it.said.event} at {stream}:{it.said.seq} (message {it.said.n})"
+    shown = ", ".join([*it.hashes[:2], *(["…"] if it.blocks > 2 else [])])
+    return f"{many(it.blocks, 'block')} on the {it.tier} ({shown}), {last}"

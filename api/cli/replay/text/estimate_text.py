@@ -1,0 +1,104 @@
+"""A decision by estimated time, or by a session's order, as lines of text: how a cost comes about, and who was held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from api.cli.output import number_text
+from replay.explain.explanation import AttemptExplanation, CandidateRow, EstimateBasis
+
+Line = tuple[str, str]
+"""A title, which may be empty, and what stands behind it."""
+FORMULA = (
+    "own_weight {own_weight:g} * prefill + wait + active_weight {active_weight:g} * prefill of the tokens in active "
+    "blocks + own_request_weight {own_request_weight:g} * prefill * active requests"
+)
+BOUND = "how much longer than session_wait_max_ms {session_wait_max_ms:g} the wait is"
+SOURCES = {
+    "set": "as set",
+    "learned": "as this replica had learned from first tokens",
+    "default": "by default: this replica had not learned it yet",
+}
+"""What is behind the words of `EstimateBasis.source`."""
+SOURCES_ASKED = {
+    "set": "as set",
+    "learned": "as was learned from first tokens by the newest decision that says it",
+    "default": "by default: no decision by then says what was learned",
+}
+"""The same of a decision that nobody made."""
+
+
+def estimate_lines(estimates: EstimateBasis | None, sources: Mapping[str, str] = SOURCES) -> Iterator[Line]:
+    """How the costs in the table come about; none under a policy that estimates nothing."""
+    if estimates is not None:
+        yield "cost", _formula(estimates)
+        if "own_weight" in estimates.weights:
+            yield "", f"a prefill lasts {_lasts(estimates, sources)}"
+
+
+def hold_lines(attempt: AttemptExplanation) -> Iterator[Line]:
+    """Why it was held in the router, and who was held beside it; to be read behind its wait."""
+    hold = attempt.hold
+    if hold is None:
+        return
+    if hold.held_ms is not None:
+        did = "was done with" if hold.by else "computed nothing that the log tells of"
+        part = "" if _waited_ms(attempt) == hold.held_ms else f"for {hold.held_ms} ms of it held in the router; "
+        yield "", f"{part}meanwhile {attempt.worker_name} {did}"
+    for by in hold.by:
+        yield "", f"{by.after_ms:+} ms {by.request}, of which it computed {_tokens(by.tokens)}"
+    for at, beside in enumerate(hold.beside):
+        went = f"{beside.request} ({_tokens(beside.tokens)}), which went to {beside.name} {beside.after_ms} ms later"
+        yield "" if at else "beside", f"{'held too when it was sent: ' * (not at)}{went}"
+
+
+def _waited_ms(attempt: AttemptExplanation) -> int | None:
+    return None if attempt.queued is None else attempt.queued.waited_ms
+
+
+def _formula(it: EstimateBasis) -> str:
+    if not it.exact:
+        why = "made under other rules" if it.weights_known else "weighed by settings that the log does not have"
+        return f"in ms; the recorded costs were {why}, and are not taken apart"
+    known = "" if it.weights_known else "; these weights are the defaults, which give the recorded costs"
+    return f"in ms: {(FORMULA if 'own_weight' in it.weights else BOUND).format(**it.weights)}{known}"
+
+
+def _lasts(it: EstimateBasis, sources: Mapping[str, str]) -> str:
+    return f"{it.base_ms:g} ms and {it.per_token_us:g} us per token that it computes, {sources[it.source]}"
+
+
+def _tokens(number: int) -> str:
+    return f"{number_text(number)} token{'' if number == 1 else 's'}"
+
+
+def timed_heads(rows: Sequence[CandidateRow]) -> tuple[str, ...]:
+    """What stands above the costs of a table of such candidates."""
+    held = ("+ held",) if _held(rows) else ()
+    if not _by_terms(rows):
+        return ("cost, ms", "wait", *held)
+    return ("cost, ms", "= prefill", "+ wait", *held, "+ decode", "+ requests", "computes", "lasts, ms")
+
+
+def timed_costs(row: CandidateRow, rows: Sequence[CandidateRow]) -> tuple[str, ...]:
+    """One of them: its cost and the terms, which add up to the microsecond."""
+    timed = row.timed
+    assert timed is not None
+    wait = (_ms(timed.outstanding_ms), *[_ms(timed.held_ms)] * _held(rows))
+    if not _by_terms(rows):
+        return (_ms(row.cost), *wait)
+    own = "" if timed.own_ms is None else _ms(timed.own_ms)
+    terms = (_ms(row.prefill_cost), *wait, _ms(row.decode_cost), _ms(row.request_cost))
+    return (_ms(row.cost), *terms, _tokens(timed.tokens), own)
+
+
+def _held(rows: Sequence[CandidateRow]) -> bool:
+    return any(row.timed is not None and row.timed.held_ms for row in rows)
+
+
+def _by_terms(rows: Sequence[CandidateRow]) -> bool:
+    return any(row.timed is not None and row.timed.own_ms is not None for row in rows)
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.3f}"

@@ -1,0 +1,151 @@
+"""What an export holds, for whoever made it: as JSON with stable keys, and as one line with warnings behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from api.cli.options import RecordingRange
+from api.cli.output import bytes_text, number_text
+from core.event_json import time_text
+from replay.redact.redaction import RedactionResult
+from streams.archive.archive_export import ExportedRange
+from streams.archive.archive_format import Contents
+from streams.archive.archive_reader import ArchiveReader
+
+
+class ExportedStream(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream of it."""
+
+    first_seq: int
+    """From where on it holds all that the log had."""
+    last_seq: int
+    messages: int
+
+
+class ExportSummary(msgspec.Struct, frozen=True, kw_only=True, rename={"start": "from", "end": "to"}):
+    """See the module's text."""
+
+    file: str
+    size_bytes: int
+    messages: int
+    start: str | None
+    """As asked, else when its oldest message was stored; null if it has none."""
+    end: str | None
+    streams: dict[str, ExportedStream]
+    snapshots: list[str]
+    """Ids, oldest first."""
+    ranged: bool
+    """Whether a beginning was asked for."""
+    base: str | None
+    """The snapshot that the range begins with; null if it begins where the log does."""
+    base_time: str | None
+    cut: dict[str, int]
+    """Streams whose head retention took with no snapshot in its place, and where they begin."""
+    redacted: bool
+    names_replaced: int
+    foreign_request_ids: int
+    """Request ids in it that clients chose; counted when it is redacted."""
+    key_included: bool = False
+    """Never: the key stays with the deployment."""
+    warnings: list[str]
+    took_s: float
+
+
+def summarize_export(
+    file: Path,
+    draft: Path,
+    wanted: RecordingRange,
+    archived: ExportedRange,
+    done: RedactionResult | None,
+    took_s: float,
+) -> ExportSummary:
+    """What the draft holds, which is read once from end to end. Corrupt if the disk gives back something else than it
+    was given."""
+    with ArchiveReader.open(draft) as archive:
+        for _ in archive.check():
+            pass
+        contents = archive.contents
+    start, end = _range(contents, wanted)
+    return ExportSummary(
+        file=str(file),
+        size_bytes=draft.stat().st_size,
+        messages=contents.messages,
+        start=start,
+        end=end,
+        streams=_streams(contents),
+        snapshots=[saved.manifest.id for saved in contents.snapshots],
+        ranged=wanted.start is not None,
+        base=None if archived.base is None else archived.base.id,
+        base_time=None if archived.base is None else time_text(archived.base.made_ms),
+        cut={str(stream): first for stream, first in archived.cut.items()},
+        redacted=contents.redacted,
+        names_replaced=0 if done is None else done.names,
+        foreign_request_ids=0 if done is None else done.foreign_requests,
+        warnings=[*_cut(archived, contents), *(() if done is None else _left(done))],
+        took_s=took_s,
+    )
+
+
+def export_text(found: ExportSummary) -> str:
+    """One line, then one per warning."""
+    between = f", {found.start} to {found.end}" if found.start is not None else ""
+    if found.base is not None:
+        between += f" with all since the snapshot before (of {found.base_time})"
+    elif found.ranged:
+        between += " with all that the log has before, since no snapshot lies between"
+    count, size = number_text(found.messages), bytes_text(found.size_bytes)
+    snapshots = f"{len(found.snapshots)} snapshot{'' if len(found.snapshots) == 1 else 's'}"
+    last = (
+        f"{number_text(found.names_replaced)} names replaced, sealed with a key of its own, which proves no origin"
+        if found.redacted
+        else "the deployment's key stays behind: with a copy of it, --key-file proves this file elsewhere"
+    )
+    line = f"{found.file}: {count} messages in {size}{between}, {snapshots}; {last}"
+    return "\n".join([line, *(f"warning: {warning}" for warning in found.warnings)])
+
+
+def _range(contents: Contents, wanted: RecordingRange) -> tuple[str | None, str | None]:
+    if not contents.blocks:
+        return None, None
+    first_ms, last_ms = min(b.first_ms for b in contents.blocks), max(b.last_ms for b in contents.blocks)
+    from_ms = first_ms if wanted.start is None else contents.from_ms
+    return time_text(from_ms), time_text(last_ms if wanted.end is None else contents.to_ms)
+
+
+def _streams(contents: Contents) -> dict[str, ExportedStream]:
+    return {
+        stream: ExportedStream(
+            first_seq=max(span.first_seq, span.log_first_seq),
+            last_seq=span.last_seq,
+            messages=sum(block.messages for block in contents.blocks if block.stream == stream),
+        )
+        for stream, span in contents.streams.items()
+    }
+
+
+def _cut(archived: ExportedRange, contents: Contents) -> Iterator[str]:
+    if archived.cut:
+        begins = ", ".join(f"{stream} begins at {number_text(first)}" for stream, first in archived.cut.items())
+        first = contents.snapshots[0].manifest if contents.snapshots else None
+        which = f"decisions before the snapshot of {time_text(first.made_ms)}" if first else "the decisions in it"
+        yield (
+            f"retention took the head of the log ({begins}), and no snapshot lies before what is left: {which} can be "
+            "shown, but not made again"
+        )
+
+
+def _left(done: RedactionResult) -> Iterator[str]:
+    if done.foreign_requests:
+        least = "at least " if done.foreign_is_bound else ""
+        count = f"{least}{number_text(done.foreign_requests)}"
+        yield f"{count} request ids were chosen by clients (ours are req-…): they stay; see that they name nobody"
+    if done.dropped_events:
+        count = number_text(done.dropped_events)
+        yield f"{count} events of a newer program were left out: this one cannot tell the names in them"
+    if done.dropped_snapshots:
+        yield f"{len(done.dropped_snapshots)} snapshots of another program's folds were left out, for the same reason"
+    if not done.keyed:
+        yield "the deployment's key was not at hand: a message that somebody changed is sealed as if it were right"

@@ -1,0 +1,251 @@
+"""Outcomes of what-if as a page of text: what would have been, then by how much, then how far that can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import fill
+
+from api.cli.output import text_table
+from core.event_json import time_text
+from projections.policy.prefill_time import DEFAULT_TIME
+from replay.whatif.first_token_fit import FirstTokenFit
+from replay.whatif.outcome import DecisionChange, LoadBalance, Outcome, by_name
+from replay.whatif.scenario import QUEUEING
+from replay.whatif.whatif import DECLINED
+
+WIDTH = 110
+REGRET = (
+    "- Regret: blocks that the recorded choice had to compute and the other one would not have had to, and by how "
+    "much sooner the first token would have come."
+)
+EVEN_MS = 0.05
+"""A mean that changes by less is said to stay."""
+NEEDS_KV = frozenset({"round-robin", "random", "least-loaded"})
+"""Policies that look at no weight."""
+
+
+def one_text(outcome: Outcome) -> str:
+    """The page on a single scenario."""
+    lines = [f"what if {outcome.scenario.label}?", _range(outcome), "", _verdict(outcome)]
+    if outcome.better and outcome.scenario.settings:
+        lines.append(_set_line(outcome))
+    lines += ["", *_sides(outcome), "", *_requests(outcome)]
+    return "\n".join([*lines, *_cases(outcome), "", *_trust([outcome])])
+
+
+def several_text(outcomes: Sequence[Outcome]) -> str:
+    """The page on several; `outcomes` has the best first."""
+    best = outcomes[0]
+    lines = [f"{len(outcomes)} scenarios over the same decisions", _range(best), ""]
+    if best.better:
+        lines += [f"best: {best.scenario.label}", _verdict(best)]
+        if best.scenario.settings:
+            lines.append(_set_line(best))
+    else:
+        lines.append("None of them is better than what was recorded.")
+    lines += ["", *_ranking(outcomes)]
+    if best.better:
+        lines += _cases(best)
+    return "\n".join([*lines, "", *_trust(outcomes)])
+
+
+def _range(outcome: Outcome) -> str:
+    policies = ", ".join(outcome.policies)
+    first, last = time_text(outcome.first_ms), time_text(outcome.last_ms)
+    return f"{outcome.decisions:,} decisions, recorded from {first} to {last} under policy {policies}"
+
+
+def _set_line(outcome: Outcome) -> str:
+    return f"  contrail settings set {outcome.scenario.set_text}"
+
+
+def _verdict(outcome: Outcome) -> str:
+    """The answer in one or two sentences."""
+    if outcome.refused:
+        return f"No worker would have been left for {outcome.refused:,} of {outcome.decisions:,} requests."
+    if not outcome.changed and outcome.scenario.is_unread:
+        return _unread(outcome.scenario.unread)
+    if not outcome.changed:
+        return "Nothing would have changed: every request goes where it went."
+    cached = (
+        f"{_percent(outcome.hit_rate_new)} of all prompt tokens expected in a cache instead of "
+        f"{_percent(outcome.hit_rate_recorded)}"
+    )
+    if not outcome.timed:
+        return f"{'Better' if outcome.better else 'Not better'}: {cached}; times cannot be estimated."
+    change = outcome.ttft_new_ms - outcome.ttft_recorded_ms
+    if abs(change) < EVEN_MS:
+        return f"About the same: first tokens as soon as recorded, {cached}."
+    word, when = ("Better", "sooner") if change < 0 else ("Worse", "later")
+    means = f"{outcome.ttft_recorded_ms:.1f} → {outcome.ttft_new_ms:.1f} ms"
+    return f"{word}: first tokens an estimated {abs(change):.1f} ms {when} in the mean ({means}), {cached}."
+
+
+def _sides(outcome: Outcome) -> list[str]:
+    changed = f"{outcome.changed:,} ({_percent(outcome.changed / max(1, outcome.decisions))})"
+    rows = [
+        ("decisions that change", "", changed),
+        ("prompt tokens expected in a cache", _percent(outcome.hit_rate_recorded), _percent(outcome.hit_rate_new)),
+        ("regret of the record, in blocks", "", f"{outcome.regret_blocks:+,}"),
+    ]
+    if outcome.timed:
+        times = (f"{outcome.ttft_recorded_ms:.1f} ms", f"{outcome.ttft_new_ms:.1f} ms")
+        rows.append(("mean time to first token, estimated", *times))
+    rows += _evenness(outcome.spread_recorded, outcome.spread_new)
+    if outcome.astray:
+        rows.append(("sent to a worker that was gone", "", f"{outcome.astray:,}"))
+    return text_table(("", "recorded", "what if"), rows, "<>>")
+
+
+def _evenness(recorded: LoadBalance, new: LoadBalance) -> list[tuple[str, str, str]]:
+    return [
+        ("requests per worker: deviation / mean", f"{recorded.requests_cv:.2f}", f"{new.requests_cv:.2f}"),
+        (
+            "requests per worker: most / mean",
+            f"{recorded.requests_max_over_mean:.2f}",
+            f"{new.requests_max_over_mean:.2f}",
+        ),
+        ("active blocks per worker: deviation / mean", f"{recorded.blocks_cv:.2f}", f"{new.blocks_cv:.2f}"),
+        (
+            "active blocks per worker: most / mean",
+            f"{recorded.blocks_max_over_mean:.2f}",
+            f"{new.blocks_max_over_mean:.2f}",
+        ),
+    ]
+
+
+def _requests(outcome: Outcome) -> list[str]:
+    before, after = (by_name(side, outcome.names) for side in (outcome.requests_recorded, outcome.requests_new))
+    rows = [(name, f"{before[name]:,}", f"{after[name]:,}") for name in sorted(before)]
+    return text_table(("requests on", "recorded", "what if"), rows, "<>>")
+
+
+def _ranking(outcomes: Sequence[Outcome]) -> list[str]:
+    first = outcomes[0]
+    rows = [
+        [
+            each.scenario.label,
+            f"{each.ttft_new_ms:.1f} ms" if each.timed else "?",
+            _percent(each.hit_rate_new),
+            f"{each.regret_blocks:+,}",
+            f"{each.changed:,}",
+            *_load(each.spread_new),
+            f"{each.refused:,}" if each.refused else "",
+        ]
+        for each in outcomes
+    ]
+    time = f"{first.ttft_recorded_ms:.1f} ms" if first.ttft_recorded_ms else "?"
+    rows.append(
+        ["as it was recorded", time, _percent(first.hit_rate_recorded), "", "", *_load(first.spread_recorded), ""]
+    )
+    heads = ["scenario", "first token", "cached", "regret", "changed", "requests ±", "blocks ±", "refused"]
+    if not any(each.refused for each in outcomes):
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
+    return text_table(heads, rows, "<" + ">" * (len(heads) - 1))
+
+
+def _load(spread: LoadBalance) -> tuple[str, str]:
+    return f"{spread.requests_cv:.2f}", f"{spread.blocks_cv:.2f}"
+
+
+def _cases(outcome: Outcome) -> list[str]:
+    lines: list[str] = []
+    for title, cases in (
+        ("the recorded choice cost most here", outcome.worst),
+        ("this scenario would cost most here", outcome.losses),
+    ):
+        if cases:
+            lines += ["", f"{title}:", *_case_table(outcome, cases)]
+    return lines
+
+
+def _case_table(outcome: Outcome, cases: Sequence[DecisionChange]) -> list[str]:
+    rows = [
+        (
+            time_text(case.time_ms),
+            f"{case.request}{f' (attempt {case.attempt})' if case.attempt else ''}",
+            outcome.names.get(case.recorded_worker, case.recorded_worker),
+            outcome.names.get(case.new_worker, case.new_worker) or "nobody",
+            f"{case.regret_blocks:+,} blocks",
+            f"{case.regret_ms:+.1f} ms" if outcome.timed else "?",
+        )
+        for case in cases
+    ]
+    return text_table(("time", "request", "went to", "instead", "regret", "estimated"), rows, "<<<<>>")
+
+
+def _trust(outcomes: Sequence[Outcome]) -> list[str]:
+    first = outcomes[0]
+    lines = [REGRET]
+    lines += [f"- {_fit_text(model, fitted)}" for model, fitted in first.fitted.items()]
+    lines.append(
+        "- Caches stay as recorded: another choice finds only what the recorded ones left there, so it looks "
+        "somewhat worse than it would have been."
+    )
+    if any(each.scenario.follow_load for each in outcomes):
+        lines.append("- Loads follow the new choices, but each request takes as long as it took.")
+    if any(not each.scenario.follow_load for each in outcomes):
+        lines.append("- Loads stay as recorded where the scenario says so: many requests may pile up on one worker.")
+    lines.append(f"- Engines said that {_percent(first.hit_rate_real)} of the prompt tokens came from their caches.")
+    if first.rejected:
+        lines.append(f"- {first.rejected:,} requests were refused back then; they are not decided again.")
+    lines += [f"- {text}." for text in left_out_texts(first)]
+    lines += _beside_the_point(outcomes)
+    if any(_weighs_nothing(each) for each in outcomes):
+        lines.append("- The recorded policy looks at no weight: to try weights, say `--policy kv`, too.")
+    if any(each.astray for each in outcomes):
+        lines.append("- Requests sent to a worker that was gone count as if nothing was cached for them.")
+    return ["What this rests on:", *(fill(line, WIDTH, subsequent_indent="  ") for line in lines)]
+
+
+def left_out_texts(outcome: Outcome) -> Iterator[str]:
+    """How many decisions are not judged, and why."""
+    for reason, count in outcome.left_out.items():
+        why = "their workers declined them, and the next decisions on the same requests count"
+        if reason != DECLINED:
+            why = f"they cannot be judged from this record ({reason})"
+        yield f"{count:,} decisions are left out: {why}"
+
+
+def _beside_the_point(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What of the question the record cannot answer."""
+    unread = dict.fromkeys(name for each in outcomes for name in each.scenario.unread)
+    if unread and not (len(outcomes) == 1 and outcomes[0].scenario.is_unread):  # else the verdict says it
+        yield f"- {_unread(unread)}"
+    if told := [name for name in unread if name in QUEUEING]:
+        yield f"- What {', '.join(told)} changes is told with --closed-loop, which runs the requests again."
+    if unlearned := max(each.unlearned for each in outcomes):
+        yield (
+            f"- {unlearned:,} decisions were recorded under a policy that estimates nothing, and do not say how long "
+            f"prefills last: {DEFAULT_TIME.base_us / 1000:g} ms and {DEFAULT_TIME.per_token_m / 1000:g} us per token "
+            "by default; `--set prefill_us_per_token=N` says otherwise."
+        )
+
+
+def _unread(names: Iterable[str]) -> str:
+    return f"No decision rests on {', '.join(names)}: deciding again cannot tell what that changes."
+
+
+def _fit_text(model: str, fitted: FirstTokenFit) -> str:
+    if not fitted.usable:
+        return (
+            f"Times of {model} cannot be estimated from {fitted.samples:,} first tokens: "
+            "go by cached tokens and blocks."
+        )
+    worth = "A poor estimate, go by blocks" if fitted.poor else "Times are estimates"
+    text = (
+        f"{worth}: {model} takes {fitted.per_token_ms * 1000:.0f} ms per 1000 tokens to compute and "
+        f"{fitted.per_queued_ms * 1000:.0f} ms per 1000 queued before them, by {fitted.samples:,} first tokens; half "
+        f"of those lie within {fitted.error_ms:.1f} ms of that, which explains {_percent(fitted.explained)} of how "
+        "they differ."
+    )
+    return f"{text} ({fitted.assumed[0].upper()}{fitted.assumed[1:]}.)" if fitted.assumed else text
+
+
+def _weighs_nothing(outcome: Outcome) -> bool:
+    settings = outcome.scenario.settings
+    return bool(settings) and "policy" not in settings and set(outcome.policies) <= NEEDS_KV
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,123 @@
+"""`contrail replay verify`: every decision made again, and whether any differs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from api.cli.options import RecordingRange
+from api.cli.output import show_decision_progress
+from api.cli.replay.recording_source import RecordingSource, recording_options
+from api.cli.replay.text.verify_text import verified_json, verified_text
+from core.errors import CallerError
+from core.subjects import ROUTING
+from replay.recording.moment import Moment, parse_moment
+from replay.recording.recording import Recording
+from replay.verify.judge import Verdict
+from replay.verify.verify import verify as verify_all
+
+JOBS_MAX = 8
+SAYS_NO = 1
+MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request id."
+
+
+@click.command()
+@recording_options
+@click.option("--from", "start", help=MOMENT)
+@click.option("--to", "end", help="MOMENT up to which, not included.")
+@click.option("--replica", help="Only decisions of this replica, by name or id.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
+@click.option(
+    "--write",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a JSON line per decision, for `bisect --against`.",
+)
+@click.option("--jobs", type=click.IntRange(1), help="Processes that share the work; as many as there are CPUs.")
+def verify(
+    source: RecordingSource,
+    start: str | None,
+    end: str | None,
+    replica: str | None,
+    write: Path | None,
+    jobs: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Make every recorded decision again, from the log alone: all must come out as they were, bit for bit.
+
+    First the chains of all messages are checked; with the deployment's key that proves that the record says what was
+    said. Then every decision is made again at the cursor that it was made at. What a gap keeps from being judged is
+    counted by reason, never as right. Exit status 1 if anything differs or is broken.
+
+    \b
+    contrail replay verify --data data
+    contrail replay verify --log incident.contrail --key-file key
+    contrail replay verify --from -1h --replica frontend-2 --json
+    contrail replay verify --log old.contrail --write before.jsonl
+    """
+    now_ms = source.now_ms
+    moments = [parse_moment(text, now_ms) if text is not None else None for text in (start, end)]
+    with source.opened(RecordingRange(*moments)) as recording, _written(write) as tell:
+        first, last = positions(recording, *moments)
+        replicas = None if replica is None else recording.names.replicas_called(replica)
+        share = min(JOBS_MAX, jobs or os.cpu_count() or 1)
+        found = verify_all(
+            recording, first, last, replicas=replicas, jobs=share, progress=show_decision_progress(), tell=tell
+        )
+        if as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode(verified_json(found, recording.names))).decode())
+        else:
+            click.echo(verified_text(found, recording.names))
+    if not found.holds:
+        raise SystemExit(SAYS_NO)
+
+
+def positions(recording: Recording, start: Moment | None, end: Moment | None) -> tuple[int, int | None]:
+    """Of decisions, in the routing stream. CallerError if there is none."""
+    if ROUTING not in recording.streams:
+        raise CallerError("this recording has no routing stream: no decision is in it")
+    first = 1 if start is None else recording.position(ROUTING, start)
+    return first, None if end is None else recording.position(ROUTING, end)
+
+
+@contextmanager
+def _written(path: Path | None) -> Iterator[Callable[[Verdict], Any]]:
+    """What writes verdicts to the file, if there is to be one."""
+    if path is None:
+        yield lambda _: None
+        return
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise CallerError(f"{path} cannot be written: {error.strerror}") from error
+    with file:
+        encode = msgspec.json.Encoder().encode
+
+        def write(it: Verdict) -> None:
+            file.write(encode(line_of(it)) + b"\n")
+
+        yield write
+
+
+def line_of(it: Verdict) -> dict[str, Any]:
+    """One decision as a line of JSON says it."""
+    return {
+        "request": it.request,
+        "attempt": it.attempt,
+        "replica": it.replica,
+        "seq": it.seq,
+        "recorded": it.recorded,
+        "recomputed": it.recomputed,
+        "recorded_worker": it.recorded_worker,
+        "worker": it.worker,
+        "cost": it.cost,
+        "decide_version": it.decide_version,
+        "verdict": it.verdict,
+        "reason": it.reason,
+    }

@@ -1,0 +1,164 @@
+"""`contrail replay what-if`: the recorded history decided again under other settings, and what that would have won."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from api.cli.options import RecordingRange, pairs, sweeps
+from api.cli.output import show_decision_progress
+from api.cli.replay.closed_loop import ClosedLoopOptions, closed_loop_options, run_again
+from api.cli.replay.recording_source import RecordingSource, positions, recording_options
+from api.cli.replay.text.what_if_text import left_out_texts, one_text, several_text
+from core.errors import CallerError
+from core.settings import POLICIES
+from replay.recording.moment import parse_moment
+from replay.whatif.outcome import Outcome, ranked
+from replay.whatif.scenario import USUAL_SCENARIOS, Scenario, scenarios
+from replay.whatif.whatif import what_if as decide_again
+
+WORST = 5
+MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request id."
+
+
+@click.command("what-if")
+@recording_options
+@click.option("--from", "start", help=MOMENT)
+@click.option("--to", "end", help="MOMENT up to which, not included.")
+@click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="Decide under this setting; repeat for more.")
+@click.option("--policy", help=f"Decide by this policy: {', '.join(POLICIES)}.")
+@click.option("--without", multiple=True, metavar="WORKER", help="As if this worker, by name or id, were not there.")
+@click.option("--lag", "lag_ms", type=int, default=0, metavar="MS", help="As if events were known so much later.")
+@click.option("--try", "tries", multiple=True, metavar="KEY=VALUE,…", help="A scenario to compare; repeat for more.")
+@click.option("--sweep", "swept", multiple=True, metavar="KEY=A,B,…", help="A scenario per value, or combination.")
+@click.option("--recorded-load", is_flag=True, help="Loads as recorded; else they follow the new choices.")
+@click.option("--worst", type=click.IntRange(0), default=WORST, show_default=True, help="How many cases to show.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
+@click.option("--changes", is_flag=True, help="In JSON: every decision that changes.")
+@closed_loop_options
+def what_if(
+    source: RecordingSource,
+    start: str | None,
+    end: str | None,
+    given: tuple[str, ...],
+    policy: str | None,
+    without: tuple[str, ...],
+    lag_ms: int,
+    tries: tuple[str, ...],
+    swept: tuple[str, ...],
+    worst: int,
+    loop: ClosedLoopOptions | None,
+    *,
+    recorded_load: bool,
+    as_json: bool,
+    changes: bool,
+) -> None:
+    """Decide the recorded requests again under other settings, and say what that would have won or cost.
+
+    Several scenarios (--try, --sweep) make one table, the best first. Without any option, the usual ones are tried:
+    weights of `time` and of `kv`, and the simpler policies.
+    Milliseconds are estimated from the record itself; caches stay as recorded.
+
+    What deciding again cannot know: what an engine would have cached or evicted, had other requests come to it; how
+    much longer or shorter a request would have taken there (each takes as long as it took); when a client would have
+    sent what follows on a late answer; and whether requests that were refused or held would have been. So a scenario
+    finds too little cached where it moves requests, the more so the more it moves, and too little waiting where it
+    crowds them: trust small changes of weights more than another policy, and ask again with --closed-loop.
+
+    With --closed-loop the requests are run again instead, on simulated engines that are as fast as the record shows:
+    what would have happened, caches, queues and times included. The recorded settings are run, too, beside what was
+    really recorded: that says how far the simulation is off. A request whose prompt goes on with that of an earlier
+    one comes as long after that one's end as it did; --open-arrivals has all come when they came. Caches begin empty:
+    what came before --from is run and not counted. Of a deployment its whole log is read: for less, `contrail export`.
+
+    \b
+    contrail replay what-if --log incident.contrail
+    contrail replay what-if --policy round-robin --from -1h
+    contrail replay what-if --set own_weight=2 --set active_weight=0.2 --worst 20
+    contrail replay what-if --policy kv --sweep prefill_weight=1,2,4 --sweep decode_weight=0.5,1
+    contrail replay what-if --try policy=kv --try policy=kv,prefill_weight=4 --without decode-1 --lag 250
+    contrail replay what-if --closed-loop --log incident.contrail --sweep own_weight=1,2,4
+    contrail replay what-if --closed-loop --try policy=time --engine max_seqs=64 --from -1h --json
+    """
+    base = _base(given, policy, without, lag_ms, recorded_load=recorded_load)
+    asked = _asked(base, tries, swept)
+    if loop is not None:
+        _refuse_with_loop()
+        click.echo(run_again(source, asked, (start, end), loop, as_json=as_json))
+        return
+    outcomes = _outcomes(source, asked, (start, end), worst, keep_changes=changes and as_json)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(_plain(outcomes, changes=changes))))
+    elif len(outcomes) == 1:
+        click.echo(one_text(outcomes[0]))
+    else:
+        click.echo(several_text(outcomes))
+
+
+def _refuse_with_loop() -> None:
+    """CallerError if an option was given that only deciding again has."""
+    context = click.get_current_context()
+    for name in ("recorded_load", "changes", "worst"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise CallerError(
+                f"--{name.replace('_', '-')} is of decisions made again on the record: with --closed-loop, leave it out"
+            )
+
+
+def _base(
+    given: tuple[str, ...], policy: str | None, without: tuple[str, ...], lag_ms: int, *, recorded_load: bool
+) -> dict[str, Any]:
+    """What all scenarios have in common."""
+    base = pairs(given)
+    if policy is not None:
+        base["policy"] = policy
+    if without:
+        base["without"] = without
+    if lag_ms:
+        base["delay_ms"] = lag_ms
+    if recorded_load:
+        base["follow_load"] = False
+    return base
+
+
+def _asked(base: dict[str, Any], tries: tuple[str, ...], swept: tuple[str, ...]) -> list[Scenario]:
+    if not base.keys() - {"follow_load"} and not tries and not swept:
+        return scenarios(base, USUAL_SCENARIOS, {})
+    return scenarios(base, [pairs([text]) for text in tries], sweeps(swept))
+
+
+def _outcomes(
+    source: RecordingSource,
+    asked: list[Scenario],
+    range_: tuple[str | None, str | None],
+    worst: int,
+    *,
+    keep_changes: bool,
+) -> list[Outcome]:
+    """The best first. CallerError if nothing was decided there."""
+    now_ms = source.now_ms
+    moments = [parse_moment(text, now_ms) if text is not None else None for text in range_]
+    with source.opened(RecordingRange(*moments)) as recording:
+        start, end = positions(recording, *moments)
+        found = decide_again(
+            recording, asked, start, end, show_decision_progress(), worst=worst, keep_changes=keep_changes
+        )
+    if not found[0].decisions:
+        why = "; ".join(left_out_texts(found[0])) or "none is there"
+        raise CallerError(f"no decision can be made again in this part of the record: {why}")
+    return ranked(found)
+
+
+def _plain(outcomes: list[Outcome], *, changes: bool) -> dict[str, Any]:
+    """The best first; `best` is its settings, or null if what was recorded is better."""
+    best = outcomes[0]
+    rows = []
+    for outcome in outcomes:
+        row: dict[str, Any] = {"label": outcome.scenario.label, **msgspec.structs.asdict(outcome)}
+        if not changes:
+            del row["changes"]
+        rows.append(row)
+    return {"best": best.scenario.settings if best.better and not best.refused else None, "outcomes": rows}

@@ -1,0 +1,227 @@
+"""What a simulation found, as JSON.
+
+What a simulation found, as text: one run as a page, several as a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from api.cli.output import bytes_text, number_text, text_table
+from replay.simulate.report import Disaggregation, LatencySummary, SimulationReport, Spread
+from replay.simulate.setup import Setup, label
+from replay.simulate.sweep import SweepPoint
+
+
+def run_json(setup: Setup, found: SimulationReport) -> str:
+    """Stable snake_case keys: those of `SimulationReport`, and `simulated` for what was asked."""
+    return _text({**msgspec.to_builtins(found), "simulated": _simulated(setup)})
+
+
+def sweep_json(setup: Setup, found: Sequence[SweepPoint]) -> str:
+    """The same for each of `points`, with what was set for it under `given`; `simulated` is what all have in common."""
+    rows = [{"given": point.given, **msgspec.to_builtins(point.report)} for point in found]
+    return _text({"points": rows, "simulated": _simulated(setup)})
+
+
+def _simulated(setup: Setup) -> Mapping[str, Any]:
+    """Enough to ask for the same again; of the trace only its name."""
+    options = setup.options
+    return {
+        "trace": setup.trace.path.name,
+        "format": setup.trace.format,
+        "first": setup.trace.first,
+        "model": setup.trace.model,
+        **{key: value for key, value in setup.pace._asdict().items() if key != "seed"},
+        **{
+            field.name: getattr(options, field.name)
+            for field in dataclasses.fields(options)
+            if field.name not in {"engine", "routing"}
+        },
+        "engine": dataclasses.asdict(options.engine),
+        "routing": options.routing.to_mapping(),
+    }
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+
+WORKERS_SHOWN_MAX = 16
+
+
+def setup_line(setup: Setup) -> str:
+    """What was simulated, in one line."""
+    options, pace = setup.options, setup.pace
+    engine = options.engine
+    parts = [
+        setup.trace.path.name,
+        *([f"x{pace.speed_up:g}"] if not options.concurrency else []),  # then times do not count
+        f"{_fleet(setup)} of {number_text(engine.capacity_blocks)} blocks of {engine.block_size}",
+        f"engine {engine.timing}",
+        f"policy {options.routing.policy}",
+    ]
+    parts += [f"jitter {pace.jitter_ms} ms"] if pace.jitter_ms else []
+    parts += [f"{options.replicas} replicas"] if options.replicas > 1 else []
+    parts += [f"lag {_lags(setup)} ms"] if options.lag_ms or options.replica_lags_ms else []
+    parts += [f"{options.concurrency} at once"] if options.concurrency else []
+    parts += [f"{options.failures_per_hour} workers lost per hour"] if options.failures_per_hour else []
+    return ", ".join(parts)
+
+
+def run_text(setup: Setup, found: SimulationReport) -> str:
+    """The page on one run."""
+    lines = [setup_line(setup), "", *_times(found), "", *_numbers(found), "", *_workers(found)]
+    if len(found.together.replicas) > 1:
+        lines += ["", *_replicas(found)]
+    if found.disaggregation is not None:
+        lines += ["", *_prefills(found.disaggregation)]
+    took = f"{found.duration_s:,.0f} s were simulated in {found.wall_s:.1f} s"
+    return "\n".join([*lines, "", f"digest {found.digest}; {took}"])
+
+
+def sweep_text(setup: Setup, found: Sequence[SweepPoint]) -> str:
+    """The table of several runs, in the order in which they were asked for."""
+    heads: tuple[str, ...] = (
+        "set",
+        "cached",
+        "first token",
+        "p99",
+        "per token",
+        "answer p99",
+        "requests/s",
+        "load ±",
+        "held",
+        "failed",
+    )
+    if any(point.report.disaggregation is not None for point in found):
+        heads = (*heads, "remote")
+    rows = [
+        (
+            label(point.given),
+            _percent(it.hit_rate),
+            _ms(it.ttft_ms.mean),
+            _ms(it.ttft_ms.p99),
+            _ms(it.itl_ms.mean),
+            _ms(it.e2e_ms.p99),
+            f"{it.requests_per_s:.2f}",
+            f"{it.load_spread.computed_tokens.cv:.2f}",
+            _percent(it.held.share),
+            _failed(it),
+            "" if it.disaggregation is None else _percent(it.disaggregation.remote_share),
+        )[: len(heads)]
+        for point in found
+        for it in (point.report,)
+    ]
+    return "\n".join([setup_line(setup), "", *text_table(heads, rows, "<" + ">" * (len(heads) - 1))])
+
+
+def _times(found: SimulationReport) -> list[str]:
+    rows = [
+        ("time to first token", *_row(found.ttft_ms)),
+        ("time per further token", *_row(found.itl_ms)),
+        ("whole answer", *_row(found.e2e_ms)),
+    ]
+    return text_table(("", "mean", "p50", "p90", "p99"), rows, "<>>>>")
+
+
+def _row(it: LatencySummary) -> tuple[str, ...]:
+    return (_ms(it.mean), _ms(it.p50), _ms(it.p90), _ms(it.p99))
+
+
+def _numbers(found: SimulationReport) -> list[str]:
+    held = found.held
+    rows = [
+        ("requests", number_text(found.requests)),
+        ("failed", _failed(found)),
+        ("went on elsewhere", number_text(found.migrated)),
+        ("prompt tokens from caches", _percent(found.hit_rate)),
+        ("expected by decisions", _percent(found.predicted_hit_rate)),
+        ("held in the router", f"{_percent(held.share)}, mean {_ms(held.mean_ms)}, longest {_ms(held.max_ms)}"),
+        ("declined by busy workers", number_text(found.declined)),
+        ("requests per second", f"{found.requests_per_s:.3f}"),
+        ("output tokens per second", f"{found.output_tokens_per_s:,.0f}"),
+    ]
+    return text_table(("", ""), rows, "<<")[1:]
+
+
+def _failed(found: SimulationReport) -> str:
+    """How many, and why."""
+    return f"{number_text(found.failed)} ({_counts(found.failures)})" if found.failed else "0"
+
+
+def _workers(found: SimulationReport) -> list[str]:
+    named = {"requests": found.load_spread.requests, "computed tokens": found.load_spread.computed_tokens}
+    rows = [(name, f"{it.max_over_mean:.2f}", f"{it.cv:.2f}", _each(it)) for name, it in named.items()]
+    return text_table(("per worker", "most / mean", "deviation / mean", "each"), rows, "<>><")
+
+
+def _each(it: Spread) -> str:
+    shown = " ".join(f"{value:,}" for value in it.per_worker[:WORKERS_SHOWN_MAX])
+    return f"{shown} …" if len(it.per_worker) > WORKERS_SHOWN_MAX else shown
+
+
+def _replicas(found: SimulationReport) -> list[str]:
+    it = found.together
+    rows = [
+        (str(number), number_text(requests), _percent(error))
+        for number, (requests, error) in enumerate(zip(it.replicas, it.prediction_error, strict=True))
+    ]
+    pairs = (
+        f"{number_text(it.pairs)} pairs of decisions at about the same time by two replicas: "
+        f"{_percent(it.same_worker)} chose the same worker, {_percent(it.by_chance)} would by chance"
+    )
+    lines = [*text_table(("replica", "requests", "wrong about caches"), rows, "<>>"), pairs]
+    if it.disagreement is not None:
+        share = _percent(it.disagreement)
+        lines.append(f"of other replicas that were shown a request, {share} would have chosen another worker")
+    return lines
+
+
+def _prefills(it: Disaggregation) -> list[str]:
+    """Where prompts were computed."""
+    blocks, tokens = number_text(it.pulled_blocks), number_text(it.pulled_tokens)
+    rows = [
+        ("prompts computed by prefill workers", _percent(it.remote_share)),
+        ("verdicts", _counts(it.verdicts)),
+        ("jobs", _counts(it.jobs)),
+        ("moved to decode workers", f"{blocks} blocks, {bytes_text(it.pulled_bytes)}, {tokens} tokens"),
+        ("their tokens from prefill workers' caches", _percent(it.hit_rate)),
+        ("computed tokens per prefill worker", _each(it.computed_tokens)),
+    ]
+    waits = [
+        ("until a prefill worker begins", *_row(it.queued_ms)),
+        ("until the answer", *_row(it.job_ms)),
+        ("from there to the first token", *_row(it.pull_ms)),
+    ]
+    return [
+        *text_table(("", ""), rows, "<<")[1:],
+        "",
+        *text_table(("jobs", "mean", "p50", "p90", "p99"), waits, "<>>>>"),
+    ]
+
+
+def _counts(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{word} {number_text(count)}" for word, count in found.items()) or "none"
+
+
+def _fleet(setup: Setup) -> str:
+    options = setup.options
+    prefill = f" + {options.prefill_workers} prefill" if options.prefill_workers else ""
+    return f"{options.workers}{prefill} workers"
+
+
+def _lags(setup: Setup) -> str:
+    return ", ".join(map(str, setup.options.replica_lags_ms)) or str(setup.options.lag_ms)
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.2f} ms" if value < 100 else f"{value:,.0f} ms"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

@@ -1,0 +1,196 @@
+"""`contrail worker`: one worker, an engine with its cache told to the log.
+
+`contrail prefill-worker`: one worker that computes prompts for decode workers, and answers no request itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+import uvloop
+
+from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
+from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
+from actors.worker.model_files import ChatFormat
+from actors.worker.worker import WorkerOptions
+from api.config.addresses import split_address
+from api.config.deployment_options import deployment_options
+from api.config.deployment_ref import DeploymentRef
+from api.config.schema import DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS, SLOTS_MAX
+from api.deployment.process_specs import SUPERVISED
+from api.process.engine_factory import EngineArguments, block_host, engine_object, engine_pairs
+from api.process.logging_setup import configure_engine_logging, configure_logging
+from api.process.worker import FAILED, serve_worker
+from api.process_options import OPS_OPTION, name_option
+from core.errors import CallerError
+from core.events.kv import DECODE, PREFILL
+from core.served_names import check_names
+
+OPTIONS = (
+    click.option("--model", required=True, help="What clients call the model."),
+    click.option("--model-path", default="", help="Folder or hub name of the model; --model if not given."),
+    click.option("--engine", default="vllm", show_default=True, type=click.Choice(ENGINES)),
+    click.option("--engine-args", "engine_json", default="{}", help="Arguments for the engine, as a JSON object."),
+    click.option(
+        "--listen",
+        default="127.0.0.1:0",
+        show_default=True,
+        help="HOST:PORT for requests; port 0 is a free one. Metrics and state are on another port, and need no key.",
+    ),
+    OPS_OPTION,
+    click.option("--advertise", default="", help="HOST or HOST:PORT under which others reach it."),
+    click.option(
+        "--drain-timeout",
+        type=click.FloatRange(0, DRAIN_TIMEOUT_MAX_S),
+        default=DRAIN_TIMEOUT_S,
+        show_default=True,
+        metavar="S",
+        help="Told to end, wait for requests for so long; then other workers go on with them.",
+    ),
+    click.option(
+        "--engine-stall",
+        type=click.FloatRange(min=1),
+        metavar="S",
+        help="Longer than any step of the engine: one that ends none for so long, though requests wait, hangs, and the "
+        f"worker ends.  [default: {ENGINE_STALL_S:g}, on a CPU {ENGINE_STALL_CPU_S:g}]",
+    ),
+    click.option(SUPERVISED, is_flag=True, hidden=True),
+    click.argument("more", nargs=-1, type=click.UNPROCESSED),
+)
+
+
+def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command has the options of any worker; it gives them to `run_worker` as they come."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@deployment_options
+@name_option("decode-0")
+@click.option("--role", default=DECODE, show_default=True, type=click.Choice([DECODE]))
+@click.option(
+    "--remote-prefill", is_flag=True, help="Long prompts may be computed by prefill workers, and their blocks fetched."
+)
+@click.option(
+    "--tool-call-parser", default="", metavar="NAME", help="How the model writes calls of tools, by vLLM's names."
+)
+@click.option("--reasoning-parser", default="", metavar="NAME", help="How it writes its reasoning, likewise.")
+@click.option("--chat-template", default="", metavar="FILE", help="A jinja template instead of the model's own.")
+@click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Another name for the model; may end in *.")
+@worker_options
+def worker(
+    connection: DeploymentRef,
+    role: str,
+    remote_prefill: bool,
+    aliases: tuple[str, ...],
+    tool_call_parser: str,
+    reasoning_parser: str,
+    chat_template: str,
+    **rest: Any,
+) -> None:
+    """Start one worker: an engine and its cache. What follows `--` goes to the engine as it stands.
+
+    \b
+    contrail worker --data data --name decode-2 --model tiny --model-path data/models/tiny
+    contrail worker --data data --name decode-3 --model tiny --engine simulated
+    contrail worker --data data --name decode-4 --model tiny --model-path data/models/tiny --remote-prefill
+    contrail worker --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
+        --name gpu-7 --model Qwen/Qwen3-0.6B --listen 10.0.0.7:9100 -- --max-num-seqs 64
+
+    With --remote-prefill it asks the deployment's prefill workers, if any are there, for prompts of which its own
+    cache lacks much; how much is a live setting: contrail settings. `contrail prefill-worker` starts one of those.
+    """
+    try:
+        check_names((rest["model"], *aliases))
+    except ValueError as error:
+        raise CallerError(f"--alias: {error}") from error
+    manner = ChatFormat(tool_call_parser, reasoning_parser, chat_template)
+    run_worker(connection, role, moves_blocks=DECODE if remote_prefill else "", manner=manner, aliases=aliases, **rest)
+
+
+def run_worker(
+    connection: DeploymentRef,
+    role: str,
+    *,
+    name: str,
+    moves_blocks: str,
+    slots: int | None = None,
+    manner: ChatFormat | None = None,
+    aliases: tuple[str, ...] = (),
+    **given: Any,
+) -> None:
+    """The worker lived and ended as it should; `given` is what `worker_options` gave. Exit status 1 if it failed."""
+    configure_logging()
+    configure_engine_logging()
+    try:
+        host, port = split_address(given["listen"])
+    except ValueError as error:
+        raise CallerError(f"--listen: {error}") from error
+    manner = manner or ChatFormat()
+    options = WorkerOptions(
+        namespace=connection.namespace,
+        name=name,
+        role=role,
+        listen_host=host,
+        listen_port=port,
+        advertise=given["advertise"],
+        partitions=connection.topology.kv_partitions,
+        restate_every_s=connection.restate_every_s,
+        routing=connection.deployment.routing_settings,
+        drain_timeout_s=given["drain_timeout"],
+        engine_stall_s=given["engine_stall"],
+        prefill_slots=slots or PREFILL_SLOTS,
+        manner=manner,
+        aliases=aliases,
+    )
+    arguments = EngineArguments(
+        engine=given["engine"],
+        model=given["model"],
+        model_path=given["model_path"] or given["model"],
+        engine_args={**engine_object(given["engine_json"]), **engine_pairs(given["more"])},
+        moves_blocks=moves_blocks,
+        block_host=block_host(host, given["advertise"]),
+        home=connection.data if given["supervised"] else None,
+        reasoning_parser=manner.reasoning_parser,
+    )
+    reason = uvloop.run(serve_worker(connection, options, arguments, given["ops"]))
+    if reason.startswith(FAILED):
+        click.echo(f"contrail: {reason}", err=True)  # the last words, which the supervisor repeats
+        raise SystemExit(1)  # whoever supervises starts another
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@deployment_options
+@name_option("prefill-0")
+@click.option(
+    "--slots",
+    default=PREFILL_SLOTS,
+    show_default=True,
+    type=click.IntRange(1, SLOTS_MAX),
+    help="Prompts that it computes at once.",
+)
+@worker_options
+def prefill_worker(connection: DeploymentRef, slots: int, **rest: Any) -> None:
+    """Start one worker that computes prompts for others. What follows `--` goes to the engine as it stands.
+
+    It takes jobs from the deployment's queue, computes the prompt, and keeps the blocks until the decode worker that
+    asked has fetched them. Any number may come and go at any time: without one, decode workers compute their prompts
+    themselves. Decode workers ask only if they were started for it: `contrail up` with a prefill group, or
+    `contrail worker --remote-prefill`. Model, engine and block size must be those of the decode workers.
+
+    \b
+    contrail prefill-worker --data data --name prefill-1 --model tiny --model-path data/models/tiny
+    contrail prefill-worker --data data --name prefill-2 --model tiny --engine simulated --slots 4
+
+    On another machine, with a copy of the deployment's key; --listen must be an address of this machine that the
+    others reach, and the blocks are fetched from there, too (VLLM_NIXL_SIDE_CHANNEL_HOST says another):
+
+    \b
+    contrail prefill-worker --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
+        --name gpu-8 --model Qwen/Qwen3-0.6B --listen 10.0.0.8:9100 -- --max-num-batched-tokens 8192
+    """
+    run_worker(connection, PREFILL, moves_blocks=PREFILL, slots=slots, **rest)

@@ -1,0 +1,202 @@
+"""Past: what the page looks at: an archive that may grow, its timeline, and its states at any moment.
+
+Everything here but the timeline's reading is done by one thread (`api.debug.fold_thread`).
+
+Desk: one thread that reads and folds, a few milliseconds at a time, and answers in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from api.debug.keyframes import KeyframeBuilder
+from api.debug.timeline.timeline import Timeline
+from api.debug.timeline.timeline_scan import TimelineScan
+from core.errors import ContrailError, Unavailable
+from core.keys import DeploymentKey
+from core.subjects import ROUTING
+from replay.recording.recording import Cursor, Recording
+from streams.archive.archive_reader import ArchiveReader
+
+
+class RecordingState:
+    """See the module's text."""
+
+    def __init__(self, key: DeploymentKey | None, *, messages_expected: int = 0) -> None:
+        self.scan = TimelineScan()
+        self.folding = KeyframeBuilder(self._keep, messages_expected)
+        self._key = key
+        self._newest: Recording | None = None
+        self._settled: Recording | None = None
+        """Another than the newest while nobody asks for what only the newest has: its index took a second to make."""
+        self._keyframes: list[tuple[Cursor, bytes]] = []
+
+    def __repr__(self) -> str:
+        return f"<RecordingState {self.scan!r}, {self.folding!r}>"
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of all that was read so far."""
+        return self.scan.timeline
+
+    @property
+    def proved(self) -> bool:
+        """Whether chains are checked with the deployment's key."""
+        return self._newest is not None and self._newest.proved
+
+    def show(self, archive: ArchiveReader) -> Iterator[None]:
+        """From now on this is the archive: the one before, grown. The steps read and fold what is new in it; they may
+        be left for those of the next one."""
+        before = self._newest
+        if before is not None and before is not self._settled:
+            before.close()
+        try:
+            self._newest = newest = Recording(archive, self._key)
+        except BaseException:  # whatever it was, nobody else would close the file
+            archive.close()
+            raise
+        for keyframe in self._keyframes:
+            newest.keep(*keyframe)
+        if before is None:
+            first = newest.state_before({s: archive.span(s).first_seq - 1 for s in newest.streams})
+            self.timeline.begin(first)
+            self.folding.begin(first)
+        return self._steps(newest)
+
+    def _steps(self, recording: Recording) -> Iterator[None]:
+        yield from self.scan.steps(recording.archive)
+        if self._settled is None:
+            _ = self.recording().names  # and the index with it
+            yield
+        yield from self.folding.steps(recording)
+
+    @property
+    def newest(self) -> Recording:
+        """All that there is; its index and names may have to be made first, if they are asked for."""
+        if self._newest is None:
+            raise Unavailable("the log is still being copied: a moment")
+        return self._newest
+
+    def recording(self, routing_seq: int = 0) -> Recording:
+        """One that has at least this message of the routing stream, if there is one; with an index, if it can be."""
+        newest = self.newest
+        settled = self._settled
+        if settled is None or settled.end.get(ROUTING, 0) < routing_seq:
+            if settled is not None and settled is not newest:
+                settled.close()
+            self._settled = settled = newest
+        return settled
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        for recording in {self._newest, self._settled} - {None}:
+            assert recording is not None
+            recording.close()
+
+    def _keep(self, cursor: Cursor, content: bytes) -> None:
+        self._keyframes.append((cursor, content))
+        for recording in {self._newest, self._settled} - {None}:
+            assert recording is not None
+            recording.keep(cursor, content)
+
+
+SWITCH_S = 0.001
+WAITING_MAX = 64
+"""Questions that wait for their turn."""
+
+T = TypeVar("T")
+_logger = logging.getLogger(__name__)
+
+
+class _Job(NamedTuple):
+    work: Callable[[RecordingState], Any]
+    done: Future[Any]
+
+
+class FoldThread:
+    """See the module's text."""
+
+    def __init__(self, recording_state: RecordingState) -> None:
+        self.recording_state = recording_state
+        self.failure = ""
+        """Why the recording could not be read to its end."""
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(WAITING_MAX)
+        self._background: Iterator[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="desk", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<FoldThread {self.recording_state!r}, {self._jobs.qsize()} waiting>"
+
+    def start(self) -> None:
+        """It answers, and lets go of the interpreter often: whoever talks to the page must not wait for it."""
+        sys.setswitchinterval(SWITCH_S)
+        self._thread.start()
+
+    async def show(self, archive: ArchiveReader) -> None:
+        """From now on this is the archive; it is read in the background."""
+
+        def shown(recording_state: RecordingState) -> None:
+            self._background = recording_state.show(archive)
+
+        await self.ask(shown)
+
+    async def ask(self, work: Callable[[RecordingState], T]) -> T:
+        """What `work` gives, done on the desk's thread, before anything in the background goes on. Unavailable if too
+        many wait already. A question that nobody waits for any more is not begun."""
+        job = _Job(work, Future())
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            raise Unavailable("too many questions wait for an answer: try again in a moment") from None
+        found: T = await asyncio.wrap_future(job.done)
+        return found
+
+    async def close(self) -> None:
+        """The thread has ended; what waited is refused."""
+        while self._thread.is_alive():
+            try:
+                self._jobs.put_nowait(None)
+                break
+            except queue.Full:
+                await asyncio.sleep(0.01)
+        await asyncio.to_thread(self._thread.join)
+        self.recording_state.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(block=self._background is None)
+            except queue.Empty:
+                self._step()
+                continue
+            if job is None:
+                return
+            if job.done.set_running_or_notify_cancel():
+                _finish(job, self.recording_state)
+
+    def _step(self) -> None:
+        assert self._background is not None
+        try:
+            next(self._background)
+        except StopIteration:
+            self._background = None
+        except ContrailError as error:
+            self._background, self.failure = None, str(error)
+            _logger.warning("the recording could not be read to its end: %s", error)
+        except Exception:  # whatever it was, the page says that it failed, and goes on
+            self._background, self.failure = None, "reading the recording failed inside; this process's log says how"
+            _logger.exception("reading the recording failed inside")
+
+
+def _finish(job: _Job, recording_state: RecordingState) -> None:
+    try:
+        job.done.set_result(job.work(recording_state))
+    except Exception as error:  # noqa: BLE001 - it is the asker's
+        job.done.set_exception(error)

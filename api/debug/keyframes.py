@@ -1,0 +1,143 @@
+"""Folding: the whole recording folded once, in small steps, with keyframes so close that a jump takes a blink.
+
+How close is measured: a jump costs a keyframe's decoding and the fold from there, and both are timed as they happen.
+Memory is bounded: keyframes are further apart if they would not fit into KEYFRAMES_BYTES_MAX.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from heapq import merge
+from operator import attrgetter
+
+from core.ids import Epoch, StreamName, StreamSeq
+from projections.folds.snapshot import decode, encoding
+from projections.folds.state import State
+from replay.recording.recording import Cursor, RecordedFrame, Recording
+
+JUMP_S = 0.05
+"""What a jump may take by our reckoning; the way to the screen takes about as long again, and the promise is 200 ms."""
+READING = 3
+"""A message of a jump costs so many times what folding it costs: it is read and decoded, too."""
+DISTANCE_MIN, DISTANCE_MAX = 500, 50_000
+"""Messages from one keyframe to the next."""
+DISTANCE_FIRST = 2000
+"""Until something is measured."""
+KEYFRAMES_BYTES_MAX = 512 * 1024 * 1024
+STEP_MESSAGES = 200
+"""A step takes some 4 ms."""
+
+KeyframeSink = Callable[[Cursor, bytes], None]
+
+
+class KeyframeBuilder:
+    """One state that goes forward through a recording as it grows."""
+
+    def __init__(self, keep: KeyframeSink, messages_expected: int = 0) -> None:
+        """`keep` gets the keyframes; `messages_expected` is how long a recording that grows may become."""
+        self.messages = 0
+        """Folded so far, those before the recording included."""
+        self.total = 0
+        self.to_ms = -1
+        """Everything up to this time is folded."""
+        self.keyframes, self.keyframes_bytes = 0, 0
+        self.distance = DISTANCE_FIRST
+        self._keep = keep
+        self._expected = messages_expected
+        self._state: State | None = None
+        self._since = 0
+        """Messages since the last keyframe."""
+        self._fold_s, self._decode_s = 0.0, 0.0
+        """Of one message, of one keyframe."""
+
+    def __repr__(self) -> str:
+        return f"<KeyframeBuilder {self.messages} of {self.total} messages, {self.keyframes} keyframes>"
+
+    @property
+    def share(self) -> float:
+        """How much of the recording is folded, from 0 to 1."""
+        return min(1.0, self.messages / self.total) if self.total else 0.0
+
+    def begin(self, state: State) -> None:
+        """It goes on from this state, which is its own from now on."""
+        self._state = state
+
+    def steps(self, recording: Recording) -> Iterator[None]:
+        """All of the recording is folded at the end; each step takes a few milliseconds."""
+        state = self._opened(recording)
+        self.total = sum(recording.end.values())
+        self.messages = _reach(state)
+        yield
+        batch: list[RecordedFrame] = []
+        for frame in _by_time(recording, state):
+            if len(batch) >= STEP_MESSAGES and frame.time_ms > batch[-1].time_ms:
+                self._fold(state, batch)
+                yield
+                if self._since >= self.distance:
+                    yield from self._keyframe(state)
+                batch = []
+            batch.append(frame)
+        self._fold(state, batch)
+        _skip_to_ends(state, recording)
+        self.messages = self.total
+
+    def _opened(self, recording: Recording) -> State:
+        """The state, every stream of it open."""
+        assert self._state is not None
+        for stream in recording.streams:
+            self._state.open(stream, Epoch(recording.archive.span(stream).epoch))
+        return self._state
+
+    def _fold(self, state: State, batch: list[RecordedFrame]) -> None:
+        if not batch:
+            return
+        started_s = time.perf_counter()
+        for stream, seq, _, owner, head, message in batch:
+            state.fold(stream, seq, owner, message, head)
+        took_s = (time.perf_counter() - started_s) / len(batch)
+        self._fold_s = took_s if not self._fold_s else 0.95 * self._fold_s + 0.05 * took_s
+        self._since += len(batch)
+        self.messages = _reach(state)
+        self.to_ms = batch[-1].time_ms
+
+    def _keyframe(self, state: State) -> Iterator[None]:
+        left_bytes = KEYFRAMES_BYTES_MAX - self.keyframes_bytes
+        content = b"".join((yield from encoding(state)))
+        if len(content) > left_bytes:
+            self.distance = DISTANCE_MAX
+            self._since = 0
+            return
+        self._keep({stream: at.seq for stream, at in state.cursor.items()}, content)
+        self.keyframes += 1
+        self.keyframes_bytes += len(content)
+        self._since = 0
+        started_s = time.perf_counter()
+        decode(state.chain_key, content)
+        self._decode_s = time.perf_counter() - started_s
+        yield
+        self.distance = self._distance(len(content), left_bytes - len(content))
+
+    def _distance(self, size: int, left_bytes: int) -> int:
+        """To the next keyframe, in messages."""
+        by_time = int(max(0.0, JUMP_S - self._decode_s) / (READING * self._fold_s))
+        to_come = max(self.total, self._expected) - self.messages
+        by_memory = to_come * size // max(1, left_bytes)
+        return min(DISTANCE_MAX, max(DISTANCE_MIN, by_time, by_memory))
+
+
+def _by_time(recording: Recording, state: State) -> Iterator[RecordedFrame]:
+    """What the state lacks, of all streams, in the order of time."""
+    readers = [recording.frames(stream, state.cursor[stream].seq + 1) for stream in recording.streams]
+    return merge(*readers, key=attrgetter("time_ms"))
+
+
+def _reach(state: State) -> int:
+    return sum(at.seq for at in state.cursor.values())
+
+
+def _skip_to_ends(state: State, recording: Recording) -> None:
+    """What the log had lost behind the last message of a stream is passed over."""
+    for stream, seq in recording.end.items():
+        if state.cursor[stream].seq < seq:
+            state.skip_to(StreamName(stream), StreamSeq(seq))

@@ -1,0 +1,139 @@
+"""Follower: copies the log of a running deployment into an archive that grows, and shows it every second.
+
+The copy begins far enough back to show the last DECISIONS_SHOWN decisions or so, with the snapshot before them, from
+which states are folded. It ends by itself when it has grown to its bounds, or when history was replaced: whoever
+follows on begins a new copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from api.config.deployment_ref import DeploymentRef
+from api.debug.recording_view import RecordingView
+from core.clock import Clock
+from core.errors import CallerError, Unavailable
+from core.ids import Epoch, StreamName, StreamSeq
+from core.subjects import ROUTING, SNAPSHOTS
+from streams.archive.archive_export import Range, archive, copied
+from streams.archive.archive_writer import ArchiveWriter
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.log import EventLog
+from streams.snapshot_store import SnapshotStore
+
+FOLLOW_EVERY_S = 1.0
+ROUTING_MESSAGES_SHOWN = 300_000
+"""Messages of the routing stream that a copy begins with at least, if there are so many: some 100 000 decisions."""
+MESSAGES_MAX = 3_000_000
+"""Of all streams; a copy that has grown so long is over."""
+BYTES_MAX = 2 * 1024**3
+"""Of the file."""
+
+_logger = logging.getLogger(__name__)
+
+
+class CopyEnded(CallerError):
+    """The copy cannot grow any more; a new one can begin."""
+
+
+class LogFollower:
+    """See the module's text. `run` until it is cancelled."""
+
+    def __init__(self, connection: DeploymentRef, path: Path, view: RecordingView, clock: Clock) -> None:
+        self._connection = connection
+        self._path = path
+        self._view = view
+        self._clock = clock
+        self._messages = 0
+        self._ends: dict[StreamName, StreamSeq] = {}
+        self._epochs: dict[StreamName, Epoch] = {}
+
+    def __repr__(self) -> str:
+        return f"<LogFollower of {self._connection.namespace}, {self._messages} messages copied>"
+
+    async def run(self) -> None:
+        """Copies and follows; CopyEnded when it is over. A log that is away is waited for."""
+        writer = ArchiveWriter(
+            self._path,
+            self._connection.namespace,
+            self._connection.key.chain_key,
+            f"contrail {version('contrail')}",
+            self._clock.wall_ms(),
+        )
+        try:
+            async with self._log() as log:
+                await self._begin(log, writer)
+                while True:
+                    await self._follow(log, writer)
+                    await asyncio.sleep(FOLLOW_EVERY_S)
+        finally:
+            writer.abandon()
+
+    @asynccontextmanager
+    async def _log(self) -> AsyncIterator[JetStreamLog]:
+        connection = self._connection
+        log = await JetStreamLog.connect(
+            connection.nats, connection.namespace, connection.topology, connection.nats_credentials
+        )
+        try:
+            yield log
+        finally:
+            await log.close()
+
+    async def _begin(self, log: EventLog, writer: ArchiveWriter) -> None:
+        """The copy has all that is shown at first."""
+        store = SnapshotStore(log, self._connection.namespace, self._connection.key.chain_key)
+        await archive(log, store, writer, Range(await _start(log)), self._tell)
+        shown = writer.so_far()
+        for stream in shown.streams:
+            span = shown.span(stream)
+            self._ends[stream], self._epochs[stream] = StreamSeq(span.last_seq), Epoch(span.epoch)
+        self._messages = shown.messages
+        self._view.copied = None
+        await self._view.show(shown)
+
+    async def _follow(self, log: EventLog, writer: ArchiveWriter) -> None:
+        """What the log has now is in the copy and shown."""
+        try:
+            grown = await self._grow(log, writer)
+        except Unavailable as error:
+            self._view.away = f"the log cannot be read at the moment: {error}"
+            return
+        self._view.away = ""
+        if grown:
+            await self._view.show(writer.so_far())
+        if self._messages > MESSAGES_MAX or self._path.stat().st_size > BYTES_MAX:
+            raise CopyEnded("the copy of the log has grown to its bounds: a new one is begun, ask again")
+
+    async def _grow(self, log: EventLog, writer: ArchiveWriter) -> int:
+        """How many messages are new. The end of the routing stream is asked for first: then a decision that is copied
+        never rests on messages that are not."""
+        states = {stream: await log.state(stream) for stream in sorted(self._ends, key=lambda it: it != ROUTING)}
+        grown = 0
+        for stream, state in states.items():
+            if state.epoch != self._epochs[stream] or state.last_seq < self._ends[stream]:
+                raise CopyEnded(f"the history of {stream} was replaced: a new copy of the log is begun, ask again")
+            async for seq in copied(log, writer, stream, self._ends[stream] + 1, state.last_seq + 1):
+                grown += 1
+                self._ends[stream] = seq
+        self._messages += grown
+        return grown
+
+    def _tell(self, done: int, of: int) -> None:
+        self._view.copied = done, of
+
+
+async def _start(log: EventLog) -> dict[StreamName, StreamSeq] | None:
+    """From where on the log is shown; None for all of it."""
+    state = await log.state(ROUTING)
+    first = state.last_seq - ROUTING_MESSAGES_SHOWN
+    record = await log.at(ROUTING, StreamSeq(first)) if first > state.first_seq else None
+    if record is None:
+        return None
+    streams = [stream for stream in await log.streams() if stream != SNAPSHOTS]
+    return {stream: await log.seek(stream, record.time_ms) for stream in streams}

@@ -1,0 +1,132 @@
+"""Access: who may see the page, and the headers that keep it to itself.
+
+1. Beyond loopback whoever asks must know the token: as `?token=` once, from then on in a cookie that no script sees.
+2. On loopback there is no token; then the Host header must name loopback, so that no page of another site can reach
+   this one under a name of its own, and nobody may have passed the request on from elsewhere.
+3. Nothing here is for other sites: no CORS, no frames, no referrer; and no script or style but the page's own files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.config.addresses import is_loopback
+from core.keys import DeploymentKey
+
+COOKIE = "contrail_debug"
+TOKEN_BYTES = 16
+FIELDS_MAX = 64
+"""Of an address; the page itself asks with at most four."""
+FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+POLICY = (
+    "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+TOO_MANY = (400, f"this address has more than {FIELDS_MAX} fields: open it without what was added")
+
+
+def token_of(key: DeploymentKey) -> str:
+    """The same for every front end of a deployment: 32 hex digits."""
+    return hashlib.blake2b(b"debug page", key=key.secret, digest_size=TOKEN_BYTES).hexdigest()
+
+
+class PageAccess:
+    """Around the page's application; with a token, or without one on loopback."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        given = _token_in(scope["query_string"])
+        fault = TOO_MANY if given is None else self._fault(headers, given)
+        fresh = self._token is not None and bool(given)
+
+        async def send_closed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*_without(message.get("headers", ()), HEADERS), *_encoded(HEADERS)]
+                if fresh and fault is None:
+                    message["headers"].append((b"set-cookie", self._cookie(headers, scope["scheme"]).encode()))
+            await send(message)
+
+        if fault is not None:
+            status, sentence = fault
+            await PlainTextResponse(sentence + "\n", status)(scope, receive, send_closed)
+        else:
+            await self._app(scope, receive, send_closed)
+
+    def _fault(self, headers: Headers, given: str) -> tuple[int, str] | None:
+        """Status and sentence, if the request is not to be answered."""
+        elsewhere = headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
+        if elsewhere and headers.get("sec-fetch-mode") != "navigate":
+            return 403, "this page answers to no other site"
+        if self._token is None:
+            return _not_from_here(headers)
+        known = cookie_parser(headers.get("cookie", "")).get(_cookie_name(headers), "")
+        if _same(given, self._token) or _same(known, self._token):
+            return None
+        return 401, "this page needs its token: open the address that `contrail debug` prints"
+
+    def _cookie(self, headers: Headers, scheme: str) -> str:
+        secure = "; Secure" if scheme == "https" else ""
+        return f"{_cookie_name(headers)}={self._token}; Path=/debug; HttpOnly; SameSite=Strict{secure}"
+
+
+def _token_in(query: bytes) -> str | None:
+    """What the address gives as a token, empty without one; None if it has too many fields to be looked through."""
+    try:
+        return parse_qs(query.decode("latin-1"), max_num_fields=FIELDS_MAX).get("token", [""])[0]
+    except ValueError:
+        return None
+
+
+def _cookie_name(headers: Headers) -> str:
+    """Cookies know no ports: two deployments on one machine must not take each other's away."""
+    port = _host(headers)[1]
+    return f"{COOKIE}_{port}" if port.isdigit() else COOKIE
+
+
+def _host(headers: Headers) -> tuple[str, str]:
+    """Name and port that were asked for; the port may be empty."""
+    host = headers.get("host", "")
+    name, colon, port = host.rpartition(":")
+    return (name, port) if colon and not host.endswith("]") else (host, "")
+
+
+def _not_from_here(headers: Headers) -> tuple[int, str] | None:
+    name = _host(headers)[0]
+    if not is_loopback(name):
+        return 403, f"the page is served on loopback only; {name!r} is another name: ask for 127.0.0.1 or localhost"
+    if any(header in headers for header in FORWARDED):
+        return 403, "the page is served on loopback without a token, so not through a proxy: let it listen elsewhere"
+    return None
+
+
+def _same(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(), token.encode())
+
+
+def _without(headers: Iterable[tuple[bytes, bytes]], names: Iterable[str]) -> list[tuple[bytes, bytes]]:
+    gone = {name.encode() for name in names}
+    return [(name, value) for name, value in headers if name.lower() not in gone]
+
+
+def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]

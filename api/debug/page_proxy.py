@@ -1,0 +1,197 @@
+"""Passage: the questions of a front end's page, passed on to the process that answers them.
+
+1. The process is started at the first question, ends with the front end that started it, and by itself when nobody
+   asked anything for a while. Nothing is ever folded in the front end.
+2. Front ends with one data folder share one: the socket lies in the folder, and the process holds the lock beside it
+   for as long as it lives. So it does not matter on which of them a question comes in, nor whose process it is.
+3. The socket listens before the process runs, so the first question waits in its queue, and nobody has to poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+from starlette.types import Message, Receive, Scope, Send
+
+from api.debug.page_client import BODY_BYTES_MAX, BrokenAnswer, relay
+from core.errors import Unavailable
+
+FOLDER = "debug"
+SOCKET = "socket"
+LOCK = "lock"
+BACKLOG = 64
+UNDER_WAY_MAX = 32
+"""Questions that are passed on at once."""
+ANSWER_MAX_S = 60.0
+PATH_BYTES_MAX = 100
+"""A Unix socket's path may hardly be longer."""
+RETRY_S = 0.1
+RETRIES = 30
+"""While another front end is just starting the process."""
+RESTART_S = 5.0
+"""From one start to the next: a process that ends at once is not started over and over."""
+
+_logger = logging.getLogger(__name__)
+
+
+class PageProxy:
+    """See the module's text; an ASGI application for everything below /debug/api/."""
+
+    def __init__(self, connection_words: Sequence[str], data: Path | None) -> None:
+        """`connection_words` name the deployment to a command of ours; `data` is its folder, if it is here."""
+        self._words = tuple(connection_words)
+        self._data = data
+        self._folder: Path | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._started_s = -RESTART_S
+        self._starting = asyncio.Lock()
+        self._under_way = 0
+
+    def __repr__(self) -> str:
+        pid = self._process.pid if self._process is not None else None
+        return f"<PageProxy to {pid or 'nobody'}, {self._under_way} under way>"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._under_way >= UNDER_WAY_MAX:
+            await _refuse(send, "too many questions at once: try again in a moment")
+            return
+        self._under_way += 1
+        began = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            await self._pass(scope, receive, send_on)
+        except (Unavailable, BrokenAnswer, TimeoutError) as error:
+            sentence = str(error) or f"no answer within {ANSWER_MAX_S:g} s"
+            if not began:
+                await _refuse(send, sentence)
+            else:  # the server cuts the connection, so that the page sees that the answer is not whole
+                _logger.warning("an answer to the page broke off: %s", sentence)
+        finally:
+            self._under_way -= 1
+
+    async def close(self) -> None:
+        """The process that was started here is gone."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), 3)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await _body(receive)
+        async with asyncio.timeout(ANSWER_MAX_S):
+            reader, writer = await self._connected()
+            try:
+                await relay(reader, writer, scope, body, send)
+            finally:
+                writer.close()
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the process; it is started if nobody has done so."""
+        for _ in range(RETRIES):
+            path = self._path()
+            try:
+                return await asyncio.open_unix_connection(str(path))
+            except OSError:
+                async with self._starting:
+                    if not await self._start(path):
+                        await asyncio.sleep(RETRY_S)
+        raise Unavailable("the page's process is only just starting: try again in a moment")
+
+    async def _start(self, path: Path) -> bool:
+        """Whether the process was started here; False if another front end is doing so, or has."""
+        if self._process is not None and self._process.returncode is None:
+            return False  # another question has started it meanwhile
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._started_s < RESTART_S:
+            raise Unavailable("the page's process has ended; its last words are in this front end's log")
+        lock = _locked(path.parent / LOCK)
+        if lock is None:
+            return False
+        self._started_s = now_s
+        try:
+            await self._spawn(path, lock)
+        finally:
+            os.close(lock)  # the process has it now, for as long as it lives
+        return True
+
+    async def _spawn(self, path: Path, lock: int) -> None:
+        path.unlink(missing_ok=True)  # noqa: ASYNC240 - a moment
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(path))
+            listener.listen(BACKLOG)
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "api.debug.page_process", "--listener", str(listener.fileno())),
+                *("--folder", str(path.parent), *self._words),
+                stdin=asyncio.subprocess.PIPE,  # ends when we do, however we do
+                stdout=asyncio.subprocess.DEVNULL,
+                pass_fds=(listener.fileno(), lock),
+            )
+        _logger.info("the page's process is started, pid %d", self._process.pid)
+
+    def _path(self) -> Path:
+        """Of the socket, in a folder that nobody else may enter."""
+        if self._folder is None:
+            self._folder = self._shared_folder() or self._own_folder()
+        return self._folder / SOCKET
+
+    def _shared_folder(self) -> Path | None:
+        """In the deployment's data folder, if that is here and ours to write to."""
+        home = self._data / FOLDER if self._data is not None else None
+        if home is None or len(os.fsencode(home / SOCKET)) > PATH_BYTES_MAX:
+            return None
+        try:
+            home.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            return None
+        return home if os.access(home, os.W_OK) else None
+
+    def _own_folder(self) -> Path:
+        self._temporary = tempfile.TemporaryDirectory(prefix="contrail-debug-", ignore_cleanup_errors=True)
+        return Path(self._temporary.name)
+
+
+def _locked(path: Path) -> int | None:
+    """The lock's file, held; None if somebody else has it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file
+
+
+async def _body(receive: Receive) -> bytes:
+    """As much of it as the process would take, and one byte more if there is more."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body") or len(body) > BODY_BYTES_MAX:
+            return bytes(body[: BODY_BYTES_MAX + 1])
+
+
+async def _refuse(send: Send, sentence: str) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": orjson.dumps({"error": sentence})})

@@ -1,0 +1,195 @@
+"""Explanation: why a decision fell as it did and what came of it, in full: `replay.explain` of one attempt.
+
+Exhibit: one recording on show: its timeline, read on the event loop, and its states, asked of the desk.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from api.debug.decision_view import decision
+from api.debug.fold_thread import FoldThread, RecordingState
+from api.debug.replica_view import replicas
+from api.debug.state_view import state
+from api.debug.timeline.decision_table import PLACES, search
+from api.debug.timeline.timeline import Timeline
+from api.debug.what_if_view import WINDOW_MAX, WhatIfAnswers, WhatIfQuestion
+from core.clock import Clock
+from core.errors import CallerError, Unavailable
+from core.ids import new_id
+from core.keys import DeploymentKey
+from core.settings import POLICIES, RoutingSettings
+from replay.explain.explain import explain
+from replay.recording.recording import Recording
+from streams.archive.archive_reader import ArchiveReader
+
+
+def explanation(recording: Recording, request: str, n: int, number: int) -> dict[str, Any]:
+    """The attempt of that number that was decided there; nothing but `known: False` for a request whose id was used
+    again later."""
+    found = explain(recording, request)
+    for attempt in found.attempts:
+        if (attempt.seq, attempt.attempt) == (n // PLACES, number):  # a message may hold several
+            told: dict[str, Any] = msgspec.to_builtins(attempt)
+            return told | {"known": True, "uses": found.uses}
+    return {"known": False, "uses": found.uses}
+
+
+NOTES_CHUNK_MAX = 5000
+"""Notes in one answer."""
+
+
+class RecordingView:
+    """See the module's text. `show` first."""
+
+    def __init__(self, source: str, key: DeploymentKey | None, clock: Clock, *, live_messages_max: int = 0) -> None:
+        """`source` is what the page calls it; a recording that grows says up to how many messages."""
+        self.source = source
+        self.live = live_messages_max > 0
+        self.copied: tuple[int, int] | None = None
+        """Messages of the log that were copied, and how many there are to copy; None when that is over."""
+        self.away = ""
+        """Why a live recording does not grow at the moment."""
+        self.run = new_id()
+        """Another one for every life of this process: whoever asked another life has to ask again from the start."""
+        self.fold_thread = FoldThread(RecordingState(key, messages_expected=live_messages_max))
+        self._clock = clock
+        self._archive: ArchiveReader | None = None
+        self._what_ifs = WhatIfAnswers()
+        self._jump_ms = 0.0
+
+    def __repr__(self) -> str:
+        return f"<RecordingView of {self.source}, {self.fold_thread!r}>"
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of all that was read so far."""
+        return self.fold_thread.recording_state.timeline
+
+    def start(self) -> None:
+        """Questions are answered."""
+        self.fold_thread.start()
+
+    async def show(self, archive: ArchiveReader) -> None:
+        """From now on this archive is shown: the one before, grown."""
+        before = self._archive
+        self._archive = ArchiveReader(archive.path, archive.path.open("rb"), archive.contents)
+        await self.fold_thread.show(archive)
+        if before is not None:
+            before.close()
+
+    async def close(self) -> None:
+        """Nothing is read any more."""
+        await self.fold_thread.close()
+        if self._archive is not None:
+            self._archive.close()
+
+    # --- answers -------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What is shown, and how far it is read and folded."""
+        recording_state, timeline = self.fold_thread.recording_state, self.timeline
+        contents = self._archive.contents if self._archive is not None else None
+        return {
+            "run": self.run,
+            "source": self.source,
+            "namespace": contents.namespace if contents else "",
+            "program": contents.program if contents else f"contrail {version('contrail')}",
+            "live": self.live,
+            "copied": self.copied,
+            "away": self.away,
+            "error": self.fold_thread.failure,
+            "from_ms": timeline.from_ms,
+            "to_ms": timeline.to_ms,
+            "now_ms": self._clock.wall_ms(),
+            "decisions": len(timeline.decisions),
+            "scanned": 1.0
+            if recording_state.scan.done
+            else recording_state.scan.messages / max(1, recording_state.scan.total),
+            "skipped": recording_state.scan.skipped,
+            "folded": recording_state.folding.share,
+            "folded_to_ms": recording_state.folding.to_ms,
+            "keyframes": recording_state.folding.keyframes,
+            "keyframes_bytes": recording_state.folding.keyframes_bytes,
+            "keyframe_distance": recording_state.folding.distance,
+            "jump_ms": round(self._jump_ms, 1),
+            "proved": recording_state.proved,
+            "redacted": contents.redacted if contents else False,
+            "window_max": WINDOW_MAX,
+            "policies": POLICIES,
+            "defaults": RoutingSettings().to_mapping(),
+        }
+
+    def timeline_after(self, after: int, notes_after: int, run: str) -> dict[str, Any]:
+        """Decisions after a message of the routing stream, notes after the first `notes_after` if they were counted
+        in this run, and everybody who is known so far."""
+        timeline = self.timeline
+        first = notes_after if run == self.run else 0
+        notes = timeline.notes[first : first + NOTES_CHUNK_MAX]
+        found = timeline.decisions.after(after)
+        found["more"] = found["more"] or len(timeline.notes) > first + len(notes)
+        return found | {
+            "run": self.run,
+            "workers": msgspec.to_builtins(list(timeline.workers)),
+            "replicas": msgspec.to_builtins(list(timeline.replicas)),
+            "notes": msgspec.to_builtins(notes),
+            "notes_from": first,
+            "notes_dropped": dict(timeline.notes_dropped),
+        }
+
+    def load(self, from_ms: int, to_ms: int, points: int) -> dict[str, Any]:
+        """What workers reported in a window, thinned."""
+        return {"workers": self.timeline.loads.between(from_ms, to_ms, points)}
+
+    def decision(self, n: int) -> dict[str, Any]:
+        """One decision, as it was recorded."""
+        return decision(self._shown(), self.timeline, n)
+
+    def search(self, text: str) -> dict[str, Any]:
+        """Decisions that a person may mean."""
+        return search(self.timeline.decisions, text, self.timeline.to_ms)
+
+    def replicas(self, ms: int) -> dict[str, Any]:
+        """The replicas at a time."""
+        return {"replicas": replicas(self._shown(), self.timeline, ms)}
+
+    async def explanation(self, n: int) -> dict[str, Any]:
+        """Why one decision fell as it did, and what came of it: all that the timeline knows to have come."""
+        decisions = self.timeline.decisions
+        index = decisions.at(n)
+        if index is None:
+            raise CallerError("there is no such decision in this recording")
+        request, number, seq = decisions.requests[index], decisions.column("attempt")[index], decisions.last_seqs[index]
+        return await self.fold_thread.ask(
+            lambda recording_state: explanation(recording_state.recording(seq), request, n, number)
+        )
+
+    async def state(self, n: int | None, ms: int | None, replica: str | None) -> dict[str, Any]:
+        """The state at a moment."""
+        started_us = self._clock.monotonic_us()
+        seq = 0 if n is None else n // PLACES
+        found = await self.fold_thread.ask(
+            lambda recording_state: state(
+                recording_state.newest if replica is None else recording_state.recording(seq), n, ms, replica
+            )
+        )
+        self._jump_ms = (self._clock.monotonic_us() - started_us) / 1000
+        return found | {"took_ms": round(self._jump_ms, 1)}
+
+    async def what_if(self, asked: WhatIfQuestion) -> dict[str, Any]:
+        """The outcome of a scenario over a window."""
+        started_us = self._clock.monotonic_us()
+        decisions = self.timeline.decisions
+        seq = asked.to_n // PLACES
+        found = await self.fold_thread.ask(
+            lambda recording_state: self._what_ifs.answer(recording_state.recording(seq), decisions, asked)
+        )
+        return found | {"took_ms": round((self._clock.monotonic_us() - started_us) / 1000, 1)}
+
+    def _shown(self) -> ArchiveReader:
+        if self._archive is None:
+            raise Unavailable("the log is still being copied: a moment")
+        return self._archive

@@ -1,0 +1,322 @@
+"""Timeline: decisions, load, who came and went and what else happened, from recorded events alone, without a fold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from api.debug.timeline.decision_table import DecisionTable
+from api.debug.timeline.replica_reports import ReplicaReports
+from api.debug.timeline.timeline_events import (
+    PrefilledFields,
+    QueuedFields,
+    RoutedFields,
+    Row,
+    TimelineEvent,
+    decode_any,
+    decode_frequent,
+)
+from api.debug.timeline.worker_loads import WorkerLoads
+from core.ids import LOST_SUFFIX, StreamName
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING, is_kv
+from projections.folds.state import State
+from replay.recording.messages import UNREADABLE
+
+NOTES_MAX = 10_000
+"""Of one kind; later ones are counted only."""
+CLIENT_GONE = "client_gone"
+WORKER_EVENT, CACHE_EVENT = b"Worker", b"CacheCleared"
+"""What a message of a kv stream has in it if it says more than which blocks are cached."""
+
+
+class Lifetime(msgspec.Struct):
+    """A worker or replica from its start to its end; index in the list is its number in the columns."""
+
+    id: str
+    name: str = ""
+    model: str = ""
+    role: str = ""
+    address: str = ""
+    capacity_blocks: int = 0
+    from_ms: int = -1
+    """-1 if it was there before the recording begins."""
+    to_ms: int = -1
+    """-1 while it lives."""
+    end: str = ""
+    """How it ended."""
+
+
+class TimelineNote(msgspec.Struct, frozen=True):
+    """Something that happened, for people."""
+
+    ms: int
+    kind: str
+    text: str
+    at: str
+    """Where it stands: `routing:1234`."""
+    worker: int = -1
+    replica: int = -1
+    request: str = ""
+
+
+class Timeline:
+    """See the module's text. One thread gives it each stream's messages in order; others may read."""
+
+    def __init__(self) -> None:
+        self.decisions = DecisionTable()
+        self.loads = WorkerLoads()
+        self.reports = ReplicaReports()
+        self.workers: list[Lifetime] = []
+        self.replicas: list[Lifetime] = []
+        self.notes: list[TimelineNote] = []
+        self.notes_dropped: dict[str, int] = {}
+        """By kind, how many more there were."""
+        self._noted: dict[str, int] = {}
+        self.settings: dict[tuple[int, int], dict[str, Any]] = {}
+        """By replica and revision."""
+        self._in_force: dict[int, dict[str, Any]] = {}
+        self.from_ms, self.to_ms = -1, -1
+        """The first and the last message of any stream."""
+        self._worker_numbers: dict[str, int] = {}
+        self._replica_numbers: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Timeline {self.decisions!r}, {len(self.workers)} workers, {len(self.replicas)} replicas>"
+
+    def begin(self, state: State) -> None:
+        """Those that were there already, and what replicas went by, when the recording begins."""
+        for member in state.alive():
+            joined = member.joined
+            assert joined is not None
+            life = self.workers[self.worker(member.worker)]
+            life.name, life.model, life.role = joined.name, joined.model, joined.role
+            life.address, life.capacity_blocks = joined.address, joined.capacity_blocks
+        for replica, part in state.routing.replicas.items():
+            number = self.replica(replica)
+            if part.joined is not None:
+                self.replicas[number].name, self.replicas[number].address = part.joined.name, part.joined.address
+            if part.settings:
+                self.settings[number, part.settings_revision] = self._in_force[number] = part.settings
+
+    def take(self, stream: StreamName, rows: list[Row]) -> None:
+        """The next messages of the stream."""
+        if is_kv(stream):
+            rows = [row for row in rows if WORKER_EVENT in row[3] or CACHE_EVENT in row[3]]
+        if stream == ROUTING:
+            self._take_routing(rows)
+        else:
+            self._take_of_workers(stream, rows)
+
+    def spans(self, from_ms: int, to_ms: int) -> None:
+        """Messages of this time are in it."""
+        self.from_ms = from_ms if self.from_ms < 0 else min(self.from_ms, from_ms)
+        self.to_ms = max(self.to_ms, to_ms)
+
+    def _take_of_workers(self, stream: StreamName, rows: list[Row]) -> None:
+        for seq, ms, about, payload in rows:
+            found = decode_any(payload)
+            if found is not None and found.source in {about, about + LOST_SUFFIX}:
+                for event in found.events:
+                    self._of_worker(about, stream, seq, ms, event)
+
+    def _take_routing(self, rows: list[Row]) -> None:
+        """The loop that a long log spends its time in."""
+        decisions, numbers, workers = self.decisions, self._replica_numbers, self._worker_numbers
+        routed, prefilled, finished = decisions.routed, decisions.prefilled, decisions.finished
+        for seq, ms, about, payload in rows:
+            try:
+                message = decode_frequent(payload)
+            except UNREADABLE:
+                self._take_unusual(seq, ms, about, payload)
+            else:
+                if message.source == about:
+                    replica = numbers[about] if about in numbers else self.replica(about)
+                    for place, event in enumerate(message.events):
+                        if isinstance(event, RoutedFields):
+                            worker = event.worker
+                            number = workers[worker] if worker in workers else self.worker(worker)
+                            routed(seq, place, ms, number, replica, event)
+                        elif isinstance(event, PrefilledFields):
+                            prefilled(seq, replica, event)
+                        elif isinstance(event, QueuedFields):
+                            decisions.queued(replica, event)
+                        else:
+                            finished(seq, replica, event)
+            decisions.read_to = seq
+
+    def _take_unusual(self, seq: int, ms: int, about: str, payload: bytes) -> None:
+        found = decode_any(payload)
+        if found is None:
+            return
+        if found.source == about:
+            for place, event in enumerate(found.events):
+                self._said(self.replica(about), seq, place, ms, event)
+        elif found.source == about + LOST_SUFFIX:
+            for event in found.events:
+                if event.type == "ReplicaLost":
+                    reason = f"{event.reason}, found by {self._replica_name(event.by)}"
+                    self._ended(self.replica(about), seq, ms, "lost", reason)
+
+    def _said(self, number: int, seq: int, place: int, ms: int, event: TimelineEvent) -> None:
+        match event.type:
+            case "RequestRouted":
+                self.decisions.routed(seq, place, ms, self.worker(event.worker), number, event)
+            case "RequestQueued":
+                self.decisions.queued(number, event)
+            case "RequestPrefilled":
+                self.decisions.prefilled(seq, number, event)
+            case "RequestFinished":
+                self.decisions.finished(seq, number, event)
+            case _:
+                self._of_replica(number, seq, ms, event)
+
+    def worker(self, id: str) -> int:
+        """Its number; it gets one if it has none."""
+        return _number(id, self._worker_numbers, self.workers)
+
+    def replica(self, id: str) -> int:
+        """The same for a replica."""
+        return _number(id, self._replica_numbers, self.replicas)
+
+    # --- workers -------------------------------------------------------------------------------------------------
+
+    def _of_worker(self, id: str, stream: StreamName, seq: int, ms: int, event: TimelineEvent) -> None:
+        kind = event.type
+        if kind == "LoadReported":
+            if stream == LOAD:
+                self.loads.reported(self.worker(id), ms, event)
+        elif kind == "WorkerJoined":
+            self._joined(self.worker(id), f"{stream}:{seq}", ms, event)
+        elif kind in {"WorkerLeft", "WorkerLost"} and is_kv(stream):
+            number = self.worker(id)
+            life, lost = self.workers[number], kind == "WorkerLost"
+            life.to_ms = ms
+            life.end = "lost" if lost else "left"
+            by = f", found by {self._replica_name(event.by)}" if lost else ""
+            self._note(ms, f"worker_{life.end}", f"{_named(life)} {life.end}: {event.reason}{by}", stream, seq, number)
+        elif kind == "CacheCleared":
+            number = self.worker(id)
+            why = f": {event.reason}" if event.reason else ""
+            text = f"{_named(self.workers[number])} cleared its cache{why}"
+            self._note(ms, "cache_cleared", text, stream, seq, number)
+
+    def _joined(self, number: int, at: str, ms: int, event: TimelineEvent) -> None:
+        life = self.workers[number]
+        known = bool(life.name)
+        life.name, life.model, life.role = event.name, event.model, event.role
+        life.address, life.capacity_blocks = event.address, event.capacity_blocks
+        if not known:
+            life.from_ms = ms
+            self._add(TimelineNote(ms, "worker_joined", f"{_named(life)} joined with {event.model}", at, number))
+
+    # --- replicas ------------------------------------------------------------------------------------------------
+
+    def _of_replica(self, number: int, seq: int, ms: int, event: TimelineEvent) -> None:
+        life = self.replicas[number]
+        match event.type:
+            case "ReplicaJoined":
+                known, life.name, life.address = bool(life.name), event.name, event.address
+                if not known:  # else it says again who it is
+                    life.from_ms = ms
+                    self._note(ms, "replica_joined", f"{_named(life)} joined", ROUTING, seq, replica=number)
+            case "ReplicaLeft":
+                self._ended(number, seq, ms, "left", event.reason)
+            case "SettingsChanged":
+                self._settings(number, seq, ms, event)
+            case "ReplicaReported":
+                self.reports.reported(number, seq, ms, event)
+            case "DivergenceFound":
+                other = self._replica_name(event.other)
+                text = f"{_named(life)} and {other} differed at {event.stream}:{event.seq}; {event.verdict}"
+                self._note(ms, "divergence", text, ROUTING, seq, replica=number)
+            case "RequestRejected" | "RequestTurnedAway":
+                self._turned_away(number, seq, ms, event)
+            case "RequestMigrated":
+                text = f"{event.request} left {self._worker_name(event.worker)}: {event.reason}"
+                self._note(ms, "migrated", text, ROUTING, seq, replica=number, request=event.request)
+            case "LocalChanged":
+                worker = self.worker(event.worker)
+                what = ", ".join(event.reasons).replace("_", " ") or "well again"
+                text = f"{_named(life)}: {_named(self.workers[worker])} is {what}"
+                self._note(ms, "doubt", text, ROUTING, seq, worker, number)
+            case _:
+                pass  # shows in nothing here
+
+    def _turned_away(self, number: int, seq: int, ms: int, event: TimelineEvent) -> None:
+        """A client that hung up was refused nothing."""
+        self.decisions.turned_away(number, event.request)
+        kind, text = "rejected", f"{event.request} was refused with {event.status}: {event.reason}"
+        if event.reason == CLIENT_GONE:
+            kind, text = CLIENT_GONE, f"{event.request}'s client hung up while it waited"
+        self._note(ms, kind, text, ROUTING, seq, replica=number, request=event.request)
+
+    def _settings(self, number: int, seq: int, ms: int, event: TimelineEvent) -> None:
+        given, before = event.settings or {}, self._in_force.get(number)
+        self.settings[number, event.revision] = self._in_force[number] = given
+        if before == given:
+            return  # it says again what it goes by
+        changes = _changes(before or RoutingSettings().to_mapping(), given)
+        text = f"{_named(self.replicas[number])} uses revision {event.revision}: {changes}"
+        self._note(ms, "settings", text, ROUTING, seq, replica=number)
+
+    def _ended(self, number: int, seq: int, ms: int, how: str, reason: str) -> None:
+        life = self.replicas[number]
+        life.to_ms, life.end = ms, how
+        self.decisions.abandoned(seq, number, ms)
+        self._note(ms, f"replica_{how}", f"{_named(life)} {how}: {reason}", ROUTING, seq, replica=number)
+
+    # -------------------------------------------------------------------------------------------------------------
+
+    def _note(
+        self,
+        ms: int,
+        kind: str,
+        text: str,
+        stream: str,
+        seq: int,
+        worker: int = -1,
+        replica: int = -1,
+        request: str = "",
+    ) -> None:
+        self._add(TimelineNote(ms, kind, text, f"{stream}:{seq}", worker, replica, request))
+
+    def _add(self, note: TimelineNote) -> None:
+        counted = self._noted[note.kind] = self._noted.get(note.kind, 0) + 1
+        if counted <= NOTES_MAX:
+            self.notes.append(note)
+        else:
+            self.notes_dropped[note.kind] = counted - NOTES_MAX
+
+    def _worker_name(self, id: str) -> str:
+        return _named(self.workers[self.worker(id)])
+
+    def _replica_name(self, id: str) -> str:
+        known = self._replica_numbers.get(id)
+        return id if known is None else _named(self.replicas[known])
+
+
+def _number(id: str, numbers: dict[str, int], lives: list[Lifetime]) -> int:
+    number = numbers.get(id)
+    if number is None:
+        lives.append(Lifetime(id))
+        number = numbers[id] = len(lives) - 1
+    return number
+
+
+def _named(life: Lifetime) -> str:
+    return life.name or life.id
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What differs, in words."""
+    names = sorted(before.keys() | after.keys())
+    changed = [name for name in names if before.get(name) != after.get(name)]
+    texts = [f"{name} {_value(before.get(name))} → {_value(after.get(name))}" for name in changed]
+    return ", ".join(texts) or "the defaults"
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,144 @@
+"""Rows: the messages of an archive's blocks, read for what a timeline shows: as plain tuples, checked like any other
+reading, at less than half the price of records. What is kept of them is text and numbers, never a payload.
+
+Scan: a recording read once for the timeline, in small steps, and on from there when the recording grows.
+
+Blocks are read in the order of their times over all streams, so that the timeline grows from left to right, with
+names and load, while it is read. Within a stream they are read in its own order, even where the log's clock went back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import zstandard
+
+from api.debug.timeline.decision_table import DecisionTable
+from api.debug.timeline.timeline import Timeline
+from api.debug.timeline.timeline_events import Row
+from core.errors import Corrupt
+from core.ids import StreamName
+from core.subjects import ROUTING
+from projections.folds.state import is_folded
+from streams.archive.archive_format import Block, checksum
+from streams.archive.archive_reader import BLOCK_BYTES_MAX, ArchiveReader
+
+_decoder = msgspec.msgpack.Decoder(list[Row])
+
+
+class BlockReader:
+    """Reads one archive's file, block by block."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("rb")
+
+    def __repr__(self) -> str:
+        return f"<BlockReader of {self._path.name}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def of(self, block: Block) -> list[Row]:
+        """The block's messages, in order. Corrupt if it is damaged."""
+        piece = block.piece
+        data = os.pread(self._file.fileno(), piece.size, piece.offset)
+        if checksum(data).hex() != piece.checksum:
+            raise Corrupt(f"{self._path} is damaged in the {piece.size} bytes from {piece.offset} on: copy it again")
+        try:
+            if zstandard.frame_content_size(data) > BLOCK_BYTES_MAX:
+                raise Corrupt(f"{self._path}: the block at {piece.offset} says that it unpacks to too many bytes")
+            return _decoder.decode(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
+        except (zstandard.ZstdError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Corrupt(f"{self._path}: the block at {piece.offset} cannot be read: {error}") from error
+
+
+def pieces(rows: list[Row], size: int) -> Iterator[list[Row]]:
+    """The rows, at most so many at a time."""
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+STEP_MESSAGES = 1000
+"""A step takes some 4 ms."""
+ROUTING_MESSAGES_MAX = 1_500_000
+"""Newer ones are shown, older ones left out: half a million decisions with their first tokens and ends."""
+
+
+class TimelineScan:
+    """Fills one timeline."""
+
+    def __init__(self) -> None:
+        self.timeline = Timeline()
+        self.messages = 0
+        """Read so far."""
+        self.total = 0
+        """To read in the recording as it is now."""
+        self.skipped = 0
+        """Messages of the routing stream that lie before what is shown."""
+        self._read_to: dict[StreamName, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<TimelineScan {self.messages} of {self.total} messages>"
+
+    @property
+    def done(self) -> bool:
+        """Whether all of the recording was read."""
+        return self.messages >= self.total
+
+    @property
+    def decisions(self) -> DecisionTable:
+        """Those of the timeline."""
+        return self.timeline.decisions
+
+    def steps(self, archive: ArchiveReader) -> Iterator[None]:
+        """All that is new in the archive is in the timeline at the end; each step takes a few milliseconds."""
+        blocks = _by_time([block for block in self._shown(archive) if self._is_new(block)])
+        self.total = self.messages + sum(block.messages for block in blocks)
+        with BlockReader(archive.path) as reader:
+            for block in blocks:
+                stream = StreamName(block.stream)
+                self.timeline.spans(block.first_ms, block.last_ms)
+                done = self._read_to.get(stream, 0)
+                fresh = [row for row in reader.of(block) if row[0] > done]
+                for rows in pieces(fresh, STEP_MESSAGES):
+                    self.timeline.take(stream, rows)
+                    self.messages += len(rows)
+                    self._read_to[stream] = rows[-1][0]
+                    yield
+                self._read_to[stream] = block.last_seq
+        self.total = self.messages
+        if ROUTING in archive.streams:
+            self.decisions.read_to = max(self.decisions.read_to, archive.span(ROUTING).last_seq)
+
+    def _is_new(self, block: Block) -> bool:
+        return block.last_seq > self._read_to.get(StreamName(block.stream), 0)
+
+    def _shown(self, archive: ArchiveReader) -> list[Block]:
+        """The blocks of all streams, of the routing stream only the newest."""
+        blocks = [block for block in archive.contents.blocks if is_folded(StreamName(block.stream))]
+        left, shown = ROUTING_MESSAGES_MAX, []
+        for block in reversed(blocks):
+            if block.stream == ROUTING:
+                left -= block.messages
+                if left < 0 and block.last_seq > self._read_to.get(ROUTING, 0):
+                    self.skipped += block.messages
+                    continue
+            shown.append(block)
+        return shown[::-1]
+
+
+def _by_time(blocks: list[Block]) -> list[Block]:
+    """A block that says an earlier time than one before it in its stream counts as of that one's time."""
+    latest, times = dict[str, int](), list[int]()
+    for block in blocks:
+        latest[block.stream] = max(latest.get(block.stream, 0), block.first_ms)
+        times.append(latest[block.stream])
+    return [blocks[at] for at in sorted(range(len(blocks)), key=times.__getitem__)]

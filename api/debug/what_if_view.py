@@ -1,0 +1,134 @@
+"""What if: the decisions of a window made again under other settings, as fast as a slider is moved."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from api.debug.state_view import before, check_near
+from api.debug.timeline.decision_table import PLACES, DecisionTable
+from core.codec import Message
+from core.errors import CallerError
+from core.ids import StreamName
+from replay.recording.recording import RecordedFrame, Recording
+from replay.whatif.attempt_records import AttemptRecords
+from replay.whatif.outcome import DecisionChange, Outcome
+from replay.whatif.scenario import Scenario
+from replay.whatif.whatif import what_if
+from streams.log import Record
+
+WINDOW_MAX = 2000
+"""Decisions made again for one question: about two seconds."""
+AROUND = 6000
+"""Messages of the routing stream before and behind the window that tell how long first tokens took."""
+WORST = 50
+"""Decisions that change most, by name."""
+
+
+class WhatIfQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the page asks."""
+
+    from_n: int
+    to_n: int
+    settings: dict[str, Any] = {}
+    without: tuple[str, ...] = ()
+    delay_ms: int = 0
+
+
+_decoder = msgspec.json.Decoder(WhatIfQuestion)
+
+
+def parse_question(body: bytes) -> WhatIfQuestion:
+    """CallerError says what is wrong with it."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CallerError(f"the question cannot be read: {error}") from error
+
+
+class WhatIfAnswers:
+    """Answers one question after the other about one recording; the last window is remembered."""
+
+    def __init__(self) -> None:
+        self._window: tuple[Recording, int, int] | None = None
+        self._lives: AttemptRecords | None = None
+
+    def __repr__(self) -> str:
+        return f"<WhatIfAnswers about {self._window}>"
+
+    def answer(self, recording: Recording, decisions: DecisionTable, asked: WhatIfQuestion) -> dict[str, Any]:
+        """CallerError if the window is empty or too large, NotYet if it is not folded yet."""
+        numbers = decisions.column("n")
+        low, high = bisect_left(numbers, asked.from_n), bisect_left(numbers, asked.to_n + 1)
+        if not 0 < high - low <= WINDOW_MAX:
+            raise CallerError(f"ask about 1 to {WINDOW_MAX} decisions at once, not about {high - low}")
+        scenario = Scenario.parse(
+            {"settings": asked.settings, "without": asked.without, "delay_ms": asked.delay_ms},
+        )
+        start, end = numbers[low] // PLACES, numbers[high - 1] // PLACES + 1
+        check_near(recording, recording.cursor(before(numbers[low])))
+        lives = self._known(recording, start, end)
+        (outcome,) = what_if(recording, [scenario], start, end, lives=lives, worst=WORST)
+        return _shown(outcome, decisions, (numbers[low], numbers[high - 1]))
+
+    def _known(self, recording: Recording, start: int, end: int) -> AttemptRecords:
+        if self._lives is None or self._window != (recording, start, end):
+            self._lives = AttemptRecords.of(_RecordingWindow(recording, max(1, start - AROUND), end + AROUND))
+            self._window = recording, start, end
+        return self._lives
+
+
+class _RecordingWindow(Recording):
+    """A part of a recording: frames of the routing stream between two positions."""
+
+    def __init__(self, whole: Recording, start: int, end: int) -> None:
+        super().__init__(whole.archive, whole.key)
+        self._whole, self._start, self._end = whole, start, end
+
+    def frames(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[RecordedFrame]:
+        return self._whole.frames(stream, max(start, self._start), min(end or self._end, self._end))
+
+    def said(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[tuple[Record, Message]]:
+        return self._whole.said(stream, max(start, self._start), min(end or self._end, self._end))
+
+
+def _shown(outcome: Outcome, decisions: DecisionTable, window: tuple[int, int]) -> dict[str, Any]:
+    answer: dict[str, Any] = msgspec.to_builtins(outcome)
+    for name in ("worst", "losses", "changes"):
+        del answer[name]
+    numbers = {(change.seq, change.request, change.attempt): _number(decisions, change) for change in outcome.changes}
+
+    def rows(changes: list[DecisionChange]) -> list[dict[str, Any]]:
+        return [
+            {
+                "n": numbers[change.seq, change.request, change.attempt],
+                "worker": change.new_worker,
+                "regret_ms": round(change.regret_ms, 1),
+                "regret_blocks": change.regret_blocks,
+            }
+            for change in changes
+        ]
+
+    return answer | {
+        "from_n": window[0],
+        "to_n": window[1],
+        "better": outcome.better,
+        "timed": outcome.timed,
+        "worst": rows(outcome.worst),
+        "losses": rows(outcome.losses),
+        "changes": rows(outcome.changes),
+    }
+
+
+def _number(decisions: DecisionTable, change: DecisionChange) -> int:
+    """What the decision is called here; -1 if the timeline does not have it."""
+    numbers, attempts = decisions.column("n"), decisions.column("attempt")
+    at = bisect_left(numbers, change.seq * PLACES)
+    while at < len(decisions) and numbers[at] < (change.seq + 1) * PLACES:
+        if decisions.requests[at] == change.request and attempts[at] == change.attempt:
+            return numbers[at]
+        at += 1
+    return -1

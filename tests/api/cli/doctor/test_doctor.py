@@ -1,0 +1,374 @@
+"""`contrail doctor`: one sentence for each check, on the real planes and on made-up accounts of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from actors.membership.registration import Registration
+from api.cli.doctor import examination
+from api.cli.doctor.broker_checks import check_consumers, check_disk, check_registry, check_rights, check_server
+from api.cli.doctor.doctor import as_text, doctor
+from api.cli.doctor.finding import OK, PROBLEM, WARNING, Finding, version_of
+from api.cli.doctor.process_checks import check_processes, check_workers
+from api.cli.doctor.stream_checks import LogHistory, check_record, check_streams
+from api.cli.inspect.process_query import ProcessReply, RegisteredProcess
+from api.cli.inspect.snapshot_verification import SnapshotStatus
+from core.codec import CHAIN_START, encode_event, encode_message
+from core.events import LoadReported
+from core.ids import Epoch, SourceId, StreamName, StreamSeq
+from core.kv_transfer import KvAddress
+from core.snapshot_manifest import Manifest
+from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.embedded.loopback_ports import free_port
+from streams.etcd.etcd_inspection import EtcdStatus
+from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer, BrokerStream
+from streams.topology import Topology
+from tests.api.deployed import DECODE, Deployed, deployed
+
+HOUR_MS = 3_600_000
+TOPOLOGY = Topology(max_bytes=1000, max_age_s=86_400)
+SERVER = BrokerServer("2.15.1", None, 1 << 20, -1, 0, 0, 2.0, 0.3)
+REPLICA = {"cursor": {"kv_0": 1}, "digest": "a" * 16, "incomplete": 0, "lag_events": 2, "settings_revision": 0}
+
+
+@pytest.fixture
+async def here(tmp_path: Path, nats_server: EmbeddedNats, etcd_server: EmbeddedEtcd) -> AsyncIterator[Deployed]:
+    async with deployed(tmp_path, nats_server, etcd_server) as it:
+        yield it
+
+
+def stream(name: StreamName, **more: Any) -> BrokerStream:
+    """A stream as the topology wants it, that took four hours to get its hundred bytes."""
+    usual = BrokerStream(
+        name=name,
+        epoch=Epoch(1),
+        max_bytes=TOPOLOGY.config(name).max_bytes,
+        max_age_s=86_400.0,
+        replicas=1,
+        storage="file",
+        retention="limits",
+        discard="old",
+        first_seq=1,
+        last_seq=10,
+        messages=10,
+        bytes=4,
+        first_ms=0,
+        last_ms=4 * HOUR_MS,
+        deleted=0,
+        offline=(),
+        leader=None,
+    )
+    return usual._replace(**more)
+
+
+def streams(**more: Any) -> list[BrokerStream]:
+    """All of them; what is given is so of the routing stream."""
+    return [stream(kv_stream(0)), stream(JOBS), stream(LOAD), stream(ROUTING, **more), stream(SNAPSHOTS)]
+
+
+def found(name: str, findings: Any) -> tuple[str, str]:
+    """Status and text of the finding of that name."""
+    one = {finding.name: finding for finding in findings}[name]
+    return one.status, one.text
+
+
+def answer(name: str, state: dict[str, Any] | None, why: str = "") -> ProcessReply:
+    return ProcessReply(RegisteredProcess(name, name, "", {}, 1), state, why)
+
+
+async def statuses(here: Deployed) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """Exit status, and by check its status and its finding."""
+    status, said = await here.json(doctor)
+    assert said["ok"] is (status == 0)
+    checks = {check["name"]: check for check in said["checks"]}
+    return status, {name: check["status"] for name, check in checks.items()}, checks
+
+
+async def test_a_deployment_that_is_well(here: Deployed) -> None:
+    """Everything is asked of real servers, nothing is a problem, and nothing was changed by asking."""
+    await here.replica("frontend-0", **REPLICA)
+    said = await here.worker("decode-0", waiting=0)
+    await load(here, said["worker"])
+    before = [await here.log.state(name) for name in await here.log.streams()]
+
+    status, by_name, checks = await statuses(here)
+
+    assert (status, PROBLEM in by_name.values()) == (0, False)
+    assert set(by_name) >= {
+        "broker_version", "broker_rights", "broker_max_payload", "broker_clock", "broker_consumers", "streams",
+        "stream_limits", "stream_copies", "stream_deletions", "history", "registry_version", "registry_health",
+        "leases", "lag", "sources", "gaps", "log_away", "outboxes", "journals", "models", "workers_heard", "snapshot",
+        "verifiable",
+    }  # fmt: skip
+    assert by_name["registry_version"] == WARNING  # the embedded etcd is 3.5.1, and is not private to this deployment
+    assert checks["broker_rights"]["facts"] == {"missing": []}
+    assert abs(checks["broker_clock"]["facts"]["ahead_ms"]) < 1000
+    assert before == [await here.log.state(name) for name in await here.log.streams()]
+
+
+async def load(here: Deployed, worker: str) -> None:
+    """The worker says its load in the log."""
+    event = encode_event(LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=1))
+    message = encode_message(SourceId(worker), 0, CHAIN_START, 0, [event])
+    await here.log.append(LOAD, subject(here.connection.namespace, LOAD, worker), message, worker, StreamSeq(0))
+
+
+async def test_a_problem_is_a_no(here: Deployed) -> None:
+    """Status 1: workers of one model that differ, one never heard of, a log that is away for a front end."""
+    await here.replica("frontend-0", **REPLICA, log_away_s=12.5)
+    await here.worker("decode-0")
+    await here.worker("decode-1", {"block_size": 64})
+    status, by_name, _ = await statuses(here)
+    assert status == 1
+    assert (by_name["models"], by_name["workers_heard"], by_name["log_away"]) == (PROBLEM, WARNING, PROBLEM)
+
+
+async def test_without_etcd_the_log_is_still_checked(here: Deployed, tmp_path: Path) -> None:
+    """One plane away is one problem; the other's checks are all there. With neither the status is 2."""
+    config = json.loads(Path(here.words[1]).read_text())
+    config["log"]["etcd"] = [f"127.0.0.1:{free_port()}"]
+    half = tmp_path / "half.json"
+    half.write_text(json.dumps(config))
+    here.words = ("--file", str(half), *here.words[2:])
+    status, by_name, _ = await statuses(here)
+    assert (status, by_name["registry"], by_name["streams"]) == (1, PROBLEM, OK)
+    assert "leases" not in by_name
+
+    config["log"]["nats"] = [f"nats://127.0.0.1:{free_port()}"]
+    half.write_text(json.dumps(config))
+    status, by_name, checks = await statuses(here)
+    assert (status, by_name) == (2, {"broker": PROBLEM, "registry": PROBLEM})
+    assert "Start it, or mend the address" in checks["broker"]["text"]
+
+
+async def test_every_question_has_a_bound(here: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plane that takes longer than PLANE_S for all questions is a problem, and the rest goes on."""
+    monkeypatch.setattr(examination, "PLANE_S", 0.0)
+    status, by_name, checks = await statuses(here)
+    assert (status, by_name) == (2, {"broker": PROBLEM, "registry": PROBLEM})
+    assert "no answer within 0 s" in checks["broker"]["text"]
+
+
+async def test_a_deleted_message_and_a_durable_consumer_are_found(here: Deployed) -> None:
+    """What somebody did at the broker itself is seen by its own account."""
+    for n in range(3):
+        await load(here, f"{n:016x}")
+    connection = here.log._connection
+    name = f"contrail_{here.connection.namespace}_load"
+    await connection.call(f"$JS.API.STREAM.MSG.DELETE.{name}", {"seq": 2})
+    config = {"durable_name": "left", "ack_policy": "explicit"}
+    await connection.call(f"$JS.API.CONSUMER.DURABLE.CREATE.{name}.left", {"stream_name": name, "config": config})
+    _, by_name, checks = await statuses(here)
+    assert by_name["stream_deletions"] == WARNING
+    assert checks["stream_deletions"]["facts"] == {"deleted": {"load": 1}}
+    assert checks["broker_consumers"]["facts"]["durable"] == ["left"]
+
+
+def test_the_broker_itself() -> None:
+    """Too old, too small, a wrong clock: each is said with what to do."""
+    assert {it.status for it in check_server(SERVER)} == {OK}
+    old = check_server(SERVER._replace(version="2.10.22", max_payload=65_536, clock_ahead_ms=-90_000.0))
+    assert [it.status for it in old] == [PROBLEM, PROBLEM, PROBLEM]
+    late = list(check_server(SERVER._replace(clock_ahead_ms=2500.0)))
+    assert found("broker_clock", late) == (WARNING, "The broker's clock is 2.5s ahead of ours: let both follow NTP.")
+    assert check_rights(["append", "make streams"]).status == PROBLEM
+
+
+def test_readers_that_are_gone() -> None:
+    """A reader without a waiting request is left behind, unless it is only just made."""
+    lives = BrokerConsumer(LOAD, "a", durable=False, age_s=900.0, waiting=2)
+    assert check_consumers([lives, lives._replace(waiting=0, age_s=1.0)]).status == OK
+    left = check_consumers([lives, lives._replace(name="b", waiting=0)])
+    assert left.facts["abandoned"] == ["b"]
+    assert "the broker drops them 30s after their readers went" in left.text
+    queue = lives._replace(stream=JOBS, name="prefill", durable=True, waiting=0)
+    assert (check_consumers([lives, queue]).status, check_consumers([queue._replace(stream=LOAD)]).status) == (
+        OK,
+        WARNING,
+    )
+
+
+def test_streams_and_their_limits() -> None:
+    """Missing, other limits, fewer copies, copies away."""
+    assert {it.status for it in check_streams(streams(), TOPOLOGY, None)} == {OK}
+    assert found("streams", check_streams(streams()[1:], TOPOLOGY, None))[0] == PROBLEM
+    small = found("stream_limits", check_streams(streams(max_bytes=10), TOPOLOGY, None))
+    assert small == (
+        WARNING,
+        (
+            "routing keeps 10 B and not the 300 B of log.max_bytes: change the streams at the broker "
+            "(`nats stream edit`; docs/operating.md says where `nats` comes from), or the configuration."
+        ),
+    )
+    assert found("stream_limits", check_streams(streams(storage="memory"), TOPOLOGY, None))[0] == PROBLEM
+    three = dataclasses.replace(TOPOLOGY, replicas=3)
+    assert found("stream_copies", check_streams(streams(), three, "c"))[0] == WARNING
+    assert found("stream_copies", check_streams(streams(), TOPOLOGY, "c"))[0] == WARNING
+    assert found("stream_copies", check_streams(streams(offline=("n2",)), TOPOLOGY, None))[0] == PROBLEM
+
+
+def test_how_much_history_the_limits_hold() -> None:
+    """Bytes per hour are measured, and compared with the age that is configured."""
+    full = found("history", check_streams(streams(bytes=200), TOPOLOGY, None))
+    assert full == (
+        WARNING,
+        (
+            "At 50 B per hour, routing is full after 6h, before its 1d are over: give log.max_bytes more, and the "
+            "stream too, which keeps the size it has (`nats stream edit`; docs/operating.md says where `nats` comes "
+            "from); or expect less history."
+        ),
+    )
+    young = [it._replace(last_ms=1000) for it in streams()]
+    assert "too young" in found("history", check_streams(young, TOPOLOGY, None))[1]
+
+
+def test_load_may_be_held_somewhat_shorter() -> None:
+    """It is no history by itself: six days of seven are said, a third of them is a warning."""
+    usual = streams()
+
+    def loaded(held_share: float) -> tuple[str, str]:
+        bytes_ = round(usual[2].max_bytes / (6 * held_share))  # in four hours, of a day
+        return found(
+            "history", check_streams([*usual[:2], usual[2]._replace(bytes=bytes_), *usual[3:]], TOPOLOGY, None)
+        )
+
+    status, text = loaded(0.8)
+    assert (status, "hold the 1d that are configured, but of load only 20h." in text) == (OK, True)
+    status, text = loaded(0.3)
+    assert (status, "load is full after" in text) == (WARNING, True)
+
+
+def test_the_disk() -> None:
+    """What the streams may still take must be free."""
+    given = streams(bytes=100)
+    wanted = sum(it.max_bytes - it.bytes for it in given)
+    assert check_disk("data", 2 * wanted, given).status == OK
+    assert check_disk("data", wanted + 1, given).status == WARNING
+    assert check_disk("data", wanted - 1, given).status == PROBLEM
+
+
+def test_the_registry() -> None:
+    """Releases with known faults, an alarm, no leader."""
+    good = EtcdStatus("3.5.17", 20_480, True, ())
+    assert {it.status for it in check_registry(good, private=False)} == {OK}
+    faulty = good._replace(version="3.5.2")
+    assert found("registry_version", check_registry(faulty, private=False))[0] == WARNING
+    assert found("registry_version", check_registry(faulty, private=True))[0] == OK
+    full = check_registry(good._replace(alarms=("nospace",)), private=True)
+    assert found("registry_health", full)[0] == PROBLEM
+    assert found("registry_health", check_registry(good._replace(has_leader=False), private=True))[0] == PROBLEM
+    assert version_of("3.5.1-rc.0") == (3, 5, 1)
+    assert version_of("devel") == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "status"),
+    [
+        ("lag", {"lag_events": 100_000}, WARNING),
+        ("lag", {"lag_ms": 60_000.0}, WARNING),
+        ("sources", {"incomplete": 2}, WARNING),
+        ("sources", {"corrupt": 1}, WARNING),
+        ("sources", {"unknown_events": 7}, WARNING),
+        ("gaps", {"gaps": [{"source": "x"}]}, WARNING),
+        ("gaps", {"divergences": 1}, WARNING),
+        ("outboxes", {"outbox": {"events": 50_000, "bytes": 1}}, WARNING),
+        ("journals", {"journal": {"bytes": 60, "capacity_bytes": 100}}, WARNING),
+        ("journals", {"journal": {"bytes": 95, "capacity_bytes": 100}}, PROBLEM),
+        ("journals", {"journal": {"bytes": 5, "capacity_bytes": 100}}, OK),
+        ("log_away", {"log_away_s": 3.0}, PROBLEM),
+        ("leases", {}, OK),
+    ],
+)
+def test_what_a_replica_says(name: str, state: dict[str, Any], status: str) -> None:
+    """Each number that a replica gives is looked at, and one that it does not give is no complaint."""
+    parts = check_processes([answer("frontend-0", {**REPLICA, **state})], [answer("decode-0", {"waiting": 0})])
+    findings = list(parts)
+    assert found(name, findings)[0] == status
+    assert [it.name for it in findings if it.status != OK] == ([] if status == OK else [name])
+
+
+def test_who_is_silent_is_named() -> None:
+    """A lease whose holder does not answer is a problem, and so is having nobody at all."""
+    silent = check_processes([answer("frontend-0", dict(REPLICA))], [answer("decode-0", None, "does not answer")])
+    assert "decode-0 does not answer" in found("leases", silent)[1]
+    assert found("leases", check_processes([], [answer("decode-0", {})]))[1] == "No front end is registered: start one."
+
+
+def test_a_lease_that_outlived_its_holder() -> None:
+    """While a later life of that name answers, it is no problem; nor is an earlier one any help to the later."""
+    well = answer("frontend-0", dict(REPLICA))
+    crashed = ProcessReply(RegisteredProcess("w1", "decode-0", "", {}, 5), None, "does not answer")
+    successor = ProcessReply(RegisteredProcess("w2", "decode-0", "", {}, 9), {"waiting": 0})
+    status, text = found("leases", check_processes([well], [crashed, successor]))
+    assert (status, text) == (
+        OK,
+        (
+            "2 of 3 that hold a lease answer; the others are lives of decode-0 before this one, whose leases end by "
+            "themselves within seconds."
+        ),
+    )
+    hangs = ProcessReply(RegisteredProcess("w3", "decode-0", "", {}, 11), None, "does not answer")
+    assert found("leases", check_processes([well], [successor, hangs]))[0] == PROBLEM
+
+
+def test_workers_are_alike_and_heard_of() -> None:
+    """Of one model they have one block size; a worker of another version cannot be read."""
+    one = Registration(model="m", address="", engine="e", block_size=16, context_max=10)
+    other = Registration(model="m", address="", engine="e", block_size=64, context_max=10)
+    well = list(check_workers({"a": one, "b": one}, {"a": 1.0, "b": 5.9}))
+    assert [it.status for it in well] == [OK, OK]
+    odd = list(check_workers({"a": one, "b": one, "c": other}, {"a": 6.1}))
+    assert (found("models", odd)[0], "(c)" in found("models", odd)[1]) == (PROBLEM, True)
+    assert found("workers_heard", odd)[0] == WARNING
+    assert found("models", check_workers({"a": None}, {}))[0] == PROBLEM
+    assert DECODE["block_size"] == 16
+
+
+def test_prefill_workers_that_nobody_can_use() -> None:
+    """They may differ from decode workers in all but what their blocks are."""
+    kv = KvAddress(engine_id="e", host="h", port=1, layout="l", block_bytes=1, transport="tcp")
+    decode = Registration(model="m", address="h:1", engine="e", block_size=16, context_max=64, kv=kv)
+    fits = structs.replace(decode, role="prefill", context_max=32)
+    odd = structs.replace(fits, block_size=32)
+    assert {it.status for it in check_workers({"d": decode, "p": fits}, {})} == {OK}
+    status, text = found("prefill_workers", check_workers({"d": decode, "p": fits, "q": odd}, {}))[:2]
+    assert (status, "blocks of q" in text) == (WARNING, True)
+
+
+def test_what_can_be_verified() -> None:
+    """From the log's start, from a snapshot, or from the next restatement on."""
+    manifest = Manifest(
+        id="s1", fold_version=2, made_ms=5 * HOUR_MS, by="x", fence=1, cursor={}, digest="", incomplete=0, chunks=1,
+        first_seq=1, size_bytes=9, checksum="",
+    )  # fmt: skip
+    record = LogHistory(streams(), [SnapshotStatus(manifest, "")], 6 * HOUR_MS, 3600, 7200.0)
+    assert [it.status for it in check_record(record)] == [OK, OK]
+    cut = record._replace(streams=streams(first_seq=5, messages=6))
+    assert found("verifiable", check_record(cut))[1].startswith("Decisions can be verified from 1970-01-01T05:00")
+    late = cut._replace(now_ms=9 * HOUR_MS, snapshots=[SnapshotStatus(manifest, "")])
+    assert "one is due every 1h" in found("snapshot", check_record(late))[1]
+    broken = cut._replace(snapshots=[SnapshotStatus(manifest, "kv_0 was made anew since")])
+    assert found("snapshot", check_record(broken))[0] == WARNING
+    assert found("verifiable", check_record(broken))[0] == WARNING
+    assert "off" in found("snapshot", check_record(cut._replace(snapshots=[], every_s=None)))[1]
+
+
+def test_the_text() -> None:
+    """A line for each check, and what they come to."""
+    text = as_text([Finding("streams", OK, "All there."), Finding("disk", PROBLEM, "No room.")])
+    assert text.splitlines() == [
+        "         check    what was found",
+        "ok       streams  All there.",
+        "PROBLEM  disk     No room.",
+        "",
+        "1 well, 0 warnings, 1 problems",
+    ]
