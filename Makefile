@@ -4,8 +4,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 LOCK := requirements-cpu.txt
 STAMP := $(VENV)/installed.txt
-# What was installed: this lock, in this folder (a moved environment is repaired).
-WANTED = { echo "$(CURDIR)"; cat $(LOCK); }
+# What was installed: this lock and this project's commands, in this folder (a moved environment is repaired).
+WANTED = { echo "$(CURDIR)"; cat $(LOCK) pyproject.toml; }
 # Where torch's CPU build is, for those whose package index does not carry it.
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(PYTHON) -m pip --disable-pip-version-check -q -q

@@ -1,9 +1,4 @@
-"""Groups of commands, each of which is imported when it is run, so that none pays for another's libraries.
-
-A group of commands of which one is meant when none is named; options may stand before or after the name.
-
-The command line.
-"""
+"""The command line: its commands, imported when they are run, and the classes of command groups."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import click
 
+from api.cli.output import EXIT_INTERRUPTED, EXIT_NOT_ASKED
 from core.errors import ContrailError
 
 
@@ -75,12 +71,6 @@ def _named_first(args: list[str], names: set[str], default: str) -> list[str]:
     return [default, *args]
 
 
-COULD_NOT_ASK = 2
-"""Exit status when a command could not do its work; 1 is for an answer that is no."""
-INTERRUPTED = 130
-"""The same of one that was ended by Ctrl-C, as shells have it."""
-
-
 COMMANDS = {
     "up": LazyCommand("api.cli.up:up", "Start a whole deployment here, and keep it running."),
     "frontend": LazyCommand("api.cli.frontend_command:frontend", "Start one front end: the API and its router."),
@@ -118,7 +108,7 @@ class RootGroup(lazy_group(COMMANDS)):  # type: ignore[misc]
             return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo(err=True)  # the terminal has written ^C in front of what comes next
-            ctx.exit(INTERRUPTED)
+            ctx.exit(EXIT_INTERRUPTED)
 
 
 @click.command(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -142,7 +132,7 @@ def main() -> None:
     except ContrailError as error:
         logging.getLogger(__name__).debug("the command failed", exc_info=True)
         click.echo(f"contrail: {error}", err=True)
-        sys.exit(COULD_NOT_ASK)
+        sys.exit(EXIT_NOT_ASKED)
 
 
 if __name__ == "__main__":

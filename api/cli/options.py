@@ -1,11 +1,5 @@
-"""Moments as arguments: `-15m` is one, though it looks like options.
-
-Of api.cli.replay.recording_copy.
-
-Of api.cli.inspect.settings.
-
-`KEY=VALUE` on the command line: settings, and settings with several values.
-"""
+"""Options that commands share: moments as arguments (`-15m` is one, though it looks like options), ranges,
+KEY=VALUE."""
 
 from __future__ import annotations
 
@@ -36,6 +30,7 @@ class MomentType(click.ParamType[str]):
 
 
 MOMENT = MomentType()
+MOMENT_HELP = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request id."
 
 
 class MomentCommand(click.Command):

@@ -1,21 +1,17 @@
-"""Sizes and times as people read them: three digits that count.
-
-A table as plain text.
-
-Progress: how far long work is, said on the terminal of whoever waits for it.
-"""
+"""Output that commands share: sizes and times with three digits that count, a table as plain text, progress, exit
+statuses."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import click
 
-from streams.archive.archive_export import Progress
-
+EXIT_NO, EXIT_NOT_ASKED, EXIT_INTERRUPTED = 1, 2, 130
+"""Exit statuses: the answer is no; the command could not do its work; Ctrl-C ended it, as shells have it."""
 UNKNOWN = "?"
 _BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40), ("", 2**60))
 _SECONDS = (("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("", 86_400_000))
@@ -65,6 +61,8 @@ def _cell(text: str, width: int, align: str) -> str:
     return text.ljust(width) if align == "<" else text.rjust(width)
 
 
+Progress = Callable[[int, int], None]
+"""Gets how many units are done, and how many there are."""
 SAY_EVERY_S = 0.5
 CLEARED = "\r\x1b[K"
 

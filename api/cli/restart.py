@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from api.cli.output import EXIT_NO
 from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DEFAULT_DATA
 from api.config.run_file import DONE, FAILED, READY, RUNNING, WAITING, Restart, RestartStep, RunFile, read_run
@@ -21,7 +22,6 @@ POLL_S = 0.2
 TAKEN_MAX_S = 20.0
 """How soon a `contrail up` that is not in the middle of a restart must have begun."""
 FRONTEND_KIND, WORKER_KIND = "frontend", "worker"
-SAYS_NO = 1
 
 
 @click.command()
@@ -64,7 +64,7 @@ def restart(parts: tuple[str, ...], data: Path, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(ended)).decode())
     if ended.state == FAILED:
-        raise SystemExit(SAYS_NO)
+        raise SystemExit(EXIT_NO)
 
 
 def _running(folder: DataFolder, data: Path) -> RunFile:

@@ -1,6 +1,5 @@
-"""`contrail worker`: one worker, an engine with its cache told to the log.
-
-`contrail prefill-worker`: one worker that computes prompts for decode workers, and answers no request itself.
+"""`contrail worker`: one worker, an engine whose cache events go to the log. `contrail prefill-worker`: a worker that
+computes prompts for decode workers and answers no request itself.
 """
 
 from __future__ import annotations

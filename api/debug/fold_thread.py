@@ -1,8 +1,7 @@
-"""Past: what the page looks at: an archive that may grow, its timeline, and its states at any moment.
+"""Fold thread: one thread that reads and folds, a few milliseconds at a time, and answers in between.
 
-Everything here but the timeline's reading is done by one thread (`api.debug.fold_thread`).
-
-Desk: one thread that reads and folds, a few milliseconds at a time, and answers in between.
+It owns a `RecordingState`: an archive that may grow, its timeline, and its states at any moment. Others only read the
+timeline.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from streams.archive.archive_reader import ArchiveReader
 
 
 class RecordingState:
-    """See the module's text."""
+    """An archive that may grow, its timeline, and its states at any moment."""
 
     def __init__(self, key: DeploymentKey | None, *, messages_expected: int = 0) -> None:
         self.scan = TimelineScan()
@@ -129,7 +128,7 @@ class FoldThread:
         """Why the recording could not be read to its end."""
         self._jobs: queue.Queue[_Job | None] = queue.Queue(WAITING_MAX)
         self._background: Iterator[None] | None = None
-        self._thread = threading.Thread(target=self._run, name="desk", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fold", daemon=True)
 
     def __repr__(self) -> str:
         return f"<FoldThread {self.recording_state!r}, {self._jobs.qsize()} waiting>"
@@ -148,7 +147,7 @@ class FoldThread:
         await self.ask(shown)
 
     async def ask(self, work: Callable[[RecordingState], T]) -> T:
-        """What `work` gives, done on the desk's thread, before anything in the background goes on. Unavailable if too
+        """What `work` gives, done on this thread, before anything in the background goes on. Unavailable if too
         many wait already. A question that nobody waits for any more is not begun."""
         job = _Job(work, Future())
         try:

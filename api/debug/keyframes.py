@@ -1,4 +1,4 @@
-"""Folding: the whole recording folded once, in small steps, with keyframes so close that a jump takes a blink.
+"""Keyframes: the whole recording folded once, in small steps, with keyframes so close that a jump takes a blink.
 
 How close is measured: a jump costs a keyframe's decoding and the fold from there, and both are timed as they happen.
 Memory is bounded: keyframes are further apart if they would not fit into KEYFRAMES_BYTES_MAX.

@@ -1,8 +1,8 @@
-"""Follower: copies the log of a running deployment into an archive that grows, and shows it every second.
+"""Log follower: copies the log of a running deployment into an archive that grows, and shows it every second.
 
-The copy begins far enough back to show the last DECISIONS_SHOWN decisions or so, with the snapshot before them, from
-which states are folded. It ends by itself when it has grown to its bounds, or when history was replaced: whoever
-follows on begins a new copy.
+The copy begins far enough back to show the last ROUTING_MESSAGES_SHOWN messages of the routing stream or so, with the
+snapshot before them, from which states are folded. It ends by itself when it has grown to its bounds, or when history
+was replaced: then the caller begins a new copy.
 """
 
 from __future__ import annotations

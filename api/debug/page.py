@@ -1,4 +1,4 @@
-"""Site: the page with its own files, around whatever answers its questions."""
+"""The page with its own files, around the application that answers its questions."""
 
 from __future__ import annotations
 

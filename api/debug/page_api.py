@@ -1,4 +1,4 @@
-"""Questions: the JSON API of the page, below /debug/api/. Every error is one sentence under `error`."""
+"""Page API: JSON below /debug/api/. Every error is one sentence under `error`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from api.debug import what_if_view as what_if
 from api.debug.page_client import BODY_BYTES_MAX, PREFIX
 from api.debug.recording_view import RecordingView
 from api.debug.state_view import StateNotFolded
+from api.debug.what_if_view import parse_question
 from core.errors import CallerError, ContrailError, Unavailable
 
 NUMBER_MAX = 2**53
@@ -30,7 +30,7 @@ Answer = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 def create_page_api(view: RecordingView) -> Starlette:
-    """The application; what it needs is asked of the exhibit."""
+    """The application; what it needs is asked of the view."""
     ask = PageApi(view)
     answers: dict[str, Answer] = {
         "/status": ask.status,
@@ -48,7 +48,7 @@ def create_page_api(view: RecordingView) -> Starlette:
 
 
 class PageApi:
-    """From a request to what the exhibit is asked; CallerError for what makes no sense."""
+    """From a request to a question to the view; CallerError for what makes no sense."""
 
     def __init__(self, view: RecordingView) -> None:
         self._view = view
@@ -93,7 +93,7 @@ class PageApi:
 
     async def what_if(self, request: Request) -> dict[str, Any]:
         """A window decided again."""
-        return await self._view.what_if(what_if.parse_question(await _body(request)))
+        return await self._view.what_if(parse_question(await _body(request)))
 
 
 def _answered(answer: Answer) -> Callable[[Request], Awaitable[Response]]:

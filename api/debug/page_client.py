@@ -1,4 +1,4 @@
-"""Wire: one question to a server of ours over an open connection, and its answer passed on as it comes."""
+"""Page client: one question to a server of ours over an open connection, and its answer passed on as it comes."""
 
 from __future__ import annotations
 

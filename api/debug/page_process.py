@@ -1,6 +1,6 @@
-"""Opened: an export, or the log of a running deployment, on show.
+"""The process behind a front end's page: it follows the log, reads, folds and answers, on a socket that it is given.
 
-The process behind a front end's page: it follows the log, reads, folds and answers, on a socket that it is given.
+`open_page_backend` is the same for any process: over an export, or over the log of a running deployment.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Passage: the questions of a front end's page, passed on to the process that answers them.
+"""Page proxy: the questions of a front end's page, passed on to the process that answers them.
 
-1. The process is started at the first question, ends with the front end that started it, and by itself when nobody
-   asked anything for a while. Nothing is ever folded in the front end.
+1. The process is started at the first question, ends with the front end that started it, and by itself when no question
+   came for a while. Nothing is ever folded in the front end.
 2. Front ends with one data folder share one: the socket lies in the folder, and the process holds the lock beside it
    for as long as it lives. So it does not matter on which of them a question comes in, nor whose process it is.
-3. The socket listens before the process runs, so the first question waits in its queue, and nobody has to poll.
+3. The socket listens before the process runs, so the first question waits in its queue, and no front end has to poll.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Explanation: why a decision fell as it did and what came of it, in full: `replay.explain` of one attempt.
-
-Exhibit: one recording on show: its timeline, read on the event loop, and its states, asked of the desk.
+"""Recording view: one recording on the page: its timeline, read on the event loop; its states and explanations, asked
+of the fold thread.
 """
 
 from __future__ import annotations

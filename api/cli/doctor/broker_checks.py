@@ -1,9 +1,4 @@
-"""Checks of the broker itself: version, rights, sizes, clock, readers. Pure.
-
-Check of the disk below a private broker. Pure.
-
-Checks of the registry: its version and health. Pure.
-"""
+"""Checks of the broker (version, rights, sizes, clock, readers), of its disk, and of the registry. Pure."""
 
 from __future__ import annotations
 

@@ -10,11 +10,10 @@ import msgspec
 
 from api.cli.doctor.examination import Examination, examine
 from api.cli.doctor.finding import OK, PROBLEM, WARNING, Finding
-from api.cli.output import text_table
+from api.cli.output import EXIT_NO, EXIT_NOT_ASKED, text_table
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
 
-SAYS_NO, COULD_NOT_ASK = 1, 2
 MARKS = {OK: "ok", WARNING: "warning", PROBLEM: "PROBLEM"}
 
 
@@ -33,9 +32,9 @@ def doctor(connection: DeploymentRef, as_json: bool) -> None:
     examined = asyncio.run(examine(connection))
     click.echo(as_json_text(examined) if as_json else as_text(examined.findings))
     if not examined.asked:
-        raise SystemExit(COULD_NOT_ASK)
+        raise SystemExit(EXIT_NOT_ASKED)
     if not examined.well:
-        raise SystemExit(SAYS_NO)
+        raise SystemExit(EXIT_NO)
 
 
 def as_text(findings: list[Finding]) -> str:

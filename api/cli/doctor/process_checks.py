@@ -1,6 +1,5 @@
-"""Checks of the processes: who answers, how far each has folded, what waits to be appended. Pure.
-
-Checks of the workers: alike where they must be, and heard of lately. Pure.
+"""Checks of the processes: which answer, how far each has folded, what waits to be appended; and of the workers: alike
+where they must be, and heard of lately. Pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Checks of the streams: whether they exist, what they may keep, what they hold, and how much history that is. Pure.
-
-Checks of the record: how old the newest snapshot is, and from when on decisions can be verified. Pure.
+"""Checks of the streams: existence, limits, contents and history; age of the newest snapshot, and the first decision
+that can be verified. Pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Stored: the live settings as they are kept in the registry, and the one way to change them.
+"""Live settings: as the registry stores them, the one way to change them, and the revision by which each replica
+decides.
 
 A change reads, checks and writes under a claim, so that of two operators neither loses what the other set. The claim
-has a lease: if whoever holds it dies, the next one waits for that lease at most. The write itself has less time than
-a lease lasts, so that nobody writes whose claim has run out.
-
-Usage: which revision of the live settings each replica decides by.
+has a lease: if its holder dies, the next one waits for that lease at most. The write itself has less time than a lease
+lasts, so that no operator writes whose claim has run out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Census: who is registered, and what each of them says of itself when asked over HTTP."""
+"""Process query: the registered processes, and the state that each of them returns over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER_S = 2.0
 """Longest wait for one part's answer."""
 ASKED_AT_ONCE_MAX = 64
 """Parts that are asked in parallel; the rest wait for their turn."""
-CENSUS_S = 30.0
+QUERY_S = 30.0
 """Longest wait for all parts together."""
 
 
@@ -56,10 +56,10 @@ async def query_processes(parts: list[RegisteredProcess]) -> list[ProcessReply]:
             return await _ask(part)
 
     try:
-        async with asyncio.timeout(CENSUS_S):
+        async with asyncio.timeout(QUERY_S):
             return list(await asyncio.gather(*map(ask, parts)))
     except TimeoutError as error:
-        raise Unavailable(f"{len(parts)} parts did not answer within {CENSUS_S:g} s together") from error
+        raise Unavailable(f"{len(parts)} parts did not answer within {QUERY_S:g} s together") from error
 
 
 async def _ask(part: RegisteredProcess) -> ProcessReply:

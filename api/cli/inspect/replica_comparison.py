@@ -1,10 +1,9 @@
-"""Comparison: whether replicas that stand at equal cursors have equal digests. Pure.
+"""Comparison: whether replicas that stand at equal cursors have equal digests; by their answers, and by their reports
+in the log at cursors that others reported, too.
 
 1. Only whole folds of one fold version are compared.
 2. Equal cursor must give equal digest. Cursors move, so several rounds of answers go in; what was once seen stays.
-3. Who was never seen beside another is not judged: `not comparable yet` is an answer of its own.
-
-What replicas reported of themselves in the log: their digests at cursors where others reported theirs too.
+3. A replica that was never seen beside another is not judged: `not comparable yet` is an answer of its own.
 """
 
 from __future__ import annotations
@@ -57,19 +56,19 @@ class ReplicaComparison:
     def __repr__(self) -> str:
         return f"<ReplicaComparison of {len(self._group)} replicas, {len(self._wrong)} differ>"
 
-    def hear(self, replicas: Iterable[ReplicaStatus]) -> None:
+    def add_replies(self, replicas: Iterable[ReplicaStatus]) -> None:
         """One round of answers, of one moment or nearly so."""
-        self.see(
+        self.add_observations(
             DigestObservation(it.id, (it.fold_version, tuple(sorted(it.cursor.items()))), it.digest)
             for it in replicas
             if it.comparable and it.digest is not None
         )
 
-    def see(self, sightings: Iterable[DigestObservation]) -> None:
+    def add_observations(self, observations: Iterable[DigestObservation]) -> None:
         """Digests at places; those at one place are compared."""
         places: dict[Hashable, dict[str, str]] = {}
-        for sighting in sightings:
-            places.setdefault(sighting.place, {})[sighting.replica] = sighting.digest
+        for observation in observations:
+            places.setdefault(observation.place, {})[observation.replica] = observation.digest
         for digests in places.values():
             if len(digests) > 1:
                 self._compare(digests)
@@ -149,14 +148,14 @@ def points(report: ReplicaReported) -> dict[FoldPosition, str]:
 
 
 def shared(reported: dict[str, dict[FoldPosition, str]]) -> list[DigestObservation]:
-    """For each pair: one sighting each at the newest points that both reported, one point of each stream.
+    """For each pair: one observation each at the newest points that both reported, one point of each stream.
 
     A pair that has no point of some stream in common has not been compared there, and so not at all, unless
     what it has in common differs. Older points tell of what may have been mended since.
     """
     names = sorted(reported)
     pairs = ((one, other) for place, one in enumerate(names) for other in names[place + 1 :])
-    return [sighting for one, other in pairs for sighting in _pair(one, reported[one], other, reported[other])]
+    return [observation for one, other in pairs for observation in _pair(one, reported[one], other, reported[other])]
 
 
 def _pair(

@@ -1,4 +1,4 @@
-"""Replica: one front end's own account of how far it has folded the log."""
+"""Replica status: how far one front end says that it has folded the log."""
 
 from __future__ import annotations
 

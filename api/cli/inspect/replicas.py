@@ -1,7 +1,4 @@
-"""The replicas as a table.
-
-`contrail replicas`: every replica of the deployment, how far it is, and whether they agree.
-"""
+"""`contrail replicas`: every replica of the deployment as a table, how far it is, and whether they agree."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import msgspec
 from api.cli.inspect.process_query import REPLICAS, RegisteredProcess, query_processes, registered_processes
 from api.cli.inspect.replica_comparison import ComparisonResult, ReplicaComparison, recent_observations
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
-from api.cli.output import UNKNOWN, bytes_text, number_text, text_table
+from api.cli.output import EXIT_NO, UNKNOWN, bytes_text, number_text, text_table
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import open_log, open_registry
@@ -93,7 +90,6 @@ ROUND_PAUSE_S = 0.1
 WATCH_ROUNDS_MAX = 3
 WATCH_PAUSE_S = 1.0
 CLEAR = "\x1b[H\x1b[J"
-SAYS_NO = 1
 
 
 class ReplicaOverview(NamedTuple):
@@ -138,14 +134,10 @@ def replicas(connection: DeploymentRef, as_json: bool, verbose: bool, watch: boo
     if watch:
         _watched(connection, verbose)
         return
-    query_replicas = asyncio.run(_once(connection))
-    click.echo(
-        query_replicas.as_json
-        if as_json
-        else replicas_text(query_replicas.replicas, query_replicas.verdict, streams=verbose)
-    )
-    if not query_replicas.well:
-        raise SystemExit(SAYS_NO)
+    overview = asyncio.run(_once(connection))
+    click.echo(overview.as_json if as_json else replicas_text(overview.replicas, overview.verdict, streams=verbose))
+    if not overview.well:
+        raise SystemExit(EXIT_NO)
 
 
 def _watched(connection: DeploymentRef, verbose: bool) -> None:
@@ -179,14 +171,14 @@ async def query_replicas(registry: Registry, log: EventLog, rounds_max: int) -> 
         await asyncio.sleep(ROUND_PAUSE_S)
         replicas = await _ask(parts, comparison)
     if _open(replicas, comparison):
-        comparison.see(await recent_observations(log, SystemClock().wall_ms()))
+        comparison.add_observations(await recent_observations(log, SystemClock().wall_ms()))
     verdict = comparison.verdict(replicas)
     return ReplicaOverview([msgspec.structs.replace(it, agrees=_agrees(it, verdict)) for it in replicas], verdict)
 
 
 async def _ask(parts: list[RegisteredProcess], comparison: ReplicaComparison) -> list[ReplicaStatus]:
     replicas = [replica_status(answer) for answer in await query_processes(parts)]
-    comparison.hear(replicas)
+    comparison.add_replies(replicas)
     return replicas
 
 

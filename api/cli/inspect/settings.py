@@ -1,7 +1,4 @@
-"""The settings as a table, and who uses which revision.
-
-`contrail settings`: what decisions go by, shown and changed while requests run.
-"""
+"""`contrail settings`: the settings of routing as a table, shown and changed while requests run."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from api.cli.inspect.live_settings import (
 from api.cli.inspect.setting_descriptions import MEANINGS, without_effect
 from api.cli.main import DefaultGroup
 from api.cli.options import PREFIX, pairs_of
-from api.cli.output import text_table
+from api.cli.output import EXIT_NO, text_table
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import open_registry
@@ -84,9 +81,6 @@ def usage_lines(revision: int, use: SettingsRollout) -> list[str]:
 
 def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-SAYS_NO = 1
 
 
 class SettingsGroup(DefaultGroup):
@@ -210,7 +204,7 @@ def _report(stored: StoredSettings, use: SettingsRollout, as_json: bool, idle: S
         if idle:
             click.echo(f"no effect under this policy: {', '.join(idle)}")
     if not use.everywhere:
-        raise SystemExit(SAYS_NO)
+        raise SystemExit(EXIT_NO)
 
 
 def _print_json(value: dict[str, Any]) -> None:

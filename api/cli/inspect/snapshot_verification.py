@@ -1,8 +1,6 @@
-"""Listed: a snapshot with whether the log can be folded on from it, without reading its content.
+"""Snapshots listed by whether the log can be folded on from them, taken under a claim, and verified against the log.
 
-Taking a snapshot under a claim, so that of two writers the later one counts.
-
-Verification: a snapshot read back, and compared with the log folded without it.
+A snapshot is taken under a claim, so that of two writers the later one counts. Verification:
 
 1. Its content has the checksum and, decoded, the digests that its manifest names.
 2. Folded on to the log's present end, it is what the log gives alone. Streams move meanwhile, so each is compared at

@@ -1,7 +1,5 @@
-"""The snapshots as a table, and what of the log's history they cover.
-
-`contrail snapshots`: the folds written down, from which replicas start; shown, taken, verified.
-"""
+"""`contrail snapshots`: snapshots of the folds, from which replicas start: listed with their coverage, taken,
+verified."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from api.cli.inspect.snapshot_verification import (
     verify,
 )
 from api.cli.main import DefaultGroup
-from api.cli.output import bytes_text, number_text, seconds_text, text_table
+from api.cli.output import EXIT_NO, bytes_text, number_text, seconds_text, text_table
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import open_log, open_registry
@@ -90,7 +88,6 @@ def _replayable(it: Coverage) -> str:
     return f"from {it.stream}:{it.replayable_from} on"
 
 
-SAYS_NO = 1
 OPERATOR = "contrail snapshots take"
 PROGRESS_S = 1.0
 
@@ -179,7 +176,7 @@ def verify_command(connection: DeploymentRef, snapshot: str | None, as_json: boo
     else:
         click.echo(verified_text(found))
     if not found.well:
-        raise SystemExit(SAYS_NO)
+        raise SystemExit(EXIT_NO)
 
 
 def verified_text(found: SnapshotVerification) -> str:

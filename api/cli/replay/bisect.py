@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from api.cli.options import RecordingRange, pairs_of
-from api.cli.output import show_decision_progress
+from api.cli.options import MOMENT_HELP, RecordingRange, pairs_of
+from api.cli.output import EXIT_NO, show_decision_progress
 from api.cli.replay.recording_source import RecordingSource, recording_options
 from api.cli.replay.text.bisect_text import against_text, cache_text, departure_text, replicas_text, settings_text
-from api.cli.replay.verify import MOMENT, SAYS_NO, positions
+from api.cli.replay.verify import positions
 from core.errors import CallerError
 from core.event_json import time_text
 from core.ids import ReplicaId
@@ -56,7 +56,7 @@ Bisection = Callable[[BisectQuery], BisectResult]
 
 @click.command()
 @recording_options
-@click.option("--from", "start", help=MOMENT)
+@click.option("--from", "start", help=MOMENT_HELP)
 @click.option("--to", "end", help="MOMENT up to which, not included.")
 @click.option("--replica", help="Only decisions of this replica, by name or id.")
 @click.option("--replicas", nargs=2, metavar="A B", help="Two replicas, by name or id: where their folds part.")
@@ -110,7 +110,7 @@ def bisect(
     else:
         click.echo(answer.text)
     if answer.parts:
-        raise SystemExit(SAYS_NO)
+        raise SystemExit(EXIT_NO)
 
 
 def _asked(

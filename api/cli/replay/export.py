@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from api.cli.options import RecordingRange
+from api.cli.options import MOMENT_HELP, RecordingRange
 from api.cli.output import show_progress
 from api.cli.replay.recording_copy import program
 from api.cli.replay.recording_source import RecordingSource, recording_options
@@ -20,13 +20,11 @@ from replay.redact.redaction import RedactionResult, redact
 from streams.archive.archive_export import ExportedRange
 from streams.archive.archive_reader import ArchiveReader
 
-MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request id."
-
 
 @click.command()
 @recording_options
 @click.argument("target", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--from", "start", help=MOMENT)
+@click.option("--from", "start", help=MOMENT_HELP)
 @click.option("--to", "end", help="MOMENT up to which, not included.")
 @click.option("--redact", "without_names", is_flag=True, help="Without names, addresses and free texts.")
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")

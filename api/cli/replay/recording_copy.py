@@ -1,4 +1,4 @@
-"""Copying: the wanted part of a deployment's log, or of an export, written to a file of its own."""
+"""Recording copy: a range of a deployment's log, or of an export, written to a file of its own."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""How a command gets the recording that it works on: an export in a file, or the log of a deployment that runs.
+"""Recording source: how a command gets the recording that it works on: an export in a file, or the log of a deployment.
 
-Of a running deployment the log, or the part that is wanted, is copied into a temporary file first: then there is one
-way to replay, and the deployment is asked once.
-
-Where moments lie in the routing stream of a recording.
+Of a running deployment the log, or a range of it, is copied into a temporary file first: then there is one way to
+replay, and the deployment is asked once.
 """
 
 from __future__ import annotations

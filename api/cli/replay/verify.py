@@ -11,8 +11,8 @@ from typing import Any
 import click
 import msgspec
 
-from api.cli.options import RecordingRange
-from api.cli.output import show_decision_progress
+from api.cli.options import MOMENT_HELP, RecordingRange
+from api.cli.output import EXIT_NO, show_decision_progress
 from api.cli.replay.recording_source import RecordingSource, recording_options
 from api.cli.replay.text.verify_text import verified_json, verified_text
 from core.errors import CallerError
@@ -23,13 +23,11 @@ from replay.verify.judge import Verdict
 from replay.verify.verify import verify as verify_all
 
 JOBS_MAX = 8
-SAYS_NO = 1
-MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request id."
 
 
 @click.command()
 @recording_options
-@click.option("--from", "start", help=MOMENT)
+@click.option("--from", "start", help=MOMENT_HELP)
 @click.option("--to", "end", help="MOMENT up to which, not included.")
 @click.option("--replica", help="Only decisions of this replica, by name or id.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
@@ -75,7 +73,7 @@ def verify(
         else:
             click.echo(verified_text(found, recording.names))
     if not found.holds:
-        raise SystemExit(SAYS_NO)
+        raise SystemExit(EXIT_NO)
 
 
 def positions(recording: Recording, start: Moment | None, end: Moment | None) -> tuple[int, int | None]:

@@ -8,7 +8,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from api.cli.options import RecordingRange, pairs, sweeps
+from api.cli.options import MOMENT_HELP, RecordingRange, pairs, sweeps
 from api.cli.output import show_decision_progress
 from api.cli.replay.closed_loop import ClosedLoopOptions, closed_loop_options, run_again
 from api.cli.replay.recording_source import RecordingSource, positions, recording_options
@@ -21,12 +21,11 @@ from replay.whatif.scenario import USUAL_SCENARIOS, Scenario, scenarios
 from replay.whatif.whatif import what_if as decide_again
 
 WORST = 5
-MOMENT = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a request id."
 
 
 @click.command("what-if")
 @recording_options
-@click.option("--from", "start", help=MOMENT)
+@click.option("--from", "start", help=MOMENT_HELP)
 @click.option("--to", "end", help="MOMENT up to which, not included.")
 @click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="Decide under this setting; repeat for more.")
 @click.option("--policy", help=f"Decide by this policy: {', '.join(POLICIES)}.")

@@ -1,7 +1,4 @@
-"""What a simulation found, as JSON.
-
-What a simulation found, as text: one run as a page, several as a table.
-"""
+"""The result of a simulation, as JSON and as text: one run as a page, several as a table."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Decisions: what a timeline shows of each one, in columns, in the order of the log.
+"""Decision table: the decisions of a timeline in columns, in the order of the log, and the search in them.
 
 A decision is named by its number: the sequence of its message in the routing stream, times PLACES, plus its place in
-the message. So whoever reads the same log gives it the same number.
+the message. So every reader of the same log gives it the same number.
 
 One thread appends; others may read at any time: `read_to` is moved only when a message's decisions are all there.
-
-Search: from what a person types to decisions: a request id or a part of one, a time, or a place in the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reports: what replicas said of their folds, and whether they said the same where they can be compared."""
+"""Replica reports: what replicas reported of their folds, and whether comparable reports are equal."""
 
 from __future__ import annotations
 

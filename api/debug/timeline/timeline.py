@@ -1,4 +1,4 @@
-"""Timeline: decisions, load, who came and went and what else happened, from recorded events alone, without a fold."""
+"""Timeline: decisions, load, lifetimes of workers and replicas, and notes; from recorded events, without a fold."""
 
 from __future__ import annotations
 

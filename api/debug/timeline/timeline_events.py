@@ -1,7 +1,4 @@
-"""Of api.debug.timeline.timeline_scan.
-
-What a timeline shows of an event, and nothing else is read of it (see `replay.recording.messages`).
-"""
+"""Timeline events: the fields that a timeline shows of an event; nothing else is read of it (see `replay.slim`)."""
 
 from __future__ import annotations
 

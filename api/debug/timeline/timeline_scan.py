@@ -1,10 +1,10 @@
-"""Rows: the messages of an archive's blocks, read for what a timeline shows: as plain tuples, checked like any other
-reading, at less than half the price of records. What is kept of them is text and numbers, never a payload.
-
-Scan: a recording read once for the timeline, in small steps, and on from there when the recording grows.
+"""Timeline scan: a recording read once for the timeline, in small steps, and on from there when the recording grows.
 
 Blocks are read in the order of their times over all streams, so that the timeline grows from left to right, with
 names and load, while it is read. Within a stream they are read in its own order, even where the log's clock went back.
+
+Messages are read as plain tuples, checked like any other reading, at less than half the price of records. What is kept
+of them is text and numbers, never a payload.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loads: what workers reported of themselves, thinned to what a screen can show."""
+"""Worker loads: the load reports of workers, thinned to what a screen can show."""
 
 from __future__ import annotations
 

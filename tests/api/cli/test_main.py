@@ -6,7 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from api.cli.main import COMMANDS, INTERRUPTED, LazyCommand, contrail
+from api.cli.main import COMMANDS, LazyCommand, contrail
+from api.cli.output import EXIT_INTERRUPTED
 
 
 @click.command()
@@ -19,5 +20,5 @@ def test_an_interrupted_command_is_no_answer(monkeypatch: pytest.MonkeyPatch) ->
     """Not 1, which is a no; and nothing is said of it. The help tells the status."""
     monkeypatch.setitem(COMMANDS, "waits", LazyCommand(f"{__name__}:waits", ""))
     result = CliRunner().invoke(contrail, ["waits"])
-    assert (result.exit_code, result.output.strip()) == (INTERRUPTED, "")
-    assert f"{INTERRUPTED} (Ctrl-C;" in " ".join(CliRunner().invoke(contrail, ["--help"]).output.split())
+    assert (result.exit_code, result.output.strip()) == (EXIT_INTERRUPTED, "")
+    assert f"{EXIT_INTERRUPTED} (Ctrl-C;" in " ".join(CliRunner().invoke(contrail, ["--help"]).output.split())

@@ -250,8 +250,8 @@ def test_blocks_are_fetched_from_where_the_worker_is_reached(listen: str, advert
     assert block_host(listen, advertise) == host
 
 
-@pytest.mark.parametrize("role", ["frontend", "worker", "prefill_worker"])
-def test_a_part_starts_with_what_it_needs_only(role: str) -> None:
+@pytest.mark.parametrize("module", ["frontend_command", "worker_commands"])
+def test_a_part_starts_with_what_it_needs_only(module: str) -> None:
     """What few ever ask for is imported when they do: a part is there the sooner."""
-    code = f"import sys, api.cli_{role}; print(*sorted({{'numpy', 'replay', 'torch', 'vllm'}} & set(sys.modules)))"
+    code = f"import sys, api.cli.{module}; print(*sorted({{'numpy', 'replay', 'torch', 'vllm'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == ""

@@ -1,6 +1,5 @@
-"""An explanation as a page of text: what was known, why that worker, what it would have taken, what came of it.
-
-Requests as a table, one attempt a line, and how to look at one of them.
+"""An explanation as a page of text: what was known, why that worker, what it would have taken, what came of it; and a
+list of requests as a table, one attempt a line.
 """
 
 from __future__ import annotations

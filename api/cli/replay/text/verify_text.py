@@ -1,7 +1,4 @@
-"""What `contrail replay verify` found of verdicts on where to compute prompts, and of prefill jobs.
-
-What `contrail replay verify` found, for people and for scripts: the answer first, then what it rests on.
-"""
+"""The result of `contrail replay verify`, for people and for scripts: the answer first, then what it rests on."""
 
 from __future__ import annotations
 

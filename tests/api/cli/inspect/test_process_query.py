@@ -49,7 +49,7 @@ async def test_no_more_are_asked_at_once_than_the_bound(
     assert len(await query_processes([hung] * 3)) == 3
     assert loop.time() - started_s > 0.55
 
-    monkeypatch.setattr(process_query, "CENSUS_S", 0.2)
+    monkeypatch.setattr(process_query, "QUERY_S", 0.2)
     with pytest.raises(Unavailable, match="3 parts did not answer"):
         await query_processes([hung] * 3)
 

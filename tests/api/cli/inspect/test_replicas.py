@@ -44,7 +44,7 @@ def replica(id: str, digest: str = "d" * 16, **more: Any) -> ReplicaStatus:
 def judged(*rounds: list[ReplicaStatus]) -> ComparisonResult:
     comparison = ReplicaComparison()
     for heard in rounds:
-        comparison.hear(heard)
+        comparison.add_replies(heard)
     return comparison.verdict(rounds[-1])
 
 

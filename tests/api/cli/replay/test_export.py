@@ -176,7 +176,7 @@ async def test_nothing_is_overwritten_unasked(
     assert "there is no folder" in await refused(here, str(tmp_path / "no" / "file"))
     assert left(tmp_path) == {"file"}
     late = tmp_path / "late"
-    monkeypatch.setattr("api.cli.replay.export.exported", lambda *_: late.write_bytes(b"somebody else's"))
+    monkeypatch.setattr("api.cli.replay.export.summarize_export", lambda *_: late.write_bytes(b"somebody else's"))
     assert "exists" in await refused(here, str(late))
     assert late.read_bytes() == b"somebody else's"
     assert left(tmp_path) == {"file", "late"}
