@@ -21,7 +21,7 @@ from replay.simulate.options import SEED_MAX
 from replay.whatif.scenario import Scenario
 
 
-class ClosedLoopOptions(NamedTuple):
+class ClosedLoopArguments(NamedTuple):
     """What only a closed loop can be told."""
 
     engine: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ OPTIONS = (
 
 
 def closed_loop_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command has these, and gets `ClosedLoopOptions` as its argument `loop`; None if no loop is asked for."""
+    """The command has these, and gets `ClosedLoopArguments` as its argument `loop`; None if no loop is asked for."""
 
     @wraps(command)
     def with_loop(
@@ -63,8 +63,8 @@ def closed_loop_options(command: Callable[..., Any]) -> Callable[..., Any]:
         jobs: int | None,
         **rest: Any,
     ) -> Any:
-        loop = ClosedLoopOptions(engine, model, open_arrivals, seed, jobs)
-        if not closed_loop and loop != ClosedLoopOptions():
+        loop = ClosedLoopArguments(engine, model, open_arrivals, seed, jobs)
+        if not closed_loop and loop != ClosedLoopArguments():
             raise CallerError(
                 "--engine, --model, --open-arrivals, --seed and --jobs are of simulated runs: add --closed-loop"
             )
@@ -79,7 +79,7 @@ def run_again(
     source: RecordingSource,
     scenarios: Sequence[Scenario],
     range_: tuple[str | None, str | None],
-    loop: ClosedLoopOptions,
+    loop: ClosedLoopArguments,
     *,
     as_json: bool,
 ) -> str:

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from api.cli.options import MOMENT_HELP, RecordingRange, pairs, sweeps
 from api.cli.output import show_decision_progress
-from api.cli.replay.closed_loop import ClosedLoopOptions, closed_loop_options, run_again
+from api.cli.replay.closed_loop import ClosedLoopArguments, closed_loop_options, run_again
 from api.cli.replay.recording_source import RecordingSource, positions, recording_options
 from api.cli.replay.text.what_if_text import left_out_texts, one_text, several_text
 from core.errors import CallerError
@@ -49,7 +49,7 @@ def what_if(
     tries: tuple[str, ...],
     swept: tuple[str, ...],
     worst: int,
-    loop: ClosedLoopOptions | None,
+    loop: ClosedLoopArguments | None,
     *,
     recorded_load: bool,
     as_json: bool,
