@@ -9,6 +9,7 @@ import click
 import msgspec
 import uvloop
 
+from api.cli.options import OPS_OPTION, name_option
 from api.config.addresses import split_address
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
@@ -17,7 +18,6 @@ from api.deployment.process_specs import SUPERVISED
 from api.process.frontend import FrontendArguments, serve_frontend
 from api.process.logging_setup import configure_logging
 from api.process.runtime_tuning import use_one_malloc_arena
-from api.process_options import OPS_OPTION, name_option
 from core.errors import CallerError
 
 

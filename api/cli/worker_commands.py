@@ -14,6 +14,7 @@ from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
 from actors.worker.model_files import ChatFormat
 from actors.worker.worker import WorkerOptions
+from api.cli.options import OPS_OPTION, name_option
 from api.config.addresses import split_address
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
@@ -22,7 +23,6 @@ from api.deployment.process_specs import SUPERVISED
 from api.process.engine_factory import EngineArguments, block_host, engine_object, engine_pairs
 from api.process.logging_setup import configure_engine_logging, configure_logging
 from api.process.worker import FAILED, serve_worker
-from api.process_options import OPS_OPTION, name_option
 from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL
 from core.served_names import check_names
