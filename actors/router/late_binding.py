@@ -1,4 +1,5 @@
-"""LateBinding: requests wait here until the worker that is best for them is free (`projections.policy.binding_plan`).
+"""LateBinding: requests wait in this replica until the worker that is best for them is free
+(`projections.policy.binding_plan`).
 
 1. Held requests are planned together, once for all that happens in one turn of the loop: arrivals, first tokens here,
    other replicas' requests in the log, workers that join or leave.

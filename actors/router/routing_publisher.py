@@ -1,4 +1,5 @@
-"""RoutingPublisher: a replica's events under one id; each counts for it at once (`projections.folds.pending_events`).
+"""RoutingPublisher: a replica's events under one id; each counts for the replica at once
+(`projections.folds.pending_events`).
 
 With a folder for it, events that the log has not acknowledged stand in a journal there: if the process is killed, a
 successor appends them (`streams.outbox.journal_recovery`).
@@ -150,7 +151,8 @@ class RoutingPublisher:
         try:
             return Journal.create(folder, identity(namespace, ROUTING, self.id, key.chain_key), LIMITS, size)
         except Unavailable as error:
-            _logger.error("decisions are lost if this process is killed while the log is away: %s", error)  # noqa: TRY400
+            _logger.error("decisions are lost if this process is killed while the log is away: %s", error)  # noqa:
+            TRY400
             return None
 
     def _on_overflow(self) -> list[Event]:
