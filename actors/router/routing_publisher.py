@@ -151,8 +151,9 @@ class RoutingPublisher:
         try:
             return Journal.create(folder, identity(namespace, ROUTING, self.id, key.chain_key), LIMITS, size)
         except Unavailable as error:
-            _logger.error("decisions are lost if this process is killed while the log is away: %s", error)  # noqa:
-            TRY400
+            _logger.error(  # noqa: TRY400 - the text says it
+                "decisions are lost if this process is killed while the log is away: %s", error
+            )
             return None
 
     def _on_overflow(self) -> list[Event]:
