@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from actors.consistency.digest_checkpoints import DigestCheckpoints
 from actors.consistency.digest_mismatch import DigestDifference, DigestMismatch, DigestMismatches, ReportedPoint
-from actors.consistency.mismatch_resolution import REFOLD_EVERY_MS, MismatchResolution, RefoldComparison, drift
+from actors.consistency.mismatch_resolution import REFOLD_EVERY_MS, MismatchResolution, RebuildComparison, drift
 from core.clock import Clock
 from core.codec import DIGEST_BYTES
 from core.events import DivergenceFound, Event, Points, ReplicaReported
@@ -338,13 +338,13 @@ class DigestExchange:
             mismatch.seq,
         )
 
-    def _on_replaced(self, mismatch: DigestMismatch, finding: RefoldComparison) -> None:
+    def _on_replaced(self, mismatch: DigestMismatch, finding: RebuildComparison) -> None:
         self.rebuilt += 1
         self._publish(_found(finding, mismatch.first, REPLACED))
         self.became()
         _logger.error("our fold was wrong at %s:%d: a new one serves", finding.stream, finding.seq)
 
-    def _on_confirmed(self, mismatch: DigestMismatch, finding: RefoldComparison) -> None:
+    def _on_confirmed(self, mismatch: DigestMismatch, finding: RebuildComparison) -> None:
         if not self.mismatches.is_open(mismatch):
             return  # taken back while we folded anew
         self._publish(_found(finding, mismatch.first, CONFIRMED))
@@ -355,7 +355,7 @@ class DigestExchange:
             mismatch.confirmed_ms = self._clock.monotonic_ms()
 
 
-def _found(finding: RefoldComparison, other: ReplicaId, verdict: str) -> DivergenceFound:
+def _found(finding: RebuildComparison, other: ReplicaId, verdict: str) -> DivergenceFound:
     return DivergenceFound(
         stream=finding.stream,
         epoch=finding.epoch,

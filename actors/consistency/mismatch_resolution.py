@@ -18,7 +18,7 @@ from projections.folds.state import State
 from streams.registry import Registry
 
 
-class RefoldComparison(NamedTuple):
+class RebuildComparison(NamedTuple):
     """One stream's fold at a cursor that both folds have passed."""
 
     stream: StreamName
@@ -45,7 +45,7 @@ def drift(state: State, stream: StreamName) -> int:
     return (kv.recount() - kv.digest) & MASK64
 
 
-def compare_folds(state: State, refolded: State) -> dict[StreamName, RefoldComparison]:
+def compare_folds(state: State, refolded: State) -> dict[StreamName, RebuildComparison]:
     """Every stream that can be compared: known to both in one epoch, complete, and not further apart than the points
     that a state keeps. O(parts).
     """
@@ -53,7 +53,7 @@ def compare_folds(state: State, refolded: State) -> dict[StreamName, RefoldCompa
     return {finding.stream: finding for finding in found if finding is not None}
 
 
-def _compare_stream(state: State, refolded: State, stream: StreamName) -> RefoldComparison | None:
+def _compare_stream(state: State, refolded: State, stream: StreamName) -> RebuildComparison | None:
     if stream not in refolded.cursor:
         return None
     seq = min(state.cursor[stream].seq, refolded.cursor[stream].seq)
@@ -62,7 +62,7 @@ def _compare_stream(state: State, refolded: State, stream: StreamName) -> Refold
         return None
     # digests are sums: what the parts have beside what was accounted for them counts at every cursor
     served = (ours.digest + drift(state, stream)) & MASK64
-    return RefoldComparison(stream, ours.epoch, seq, served, log.digest)
+    return RebuildComparison(stream, ours.epoch, seq, served, log.digest)
 
 
 REFOLD_EVERY_MS = 3_600_000
@@ -91,8 +91,8 @@ class MismatchResolution:
         *,
         refold: Callable[[], Awaitable[State]],
         rebuild: Callable[[str], Awaitable[object]],
-        on_replaced: Callable[[DigestMismatch, RefoldComparison], None],
-        on_confirmed: Callable[[DigestMismatch, RefoldComparison], None],
+        on_replaced: Callable[[DigestMismatch, RebuildComparison], None],
+        on_confirmed: Callable[[DigestMismatch, RebuildComparison], None],
     ) -> None:
         self.replacing = False
         """While true the fold that serves is known to be wrong, and may be another at any moment."""

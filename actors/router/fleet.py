@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from actors.membership.registration import Registration, registration_of
-from actors.router.model_catalog import ModelCatalog, ModelSource
+from actors.router.model_catalog import ModelCardSource, ModelCatalog
 from actors.transport.frames import Hello
 from actors.transport.reconnecting_client import ReconnectingClient
 from core.clock import Clock
@@ -145,10 +145,10 @@ class Fleet:
         until_ms = now if stale or failed else min(stale_ms.values(), default=now)
         return _LocalReasons(workers, suspected, self.changes, until_ms, found)
 
-    def _model_sources(self, model: str) -> Iterator[ModelSource]:
+    def _model_sources(self, model: str) -> Iterator[ModelCardSource]:
         for worker, registration in self.registered.items():
             if registration.model == model and registration.role != PREFILL:
-                yield ModelSource(self.links[worker], registration)
+                yield ModelCardSource(self.links[worker], registration)
 
     def _on_health(self, healthy: bool) -> None:
         if healthy != self.registry_healthy:

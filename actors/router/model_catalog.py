@@ -22,7 +22,7 @@ LEARN_RETRY_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
-class ModelSource(NamedTuple):
+class ModelCardSource(NamedTuple):
     """A registered worker, whether connected or not."""
 
     link: ReconnectingClient
@@ -42,7 +42,7 @@ class ModelCatalog:
     """
 
     def __init__(
-        self, clock: Clock, sources: Callable[[str], Iterable[ModelSource]], on_change: Callable[[], None]
+        self, clock: Clock, sources: Callable[[str], Iterable[ModelCardSource]], on_change: Callable[[], None]
     ) -> None:
         self._clock = clock
         self._sources = sources
@@ -103,7 +103,7 @@ class ModelCatalog:
             task = self._learning[model] = asyncio.create_task(self._learn(model), name=f"learn {model}")
             task.add_done_callback(lambda done: self._on_learned(model, done))
 
-    def _update_names(self, model: str, sources: list[ModelSource]) -> None:
+    def _update_names(self, model: str, sources: list[ModelCardSource]) -> None:
         """The model has the names that its workers give it; without a worker it keeps those that it had."""
         before = self._served.get(model)
         if sources:
@@ -126,7 +126,7 @@ class ModelCatalog:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _source(self, model: str, turn: int = 0) -> ModelSource | None:
+    def _source(self, model: str, turn: int = 0) -> ModelCardSource | None:
         """Whom to ask, another one each turn; None if nothing is to be learned, or nobody is connected."""
         sources, known = list(self._sources(model)), self._known.get(model)
         if known is not None and model not in self._outdated:

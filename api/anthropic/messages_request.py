@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from api.anthropic.messages_types import Block, CountRequest, Message, MessagesRequest, OutputFormat, Tool, ToolChoice
+from api.anthropic.messages_types import (
+    Block,
+    CountRequest,
+    InputMessage,
+    MessagesRequest,
+    OutputFormat,
+    Tool,
+    ToolChoice,
+)
 from api.anthropic.tool_changes import CUSTOM, TOOL_CHANGES, is_hosted, tools_of
 from api.openai.types.request_types import (
     CalledFunction,
@@ -192,7 +200,7 @@ def _messages(body: CountRequest) -> Iterator[ChatMessage]:
                 raise bad_parameter(f"{place}.role", "must be user, assistant or system")
 
 
-def _user(place: str, message: Message) -> Iterator[ChatMessage]:
+def _user(place: str, message: InputMessage) -> Iterator[ChatMessage]:
     """Results of tools are messages of their own."""
     if isinstance(message.content, str):
         yield ChatMessage(role="user", content=message.content)
@@ -212,7 +220,7 @@ def _user(place: str, message: Message) -> Iterator[ChatMessage]:
         yield ChatMessage(role="user", content=said)
 
 
-def _turn(place: str, message: Message) -> ChatMessage:
+def _turn(place: str, message: InputMessage) -> ChatMessage:
     if isinstance(message.content, str):
         return ChatMessage(role="assistant", content=message.content)
     said, thought, calls = "", "", []

@@ -31,7 +31,7 @@ class Block(msgspec.Struct, frozen=True):
     """Of a document or a search_result."""
 
 
-class Message(msgspec.Struct, frozen=True):
+class InputMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | list[Block]
 
@@ -75,7 +75,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a chat's prompt is made of."""
 
     model: str
-    messages: list[Message]
+    messages: list[InputMessage]
     system: str | list[Block] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None

@@ -75,7 +75,7 @@ class StreamComparison(msgspec.Struct, frozen=True, kw_only=True):
     between_total: int
 
 
-class OtherLivesComparison(msgspec.Struct, frozen=True, kw_only=True):
+class EarlierRunComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Two earlier lives of the same names, of which only the reports are compared."""
 
     replicas: dict[str, str]
@@ -91,7 +91,7 @@ class ReplicaComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     replicas: dict[str, str]
     """Id to name, of the two lives that are compared."""
-    others: list[OtherLivesComparison]
+    others: list[EarlierRunComparison]
     """All other pairs of lives of these names that reported a place in common, the latest first."""
     streams: list[StreamComparison]
     divergences: list[Divergence]
@@ -155,9 +155,9 @@ def _heard(recording: Recording, start: int, end: int | None) -> dict[str, int]:
 
 def _others(
     recording: Recording, one: ReplicaId, other: ReplicaId, said: Mapping[ReplicaId, ReportsByPlace]
-) -> OtherLivesComparison:
+) -> EarlierRunComparison:
     common = _common(said, one, other)
-    return OtherLivesComparison(
+    return EarlierRunComparison(
         replicas=_names(recording, one, other),
         compared=len(common),
         part=any(said[one][place].digest != said[other][place].digest for place in common),

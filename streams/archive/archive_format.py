@@ -50,7 +50,7 @@ class FileExtent(msgspec.Struct, frozen=True):
     checksum: str
 
 
-class Block(msgspec.Struct, frozen=True):
+class ArchiveBlock(msgspec.Struct, frozen=True):
     """Messages of one stream."""
 
     stream: str
@@ -106,7 +106,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """Names were removed and the chains sealed anew, with `chain_key`: they prove order, not origin."""
     chain_key: str = ""
     streams: dict[str, Span]
-    blocks: list[Block]
+    blocks: list[ArchiveBlock]
     snapshots: list[SavedSnapshot]
     """Oldest first."""
     heads: dict[str, dict[str, Head]]

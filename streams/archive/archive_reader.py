@@ -21,7 +21,7 @@ from core.errors import CallerError, Corrupt
 from core.ids import StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
 from core.subjects import subject
-from streams.archive.archive_format import END, FOOTER, MAGIC, Block, Contents, FileExtent, Row, Span, checksum
+from streams.archive.archive_format import END, FOOTER, MAGIC, ArchiveBlock, Contents, FileExtent, Row, Span, checksum
 from streams.log import Record
 
 CACHED_BLOCKS = 8
@@ -41,7 +41,7 @@ class ArchiveReader:
         self.path = path
         self.contents = contents
         self._file = file
-        self._blocks: dict[StreamName, list[Block]] = {StreamName(name): [] for name in contents.streams}
+        self._blocks: dict[StreamName, list[ArchiveBlock]] = {StreamName(name): [] for name in contents.streams}
         for block in contents.blocks:
             self._blocks[StreamName(block.stream)].append(block)
         self._ends = {stream: [block.last_seq for block in blocks] for stream, blocks in self._blocks.items()}
@@ -146,7 +146,7 @@ class ArchiveReader:
         where = subject(self.contents.namespace, stream, row.owner)
         return Record(stream, StreamSeq(row.seq), row.time_ms, where, row.payload)
 
-    def _rows(self, block: Block) -> list[Row]:
+    def _rows(self, block: ArchiveBlock) -> list[Row]:
         at = block.piece.offset
         rows = self._unpacked.get(at)
         if rows is None:
@@ -157,7 +157,7 @@ class ArchiveReader:
             self._unpacked.move_to_end(at)
         return rows
 
-    def _read_rows(self, block: Block) -> list[Row]:
+    def _read_rows(self, block: ArchiveBlock) -> list[Row]:
         try:
             rows = _rows.decode(self._unpack(block.piece, BLOCK_BYTES_MAX))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

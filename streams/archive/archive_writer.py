@@ -23,7 +23,7 @@ from streams.archive.archive_format import (
     FOOTER,
     MAGIC,
     ZSTD_LEVEL,
-    Block,
+    ArchiveBlock,
     Contents,
     FileExtent,
     Head,
@@ -75,7 +75,7 @@ class ArchiveWriter:
         self._waiting: dict[StreamName, int] = {}
         """Bytes per stream that stand in no block yet."""
         self._last: dict[StreamName, int] = {}
-        self._blocks: list[Block] = []
+        self._blocks: list[ArchiveBlock] = []
         self._snapshots: list[SavedSnapshot] = []
         self._heads: dict[StreamName, dict[str, Head]] = {}
         self._packer = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
@@ -186,7 +186,7 @@ class ArchiveWriter:
                 self._heads[stream][source] = Head(numbers[source], digest(payload, self.chain_key).hex())
         piece = self._put(self._packer.compress(self._encoder.encode(rows)))
         first_ms, last_ms = min(row.time_ms for row in rows), max(row.time_ms for row in rows)
-        self._blocks.append(Block(stream, rows[0].seq, rows[-1].seq, first_ms, last_ms, len(rows), piece))
+        self._blocks.append(ArchiveBlock(stream, rows[0].seq, rows[-1].seq, first_ms, last_ms, len(rows), piece))
         rows.clear()
         ends.clear()
         self._waiting[stream] = 0

@@ -44,7 +44,7 @@ class ComparisonResult(NamedTuple):
     """Ids that were seen to agree with another one."""
 
 
-class ReplicaComparison:
+class ReplicaDigestComparison:
     """Takes what replicas say, round by round, and judges."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class ReplicaComparison:
         self._differences: list[str] = []
 
     def __repr__(self) -> str:
-        return f"<ReplicaComparison of {len(self._group)} replicas, {len(self._wrong)} differ>"
+        return f"<ReplicaDigestComparison of {len(self._group)} replicas, {len(self._wrong)} differ>"
 
     def add_replies(self, replicas: Iterable[ReplicaStatus]) -> None:
         """One round of answers, of one moment or nearly so."""

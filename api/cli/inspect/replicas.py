@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from api.cli.inspect.process_query import REPLICAS, RegisteredProcess, query_processes, registered_processes
-from api.cli.inspect.replica_comparison import ComparisonResult, ReplicaComparison, recent_observations
+from api.cli.inspect.replica_comparison import ComparisonResult, ReplicaDigestComparison, recent_observations
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
 from api.cli.output import EXIT_NO, UNKNOWN, bytes_text, number_text, text_table
 from api.config.deployment_options import deployment_options
@@ -163,7 +163,7 @@ async def _watch(connection: DeploymentRef, verbose: bool) -> None:
 async def query_replicas(registry: Registry, log: EventLog, rounds_max: int) -> ReplicaOverview:
     """The replicas now, compared at equal cursors; if those are never met, at the points that they reported."""
     parts = await registered_processes(registry, REPLICAS)
-    comparison = ReplicaComparison()
+    comparison = ReplicaDigestComparison()
     replicas = await _ask(parts, comparison)
     for _ in range(rounds_max - 1):
         if not _open(replicas, comparison):
@@ -176,13 +176,13 @@ async def query_replicas(registry: Registry, log: EventLog, rounds_max: int) -> 
     return ReplicaOverview([msgspec.structs.replace(it, agrees=_agrees(it, verdict)) for it in replicas], verdict)
 
 
-async def _ask(parts: list[RegisteredProcess], comparison: ReplicaComparison) -> list[ReplicaStatus]:
+async def _ask(parts: list[RegisteredProcess], comparison: ReplicaDigestComparison) -> list[ReplicaStatus]:
     replicas = [replica_status(answer) for answer in await query_processes(parts)]
     comparison.add_replies(replicas)
     return replicas
 
 
-def _open(replicas: list[ReplicaStatus], comparison: ReplicaComparison) -> bool:
+def _open(replicas: list[ReplicaStatus], comparison: ReplicaDigestComparison) -> bool:
     """Whether another round may tell more."""
     return sum(it.answered for it in replicas) > 1 and comparison.verdict(replicas).agree is None
 

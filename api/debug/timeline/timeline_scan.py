@@ -24,7 +24,7 @@ from core.errors import Corrupt
 from core.ids import StreamName
 from core.subjects import ROUTING
 from projections.folds.state import is_folded
-from streams.archive.archive_format import Block, checksum
+from streams.archive.archive_format import ArchiveBlock, checksum
 from streams.archive.archive_reader import BLOCK_BYTES_MAX, ArchiveReader
 
 _decoder = msgspec.msgpack.Decoder(list[Row])
@@ -46,7 +46,7 @@ class BlockReader:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def of(self, block: Block) -> list[Row]:
+    def of(self, block: ArchiveBlock) -> list[Row]:
         """The block's messages, in order. Corrupt if it is damaged."""
         piece = block.piece
         data = os.pread(self._file.fileno(), piece.size, piece.offset)
@@ -118,10 +118,10 @@ class TimelineScan:
         if ROUTING in archive.streams:
             self.decisions.read_to = max(self.decisions.read_to, archive.span(ROUTING).last_seq)
 
-    def _is_new(self, block: Block) -> bool:
+    def _is_new(self, block: ArchiveBlock) -> bool:
         return block.last_seq > self._read_to.get(StreamName(block.stream), 0)
 
-    def _shown(self, archive: ArchiveReader) -> list[Block]:
+    def _shown(self, archive: ArchiveReader) -> list[ArchiveBlock]:
         """The blocks of all streams, of the routing stream only the newest."""
         blocks = [block for block in archive.contents.blocks if is_folded(StreamName(block.stream))]
         left, shown = ROUTING_MESSAGES_MAX, []
@@ -135,7 +135,7 @@ class TimelineScan:
         return shown[::-1]
 
 
-def _by_time(blocks: list[Block]) -> list[Block]:
+def _by_time(blocks: list[ArchiveBlock]) -> list[ArchiveBlock]:
     """A block that says an earlier time than one before it in its stream counts as of that one's time."""
     latest, times = dict[str, int](), list[int]()
     for block in blocks:

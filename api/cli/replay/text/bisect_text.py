@@ -8,7 +8,7 @@ from api.cli.replay.text.verify_text import SHOWN, difference_lines, many, side_
 from core.event_json import time_text
 from replay.bisect.cache_comparison import CacheComparison, Restatement, StrayBlocks
 from replay.bisect.first_difference import FirstDifference
-from replay.bisect.replica_comparison import OtherLivesComparison, ReplicaComparison, StreamComparison
+from replay.bisect.replica_comparison import EarlierRunComparison, ReplicaComparison, StreamComparison
 from replay.bisect.settings_comparison import SettingsComparison
 from replay.bisect.version_comparison import VersionComparison
 from replay.verify.comparison import TERMS
@@ -97,7 +97,7 @@ def cache_text(found: list[CacheComparison]) -> str:
     return "\n".join(lines)
 
 
-def _other_lives(others: list[OtherLivesComparison]) -> Iterator[str]:
+def _other_lives(others: list[EarlierRunComparison]) -> Iterator[str]:
     if not others:
         return
     yield ""

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from api.cli.inspect.process_query import ProcessReply, RegisteredProcess
-from api.cli.inspect.replica_comparison import ComparisonResult, DigestObservation, ReplicaComparison, points, shared
+from api.cli.inspect.replica_comparison import (
+    ComparisonResult,
+    DigestObservation,
+    ReplicaDigestComparison,
+    points,
+    shared,
+)
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
 from api.cli.inspect.replicas import ROUNDS_MAX, replicas, replicas_text
 from core.codec import CHAIN_START, encode_event, encode_message
@@ -42,7 +48,7 @@ def replica(id: str, digest: str = "d" * 16, **more: Any) -> ReplicaStatus:
 
 
 def judged(*rounds: list[ReplicaStatus]) -> ComparisonResult:
-    comparison = ReplicaComparison()
+    comparison = ReplicaDigestComparison()
     for heard in rounds:
         comparison.add_replies(heard)
     return comparison.verdict(rounds[-1])
