@@ -1,4 +1,4 @@
-"""Timeline events: the fields that a timeline shows of an event; nothing else is read of it (see `replay.slim`)."""
+"""Timeline events: the fields that a timeline shows of an event; nothing else is read of it (see `replay.recording.messages`)."""
 
 from __future__ import annotations
 
