@@ -239,6 +239,55 @@ def test_folders_are_rooms() -> None:
     assert {name(folder): count for folder, count in counts.items() if count > MODULES_MAX} == {}
 
 
+CIRCLES = [
+    {"actors.consistency", "actors.membership", "actors.router"},
+    {"api.debug", "api.process"},
+    {"api.openai", "api.openai.request"},
+    {"api.parsers", "api.tokenizer"},
+    {"replay.playback", "replay.verify"},
+]
+"""Rooms that import each other still, some of them through a third one: none may join them."""
+
+
+def room_of(module: str) -> str:
+    """The folder of a module; a package's root counts by module."""
+    folder = module.rpartition(".")[0]
+    return folder if "." in folder else module
+
+
+def rooms_with_imports() -> dict[str, set[str]]:
+    """Each room, and which other rooms of its package it imports from."""
+    modules = {name(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in CODE}
+    found: dict[str, set[str]] = {}
+    for path in CODE:
+        room = room_of(name(path).removesuffix(".py").replace("/", "."))
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for target in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                    if target in modules and target.partition(".")[0] == room.partition(".")[0]:
+                        found.setdefault(room, set()).add(room_of(target))
+    return {room: others - {room} for room, others in found.items()}
+
+
+def reached(room: str, imports: dict[str, set[str]]) -> set[str]:
+    """All rooms that this one imports from, through others, too."""
+    found: set[str] = set()
+    ahead = list(imports.get(room, ()))
+    while ahead:
+        found.add(other := ahead.pop())
+        ahead += imports.get(other, set()) - found
+    return found
+
+
+def test_rooms_form_no_circles() -> None:
+    """Inside a package a room imports only what does not import it, but for those that are named."""
+    imports = rooms_with_imports()
+    reach = {room: reached(room, imports) for room in imports}
+    circles = {frozenset({room, *(other for other in reach[room] if room in reach.get(other, ()))}) for room in reach}
+
+    assert sorted(map(sorted, (circle for circle in circles if len(circle) > 1))) == sorted(map(sorted, CIRCLES))
+
+
 def test_no_failure_is_swallowed() -> None:
     """Nobody catches everything and does nothing about it."""
     broad = {None, "Exception", "BaseException"}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from core.events import Points, ReplicaReported
 from core.ids import COLUMN_WIDTH, StreamName, StreamSeq
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.folds.source_fold import SourceFold
 from projections.folds.state import DigestPoint, Position, State
 

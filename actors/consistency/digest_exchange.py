@@ -23,7 +23,7 @@ from core.clock import Clock
 from core.codec import DIGEST_BYTES
 from core.events import DivergenceFound, Event, Points, ReplicaReported
 from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.folds.state import State
 from streams.registry import Registry
 

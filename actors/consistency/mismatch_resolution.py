@@ -13,7 +13,7 @@ from actors.consistency.digest_mismatch import DigestMismatch
 from core.clock import Clock
 from core.errors import ContrailError, PeerError, Unavailable
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq
-from projections.folds.digest import MASK64
+from projections.digest import MASK64
 from projections.folds.state import State
 from streams.registry import Registry
 

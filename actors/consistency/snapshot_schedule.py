@@ -25,7 +25,7 @@ from core.clock import Clock
 from core.errors import ContrailError, PeerError
 from core.ids import ReplicaId
 from core.snapshot_manifest import Manifest
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from streams.registry import Registry
 
 LOOK_EVERY_S = 5.0

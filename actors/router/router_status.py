@@ -9,7 +9,7 @@ from typing import Any
 from actors.metrics.prefill_counts import PrefillCounts
 from actors.router.routing_publisher import RoutingPublisher
 from core.event_json import hash_text
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.folds.jobs_fold import JobsFold, prefill_queue
 from projections.folds.state import State
 from projections.runner.runner import Runner

@@ -5,13 +5,13 @@ from __future__ import annotations
 import orjson
 
 from api.anthropic.messages_encoder import MessagesEncoder
-from api.anthropic.messages_errors import AnthropicError
 from api.anthropic.messages_request import to_chat_request
 from api.anthropic.messages_types import CountRequest, MessagesRequest
 from api.anthropic.tool_changes import omitted_tools
 from api.openai.adapter_route import ApiAdapter
 from api.openai.tokenization import Tokenization
 from api.openai.unary_route import UnaryRequest
+from api.server.anthropic_errors import AnthropicError
 from core.prompt import TOKEN_BYTES
 
 COUNTED_MAX = 1_048_576

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.anthropic.messages_errors import error_for_path
 from api.auth.api_keys import ApiKey
 from api.auth.keyring import Keyring
+from api.server.anthropic_errors import error_for_path
 from api.server.caller import CALLER, Caller
 from api.server.errors import ApiError
 from api.server.middleware import send_error

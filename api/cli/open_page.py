@@ -8,7 +8,7 @@ import webbrowser
 import click
 import msgspec
 
-from api.cli.inspect.process_query import REPLICAS, RegisteredProcess, registered_processes
+from api.cli.process_query import REPLICAS, RegisteredProcess, registered_processes
 from api.config.addresses import is_loopback, join_address, split_address
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef

@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.router.dispatch import ON_ROUTED
-from api.anthropic.messages_errors import error_for_path
+from api.server.anthropic_errors import error_for_path
 from api.server.caller import header_tenant
 from api.server.errors import ApiError, internal_error, redacted_traceback, stopping
 from api.server.exchange import MODEL_KEY

@@ -23,7 +23,7 @@ import msgspec
 from core.events.base import check_width
 from core.ids import WorkerId
 from core.prompt import Prompt, hashes_from_bytes, hashes_to_bytes
-from projections.folds.digest import MASK64, mix
+from projections.digest import MASK64, mix
 
 APPROXIMATE_BLOCKS_MAX = 1 << 20
 """Blocks that a replica's part holds, of all workers together, at about 150 bytes each; beyond, the worker that it

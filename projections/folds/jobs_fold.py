@@ -31,7 +31,7 @@ from core.events.jobs import (
 )
 from core.ids import LOST_SUFFIX, SourceId, WorkerId
 from core.subjects import job_kind
-from projections.folds.digest import MASK64, mix
+from projections.digest import MASK64, mix
 from projections.folds.source_fold import Chain, ChainVerdict, MissingMessages, Tombstones, missing_before, stamp
 
 ANSWERED_KEPT = 4096

@@ -24,7 +24,7 @@ from core.events import (
 )
 from core.ids import LOST_SUFFIX, SourceId, WorkerId
 from core.settings import TIERS
-from projections.folds.digest import MASK64, mix
+from projections.digest import MASK64, mix
 from projections.folds.source_fold import Chain, ChainVerdict, MissingMessages, Tombstones, missing_before, stamp
 from projections.index.prefix_index import PrefixIndex
 

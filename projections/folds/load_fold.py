@@ -5,7 +5,7 @@ from __future__ import annotations
 from core.codec import Message
 from core.events import LoadReported, UnknownEvent, WorkerLeft, WorkerLost
 from core.ids import LOST_SUFFIX, SourceId, WorkerId
-from projections.folds.digest import MASK64, mix
+from projections.digest import MASK64, mix
 from projections.folds.source_fold import Chain, ChainVerdict, MissingMessages, Tombstones, missing_before, stamp
 
 

@@ -26,8 +26,8 @@ from core.events import (
 )
 from core.events.routing import RequestQueued, RequestTurnedAway
 from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, WorkerId, from_column
+from projections.digest import MASK64, mix, mix_repr
 from projections.folds.approximate_index import ApproximateIndex, CacheRetention
-from projections.folds.digest import MASK64, mix, mix_repr
 from projections.folds.in_flight import AttemptKey, InFlight, InFlightLoad
 from projections.folds.source_fold import Chain, ChainVerdict, MissingMessages, Tombstones, missing_before, stamp
 

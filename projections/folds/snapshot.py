@@ -23,8 +23,8 @@ from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
 from core.settings import TIERS
 from core.snapshot_manifest import At
 from core.subjects import JOBS
+from projections.digest import FOLD_VERSION
 from projections.folds.approximate_index import ApproximateIndex, WorkerBlocks
-from projections.folds.digest import FOLD_VERSION
 from projections.folds.jobs_fold import JobsFold, JobsPart
 from projections.folds.kv_fold import KvFold, Member
 from projections.folds.routing_fold import ReplicaPart

@@ -22,7 +22,7 @@ import xxhash
 from core.codec import CHAIN_START, Message
 from core.ids import SourceId, StreamName, StreamSeq
 from core.subjects import ROUTING
-from projections.folds.digest import MASK64
+from projections.digest import MASK64
 
 
 class ChainVerdict(Enum):

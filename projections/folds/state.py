@@ -13,7 +13,7 @@ from core.errors import Corrupt
 from core.events.kv import PREFILL
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
 from core.subjects import JOBS, LOAD, ROUTING, is_kv, owner
-from projections.folds.digest import MASK64, mix
+from projections.digest import MASK64, mix
 from projections.folds.jobs_fold import JobsFold
 from projections.folds.kv_fold import KvFold, Member
 from projections.folds.load_fold import LoadFold

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from core.block_spans import Blocks
 from core.ids import WorkerId
 from core.settings import TIERS
-from projections.folds.digest import hash_sum
+from projections.digest import hash_sum
 from projections.index.block_changes import keys_touched
 from projections.index.block_table import KEY_BITS, BlockTable, Entry
 from projections.index.worker_sets import WorkerSets

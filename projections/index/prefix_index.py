@@ -25,7 +25,7 @@ from core.block_spans import Blocks
 from core.ids import WorkerId
 from core.prompt import HASH_BYTES, Prompt
 from core.settings import TIERS
-from projections.folds.digest import MASK64, hash_sum
+from projections.digest import MASK64, hash_sum
 from projections.index.block_changes import remove_blocks, store_blocks
 from projections.index.block_table import BlockTable, new_table, sweeping
 from projections.index.galloping_search import OverlapGroup, gallop

@@ -22,7 +22,7 @@ from core.codec import digest
 from core.errors import ContrailError, Corrupt, Unavailable
 from core.ids import StreamName, StreamSeq
 from core.snapshot_manifest import At, Manifest
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.folds.snapshot import cursor_of, decoding, encoding
 from projections.folds.state import Applied, State, is_folded
 from streams.log import EventLog, Record

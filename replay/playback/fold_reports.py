@@ -14,7 +14,7 @@ import msgspec
 from core.codec import DIGEST_BYTES
 from core.events import ReplicaReported
 from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.folds.state import DigestPoint, State
 from replay.playback.state_cursors import CursorSource, StateCursor
 from replay.recording.gaps import Gaps

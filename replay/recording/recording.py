@@ -18,7 +18,7 @@ from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING, is_kv, owner
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.folds.routing_fold import ReplicaPart
 from projections.folds.snapshot import decode
 from projections.folds.state import State, is_folded

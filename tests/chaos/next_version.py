@@ -104,7 +104,7 @@ Voice.say = _say_next
 """
 APPENDED = {
     "core/events/__init__.py": EVENTS,
-    "projections/folds/digest.py": FOLD,
+    "projections/digest.py": FOLD,
     "projections/folds/source_fold.py": STAMP,
     "projections/folds/kv_fold.py": SKIPS.format(name="KvFold"),
     "projections/folds/routing_fold.py": SKIPS.format(name="RoutingFold"),

@@ -12,7 +12,7 @@ import pytest
 from core.events import UnknownEvent
 from core.ids import StreamName, StreamSeq
 from core.keys import DeploymentKey
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats
 from streams.embedded.loopback_ports import free_port

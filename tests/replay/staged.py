@@ -15,7 +15,7 @@ from core.prompt import Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
 from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, kv_stream, subject
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.folds.snapshot import cursor_of, encode
 from projections.folds.state import State
 from projections.policy.decide import decide, record

@@ -14,7 +14,7 @@ from core.block_spans import Blocks, packed, single, unpacked
 from core.errors import WrongSequence
 from core.ids import StreamSeq
 from core.subjects import LOAD, ROUTING
-from projections.folds.digest import MASK64
+from projections.digest import MASK64
 from projections.folds.kv_fold import KvFold
 from projections.folds.routing_fold import RoutingFold
 from projections.folds.state import State

@@ -17,15 +17,15 @@ from api.cli.doctor.broker_checks import check_consumers, check_disk, check_regi
 from api.cli.doctor.finding import PROBLEM, Finding
 from api.cli.doctor.process_checks import check_processes, check_workers
 from api.cli.doctor.stream_checks import LogHistory, check_record, check_streams
-from api.cli.inspect.process_query import REPLICAS, WORKERS, RegisteredProcess, query_processes, registered_processes
 from api.cli.inspect.snapshot_verification import snapshot_statuses
+from api.cli.process_query import REPLICAS, WORKERS, RegisteredProcess, query_processes, registered_processes
 from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import named_remedy, open_log, open_registry
 from core.clock import SystemClock
 from core.errors import CallerError, PeerError
 from core.subjects import LOAD, subject
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from streams.etcd.etcd_inspection import etcd_status
 from streams.jetstream.broker_inspection import BrokerInspection
 from streams.jetstream.jetstream_log import JetStreamLog

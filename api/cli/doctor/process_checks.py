@@ -10,9 +10,9 @@ from typing import Any
 
 from actors.membership.registration import Registration
 from api.cli.doctor.finding import OK, PROBLEM, WARNING, Finding
-from api.cli.inspect.process_query import ProcessReply
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
 from api.cli.output import number_text, seconds_text
+from api.cli.process_query import ProcessReply
 from core.events.kv import PREFILL
 
 LAG_EVENTS_WARNING = 10_000

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from api.cli.inspect.process_query import REPLICAS, query_processes, registered_processes
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
+from api.cli.process_query import REPLICAS, query_processes, registered_processes
 from core.errors import CallerError, Unavailable
 from core.settings import RoutingSettings
 from streams.live_settings import SETTINGS_KEY

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from api.cli.inspect.process_query import ProcessReply
+from api.cli.process_query import ProcessReply
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from api.cli.inspect.process_query import REPLICAS, RegisteredProcess, query_processes, registered_processes
 from api.cli.inspect.replica_comparison import ComparisonResult, ReplicaDigestComparison, recent_observations
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
 from api.cli.output import EXIT_NO, UNKNOWN, bytes_text, number_text, text_table
+from api.cli.process_query import REPLICAS, RegisteredProcess, query_processes, registered_processes
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import open_log, open_registry

@@ -23,7 +23,7 @@ from core.errors import Corrupt, Unavailable
 from core.ids import StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
 from core.subjects import SNAPSHOTS
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.folds.snapshot import cursor_of, decoding
 from projections.folds.state import State
 from projections.runner.rebuild import fold_on, in_slices, rebuild, take_snapshot

@@ -29,7 +29,7 @@ from core.errors import CallerError
 from core.event_json import time_text
 from core.snapshot_manifest import Manifest
 from core.subjects import SNAPSHOTS
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.runner.rebuild import take_snapshot
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.snapshot_store import Coverage, SnapshotStore, coverage

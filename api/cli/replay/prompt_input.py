@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from actors.transport.frames import PROTOCOL, Hello
 from actors.transport.reconnecting_client import ReconnectingClient
-from api.cli.inspect.process_query import WORKERS, registered_processes
+from api.cli.process_query import WORKERS, registered_processes
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import open_registry
 from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong

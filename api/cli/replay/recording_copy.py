@@ -18,7 +18,7 @@ from core.event_json import time_text
 from core.ids import StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.subjects import ROUTING, SNAPSHOTS
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment, position_in_log
 from streams.archive.archive_export import ExportedRange, Progress, Range, archive, cut
 from streams.archive.archive_format import key_check

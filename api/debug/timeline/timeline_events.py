@@ -1,4 +1,5 @@
-"""Timeline events: the fields that a timeline shows of an event; nothing else is read of it (see `replay.recording.messages`)."""
+"""Timeline events: the fields that a timeline shows of an event; nothing else is read of it (see
+`replay.recording.messages`)."""
 
 from __future__ import annotations
 

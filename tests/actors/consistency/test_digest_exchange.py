@@ -14,7 +14,7 @@ from core.block_spans import single
 from core.events import CacheRestated, DivergenceFound, Points, ReplicaReported
 from core.ids import ReplicaId, StreamName, StreamSeq
 from core.prompt import hashes_to_bytes
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.folds.state import POINTS_KEPT
 from tests.actors.consistency.replicas import KV, WORKER, Replicas, ReplicaUnderTest
 from tests.projections.facts import joined

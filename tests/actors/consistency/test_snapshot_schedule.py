@@ -21,7 +21,7 @@ from core.errors import Unavailable, WrongSequence
 from core.ids import ReplicaId, StreamSeq
 from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.runner.rebuild import take_snapshot
 from streams.memory.memory_log import MemoryLog
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore

@@ -26,7 +26,7 @@ from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from core.prompt import hashes_to_bytes
 from core.snapshot_manifest import Manifest
 from core.subjects import LOAD, ROUTING, kv_stream
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.folds.snapshot import cursor_of, encode
 from projections.folds.state import State
 from replay.recording.recording import Recording

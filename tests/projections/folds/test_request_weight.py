@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.ids import RequestId, WorkerId
-from projections.folds.digest import mix
+from projections.digest import mix
 from projections.folds.in_flight import InFlight
 from projections.folds.routing_fold import request_weight
 

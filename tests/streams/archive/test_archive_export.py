@@ -15,7 +15,7 @@ from core.errors import Refused, Unavailable
 from core.events import RequestRejected
 from core.ids import StreamName, StreamSeq
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from streams.archive.archive_export import ExportedRange, Range, archive, cut
 from streams.archive.archive_log import ArchiveLog
 from streams.archive.archive_reader import ArchiveReader

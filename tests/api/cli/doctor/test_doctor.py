@@ -18,8 +18,8 @@ from api.cli.doctor.doctor import as_text, doctor
 from api.cli.doctor.finding import OK, PROBLEM, WARNING, Finding, version_of
 from api.cli.doctor.process_checks import check_processes, check_workers
 from api.cli.doctor.stream_checks import LogHistory, check_record, check_streams
-from api.cli.inspect.process_query import ProcessReply, RegisteredProcess
 from api.cli.inspect.snapshot_verification import SnapshotStatus
+from api.cli.process_query import ProcessReply, RegisteredProcess
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import LoadReported
 from core.ids import Epoch, SourceId, StreamName, StreamSeq

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from api.cli.inspect.process_query import ProcessReply, RegisteredProcess
 from api.cli.inspect.replica_comparison import (
     ComparisonResult,
     DigestObservation,
@@ -18,6 +17,7 @@ from api.cli.inspect.replica_comparison import (
 )
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
 from api.cli.inspect.replicas import ROUNDS_MAX, replicas, replicas_text
+from api.cli.process_query import ProcessReply, RegisteredProcess
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.errors import CallerError
 from core.events import Points, ReplicaReported

@@ -20,7 +20,7 @@ from core.ids import Epoch, SourceId, StreamSeq, new_id
 from core.prompt import hashes_to_bytes
 from core.snapshot_manifest import At, Manifest
 from core.subjects import SNAPSHOTS, kv_stream, subject
-from projections.folds.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION
 from projections.folds.snapshot import cursor_of, encode
 from projections.runner.rebuild import rebuild
 from streams.embedded.embedded_etcd import EmbeddedEtcd

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from api.cli.inspect import process_query
-from api.cli.inspect.process_query import RegisteredProcess, query_processes
+from api.cli import process_query
+from api.cli.process_query import RegisteredProcess, query_processes
 from api.server.sockets import bind
 from core.errors import Unavailable
 from tests.api.deployed import serving
