@@ -213,16 +213,12 @@ def test_names_are_terms_of_the_field() -> None:
     assert modules + classes == []
 
 
-SAME_MEANING = {"Tool"}
-"""Classes of two rooms that mean the same: a tool that a client offers."""
-
-
 def test_no_class_name_occurs_twice() -> None:
     """Who reads a class's name anywhere knows which one it is; private ones belong to their module."""
     places: dict[str, list[str]] = {}
     for path in CODE:
         for node in parsed(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name not in SAME_MEANING:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(name(path))
 
     assert {found: where for found, where in places.items() if len(where) > 1} == {}

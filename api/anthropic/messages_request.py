@@ -13,8 +13,8 @@ from api.anthropic.messages_types import (
     CountRequest,
     InputMessage,
     MessagesRequest,
+    MessagesTool,
     OutputFormat,
-    Tool,
     ToolChoice,
 )
 from api.anthropic.tool_changes import CUSTOM, TOOL_CHANGES, is_hosted, tools_of
@@ -27,10 +27,10 @@ from api.openai.types.request_types import (
     NamedChoice,
     Part,
     ResponseFormat,
+    Tool,
     ToolCall,
     ToolName,
 )
-from api.openai.types.request_types import Tool as ChatTool
 from api.server.errors import bad_parameter, not_supported
 
 
@@ -238,12 +238,12 @@ def _turn(place: str, message: InputMessage) -> ChatMessage:
     return ChatMessage(role="assistant", content=said, reasoning=thought or None, tool_calls=calls or None)
 
 
-def _tool(place: str, tool: Tool) -> ChatTool:
+def _tool(place: str, tool: MessagesTool) -> Tool:
     if tool.type not in {None, *CUSTOM}:
         raise bad_parameter(f"{place}.type", "must be 'custom', or the type of one of Anthropic's own tools")
     if not tool.name:
         raise bad_parameter(f"{place}.name", "is required")
-    return ChatTool(function=Function(name=tool.name, description=tool.description, parameters=tool.input_schema))
+    return Tool(function=Function(name=tool.name, description=tool.description, parameters=tool.input_schema))
 
 
 def _choice(choice: ToolChoice | None) -> str | NamedChoice | None:

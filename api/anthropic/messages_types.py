@@ -36,7 +36,7 @@ class InputMessage(msgspec.Struct, frozen=True):
     content: str | list[Block]
 
 
-class Tool(msgspec.Struct, frozen=True):
+class MessagesTool(msgspec.Struct, frozen=True):
     name: str = ""
     type: str | None = None
     description: str | None = None
@@ -48,7 +48,7 @@ class ToolChange(msgspec.Struct, frozen=True):
 
     type: str
     name: str | None = None
-    definition: Tool | None = None
+    definition: MessagesTool | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     messages: list[InputMessage]
     system: str | list[Block] | None = None
-    tools: list[Tool] | None = None
+    tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from api.anthropic.messages_types import Block, CountRequest, Tool
+from api.anthropic.messages_types import Block, CountRequest, MessagesTool
 from api.server.errors import bad_parameter
 
 ADDITION = "tool_addition"
@@ -19,7 +19,7 @@ HOSTED = re.compile(r"[a-z][a-z0-9_]{0,63}")
 """What the others are like: `web_search_20250305`, `bash_20250124`, `mcp_toolset`. They have no schema of their own."""
 
 
-def tools_of(body: CountRequest) -> list[tuple[str, Tool]]:
+def tools_of(body: CountRequest) -> list[tuple[str, MessagesTool]]:
     """Each tool with its place in the body, in the order in which they were first named.
 
     A tool that is added by name was declared before; one that is added with its definition is declared, or replaced.
@@ -52,7 +52,7 @@ def tools_of(body: CountRequest) -> list[tuple[str, Tool]]:
     return [found for name, found in declared.items() if name not in removed]
 
 
-def is_hosted(tool: Tool) -> bool:
+def is_hosted(tool: MessagesTool) -> bool:
     """Whether the tool is one that Anthropic's service runs, or that its models alone were taught."""
     return tool.type is not None and tool.type not in CUSTOM and HOSTED.fullmatch(tool.type) is not None
 
