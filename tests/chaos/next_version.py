@@ -19,6 +19,7 @@ FIELD = (
     "    parent: int | None = None\n",
     '    parent: int | None = None\n    origin: str = msgspec.field(default_factory=lambda: "engine")\n',
 )
+IMPORT = ("from __future__ import annotations\n", "from __future__ import annotations\n\nimport msgspec\n")
 EVENTS = '''
 
 from core.events.base import EventBase
@@ -77,7 +78,7 @@ WORKER_SPEAKS = """
 
 from core.events import CacheMeasured
 
-_report_before = Presence.report
+_report_before = WorkerMembership.report
 
 
 def _report_next(self, report):
@@ -85,22 +86,22 @@ def _report_next(self, report):
     return _report_before(self, report)
 
 
-Presence.report = _report_next
+WorkerMembership.report = _report_next
 """
 REPLICA_SPEAKS = """
 
 from core.events import RequestRouted, RouterMeasured
 
-_say_before = Voice.say
+_publish_before = RoutingPublisher.publish
 
 
-def _say_next(self, event):
-    _say_before(self, event)
+def _publish_next(self, event):
+    _publish_before(self, event)
     if isinstance(event, RequestRouted):
         self.outbox.put(RouterMeasured(decisions=1))
 
 
-Voice.say = _say_next
+RoutingPublisher.publish = _publish_next
 """
 APPENDED = {
     "core/events/__init__.py": EVENTS,
@@ -120,7 +121,7 @@ def make_next_version(folder: Path) -> Path:
     events = folder / "core" / "events" / "kv.py"
     text = events.read_text()
     assert text.count(FIELD[0]) == 1, "BlocksStored is not what this was written for"
-    events.write_text(text.replace(*FIELD))
+    events.write_text(text.replace(*FIELD).replace(*IMPORT))
     for name, more in APPENDED.items():
         path = folder / name
         path.write_text(path.read_text() + more)
