@@ -98,6 +98,8 @@ class PageProxy:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _body(receive)
+        if body is None:
+            return
         async with asyncio.timeout(ANSWER_MAX_S):
             reader, writer = await self._connected()
             try:
@@ -181,11 +183,13 @@ def _locked(path: Path) -> int | None:
     return file
 
 
-async def _body(receive: Receive) -> bytes:
-    """As much of it as the process would take, and one byte more if there is more."""
+async def _body(receive: Receive) -> bytes | None:
+    """As much of it as the process would take, and one byte more if there is more; None if the client hung up first."""
     body = bytearray()
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
         body += message.get("body", b"")
         if not message.get("more_body") or len(body) > BODY_BYTES_MAX:
             return bytes(body[: BODY_BYTES_MAX + 1])

@@ -48,6 +48,32 @@ async def asked(data: Path) -> list[Message]:
     return sent
 
 
+async def test_half_a_question_is_not_passed_on(tmp_path: Path) -> None:
+    """The client hung up in the middle of the body: the process is not asked, and nothing is answered."""
+    asked_behind = asyncio.Event()
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        asked_behind.set()
+        writer.close()
+
+    arriving: list[Message] = [
+        {"type": "http.request", "body": b'{"a":', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent = list[Message]()
+
+    async def receive() -> Message:
+        return arriving.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async with behind(tmp_path, answer):
+        await PageProxy((), tmp_path)(SCOPE | {"method": "POST"}, receive, send)
+    assert not sent
+    assert not asked_behind.is_set()
+
+
 async def ended(writer: asyncio.StreamWriter) -> None:
     """It ends."""
     writer.close()
