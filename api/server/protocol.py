@@ -56,8 +56,9 @@ FRAMING_PER_BYTE_MAX = 8
 LINGER_S = 5.0
 """How long the client may take to read why it was refused, before the connection is cut."""
 
-HEAD_END = b"\r\n\r\n"
-_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+CRLF = b"\r\n"
+UPGRADE = CRLF + b"upgrade:"
+_UPGRADE = re.compile(rb"\r\n(?i:upgrade):")
 _PLAIN_TARGET = re.compile(rb"/[A-Za-z0-9/_.-]*")
 NO_HTTP = "this is not a valid HTTP/1.1 request"
 
@@ -84,8 +85,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._head_bytes = 0
-        self._head_end = b""
-        """The last few bytes that came of a head."""
+        self._held = b""
+        """The last few bytes that came of a head, if they may begin an Upgrade header: the parser has not had them."""
         self._body_bytes = 0
         self._body_bytes_ever = 0
         self._framing_bytes = 0
@@ -118,17 +119,12 @@ class HttpProtocol(HttpToolsProtocol):
             self._discard(len(data))
             return
         body_before = self._body_bytes_ever
-        head = self._head_end if self._in_head else b""
         try:
-            if not self._in_body and _UPGRADE.search(data):
-                self.parser.feed_data(_without_upgrade(data, head))
-            else:
-                self.parser.feed_data(data)
+            self._parse(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._refuse(self._fault or ApiError(400, NO_HTTP))
             return
         if self._in_head:
-            self._head_end = (head + data)[-len(HEAD_END) :]
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse(ApiError(431, f"the request line and headers are longer than {HEAD_BYTES_MAX} bytes"))
@@ -136,6 +132,28 @@ class HttpProtocol(HttpToolsProtocol):
             self._framing_bytes += len(data) - (self._body_bytes_ever - body_before)
             if self._framing_bytes > FRAMING_BYTES_MAX + FRAMING_PER_BYTE_MAX * self._body_bytes:
                 self._refuse(ApiError(400, "the body's chunks are more frame than body"))
+
+    def _parse(self, data: bytes) -> None:
+        """The parser gets the bytes with each Upgrade header renamed: a server may ignore it, but the parser then drops
+        the body. The parser itself tells heads from bodies, which stay as they are.
+
+        Java's own client asks for HTTP/2 in this way with every POST.
+        """
+        data, self._held, parsed = self._held + data, b"", 0
+        for found in _UPGRADE.finditer(data):
+            self.parser.feed_data(data[parsed : found.start()])
+            parsed = found.start()
+            if self._in_head and not data.endswith(CRLF, 0, parsed):  # behind an empty line the body begins
+                self.parser.feed_data(b"\r\nx-upgrade:")
+                parsed = found.end()
+        start = data.rfind(b"\r", max(parsed, len(data) - len(UPGRADE) + 1))
+        if start >= 0 and UPGRADE.startswith(data[start:].lower()) and not data.endswith(CRLF, 0, start):
+            self.parser.feed_data(data[parsed:start])
+            parsed = start
+            if self._in_head:
+                self._held = data[start:]
+                return
+        self.parser.feed_data(data[parsed:] if parsed else data)
 
     # what follows does all that uvicorn's own would, in one call each: every request passes it
 
@@ -325,18 +343,6 @@ class HttpProtocol(HttpToolsProtocol):
         if active is None or active.response_complete:
             return False
         return active.response_started or active is not self.cycle or not self._in_body
-
-
-def _without_upgrade(data: bytes, before: bytes) -> bytes:
-    """The bytes with any Upgrade header renamed: a server may ignore it, but the parser then drops the body.
-
-    `before` is the end of what came of the same head: a body that begins in these bytes stays as it is.
-
-    Java's own client asks for HTTP/2 in this way with every POST.
-    """
-    end = (before + data).find(HEAD_END) - len(before)
-    found = _UPGRADE.search(data, 0, len(data) if end < -len(before) else max(0, end))
-    return data if found is None else data[: found.start()] + b"\r\nx-upgrade:" + data[found.end() :]
 
 
 class RequestTarget(NamedTuple):
