@@ -22,6 +22,11 @@ from projections.policy.candidates import LAST_RESORT_REASONS
 from streams.live_settings import LiveSettings
 
 
+def has_prefill_workers(state: State, model: str) -> bool:
+    """Whether prompts of the model are computed elsewhere, by prefill workers of its own. O(prefill workers)."""
+    return any(each.joined is not None and each.joined.model == model for each in state.prefilling())
+
+
 class ConnectedWorkers:
     """How many workers of each model this replica could send a request to now. Counted anew after each change."""
 
@@ -98,10 +103,11 @@ class CapacityCalculator:
         if not (sure or doubtful or overloaded):
             return None
         workers = sure or doubtful
+        with_prefill = has_prefill_workers(self._state, model)
         folded, ahead = self._state.routing.in_flight_load.busy, self._publisher().ahead.in_flight_load.busy
         taken = sum(tally[worker].requests for worker in workers for tally in (folded, ahead) if worker in tally)
         return Capacity(
-            places=sum(map(self._places, workers)),
+            places=sum(self._places(worker, with_prefill=with_prefill) for worker in workers),
             taken=taken,
             replicas=max(1, len(self._state.routing.replicas)),
             overloaded=overloaded,
@@ -130,11 +136,11 @@ class CapacityCalculator:
                 sure.append(worker)
         return sure, doubtful, overloaded
 
-    def _places(self, worker: WorkerId) -> int:
+    def _places(self, worker: WorkerId, *, with_prefill: bool) -> int:
         if self._live_settings.current.active_max:
             return self._live_settings.current.active_max
         registration = self._fleet.registered.get(worker)
         slots = registration.slots if registration is not None else 0
         if not slots:
             return UNBOUNDED
-        return slots * WITH_PREFILL if self._state.prefilling() else slots + -(-slots // SPARE_PART)
+        return slots * WITH_PREFILL if with_prefill else slots + -(-slots // SPARE_PART)

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from actors.membership.failure_detector import FailureDetector
 from actors.router.admission import Slot
 from actors.router.answer_progress import AnswerProgress
-from actors.router.capacity import ConnectedWorkers
+from actors.router.capacity import ConnectedWorkers, has_prefill_workers
 from actors.router.event_loop_throttle import EventLoopThrottle
 from actors.router.fleet import Fleet
 from actors.router.late_binding import LateBinding
@@ -255,8 +255,7 @@ class Dispatch:
         """Whether one more request is to be held. Not where prompts of the model are computed elsewhere: there a worker
         is idle though no token came. Not while the log is away, either, and cannot tell what other replicas' requests
         keep workers busy."""
-        prefilling = self._state.prefilling()
-        if prefilling and any(each.joined is not None and each.joined.model == model for each in prefilling):
+        if has_prefill_workers(self._state, model):
             return False
         alone = len(self._state.routing.replicas) <= 1
         return self.late_binding.enabled and (alone or self._publisher().outbox.away_s < LOG_AWAY_S)
@@ -313,7 +312,7 @@ class Dispatch:
     def _reject(self, asked: RouteRequest, decision: Decision, status: int) -> NoWorkers:
         reasons = {reason: len(ids) for reason, ids in decision.excluded.items() if reason != "other_model"}
         text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
-        if not text and any(m.joined is not None and m.joined.model == asked.model for m in self._state.prefilling()):
+        if not text and has_prefill_workers(self._state, asked.model):
             text = f"it {ONLY_PREFILL}"
         event = rejection(decision, asked, self._live_settings.revision, status)
         self._publisher().publish(event)

@@ -34,9 +34,9 @@ def id_of(it: World, name: str) -> WorkerId:
     return presence.id
 
 
-async def prefill_worker(it: World, name: str) -> WorkerId:
+async def prefill_worker(it: World, name: str, model: str = "sim") -> WorkerId:
     """A worker that is registered, connected and in the log as one for prefills; what it computes matters to nobody."""
-    await it.worker(name, role="prefill", settings=replace(FAST, transfer=True))
+    await it.worker(name, model, role="prefill", settings=replace(FAST, transfer=True))
     return id_of(it, name)
 
 
@@ -74,6 +74,28 @@ async def test_a_model_with_only_prefill_workers_says_so() -> None:
         await eventually(lambda: len(router.state.alive()) == 1, "it left")
         with pytest.raises(NoWorkers, match="only prefill workers"):
             await collect(router, request(range(40)))
+
+
+async def test_prefill_workers_add_places_to_workers_of_their_own_model() -> None:
+    """Only those requests wait for a prompt outside the engine. Another model's prefill workers change nothing."""
+    async with world() as it:
+        await it.log.ensure([JOBS])
+        await it.worker("a", settings=replace(FAST, max_seqs=8))
+        router = await it.router()
+        await it.ready(router)
+
+        def places() -> int:
+            capacity = router.admission._capacity.of("sim")
+            assert capacity is not None
+            return capacity.places
+
+        assert places() == 9
+        await prefill_worker(it, "p", "other")
+        await eventually(lambda: len(router.state.prefilling()) == 1, "the other model's prefill worker is known")
+        assert places() == 9
+        await prefill_worker(it, "q")
+        await eventually(lambda: len(router.state.prefilling()) == 2, "the model's own prefill worker is known")
+        assert places() == 16
 
 
 async def test_who_holds_the_prompt_is_named_and_verified(tmp_path: Path) -> None:
