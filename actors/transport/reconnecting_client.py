@@ -124,7 +124,7 @@ class ReconnectingClient:
         connection.silence = 0 if connection.received else connection.silence + 1
         connection.received = False
         if connection.silence:
-            connection.send(encode_frame(Ping(n=connection.silence)))
+            connection.ping(connection.silence)
         return connection.silence
 
     def restate(self) -> None:

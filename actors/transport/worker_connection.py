@@ -17,6 +17,7 @@ from actors.transport.frames import (
     Generate,
     JobOffer,
     JobPrompt,
+    Ping,
     Pong,
     Refusal,
     Release,
@@ -167,6 +168,7 @@ class WorkerConnection(asyncio.Protocol):
         self._splitter = FrameSplitter(ANSWER_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._asked: list[tuple[type[ToReplica], asyncio.Future[ToReplica]]] = []
+        """Questions without an answer yet, those that nobody waits for any more too: their answers come first."""
         self._on_frame = on_frame
         self._on_end = on_end
 
@@ -191,7 +193,8 @@ class WorkerConnection(asyncio.Protocol):
         why = self.refusal or why
         for stream in list(self.streams.values()):
             stream.fail(WorkerDisconnected(why))
-        for _, answer in self._asked:
+        asked, self._asked = self._asked, []
+        for _, answer in asked:
             if not answer.done():
                 answer.set_exception(WorkerDisconnected(why))
         self._on_end()
@@ -227,18 +230,22 @@ class WorkerConnection(asyncio.Protocol):
             self.send(b"".join(rest))
 
     async def ask(self, frame: ToWorker, kind: type[ToReplica]) -> ToReplica:
-        """The next frame of that kind; questions of one kind are answered in order."""
+        """The worker's answer, a frame of that kind. WorkerDisconnected if the connection ends before it."""
         if self.closed.is_set():
             raise WorkerDisconnected("the connection is closed")
-        answer: asyncio.Future[ToReplica] = asyncio.get_running_loop().create_future()
-        entry = (kind, answer)
-        self._asked.append(entry)
+        return await self._send_question(frame, kind)
+
+    def ping(self, n: int) -> None:
+        """The worker is asked to say something. Its answer is for no later question."""
+        self._send_question(Ping(n=n), Pong).cancel()
+
+    def _send_question(self, frame: ToWorker, kind: type[ToReplica]) -> asyncio.Future[ToReplica]:
+        """Questions of one kind are answered in order: the question stays until its own answer came, however long
+        somebody waits for that."""
+        answer: asyncio.Future[ToReplica] = self.loop.create_future()
+        self._asked.append((kind, answer))
         self.send(encode_frame(frame))
-        try:
-            return await answer
-        finally:
-            if entry in self._asked:
-                self._asked.remove(entry)
+        return answer
 
     def data_received(self, data: bytes) -> None:
         self.received = True

@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from actors.transport import reconnecting_client as link_module
-from actors.transport.frames import Generate, ToWorker
-from actors.transport.framing import ANSWER_BYTES_MAX, FRAME_BYTES_MAX
+from actors.transport.frames import AskCache, AskFiles, Cache, Files, Generate, Ping, Pong, ToWorker
+from actors.transport.framing import ANSWER_BYTES_MAX, FRAME_BYTES_MAX, encode_frame
 from actors.transport.output_stream import output_stream
 from actors.transport.worker_connection import WorkerDisconnected
 from core.generation import Output
@@ -187,5 +187,55 @@ def test_a_frozen_worker_does_not_answer(run: Run) -> None:
                     await link.files()
             finally:
                 link_module.ASK_TIMEOUT_S = before
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("what", ["files", "cached"])
+def test_a_late_answer_is_not_the_next_questions(run: Run, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """A question that timed out still gets its answer, before that of the next one: the next one has its own."""
+    monkeypatch.setattr(link_module, "ASK_TIMEOUT_S", 0.05)
+    questions = 0
+
+    def answer(writer: asyncio.StreamWriter, frame: ToWorker) -> None:
+        nonlocal questions
+        welcome(writer, frame)
+        questions += isinstance(frame, AskFiles | AskCache)
+        if questions == 2:
+            for said in (b"late", b"new"):
+                writer.write(encode_frame(Files(files={"a": said}) if what == "files" else Cache(hashes=said)))
+
+    async def scenario() -> None:
+        async with impostor(answer) as (_, address), linked(address) as (link, _):
+            await up(link)
+            with pytest.raises(TimeoutError):
+                await getattr(link, what)()
+            monkeypatch.setattr(link_module, "ASK_TIMEOUT_S", 10)
+            assert await getattr(link, what)() in ({"a": b"new"}, b"new")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("before", ["ping", "silence"])
+def test_a_late_pong_is_not_the_next_pings(run: Run, before: str) -> None:
+    """Neither that of a ping that timed out, nor that of one for which nobody waited."""
+    pings: list[Ping] = []
+
+    def answer(writer: asyncio.StreamWriter, frame: ToWorker) -> None:
+        welcome(writer, frame)
+        if isinstance(frame, Ping):
+            pings.append(frame)
+            if len(pings) > 1:
+                writer.write(encode_frame(Pong(n=pings[-2].n)))
+
+    async def scenario() -> None:
+        async with impostor(answer) as (_, address), linked(address) as (link, _):
+            await up(link)
+            if before == "ping":
+                assert not await link.ping(0.05)
+            else:
+                assert (link.silence(), link.silence()) == (0, 1)
+            assert not await link.ping(0.05)
+            assert len(pings) == 2
 
     run(scenario)
