@@ -248,7 +248,7 @@ class Dispatch:
         attempt = self.late_binding.bind_now(asked, send, routed_request.held_ms)
         if attempt is not None:
             return attempt
-        workers = len(self._state.serving())
+        workers = self.connected.of(asked.model)
         return await self.late_binding.hold(asked, send, routed_request.held_ms, workers, request.deadline_ms)
 
     def _may_hold(self, model: str) -> bool:

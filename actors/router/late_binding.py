@@ -1,14 +1,14 @@
 """LateBinding: requests wait in this replica until the worker that is best for them is free
 (`projections.policy.binding_plan`).
 
-1. Held requests are planned together, once for all that happens in one turn of the loop: arrivals, first tokens here,
-   other replicas' requests in the log, workers that join or leave.
+1. Held requests of a model are planned together, once for all that happens in one turn of the loop: arrivals, first
+   tokens here, other replicas' requests in the log, workers that join or leave.
 2. Send the request and append its decision before planning the next one.
 3. Replicas learn of each other through the log a little late, so two may bind to one worker at once. The worker takes
    the first request and declines the others. Those are held again, and what the worker computes counts there.
-4. A request is held for `hold_max_ms` at most, and `held_max` requests at most are held: beyond that, the first one is
-   sent at once. No request is held while planning takes more than a share of this replica's time (`PLANS_PARTS`). So
-   no waiting request is overtaken by one that need not wait.
+4. A request is held for `hold_max_ms` at most, and `held_max` requests of a model at most are held: beyond that, the
+   first one is sent at once. No request is held while planning takes more than a share of this replica's time
+   (`PLANS_PARTS`). So no waiting request is overtaken by one that need not wait.
 5. A request whose client has gone is not sent any more. A request whose workers are overloaded waits on here.
 """
 
@@ -145,13 +145,14 @@ class LateBinding:
         self, asked: RouteRequest, send: Send, since_ms: int, workers: int, deadline_ms: int | None = None
     ) -> Attempt | None:
         """The request has left for the worker that was best for it when that was free; None if it did not, because it
-        was held for as long as may be, too many came after it for so many workers, or nobody can serve it: then it is
-        to be decided on alone. It is held since `since_ms`, by the clock of decisions. DeadlineExceeded if it did not
-        leave within `deadline_ms`; and what `send` raises. Cancelled, nothing of it goes on."""
+        was held for as long as may be, too many of its model came after it for the model's `workers`, or nobody can
+        serve it: then it is to be decided on alone. It is held since `since_ms`, by the clock of decisions.
+        DeadlineExceeded if it did not leave within `deadline_ms`; and what `send` raises. Cancelled, nothing of it
+        goes on."""
         loop = asyncio.get_running_loop()
         waiting = _HeldRequest(UnboundRequest(asked, since_ms, random_bits64()), send, loop.create_future())
         self._waiting[asked.id] = waiting
-        self._enforce_bound(workers)
+        self._enforce_bound(asked.model, workers)
         self.plan_soon()
         left_ms = since_ms + self._live_settings.current.hold_max_ms - self._wall_ms()
         if deadline_ms is not None and deadline_ms <= left_ms:
@@ -179,12 +180,17 @@ class LateBinding:
             self._plan_scheduled = True
             asyncio.get_running_loop().call_soon(self._plan_all)
 
-    def _enforce_bound(self, workers: int) -> None:
-        """No more wait than may: the first ones go."""
-        if len(self._waiting) > held_max(workers):
-            waiting = [each for each in self._waiting.values() if not each.sent.done()]
-            for each in waiting[: max(0, len(waiting) - held_max(workers))]:
+    def _enforce_bound(self, model: str, workers: int) -> None:
+        """No more requests of the model wait than may for its workers: the first ones go."""
+        most = held_max(workers)
+        if len(self._waiting) > most:
+            waiting = self._waiting_for(model)
+            for each in waiting[: max(0, len(waiting) - most)]:
                 _release(each)
+
+    def _waiting_for(self, model: str) -> list[_HeldRequest]:
+        """The model's requests that are not sent yet, in the order in which they came."""
+        return [each for each in self._waiting.values() if each.held.request.model == model and not each.sent.done()]
 
     def release_all(self) -> None:
         """Nobody is held any more: each is to be decided on alone."""
@@ -192,11 +198,18 @@ class LateBinding:
             _release(waiting)
 
     def _plan_all(self) -> None:
+        """Each model's requests are planned without the others': they share no workers."""
         self._plan_scheduled = False
+        for model in dict.fromkeys(each.held.request.model for each in self._waiting.values()):
+            if not self._plan_model(model):
+                self.plan_soon()  # the next one in another turn of the loop: each may take milliseconds
+                return
+        self._publish_queued()
+
+    def _plan_model(self, model: str) -> bool:
+        """Requests of the model left for workers that are free; False if others may after this turn of the loop."""
         stay: set[RequestId] = set()
-        while queue := [
-            each.held for each in self._waiting.values() if not (each.sent.done() or each.held.request.id in stay)
-        ]:
+        while queue := [each.held for each in self._waiting_for(model) if each.held.request.id not in stay]:
             if not (self._live_settings.current.holds and self._plans.is_left):
                 self.release_all()  # else those that come now would overtake them
                 break
@@ -208,9 +221,8 @@ class LateBinding:
                 continue
             self._send_bound(self._waiting[planned.request.id], planned.request, planned.decision)
             if planned.request.prompt.tokens > LIGHT_TOKENS:
-                self.plan_soon()  # the next one in another turn of the loop: each may take milliseconds
-                return
-        self._publish_queued()
+                return False
+        return True
 
     def _planned(self, queue: list[UnboundRequest]) -> PlannedRequest | None:
         started_us = self._clock.monotonic_us()

@@ -243,7 +243,8 @@ def _cheapest(asked: ScoredRequest, costs: list[int], settings: RoutingSettings,
 
 
 HELD_MAX = 64
-"""Requests that a replica holds at a time: a plan looks at all of them, and is made anew for each that goes …"""
+"""Requests of one model that a replica holds at a time: a plan looks at all of them, and is made anew for each that
+goes …"""
 PLACES_MAX = 1024
 """… and fewer where that times the workers were more than this: then a plan takes 5 ms."""
 AGE_M = 300
@@ -254,7 +255,7 @@ or the last ones in its next."""
 
 
 def held_max(workers: int) -> int:
-    """How many requests a replica may hold, with so many workers."""
+    """How many requests of one model a replica may hold, with so many workers of it."""
     return min(HELD_MAX, max(1, PLACES_MAX // max(1, workers)))
 
 

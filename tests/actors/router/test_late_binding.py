@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -24,9 +24,9 @@ from core.ids import RequestId, StreamSeq
 from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.policy.binding_plan import LIGHT_TOKENS
+from projections.policy.binding_plan import LIGHT_TOKENS, PlannedRequest, UnboundRequest, plan
 from projections.policy.decide import Decision
-from projections.policy.view import RouteRequest
+from projections.policy.view import RouteRequest, View
 from replay.recording.recording import Recording
 from replay.verify.verify import verify
 from streams.live_settings import SETTINGS_KEY
@@ -149,6 +149,29 @@ async def test_no_more_than_so_many(it: World, monkeypatch: pytest.MonkeyPatch) 
     await asyncio.gather(first, *(collect(router, asked(number)) for number in range(4)))
     assert {each.request for each in await it.told(ROUTING, RequestQueued)} == {"r2", "r3"}
     assert [each.request for each in await it.told(ROUTING, RequestRouted)][1:3] == ["r0", "r1"]
+
+
+async def test_each_model_has_a_bound_of_its_own(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts the model's workers and the model's held requests, and a plan looks at those of one model: so many
+    models make no plan longer."""
+    planned: list[set[str]] = []
+
+    def noted(view: View, queue: list[UnboundRequest], *rest: Any) -> PlannedRequest | None:
+        planned.append({held.request.model for held in queue})
+        return plan(view, queue, *rest)
+
+    monkeypatch.setattr(late_binding_module, "held_max", lambda workers: 2 // workers)
+    monkeypatch.setattr(late_binding_module, "plan", noted)
+    for model in ("sim", "other"):
+        await it.worker(f"worker-of-{model}", model, settings=ENGINE)
+    router = await it.router(settings=RoutingSettings(policy="time", hold_max_ms=10_000))
+    await it.ready(router, 2)
+    first = [asyncio.create_task(collect(router, asked(number), model)) for number, model in ((0, "sim"), (1, "other"))]
+    await eventually(lambda: len(router.attempts.open) == 2, "both workers compute a prompt")
+    pairs = ((2, "sim"), (3, "other"), (4, "sim"), (5, "other"))
+    await asyncio.gather(*first, *(collect(router, asked(number), model) for number, model in pairs))
+    assert {each.request for each in await it.told(ROUTING, RequestQueued)} == {f"r{number}" for number, _ in pairs}
+    assert {len(models) for models in planned} == {1}
 
 
 async def test_whoever_hangs_up_waits_no_more(it: World) -> None:
