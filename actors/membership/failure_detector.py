@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -111,7 +111,7 @@ class FailureDetector:
     async def _check(self, me: RegisteredReplicas) -> None:
         alive = self._state.alive()
         await self._release({member.worker for member in alive})
-        absent = self._absent(member.worker for member in alive)
+        absent = self._fleet.absent(member.worker for member in alive)
         if self._doubted(len(alive), absent):
             self._absent_workers = frozenset()
             return
@@ -129,11 +129,6 @@ class FailureDetector:
         for link, needed in zip(over, await asyncio.gather(*map(_still_speaks, over)), strict=True):
             if not needed and link.worker not in self._fleet.registered:  # it may have come back meanwhile
                 self._fleet.drop(link)
-
-    def _absent(self, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
-        """Who is in the log and not in the registry, and since when; those never seen there count from now."""
-        now, since = self._clock.monotonic_ms(), self._fleet.absent_since
-        return {w: since.setdefault(w, now) for w in workers if w not in self._fleet.registered}
 
     def _doubted(self, alive: int, absent: dict[WorkerId, int]) -> bool:
         now = self._clock.monotonic_ms()

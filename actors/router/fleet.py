@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -48,8 +48,6 @@ class Fleet:
         self.links: dict[WorkerId, ReconnectingClient] = {}
         self.registered: dict[WorkerId, Registration] = {}
         self.registry_healthy = False
-        self.absent_since: dict[WorkerId, int] = {}
-        """Workers without a registration, and since when."""
         self.changes = 0
         """How often a link came, went, broke or failed a request."""
         self.catalog = ModelCatalog(clock, self._model_sources, on_change)
@@ -59,6 +57,8 @@ class Fleet:
         self._on_change = on_change
         self._reported_ms: dict[WorkerId, int] = {}
         self._failed_ms: dict[WorkerId, int] = {}
+        self._absent_ms: dict[WorkerId, int] = {}
+        """Workers without a registration, and since when."""
         self._local = _LocalReasons((), frozenset(), 0, 0, {})
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -87,6 +87,11 @@ class Fleet:
         self._failed_ms[worker] = self._clock.monotonic_ms()
         self.changes += 1
 
+    def absent(self, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
+        """Those of the workers that are not registered, and since when; those never registered count from now."""
+        now = self._clock.monotonic_ms()
+        return {w: self._absent_ms.setdefault(w, now) for w in workers if w not in self.registered}
+
     def connected(self, worker: WorkerId) -> bool:
         """Whether a request can be sent there now."""
         link = self.links.get(worker)
@@ -102,7 +107,7 @@ class Fleet:
 
     def unneeded(self, alive: AbstractSet[WorkerId]) -> list[ReconnectingClient]:
         """Links of workers that are neither registered nor alive by the log; nothing else is kept of such workers."""
-        for kept in (self._reported_ms, self._failed_ms, self.absent_since):
+        for kept in (self._reported_ms, self._failed_ms, self._absent_ms):
             for worker in kept.keys() - alive - self.registered.keys():
                 del kept[worker]
         return [self.links[worker] for worker in self.links.keys() - alive - self.registered.keys()]
@@ -161,9 +166,9 @@ class Fleet:
         worker = WorkerId(change.key.rpartition("/")[2])
         before, now = self.registered.pop(worker, None), registration_of(change)
         if now is None:
-            self.absent_since[worker] = self._clock.monotonic_ms()
+            self._absent_ms[worker] = self._clock.monotonic_ms()
         else:
-            self.absent_since.pop(worker, None)
+            self._absent_ms.pop(worker, None)
             self.registered[worker] = now
             self.connect(worker, now.address)
         for model in {registration.model for registration in (before, now) if registration is not None}:

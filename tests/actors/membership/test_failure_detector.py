@@ -58,16 +58,16 @@ def worker_id(it: World, name: str) -> WorkerId:
 
 async def looks(router: Router, times: int = 3) -> None:
     """The router has looked at who is absent that often."""
-    seen, before = 0, router.failure_detector._absent
+    seen, before = 0, router.fleet.absent
 
     def counted(workers: object) -> dict[WorkerId, int]:
         nonlocal seen
         seen += 1
         return before(workers)  # type: ignore[arg-type]
 
-    router.failure_detector._absent = counted  # type: ignore[method-assign]
+    router.fleet.absent = counted  # type: ignore[method-assign]
     await eventually(lambda: seen >= times, "looks")
-    router.failure_detector._absent = before  # type: ignore[method-assign]
+    router.fleet.absent = before  # type: ignore[method-assign]
 
 
 async def test_a_worker_without_a_lease_that_answers_is_never_lost() -> None:
