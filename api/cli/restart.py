@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from api.cli.output import EXIT_NO
-from api.config.data_folder import DataFolder
+from api.config.data_folder import DataFolder, is_locked
 from api.config.deployment_ref import DEFAULT_DATA
 from api.config.run_file import DONE, FAILED, READY, RUNNING, WAITING, Restart, RestartStep, RunFile, read_run
 from api.deployment.rolling_restart import FRONTENDS, WORKERS, RestartRequest, ask_restart
@@ -73,6 +73,8 @@ def _running(folder: DataFolder, data: Path) -> RunFile:
     if run is None or run.state != READY:
         state = f" (it is {run.state})" if run else ""
         raise CallerError(f"no deployment runs with the data folder {data}{state}: name another folder with --data")
+    if not is_locked(folder.lock):  # another process may have its number by now
+        raise CallerError(f"no deployment runs with the data folder {data}: its `contrail up` was killed")
     return run
 
 

@@ -137,6 +137,18 @@ class FolderLock:
             self._file = None
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the `FolderLock` of that path; True also where this user may not ask."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except (BlockingIOError, PermissionError):
+        return True
+    return False
+
+
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
     """The file holds the content; a reader sees all of the old or all of the new."""
     new = path.with_name(f".{path.name}.new")

@@ -139,7 +139,10 @@ class Launcher:
     async def _end_leftovers(self) -> None:
         """What a run that was killed has left is gone; we hold the folder's lock, so nobody else wants it."""
         before = read_run(self._data.run)
-        if before is not None and (ended := await end_leftovers((*before.parts, *before.beside))):
+        if before is None:
+            return
+        msgspec.structs.replace(before, state=STARTING).write(self._data.run)  # no longer ready, if it said so
+        if ended := await end_leftovers((*before.parts, *before.beside)):
             self._progress.say(f"ended what a run before this one had left: {', '.join(ended)}")
 
     def _model_sources(self) -> list[ModelSource]:

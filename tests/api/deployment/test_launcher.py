@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from api.config.data_folder import DataFolder
-from api.config.run_file import DRAINING, READY, STARTING, RunFile, read_run
+from api.config.run_file import DRAINING, READY, STARTING, ProcessEntry, RunFile, read_run
 from api.config.schema import Deployment
 from api.deployment import launcher as launch_module
 from api.deployment.launcher import Launcher
@@ -64,6 +65,29 @@ async def test_a_disk_that_is_full_for_a_while(
     (line,) = said.getvalue().splitlines()
     assert line.startswith("run.json and deployment.json cannot be written in ")
     assert "No space left on device" in line
+
+
+async def test_a_killed_run_is_not_ready_while_its_successor_starts(
+    launch: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another process's by now: `contrail restart` must not signal that. Its parts stay listed."""
+    launch._state = READY
+    launch._write_files()
+    part = ProcessEntry(name="left", kind="worker", pid=1)
+    before = msgspec.structs.replace(launch._run_file(Deployment()), parts=(part,))
+    before.write(launch._data.run)
+    seen: list[str | None] = []
+
+    async def end_leftovers(_: object) -> list[str]:
+        seen.append(written(launch))
+        return []
+
+    monkeypatch.setattr(launch_module, "end_leftovers", end_leftovers)
+    await launch._end_leftovers()
+    assert seen == [STARTING]
+    now = read_run(launch._data.run)
+    assert now is not None
+    assert now.parts == (part,)
 
 
 async def test_a_request_to_restart_that_cannot_be_read(
