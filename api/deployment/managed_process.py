@@ -69,7 +69,7 @@ async def end_leftovers(entries: Iterable[ProcessEntry]) -> list[str]:
             while any(is_same(entry) for entry in left):  # noqa: ASYNC110 - the kernel sets no event
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        for entry in left:
+        for entry in filter(is_same, left):
             signal_group(entry.pid, signal.SIGKILL)
     return [entry.name for entry in left]
 

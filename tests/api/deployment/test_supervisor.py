@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from itertools import count
@@ -318,3 +319,21 @@ async def test_leftovers_of_a_killed_run_are_ended(bench: Bench) -> None:
     assert await end_leftovers([entry, other]) == ["left"]
 
     assert part.status == 0
+
+
+async def test_only_leftovers_that_still_run_are_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of one that has ended may lead a group of others by then."""
+    monkeypatch.setattr(managed_process, "LEFTOVER_END_MAX_S", 0.3)
+    parts = [await bench.started("obeys", OBEYS), await bench.started("refuses", REFUSES)]
+    pids = [part.pid for part in parts if part.pid is not None]
+    killed: list[int] = []
+
+    def signal_group(pid: int, number: signal.Signals) -> None:
+        killed.extend([pid] if number == signal.SIGKILL else [])
+        os.killpg(pid, number)
+
+    monkeypatch.setattr(managed_process, "signal_group", signal_group)
+    entries = [ProcessEntry(name=str(pid), kind="test", pid=pid, started_ticks=started_ticks(pid)) for pid in pids]
+    await end_leftovers(entries)
+
+    assert killed == [pids[1]]
