@@ -51,8 +51,8 @@ def events(connection: DeploymentRef, chosen: str | None, start: str | None, end
     span = EventRange(*(parse_moment(text, now_ms) if text is not None else None for text in (start, end)))
     try:
         asyncio.run(_print(connection, chosen, span, follow))
-    except (BrokenPipeError, KeyboardInterrupt):
-        sys.stderr.close()  # whoever read us has had enough
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has had enough
 
 
 async def _print(connection: DeploymentRef, chosen: str | None, span: EventRange, follow: bool) -> None:

@@ -132,19 +132,12 @@ def replicas(connection: DeploymentRef, as_json: bool, verbose: bool, watch: boo
     if watch and (as_json or not sys.stdout.isatty()):
         raise CallerError("--watch is for a terminal: leave it out, and call again for what is so then")
     if watch:
-        _watched(connection, verbose)
+        asyncio.run(_watch(connection, verbose))
         return
     overview = asyncio.run(_once(connection))
     click.echo(overview.as_json if as_json else replicas_text(overview.replicas, overview.verdict, streams=verbose))
     if not overview.well:
         raise SystemExit(EXIT_NO)
-
-
-def _watched(connection: DeploymentRef, verbose: bool) -> None:
-    try:
-        asyncio.run(_watch(connection, verbose))
-    except KeyboardInterrupt:
-        click.echo()
 
 
 async def _once(connection: DeploymentRef) -> ReplicaOverview:
