@@ -150,11 +150,14 @@ def is_locked(path: Path) -> bool:
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """The file holds the content; a reader sees all of the old or all of the new."""
-    new = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(content)
-    new.replace(path)
+    """The file holds the content; a reader sees all of the old or all of the new, also if two processes write it."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 @contextmanager

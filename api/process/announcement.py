@@ -29,10 +29,10 @@ def announce(data: Path, name: str, announcement: Announcement) -> None:
 
 
 def announcement_of(data: DataFolder, name: str) -> Announcement | None:
-    """What the part said last; None if it has not spoken."""
+    """What the part said last; None if it has not spoken, or its file cannot be read."""
     try:
         return msgspec.json.decode(data.part(name).read_bytes(), type=Announcement)
-    except FileNotFoundError:
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 
