@@ -11,9 +11,8 @@ import msgspec
 
 from api.cli.options import MOMENT_HELP, RecordingRange, pairs_of
 from api.cli.output import EXIT_NO, show_decision_progress
-from api.cli.replay.recording_source import RecordingSource, recording_options
+from api.cli.replay.recording_source import RecordingSource, positions, recording_options
 from api.cli.replay.text.bisect_text import against_text, cache_text, departure_text, replicas_text, settings_text
-from api.cli.replay.verify import positions
 from core.errors import CallerError
 from core.event_json import time_text
 from core.ids import ReplicaId

@@ -141,9 +141,9 @@ def _loaded(path: Path) -> DeploymentKey | None:
 
 
 def positions(recording: Recording, start: Moment | None, end: Moment | None) -> tuple[int, int | None]:
-    """From which sequence, and up to which (not included; None for no end). CallerError for a moment that the
-    recording does not know."""
+    """The sequences in the routing stream from which and up to which decisions count (None for no end). CallerError if
+    the recording has no routing stream, or does not know a moment."""
     if ROUTING not in recording.streams:
-        return 1, None
+        raise CallerError("this recording has no routing stream: no decision is in it")
     first = 1 if start is None else recording.position(ROUTING, start)
     return first, None if end is None else recording.position(ROUTING, end)

@@ -13,12 +13,10 @@ import msgspec
 
 from api.cli.options import MOMENT_HELP, RecordingRange
 from api.cli.output import EXIT_NO, show_decision_progress
-from api.cli.replay.recording_source import RecordingSource, recording_options
+from api.cli.replay.recording_source import RecordingSource, positions, recording_options
 from api.cli.replay.text.verify_text import verified_json, verified_text
 from core.errors import CallerError
-from core.subjects import ROUTING
-from replay.recording.moment import Moment, parse_moment
-from replay.recording.recording import Recording
+from replay.recording.moment import parse_moment
 from replay.verify.judge import Verdict
 from replay.verify.verify import verify as verify_all
 
@@ -74,14 +72,6 @@ def verify(
             click.echo(verified_text(found, recording.names))
     if not found.holds:
         raise SystemExit(EXIT_NO)
-
-
-def positions(recording: Recording, start: Moment | None, end: Moment | None) -> tuple[int, int | None]:
-    """Of decisions, in the routing stream. CallerError if there is none."""
-    if ROUTING not in recording.streams:
-        raise CallerError("this recording has no routing stream: no decision is in it")
-    first = 1 if start is None else recording.position(ROUTING, start)
-    return first, None if end is None else recording.position(ROUTING, end)
 
 
 @contextmanager
