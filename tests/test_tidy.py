@@ -66,6 +66,7 @@ SEAMS = {
     "torch": r"actors/engines/vllm/\w+\.py",
     "nixl": r"actors/engines/vllm/\w+\.py",
     "fastapi": r"api/.*",
+    "uvicorn": r"api/server/\w+\.py",
 }
 """Which files may know a library."""
 LATE = ("vllm", "torch", "nixl")
