@@ -88,9 +88,9 @@ class RecordedFleet(NamedTuple):
 def read_fleet(recording: Recording, past: RecordedRequests) -> RecordedFleet:
     """Those that served the model of these requests; some 10 us per kv message. CallerError if none joined."""
     reader = _WorkerReader(past.model)
-    cut = {stream: span.first_seq - 1 for stream in recording.streams if (span := recording.archive.span(stream))}
-    if any(cut.values()):
-        for member in recording.state_before(cut).alive():
+    start = recording.start
+    if any(start.values()):
+        for member in recording.state_before(start).alive():
             if member.joined is not None:
                 reader.read(member.worker, ALWAYS, (member.joined,))
     for stream in recording.streams:
@@ -101,7 +101,7 @@ def read_fleet(recording: Recording, past: RecordedRequests) -> RecordedFleet:
     lives = [life for life in reader.lives.values() if life.until_ms == UNKNOWN_TIME or life.until_ms > past.start_ms]
     if not lives:
         raise CallerError("the record does not tell what its workers were like: take one that reaches back further")
-    return _fleet(lives, warm=any(cut.values()))
+    return _fleet(lives, warm=any(start.values()))
 
 
 def _fleet(lives: list[RecordedWorker], *, warm: bool) -> RecordedFleet:

@@ -104,6 +104,17 @@ def test_without_some(stage: Stage, tmp_path: Path) -> None:
         workers.without({WorkerId(A), WorkerId(B)})
 
 
+def test_a_log_cut_by_retention_has_its_workers_from_a_snapshot(stage: Stage, tmp_path: Path) -> None:
+    """The export is whole, so its spans begin at 1; the log kept only the messages behind the snapshot."""
+    snapshot = stage.snapshot()
+    serve(stage, "second")
+    with stage.recording(tmp_path / "log", snapshot=snapshot) as recording:
+        spans = recording.archive.contents.streams
+        spans.update({stream: msgspec.structs.replace(span, first_seq=1) for stream, span in spans.items()})
+        workers = read_fleet(recording, read_requests(recording))
+    assert (workers.names, workers.warm) == (["left"], True)
+
+
 def test_others_do_not_count(stage: Stage, tmp_path: Path) -> None:
     """Who serves another model, or computes prompts for others; and who was gone before the first request."""
     stage.say(KV, B, msgspec.structs.replace(joined("large"), model="large"))
