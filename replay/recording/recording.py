@@ -104,8 +104,8 @@ class Recording:
         """All that it holds."""
         return {stream: StreamSeq(self.archive.span(stream).last_seq) for stream in self.streams}
 
-    @property
-    def start(self) -> Cursor:
+    @cached_property
+    def start(self) -> Mapping[StreamName, StreamSeq]:
         """What lay before all that it holds."""
         spans = ((stream, self.archive.span(stream)) for stream in self.streams)
         return {stream: StreamSeq(max(span.first_seq, span.log_first_seq) - 1) for stream, span in spans}
@@ -222,10 +222,10 @@ class Recording:
         return f"{stream} begins at {self.start[stream] + 1}, without a snapshot"
 
     def to_fold(self, cursor: Mapping[StreamName, int]) -> int:
-        """How many messages lie between that state and the cursor."""
+        """How many messages lie between that state and the cursor; those that the log no longer had do not count."""
         base = self._base(cursor)
-        done = base.cursor if base is not None else {s: self.archive.span(s).first_seq - 1 for s in self.streams}
-        return sum(max(0, seq - done.get(stream, StreamSeq(0))) for stream, seq in cursor.items())
+        done, start = base.cursor if base is not None else {}, self.start
+        return sum(max(0, seq - max(done.get(stream, 0), start.get(stream, 0))) for stream, seq in cursor.items())
 
     def state_at(self, cursor: Mapping[StreamName, int], progress: Progress = lambda _done, _of: None) -> State:
         """The fold up to the cursor, every stream of it open; some 15 us per message behind the state before."""

@@ -127,6 +127,14 @@ def test_states_from_keyframes_are_those_from_the_start(stage: Stage, tmp_path: 
         assert PROGRESS_EVERY > 0
 
 
+def test_messages_that_the_log_no_longer_had_are_not_to_be_folded(stage: Stage, tmp_path: Path) -> None:
+    """A log that retention cut far back is as quick to fold as the messages that it kept."""
+    cut = {KV: 30, LOAD: 20, ROUTING: 10}
+    with stage.recording(tmp_path / "log", cut) as recording:
+        kept = sum(len(list(recording.frames(stream))) for stream in recording.streams)
+        assert recording.to_fold(recording.end) == kept == sum(recording.end.values()) - sum(cut.values())
+
+
 def test_without_the_key_digests_are_as_the_messages_name_them(stage: Stage, tmp_path: Path) -> None:
     """In whatever order they are asked for."""
     with stage.recording(tmp_path / "log") as recording, Recording.open(tmp_path / "log") as unproved:
