@@ -13,9 +13,16 @@ _COMPARISONS = {">=": operator.ge, "<": operator.lt}
 
 
 def check_dependency(name: str) -> None:
-    """The installed version lies in the range that this package declares; else CallerError says how to get one."""
+    """The installed version lies in the range that this package declares; else CallerError says how to get one.
+
+    A checkout that is run without being installed declares nothing, and then nothing is checked.
+    """
     installed = metadata.version(name)
-    needed = next(each for each in metadata.requires("contrail") or () if re.match(rf"{re.escape(name)}[<>=]", each))
+    try:
+        declared = metadata.requires("contrail") or []
+    except metadata.PackageNotFoundError:
+        return
+    needed = next((each for each in declared if re.match(rf"{re.escape(name)}[<>=]", each)), "")
     for sign, bound in re.findall(r"(>=|<)([\d.]+)", needed):
         if not _COMPARISONS[sign](_release(installed), _release(bound)):
             raise CallerError(
