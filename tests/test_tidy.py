@@ -187,7 +187,7 @@ def test_core_and_folds_ask_no_clock_and_no_dice() -> None:
 
 
 def test_no_file_name_occurs_twice_in_a_package() -> None:
-    """Whoever searches a module by its name finds one."""
+    """A search for a module by its name finds one."""
     places: dict[tuple[str, str], list[str]] = {}
     for path in CODE:
         if not path.stem.startswith("__"):
@@ -215,7 +215,7 @@ def test_names_are_terms_of_the_field() -> None:
 
 
 def test_no_class_name_occurs_twice() -> None:
-    """Who reads a class's name anywhere knows which one it is; private ones belong to their module."""
+    """A class's name means one class everywhere; private names belong to their module."""
     places: dict[str, list[str]] = {}
     for path in CODE:
         for node in parsed(path).body:

@@ -168,7 +168,7 @@ class WorkerConnection(asyncio.Protocol):
         self._splitter = FrameSplitter(ANSWER_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._asked: list[tuple[type[ToReplica], asyncio.Future[ToReplica]]] = []
-        """Questions without an answer yet, those that nobody waits for any more too: their answers come first."""
+        """Questions without an answer yet, those given up by their callers included: their answers come first."""
         self._on_frame = on_frame
         self._on_end = on_end
 
@@ -240,8 +240,8 @@ class WorkerConnection(asyncio.Protocol):
         self._send_question(Ping(n=n), Pong).cancel()
 
     def _send_question(self, frame: ToWorker, kind: type[ToReplica]) -> asyncio.Future[ToReplica]:
-        """Questions of one kind are answered in order: the question stays until its own answer came, however long
-        somebody waits for that."""
+        """Questions of one kind are answered in order: the question stays until its own answer came, also if its
+        caller gave up before."""
         answer: asyncio.Future[ToReplica] = self.loop.create_future()
         self._asked.append((kind, answer))
         self.send(encode_frame(frame))

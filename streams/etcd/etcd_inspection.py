@@ -1,4 +1,4 @@
-"""What etcd says of itself, for whoever checks a deployment."""
+"""The status that etcd reports of itself, for checks of a deployment."""
 
 from __future__ import annotations
 

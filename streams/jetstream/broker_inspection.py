@@ -1,4 +1,4 @@
-"""The broker's own account of itself and of a namespace's streams, for whoever checks a deployment.
+"""The broker's own account of itself and of a namespace's streams, for checks of a deployment.
 
 Nothing is changed there: rights are tried with requests that the broker must refuse for a reason of their own.
 """
