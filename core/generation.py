@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -167,5 +167,14 @@ def is_plain_token(output: Output) -> bool:
     return len(tokens) == 1 and output == Output(tokens=tokens)
 
 
-Take = Callable[[Output], bool]
-"""Takes the next output of a generation as it comes; False if it wants no more. What it raises ends the generation."""
+class OutputConsumer(Protocol):
+    """Receives one generation's outputs as they come, and knows how the answer ended for its client."""
+
+    def on_output(self, output: Output) -> bool:
+        """False if it wants no more. An exception raised here ends the generation, and `run` raises it."""
+
+    def outcome(self) -> str | None:
+        """How the answer ended for the client (`stop`, `length`); None if it has not, or if the client went away."""
+
+    def on_routed(self, worker_name: str) -> None:
+        """The request was sent to the worker of this name; called once for each attempt, and must not fail."""

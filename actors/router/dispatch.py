@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextvars import ContextVar
 
 from actors.membership.failure_detector import FailureDetector
 from actors.router.admission import Slot
@@ -22,7 +21,7 @@ from core.entropy import random_bits64
 from core.errors import CallerError, ContrailError
 from core.events.kv import PREFILL
 from core.failure import detail_of, failure_in, mark_in_log
-from core.generation import GenerateRequest, Hint, Output, Take
+from core.generation import GenerateRequest, Hint, Output, OutputConsumer
 from core.ids import WorkerId
 from core.keys import session_key
 from core.models import GenerationFailed, NoWorkers, Overloaded, unknown_model
@@ -34,10 +33,6 @@ from projections.policy.decide import Decision, decide, record, rejection
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest, View
 from streams.live_settings import LiveSettings
-
-ON_ROUTED: ContextVar[Callable[[str], None] | None] = ContextVar("contrail_hears_routed", default=None)
-"""Called with the chosen worker's name, once for each attempt at a request of this context; must not fail."""
-
 
 RESUME_WAIT_S = 5.0
 """How long an answer that was begun waits for a worker when there is none: one that dies alone is started again within
@@ -109,16 +104,14 @@ class Dispatch:
         self,
         model: str,
         request: GenerateRequest,
-        take: Take,
-        ended: Callable[[], str | None],
+        consumer: OutputConsumer,
         arrived_ms: int,
         slot: Slot,
     ) -> None:
         """The answer has been taken, from the workers that the decisions chose; a cancellation cancels there.
 
-        When it ends early, `ended` says how the answer ended for the client (`stop`, for a stop string), or None
-        if the client went away; the log has it then. `arrived_ms` is when the request came. Its `slot` is closed with
-        its last tokens, whoever takes them when, and at the latest when this ends.
+        When it ends early, the log has the consumer's outcome, or `abort`. `arrived_ms` is when the request came. Its
+        `slot` is closed before the last output is taken, and at the latest when this ends.
         `model` is one that is known. NoWorkers, Overloaded, or CallerError (the engine cannot take it) before the first
         token. After it GenerationFailed, if no other worker can go on with the answer.
         """
@@ -129,8 +122,9 @@ class Dispatch:
         try:
             while not routed_request.progress.complete:
                 attempt = await self._start_attempt(routed_request, request)
+                consumer.on_routed(self._worker_name(attempt.worker))
                 try:
-                    await attempt.run(routed_request.progress, take, lambda: slot.close(len(delivered)))
+                    await attempt.run(routed_request.progress, consumer.on_output, lambda: slot.close(len(delivered)))
                     return  # noqa: TRY300  # the loop is over when an attempt ends well
                 except WorkerDeclined as error:
                     self._on_declined(routed_request, attempt, error)
@@ -146,13 +140,13 @@ class Dispatch:
                     self._on_failure(attempt, error)
                     raise
                 finally:
-                    attempt.close(ended() or "abort")
-            take(Output(finish="length"))
+                    attempt.close(consumer.outcome() or "abort")
+            consumer.on_output(Output(finish="length"))
         finally:
-            slot.close(len(delivered) if ended() else None)
+            slot.close(len(delivered) if consumer.outcome() else None)
 
     def _on_failure(self, attempt: Attempt, error: BaseException) -> None:
-        """Of a failure on our side, whether `take` raised it or the reader of what was taken, the log has what it was
+        """Of a failure on our side, whether the consumer raised it or its client's task, the log has what it was
         and where; of other errors, and where there is none, nothing is said here."""
         inner = failure_in(error) if isinstance(error, asyncio.CancelledError) else error
         if isinstance(inner, Exception) and not isinstance(inner, ContrailError):
@@ -215,7 +209,6 @@ class Dispatch:
         except (NoWorkers, CallerError) as error:
             routed_request.raise_if_begun(error)
             raise
-        self._report_worker(attempt.worker)
         return attempt
 
     def _session_key(self, request: GenerateRequest, name: str) -> str:
@@ -302,12 +295,10 @@ class Dispatch:
             raise
         return Attempt(event, stream, self._attempts, routed_request.arrived_ms)
 
-    def _report_worker(self, worker: WorkerId) -> None:
-        """Whoever answers the request knows to whom it went, if it wants to."""
-        on_routed = ON_ROUTED.get()
-        if on_routed is not None:
-            member = self._state.member(worker)
-            on_routed(member.joined.name if member is not None and member.joined is not None else worker)
+    def _worker_name(self, worker: WorkerId) -> str:
+        """The name that the worker gave itself; its id if the log has no name of it."""
+        member = self._state.member(worker)
+        return member.joined.name if member is not None and member.joined is not None else worker
 
     def _reject(self, asked: RouteRequest, decision: Decision, status: int) -> NoWorkers:
         reasons = {reason: len(ids) for reason, ids in decision.excluded.items() if reason != "other_model"}

@@ -15,7 +15,7 @@ from actors.transport.worker_connection import TokenStream, WorkerDeclined, Work
 from core.clock import Clock
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted
-from core.generation import Output, Take
+from core.generation import Output
 from core.ids import RequestId, WorkerId, to_column
 from core.models import GenerationFailed, NoWorkers
 from projections.folds.routing_fold import in_flight
@@ -185,7 +185,7 @@ class Attempt:
     )  # fmt: skip
     _answer: AnswerProgress
     _tokens: list[int]
-    _take: Take
+    _take: Callable[[Output], bool]
     _on_end: Callable[[], None]
 
     def __init__(self, routed: RequestRouted, stream: TokenStream, attempts: AttemptTable, arrived_ms: int) -> None:
@@ -206,7 +206,7 @@ class Attempt:
     def __repr__(self) -> str:
         return f"<Attempt {self.routed.request}/{self.routed.attempt} on {self.worker}, {self.output_tokens} tokens>"
 
-    async def run(self, progress: AnswerProgress, take: Take, on_end: Callable[[], None]) -> None:
+    async def run(self, progress: AnswerProgress, take: Callable[[Output], bool], on_end: Callable[[], None]) -> None:
         """Tokens have been told, and what is new of them was taken as the worker made them; `on_end` was called before
         the answer's end was. WorkerDisconnected, WorkerDeclined and CallerError as the stream has them,
         GenerationFailed as `progress` has it."""

@@ -30,7 +30,7 @@ from core.events import Event, LoadReported, ReplicaJoined, RequestFinished, Req
 from core.events.kv import PREFILL
 from core.events.routing import INTERNAL, TURNED_AWAY, RequestTurnedAway
 from core.failure import detail_of, is_in_log
-from core.generation import GenerateRequest, Output, Take
+from core.generation import GenerateRequest, Output, OutputConsumer
 from core.ids import ReplicaId, WorkerId
 from core.keys import DeploymentKey
 from core.models import ModelCard
@@ -271,10 +271,8 @@ class Router:
         self.dispatch.check_known(model)
         return self.fleet.catalog.card(model, self.dispatch.connected.of(model))
 
-    async def run(
-        self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None
-    ) -> None:
-        """The answer has been taken as it came, from a worker that the decision chose, as `actors.router.dispatch` has
+    async def run(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> None:
+        """The consumer has the answer, from a worker that the decision chose, as `actors.router.dispatch` has
         it, once one had a place for the request; before that what `actors.router.admission` raises."""
         self.dispatch.check_known(model)
         name = self.attempts.begin(request.id)
@@ -283,7 +281,7 @@ class Router:
                 request = msgspec.structs.replace(request, id=name)
             arrived_ms = self._clock.monotonic_ms()
             place = await self.admission.enter(model, request)
-            await self.dispatch.run(model, request, take, ended, arrived_ms, place)
+            await self.dispatch.run(model, request, consumer, arrived_ms, place)
         finally:
             self.attempts.end(name)
 
@@ -312,7 +310,7 @@ class Router:
         self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
     ) -> AsyncGenerator[Output, None]:
         """The same, to be read at the reader's own pace; closing it cancels."""
-        return output_stream(lambda take: self.run(model, request, take, ended))
+        return output_stream(lambda consumer: self.run(model, request, consumer), ended)
 
     def view(self) -> View:
         """What a decision made now sees; what of it only we know is said in the log first."""

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from actors.transport.output_buffer import OutputBuffer
 from core.failure import reason_for
-from core.generation import Output, Take
+from core.generation import Output, OutputConsumer
 
 Item = TypeVar("Item")
 
@@ -39,22 +39,42 @@ class StreamScope(Generic[Item]):
                 raise
 
 
-async def output_stream(run: Callable[[Take], Coroutine[Any, Any, None]]) -> AsyncGenerator[Output, None]:
-    """Outputs as they come; what comes faster than it is read is merged.
+class BufferedConsumer:
+    """Keeps outputs until their reader takes them; `news` is set with each."""
+
+    def __init__(self, outcome: Callable[[], str | None], on_routed: Callable[[str], None]) -> None:
+        self.outcome = outcome
+        self.on_routed = on_routed
+        self.outputs = OutputBuffer()
+        self.news = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<BufferedConsumer {self.outputs!r}>"
+
+    def on_output(self, output: Output) -> bool:
+        """Always wants more."""
+        self.outputs.add(output)
+        self.news.set()
+        return True
+
+
+async def output_stream(
+    run: Callable[[OutputConsumer], Coroutine[Any, Any, None]],
+    outcome: Callable[[], str | None] = lambda: None,
+    on_routed: Callable[[str], None] = lambda _: None,
+) -> AsyncGenerator[Output, None]:
+    """Outputs as they come; what comes faster than it is read is merged. The reader's `outcome` and `on_routed` are
+    those of the consumer that `run` gets.
 
     Raises what `run` raises, once all before it was read; closing it cancels the run and waits for its end, and so does
     a cancellation, for the same reason, and a failure that its reader raises in it (`actors.transport.output_stream`).
     Costs a task, and waking up for every output.
     """
-    gathered, news = OutputBuffer(), asyncio.Event()
+    consumer = BufferedConsumer(outcome, on_routed)
+    gathered, news = consumer.outputs, consumer.news
     why: tuple[Any, ...] = ()
 
-    def take(output: Output) -> bool:
-        gathered.add(output)
-        news.set()
-        return True
-
-    running = asyncio.create_task(run(take))
+    running = asyncio.create_task(run(consumer))
     running.add_done_callback(lambda _: news.set())
     try:
         while gathered or not running.done():

@@ -31,7 +31,7 @@ from actors.transport.frames import (
 from actors.transport.framing import ANSWER_BYTES_MAX, FRAME_BYTES_MAX, FrameSplitter, decode_to_replica, encode_frame
 from actors.transport.output_buffer import OutputBuffer
 from core.errors import CallerError, PeerError, Unavailable
-from core.generation import GenerateRequest, Hint, Output, Take
+from core.generation import GenerateRequest, Hint, Output
 
 _logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class TokenStream:
         self._buffer: OutputBuffer | None = None
         """There once something came before `run`."""
         self._error: Exception | None = None
-        self._take: Take | None = None
+        self._take: Callable[[Output], bool] | None = None
         self._over: asyncio.Future[None] | None = None
         """Of whoever waits for the end; there with `_take`."""
         self._ended = False
@@ -80,7 +80,7 @@ class TokenStream:
         else:
             self._number = connection.open(self, model, request, hint)
 
-    async def run(self, take: Take) -> None:
+    async def run(self, take: Callable[[Output], bool]) -> None:
         """Every output has been taken, up to the one with `finish`, or until no more was wanted.
 
         WorkerDisconnected if the connection breaks or the worker fails, CallerError if the engine cannot take the

@@ -5,13 +5,11 @@ Every route reaches models and workers through this, so none can forget what a k
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from api.openai.backend import Backend
 from api.server.caller import CALLER, Caller, effective_tenant
-from core.generation import GenerateRequest, Take
+from core.generation import GenerateRequest, OutputConsumer
 from core.models import ModelCard, UnknownModel, unknown_model
 from core.readiness import Readiness
 
@@ -44,9 +42,7 @@ class Tenancy:
             raise UnknownModel(f"{unknown_model(model, names)} (this API key may use no others)")
         return self._backend.card(model)
 
-    async def run(
-        self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None
-    ) -> None:
+    async def run(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> None:
         """The backend's, of the request in the name of the key's tenant; UnknownModel at once."""
         caller = CALLER.get()
         _check_allowed(caller, model)
@@ -54,7 +50,7 @@ class Tenancy:
         salt = salt_of(tenant, request.cache_salt) if self._isolate else request.cache_salt
         if tenant != request.tenant or salt != request.cache_salt:
             request = msgspec.structs.replace(request, tenant=tenant, cache_salt=salt)
-        await self._backend.run(model, request, take, ended)
+        await self._backend.run(model, request, consumer)
 
     def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
         """The backend's, of a request in the name of the key's tenant."""

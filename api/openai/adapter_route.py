@@ -160,7 +160,7 @@ class AdapterRoute(Generic[Body]):
         self, exchange: HttpExchange, prepared: PreparedRequest, encoder: EventEncoder, timer: RequestTimer
     ) -> str:
         """The request is answered, as far as there is a client; returns the outcome."""
-        deltas = GenerationRun(self._backend, prepared, timer).deltas()
+        deltas = GenerationRun(self._backend, prepared, timer, exchange).deltas()
         streamed = prepared.stream
         answer = (
             _stream(exchange, encoder, deltas, self._settings.ping_s) if streamed else _whole(exchange, encoder, deltas)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
-from core.generation import GenerateRequest, Take
+from core.generation import GenerateRequest, OutputConsumer
 from core.models import ModelCard
 from core.readiness import Readiness
 
@@ -22,14 +21,12 @@ class Backend(Protocol):
     def card(self, model: str) -> ModelCard:
         """The model that has this name, under its own; UnknownModel if there is none."""
 
-    async def run(
-        self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None
-    ) -> None:
-        """New tokens have been taken as they came, the last Output with `finish`.
+    async def run(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> None:
+        """The consumer has all outputs, the last one with `finish`.
 
         Raises UnknownModel, NoWorkers, Overloaded, CallerError or GenerationFailed before the first output; after it
-        GenerationFailed. A cancellation, or a `take` that wants no more, cancels at the worker; `ended` says then how
-        the answer ended for the client, None if it went away.
+        GenerationFailed. A cancellation, or a consumer that wants no more, cancels at the worker; the log has the
+        consumer's outcome then.
         """
 
     def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:

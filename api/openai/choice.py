@@ -251,7 +251,7 @@ class Choice:
         """Tokens of the answer so far."""
         return 0 if self.echo is not None and self.echo.only else self.transcript.completion_tokens
 
-    def ended(self) -> str | None:
+    def outcome(self) -> str | None:
         """How its generation ended, not what was found in its text: this is what the record keeps."""
         return self.transcript.finish or self.finish
 

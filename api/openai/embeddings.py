@@ -167,23 +167,37 @@ class Embeddings:
     ) -> None:
         """Takes what is left, one after another."""
         for index, request in left:
-            output = await self._output(unary_request.model, request)
+            output = await self._output(unary_request, request)
             unary_request.cached_tokens += output.cached_tokens or 0
             rows[index] = _row(body, index, output.embedding)
 
-    async def _output(self, model: str, request: GenerateRequest) -> Output:
-        found: Output | None = None
-
-        def take(output: Output) -> bool:
-            nonlocal found
-            if output.embedding:
-                found = output
-            return found is None
-
-        await self._backend.run(model, request, take, lambda: found.finish if found is not None else None)
-        if found is None:
+    async def _output(self, unary_request: UnaryRequest, request: GenerateRequest) -> Output:
+        consumer = EmbeddingConsumer(unary_request)
+        await self._backend.run(unary_request.model, request, consumer)
+        if consumer.found is None:
             raise GenerationFailed("the worker's stream ended without an embedding")
-        return found
+        return consumer.found
+
+
+class EmbeddingConsumer:
+    """Waits for the one output that has the embedding."""
+
+    def __init__(self, unary_request: UnaryRequest) -> None:
+        self.found: Output | None = None
+        self.on_routed = unary_request.on_routed
+
+    def __repr__(self) -> str:
+        return f"<EmbeddingConsumer {self.found!r}>"
+
+    def on_output(self, output: Output) -> bool:
+        """More is wanted until the embedding is here."""
+        if output.embedding:
+            self.found = output
+        return self.found is None
+
+    def outcome(self) -> str | None:
+        """Its worker's word."""
+        return None if self.found is None else self.found.finish
 
 
 def _request(

@@ -100,7 +100,10 @@ class TokenObserver(Protocol):
 class GenerationRun:
     """Runs a prepared request against the workers, once."""
 
-    def __init__(self, backend: Backend, prepared: PreparedRequest, observer: TokenObserver) -> None:
+    def __init__(
+        self, backend: Backend, prepared: PreparedRequest, observer: TokenObserver, client: ClientStream
+    ) -> None:
+        self._client = client
         self._backend = backend
         self._prepared = prepared
         self._observer = observer
@@ -124,8 +127,9 @@ class GenerationRun:
         return self._prepared.usage()
 
     async def _deltas_of(self, choice: Choice) -> AsyncGenerator[ChoiceDelta, None]:
-        run, model, request, ended = self._backend.run, self._prepared.model, choice.request, choice.ended
-        async with StreamScope(output_stream(lambda take: run(model, request, take, ended))) as outputs:
+        run, model, request = self._backend.run, self._prepared.model, choice.request
+        stream = output_stream(lambda consumer: run(model, request, consumer), choice.outcome, self._client.on_routed)
+        async with StreamScope(stream) as outputs:
             async for output in outputs:
                 if choice.index == 0:
                     self._observer.tokens()
@@ -183,6 +187,9 @@ class ClientStream(Protocol):
     """Who the stream is for (`api.server.exchange`): at once if that can be, else as the client reads."""
 
     started: bool
+
+    def on_routed(self, worker_name: str) -> None:
+        """The request was sent to the worker of this name."""
 
     def write_now(self, piece: bytes) -> bool:
         """False, and nothing is done, if the client must be waited for."""
@@ -250,7 +257,7 @@ class TextStream:
         """The answer has been written, to its end. Raises what the backend raises, once all before it was written."""
         try:
             with Heartbeat(self._ping_s, self._tokens, self._ping):
-                await backend.run(self._encoder.prepared.model, self._choice.request, self.take, self._choice.ended)
+                await backend.run(self._encoder.prepared.model, self._choice.request, self)
             await self._all_written()
         except ContrailError:
             await self._all_written()
@@ -261,7 +268,15 @@ class TextStream:
         if self._transcript.finish is None:
             raise incomplete_stream()
 
-    def take(self, output: Output) -> bool:
+    def outcome(self) -> str | None:
+        """How the answer ended."""
+        return self._choice.outcome()
+
+    def on_routed(self, worker_name: str) -> None:
+        """The client's headers name the worker, if they may."""
+        self._client.on_routed(worker_name)
+
+    def on_output(self, output: Output) -> bool:
         """The output's text has left, or will as soon as the client takes it; whether there is more to come."""
         self._observer.tokens()
         if self._waits is not None:

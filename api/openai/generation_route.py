@@ -121,7 +121,7 @@ class GenerationRoute:
             return TextStream(exchange, prepared.choices[0], encoder, timer, self._settings.ping_s).run(self._backend)
         if prepared.plain:
             return self._whole_plain(exchange, prepared.choices[0], encoder, timer)
-        answering = GenerationRun(self._backend, prepared, timer)
+        answering = GenerationRun(self._backend, prepared, timer, exchange)
         if prepared.stream:
             return _stream(exchange, answering, encoder, self._settings.ping_s)
         return _whole(exchange, answering, encoder)
@@ -130,19 +130,32 @@ class GenerationRoute:
         self, exchange: HttpExchange, choice: Choice, encoder: ResponseEncoder, timer: RequestTimer
     ) -> None:
         """The same as `_whole`, for one choice that is nothing but text."""
-        transcript, texts = choice.transcript, list[str]()
-        said = texts.append
-
-        def take(output: Output) -> bool:
-            timer.tokens()
-            said(transcript.push(output))
-            return transcript.finish is None
-
-        await self._backend.run(encoder.prepared.model, choice.request, take, choice.ended)
+        transcript, consumer = choice.transcript, WholeText(exchange, choice, timer)
+        await self._backend.run(encoder.prepared.model, choice.request, consumer)
         if transcript.finish is None:
             raise incomplete_stream()
-        text, usage = "".join(texts), encoder.prepared.usage()
+        text, usage = "".join(consumer.texts), encoder.prepared.usage()
         await exchange.answer(encoder.plain(text, transcript.finish, transcript.stop_reason, usage))
+
+
+class WholeText:
+    """Collects the text of one choice that is nothing but text."""
+
+    def __init__(self, exchange: HttpExchange, choice: Choice, timer: RequestTimer) -> None:
+        self.texts: list[str] = []
+        self.outcome = choice.outcome
+        self.on_routed = exchange.on_routed
+        self._transcript = choice.transcript
+        self._timer = timer
+
+    def __repr__(self) -> str:
+        return f"<WholeText of {self._transcript!r}>"
+
+    def on_output(self, output: Output) -> bool:
+        """The output's text is kept; whether there is more to come."""
+        self._timer.tokens()
+        self.texts.append(self._transcript.push(output))
+        return self._transcript.finish is None
 
 
 async def _stream(exchange: HttpExchange, answering: GenerationRun, encoder: ResponseEncoder, ping_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -25,10 +25,11 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 class UnaryRequest:
     """One request of such a route, and what is counted of it."""
 
-    def __init__(self, headers: Mapping[bytes, bytes], request_id: str, size: int) -> None:
-        self.headers = headers
-        self.request_id = request_id
-        self.size = size
+    def __init__(self, exchange: HttpExchange) -> None:
+        self.headers = exchange.headers
+        self.request_id = exchange.request_id
+        self.on_routed = exchange.on_routed
+        self.size = 0
         """Bytes of the body."""
         self.model = ""
         """Set once its workers are asked: only names of models that are served may stand here."""
@@ -62,7 +63,7 @@ class UnaryRoute(Generic[Body]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived_ms = self._clock.monotonic_ms()
         exchange = HttpExchange(scope, receive, send)
-        unary_request = UnaryRequest(exchange.headers, exchange.request_id, 0)
+        unary_request = UnaryRequest(exchange)
         outcome = "error"
         try:
             raw = await exchange.body(self._settings.body_bytes_max)

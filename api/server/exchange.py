@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from api.server.errors import ApiError, stopping, too_large
 from api.server.limits import SLOW_READER_S
 from api.server.response_writer import STATE_KEY, ResponseWriter
+from core.clock import Clock
 from core.models import DeadlineExceeded
 
 LOOKS = 4
@@ -102,6 +103,38 @@ STREAM_HEADERS = [
 ]
 
 
+TRACE_KEY = "trace"
+"""Where the scope's state has the request's `RoutingTrace`; None if answers do not name their worker."""
+
+
+class RoutingTrace:
+    """From the arrival to the first byte of the answer: of a stream that is its first token."""
+
+    __slots__ = ("_arrived_us", "_clock", "_routed_us", "_worker")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._arrived_us = clock.monotonic_us()
+        self._routed_us = 0
+        self._worker = ""
+
+    def on_routed(self, worker: str) -> None:
+        """The request was sent to the worker of this name now; the last one counts."""
+        self._routed_us = self._clock.monotonic_us()
+        self._worker = worker
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The worker, what came before it (reading, encoding, waiting), and all until now; empty if none was asked."""
+        if not self._worker:
+            return []
+        arrived_us = self._arrived_us
+        return [
+            (b"x-contrail-worker", self._worker.encode()),
+            (b"x-contrail-queue-ms", b"%.3f" % ((self._routed_us - arrived_us) / 1000)),
+            (b"x-contrail-answer-ms", b"%.3f" % ((self._clock.monotonic_us() - arrived_us) / 1000)),
+        ]
+
+
 class HttpExchange:
     """The hot routes speak ASGI themselves: per chunk, that is half of what the framework's responses cost."""
 
@@ -133,6 +166,12 @@ class HttpExchange:
     def asks_for(self, model: str) -> None:
         """A failure inside is told of a request for this model."""
         self._state[MODEL_KEY] = model
+
+    def on_routed(self, worker_name: str) -> None:
+        """The request was sent to the worker of this name."""
+        trace: RoutingTrace | None = self._state[TRACE_KEY]
+        if trace is not None:
+            trace.on_routed(worker_name)
 
     async def body(self, bytes_max: int) -> bytes:
         """The whole body. ApiError 413 as soon as it is known to be longer, ClientDisconnected if its end never

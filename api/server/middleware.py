@@ -14,43 +14,13 @@ from collections.abc import Callable
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.router.dispatch import ON_ROUTED
 from api.server.anthropic_errors import error_for_path
 from api.server.caller import header_tenant
 from api.server.errors import ApiError, internal_error, redacted_traceback, stopping
-from api.server.exchange import MODEL_KEY
+from api.server.exchange import MODEL_KEY, TRACE_KEY, RoutingTrace
 from api.server.response_writer import STATE_KEY, ResponseWriter
 from core.clock import Clock
 from core.entropy import random_hex
-
-
-class RoutingTrace:
-    """From the arrival to the first byte of the answer: of a stream that is its first token."""
-
-    __slots__ = ("_arrived_us", "_clock", "_routed_us", "_worker")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._arrived_us = clock.monotonic_us()
-        self._routed_us = 0
-        self._worker = ""
-
-    def routed(self, worker: str) -> None:
-        """The request was sent to the worker of this name now; the last one counts."""
-        self._routed_us = self._clock.monotonic_us()
-        self._worker = worker
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """The worker, what came before it (reading, encoding, waiting), and all until now; empty if none was asked."""
-        if not self._worker:
-            return []
-        arrived_us = self._arrived_us
-        return [
-            (b"x-contrail-worker", self._worker.encode()),
-            (b"x-contrail-queue-ms", b"%.3f" % ((self._routed_us - arrived_us) / 1000)),
-            (b"x-contrail-answer-ms", b"%.3f" % ((self._clock.monotonic_us() - arrived_us) / 1000)),
-        ]
-
 
 FailureCallback = Callable[[str, str, str, Exception], None]
 """`Backend.failed`."""
@@ -66,7 +36,7 @@ class RequestIdMiddleware:
 
     `failed` hears of each failure inside that a request of the API met: its id, its model as far as it is known, what
     its client calls its tenant, and the failure. With a clock, answers also say where their request went
-    (`api.server.middleware`); nothing is done per chunk.
+    (`api.server.exchange`); nothing is done per chunk.
     """
 
     def __init__(self, app: ASGIApp, failed: FailureCallback = lambda *_: None, traced_by: Clock | None = None) -> None:
@@ -82,7 +52,7 @@ class RequestIdMiddleware:
         # a route that finds another one in the body may put it here
         state["request_id"] = _request_id(scope)
         trace = None if self._traced_by is None else RoutingTrace(self._traced_by)
-        ON_ROUTED.set(None if trace is None else trace.routed)
+        state[TRACE_KEY] = trace
         started = False
 
         def named() -> list[tuple[bytes, bytes]]:

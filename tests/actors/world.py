@@ -165,6 +165,19 @@ async def world(log: EventLog | None = None, clock: Clock | None = None) -> Asyn
         await it.stop()
 
 
+class Discarding:
+    """Takes an answer of which nothing is read."""
+
+    def on_output(self, output: Output) -> bool:
+        return True
+
+    def outcome(self) -> str | None:
+        return None
+
+    def on_routed(self, worker_name: str) -> None:
+        pass
+
+
 async def collect(router: Router, asked: GenerateRequest, model: str = "sim") -> tuple[list[int], list[Output]]:
     """All tokens of a generation, and its outputs."""
     outputs = [output async for output in router.generate(model, asked)]

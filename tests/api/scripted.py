@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import cache
-from typing import cast
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from actors.router.dispatch import ON_ROUTED
-from core.generation import GenerateRequest, Output, Take
+from core.generation import GenerateRequest, Output, OutputConsumer
 from core.models import ModelCard, UnknownModel
 from core.readiness import Readiness
 
@@ -109,16 +107,15 @@ class ScriptedBackend:
                 return known
         raise UnknownModel(f"there is no model {model!r} here; /v1/models lists what there is")
 
-    async def generate(
-        self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
-    ) -> AsyncIterator[Output]:
+    async def _generate(
+        self, model: str, request: GenerateRequest, consumer: OutputConsumer
+    ) -> AsyncGenerator[Output, None]:
         assert self.card(model)
         try:
             async with self.changed:
                 self.requests.append(request)
                 self.changed.notify_all()
-            if (hears := ON_ROUTED.get()) is not None:
-                hears("decode-0")
+            consumer.on_routed("decode-0")
             for step in self._script(request):
                 match step:
                     case Exception():
@@ -128,18 +125,15 @@ class ScriptedBackend:
                     case _:
                         yield step
         finally:
-            self.ended.append(ended())
+            self.ended.append(consumer.outcome())
             async with self.changed:
                 self.closed += 1
                 self.changed.notify_all()
 
-    async def run(
-        self, model: str, request: GenerateRequest, take: Take, ended: Callable[[], str | None] = lambda: None
-    ) -> None:
-        steps = cast(AsyncGenerator[Output, None], self.generate(model, request, ended))
-        async with aclosing(steps) as outputs:
+    async def run(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> None:
+        async with aclosing(self._generate(model, request, consumer)) as outputs:
             async for output in outputs:
-                if not take(output):
+                if not consumer.on_output(output):
                     break
                 await asyncio.sleep(0)  # each comes by itself, as a worker's do
 

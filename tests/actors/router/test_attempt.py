@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from actors.router.answer_progress import AnswerProgress
 from actors.router.routed_request import Attempt, AttemptTable
 from core.clock import ManualClock
 from core.events import Event
-from core.generation import Output, Take
+from core.generation import Output
 from core.ids import RequestId
 from projections.folds.routing_fold import in_flight, restated_requests
 from tests.actors.world import request
@@ -16,7 +18,7 @@ from tests.projections.facts import prompt, routed, worker_id
 class OneToken:
     """A stream that gives a first token and no end."""
 
-    async def run(self, take: Take) -> None:
+    async def run(self, take: Callable[[Output], bool]) -> None:
         take(Output(tokens=(1,)))
 
     def close(self) -> None:

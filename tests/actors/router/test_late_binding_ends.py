@@ -21,7 +21,7 @@ from projections.policy.decide import Decision
 from projections.policy.view import RouteRequest
 from streams.memory.memory_log import MemoryLog
 from tests.actors.router.test_late_binding import ENGINE, TOKENS, asked, route_request
-from tests.actors.world import World, collect, world
+from tests.actors.world import Discarding, World, collect, world
 from tests.fixtures.eventually import eventually
 
 SETTINGS = RoutingSettings(hold_max_ms=600_000)
@@ -87,7 +87,7 @@ async def test_whoever_is_cancelled_for_its_deadline_did_not_hang_up(it: World) 
     await it.ready(router)
     first = await under_way(router, 0)
     requests = [asked(number) for number in (1, 2)]
-    tasks = [asyncio.create_task(router.run("sim", each, lambda _: True)) for each in requests]
+    tasks = [asyncio.create_task(router.run("sim", each, Discarding())) for each in requests]
     await held(router)
     await eventually(lambda: router.admission.waiting == 1, "the other one has no place")
     for task in reversed(tasks):

@@ -17,7 +17,7 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING, kv_stream
 from projections.folds.state import State
 from replay.explain.explain import explain
-from tests.actors.world import FAST, KEY, NAMESPACE, World, collect, request, world
+from tests.actors.world import FAST, KEY, NAMESPACE, Discarding, World, collect, request, world
 from tests.fixtures.eventually import eventually
 from tests.replay.recorded import recorded
 
@@ -183,7 +183,7 @@ async def test_worker_written_off_comes_back_under_a_new_id() -> None:
         before = worker.presence.id
         await it.write_off(router, kv_stream(0), before)
         # at once, while the router still takes it for alive: the worker's next word is refused
-        await router.run("sim", request(range(300)), lambda _: True)
+        await router.run("sim", request(range(300)), Discarding())
         await eventually(lambda: worker.presence is not None and worker.presence.id != before, "a new life")
         await it.settled(router)
         member = router.state.member(before)

@@ -10,7 +10,7 @@ import pytest
 
 from actors.transport.output_stream import output_stream
 from api.openai.generation import merge_streams
-from core.generation import Output, Take
+from core.generation import Output, OutputConsumer
 
 WHY = TimeoutError("the deadline")
 
@@ -21,8 +21,8 @@ class Endless:
     def __init__(self) -> None:
         self.reasons: list[tuple[object, ...]] = []
 
-    async def run(self, take: Take) -> None:
-        take(Output(tokens=(1,)))
+    async def run(self, consumer: OutputConsumer) -> None:
+        consumer.on_output(Output(tokens=(1,)))
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError as error:

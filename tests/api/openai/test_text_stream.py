@@ -12,9 +12,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from api.openai.generation import TextStream
-from api.server.exchange import HttpExchange
+from api.server.exchange import TRACE_KEY, HttpExchange
 from api.server.response_writer import STATE_KEY, ResponseWriter
-from core.generation import Output
+from core.generation import Output, OutputConsumer
 
 HALF = 999
 """A token that is no text yet: the first half of a character."""
@@ -69,7 +69,7 @@ async def written(say: Callable[[Callable[[Output], bool], FlowControl], Any]) -
     transport = Transport()
     flow = FlowControl(cast(Any, transport))
     scope: Any = {"type": "http", "http_version": "1.1", "method": "POST", "headers": [], "path": "/"}
-    scope["state"] = {"request_id": "r"}
+    scope["state"] = {"request_id": "r", TRACE_KEY: None}
     log, event = logging.getLogger("test"), asyncio.Event()
     cycle = RequestResponseCycle(scope, cast(Any, transport), flow, log, log, False, [], event, False, True, print)
     cycle.on_response = lambda: None
@@ -78,8 +78,8 @@ async def written(say: Callable[[Callable[[Output], bool], FlowControl], Any]) -
     choice = SimpleNamespace(request=None, transcript=Transcript(), ended=lambda: None)
 
     class Backend:
-        async def run(self, _model: str, _request: object, take: Callable[[Output], bool], _ended: object) -> None:
-            await say(take, flow)
+        async def run(self, _model: str, _request: object, consumer: OutputConsumer) -> None:
+            await say(consumer.on_output, flow)
 
     watch = SimpleNamespace(tokens=lambda: None)
     await TextStream(exchange, cast(Any, choice), cast(Any, Writer()), cast(Any, watch), 60.0).run(cast(Any, Backend()))
