@@ -238,7 +238,6 @@ def test_folders_are_rooms() -> None:
 
 CIRCLES = [
     {"actors.consistency", "actors.membership", "actors.router"},
-    {"api.debug", "api.process"},
     {"api.openai", "api.openai.request"},
     {"api.parsers", "api.tokenizer"},
     {"replay.playback", "replay.verify"},

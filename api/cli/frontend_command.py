@@ -14,6 +14,7 @@ from api.config.addresses import split_address
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
 from api.config.schema import DRAIN_TIMEOUT_MAX_S, STOP_DELAY_MAX_S, FrontendSection, FrontendTls
+from api.debug.page import DebugPage
 from api.deployment.process_specs import SUPERVISED
 from api.process.frontend import FrontendArguments, serve_frontend
 from api.process.logging_setup import configure_logging
@@ -96,7 +97,7 @@ def frontend(
         journal=journal,
         section=_section(connection.deployment.frontend, told),
     )
-    uvloop.run(serve_frontend(connection, arguments))
+    uvloop.run(serve_frontend(connection, arguments, DebugPage(connection)))
 
 
 def _section(given: FrontendSection, told: dict[str, Any]) -> FrontendSection:

@@ -11,8 +11,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from api.debug.page_access import PageAccess
+from api.config.addresses import is_loopback
+from api.config.deployment_ref import DeploymentRef
+from api.debug.page_access import PageAccess, token_of
 from api.debug.page_client import PREFIX
+from api.debug.page_proxy import PageProxy
 
 PAGE = "index.html"
 KINDS = {
@@ -26,6 +29,25 @@ KINDS = {
 class _File(NamedTuple):
     content: bytes
     kind: str
+
+
+class DebugPage:
+    """The page of one front end, and its way to the process that answers the page's questions."""
+
+    def __init__(self, connection: DeploymentRef) -> None:
+        self._connection = connection
+        self._proxy = PageProxy(connection.words, connection.data)
+
+    def __repr__(self) -> str:
+        return f"<DebugPage, {self._proxy!r}>"
+
+    def app(self, host: str) -> ASGIApp:
+        """The page of a front end that listens on this host: beyond loopback it asks for a token."""
+        return create_page(self._proxy, None if is_loopback(host) else token_of(self._connection.key))
+
+    async def close(self) -> None:
+        """The process has ended, if this front end started it."""
+        await self._proxy.close()
 
 
 def create_page(questions: ASGIApp, token: str | None) -> ASGIApp:

@@ -14,19 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
+
+from starlette.types import ASGIApp
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router.router import Router, RouterOptions
 from api.app import create_app
 from api.auth.access_policy import policy_of
-from api.config.addresses import is_loopback, join_address, reachable, split_address
+from api.config.addresses import join_address, reachable, split_address
 from api.config.api_settings import ApiSettings
 from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DEFAULT_DATA, DeploymentRef
 from api.config.schema import FrontendSection
-from api.debug.page import create_page
-from api.debug.page_access import token_of
-from api.debug.page_proxy import PageProxy
 from api.process.announcement import announce_if_supervised
 from api.process.logging_setup import log_as
 from api.process.operations import OPERATIONS_GRACE_S, operations_server, watch_outbox
@@ -105,7 +105,17 @@ class FrontendArguments:
     """What the deployment says of front ends, and over it what the command line does."""
 
 
-async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments) -> None:
+class FrontendPage(Protocol):
+    """The debugging page of a front end; it answers below /debug."""
+
+    def app(self, host: str) -> ASGIApp:
+        """The page of a front end that listens on this host: beyond loopback it asks for a token."""
+
+    async def close(self) -> None:
+        """Its process has ended, if it has one."""
+
+
+async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments, page: FrontendPage) -> None:
     """Serves until told to end; then answers in flight finish, and the log and the registry know."""
     section = arguments.section
     tls = tls_context(section.tls.cert, section.tls.key) if section.tls else None
@@ -119,10 +129,8 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             address = join_address(section.advertise or host, listener.getsockname()[1])
             router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
             settings = ApiSettings(body_bytes_max=section.body_bytes_max)
-            page_proxy = PageProxy(connection.words, connection.data)
-            page = create_page(page_proxy, None if is_loopback(host) else token_of(connection.key))
             seal = ReasoningSeal(connection.key.reasoning_key)
-            app = create_app(router, metrics, settings, page=page, policy=policy, seal=seal)
+            app = create_app(router, metrics, settings, page=page.app(host), policy=policy, seal=seal)
             limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
             api = HttpServer(app, listener, tls, neighbours=neighbours, limits=limits)
             ops = operations_server(host, arguments.ops, router.ready, metrics.registry, router.describe)
@@ -138,7 +146,7 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             _logger.info("ending: %s", reason)
             router.stopping = True
             await asyncio.sleep(section.stop_delay_s)
-            await page_proxy.close()
+            await page.close()
             await api.stop(section.drain_timeout_s)
             await router.stop(reason)
             await ops.stop(OPERATIONS_GRACE_S)

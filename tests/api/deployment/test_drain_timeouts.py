@@ -69,7 +69,7 @@ def test_front_ends_get_that_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     slow = {"stop_delay": "7s", "drain_timeout": "3m", "listen": "127.0.0.1:8100", "advertise": "10.0.0.1"}
     found: list[FrontendSection] = []
 
-    async def serve(_: object, arguments: FrontendArguments) -> None:
+    async def serve(_: object, arguments: FrontendArguments, _page: object) -> None:
         found.append(arguments.section)
 
     monkeypatch.setattr(frontend_command, "serve_frontend", serve)
