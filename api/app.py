@@ -31,12 +31,12 @@ from api.openai.request.preprocessor import Preprocessor
 from api.openai.tokenization import DetokenizeRequest, Tokenization, TokenizeRequest
 from api.openai.unary_route import UnaryRoute
 from api.openapi import openapi_json
+from api.parsers.loaded_models import LoadedModels
 from api.responses.reasoning_seal import ReasoningSeal
 from api.responses.responses_adapter import responses_adapter
 from api.server.anthropic_errors import AnthropicError, error_for_path
 from api.server.errors import ApiError, http_status_error, internal_error, to_api_error
 from api.server.middleware import ApiCorsMiddleware, RequestIdMiddleware
-from api.tokenizer.model_tokenizer import Tokenizers
 from core.clock import Clock, SystemClock
 from core.errors import ContrailError
 from core.models import ModelCard
@@ -106,16 +106,16 @@ def further_routes(
     metrics: FrontendMetrics,
     settings: ApiSettings,
     clock: Clock,
-    tokenizers: Tokenizers,
+    models: LoadedModels,
     seal: ReasoningSeal | None = None,
 ) -> dict[str, ASGIApp]:
-    """Path to the application that answers POST there; `tokenizers` are those of the other routes. Without a seal, no
+    """Path to the application that answers POST there; `models` are those of the other routes. Without a seal, no
     other process opens the reasoning that clients bring back."""
-    preprocessor = Preprocessor(backend, settings, tokenizers)
+    preprocessor = Preprocessor(backend, settings, models)
     unary = partial(UnaryRoute, metrics, settings, clock)
     adapter = partial(AdapterRoute, preprocessor, backend, metrics, settings, clock)
-    embeddings = Embeddings(backend, settings, tokenizers)
-    tokenization = Tokenization(backend, settings, tokenizers)
+    embeddings = Embeddings(backend, settings, models)
+    tokenization = Tokenization(backend, settings, models)
     return {
         "/v1/embeddings": unary(EmbeddingRequest, embeddings.answer),
         "/v1/responses": adapter(responses_adapter(seal or ReasoningSeal.of_this_process())),
@@ -161,9 +161,9 @@ def create_app(
     clock = clock or SystemClock()
     if policy.keyring is not None or policy.isolate_tenants:
         backend = Tenancy(backend, isolate=policy.isolate_tenants)
-    tokenizers = Tokenizers()
-    hot = generation_routes(backend, metrics, settings, clock, tokenizers)
-    cold = further_routes(backend, metrics, settings, clock, tokenizers, seal)
+    models = LoadedModels()
+    hot = generation_routes(backend, metrics, settings, clock, models)
+    cold = further_routes(backend, metrics, settings, clock, models, seal)
     app = framework(backend, {**hot, **cold}, page)
     routes = DirectDispatch(hot, app, (*cold, MODELS))
     return RequestIdMiddleware(

@@ -21,8 +21,9 @@ from api.openai.request.request_headers import RequestHeaders, parse_headers
 from api.openai.request.sessions import Session, session_of
 from api.openai.types.request_types import AtLeastOne, Int32, Salt, TokenId
 from api.openai.unary_route import UnaryRequest
+from api.parsers.loaded_models import LoadedModels
 from api.server.errors import ContextExceeded, bad_parameter, not_supported
-from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong, Tokenizers
+from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong
 from api.tokenizer.word_boundaries import WordTooLong
 from core.generation import TASK_EMBED, GenerateRequest, Output, Sampling
 from core.ids import RequestId
@@ -114,21 +115,21 @@ FLOAT_BYTES = 4
 class Embeddings:
     """Embeddings of texts and of token ids, in the order of the inputs."""
 
-    def __init__(self, backend: Backend, settings: ApiSettings, tokenizers: Tokenizers) -> None:
+    def __init__(self, backend: Backend, settings: ApiSettings, models: LoadedModels) -> None:
         self._backend = backend
         self._settings = settings
-        self._tokenizers = tokenizers
+        self._models = models
         self._numpy_imported = False
 
     async def answer(self, body: EmbeddingRequest, unary_request: UnaryRequest) -> bytes:
         """OpenAI's JSON. The first input that fails fails all of them, and cancels those that are under way."""
         request_headers = parse_headers(unary_request.headers)
         card = self._backend.card(body.model)
-        tokenizer = await self._tokenizers.of(card)
+        tokenizer = (await self._models.of(card)).tokenizer
         if unary_request.size <= self._settings.inline_bytes_max:
             prompts = embedding_tokens(body, tokenizer, card)
         else:
-            prompts = await self._tokenizers.pool.run(
+            prompts = await self._models.pool.run(
                 lambda proceed: embedding_tokens(body, tokenizer, card, proceed),
                 unary_request.size,
                 request_headers.tenant,

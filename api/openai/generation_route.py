@@ -26,9 +26,9 @@ from api.openai.request.validation import decode
 from api.openai.response_encoder import PING, CollectedChoice, ResponseEncoder, best_choices, error_event
 from api.openai.types.deltas import ChoiceDelta
 from api.openai.types.request_types import ChatRequest, CompletionRequest
+from api.parsers.loaded_models import LoadedModels
 from api.server.errors import metric_outcome, report_error
 from api.server.exchange import ClientDisconnected, HttpExchange
-from api.tokenizer.model_tokenizer import Tokenizers
 from core.clock import Clock
 from core.errors import ContrailError
 from core.generation import Output
@@ -211,10 +211,10 @@ def generation_routes(
     metrics: FrontendMetrics,
     settings: ApiSettings,
     clock: Clock,
-    tokenizers: Tokenizers,
+    models: LoadedModels,
 ) -> dict[str, GenerationRoute]:
-    """Path to the application that answers POST there; `tokenizers` may serve other routes too."""
-    preprocessor = Preprocessor(backend, settings, tokenizers)
+    """Path to the application that answers POST there; `models` may serve other routes too."""
+    preprocessor = Preprocessor(backend, settings, models)
     parts = (preprocessor, backend, metrics, settings, clock)
     return {
         "/v1/chat/completions": GenerationRoute(*parts, ChatRequest, ChatEncoder),

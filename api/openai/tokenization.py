@@ -14,8 +14,9 @@ from api.openai.request.request_headers import parse_headers
 from api.openai.request.validation import check
 from api.openai.types.request_types import ChatMessage, ChatRequest, CompletionRequest, TokenId, Tool
 from api.openai.unary_route import UnaryRequest
+from api.parsers.loaded_models import LoadedModels
 from api.server.errors import ContextExceeded, bad_parameter, not_supported
-from api.tokenizer.model_tokenizer import ModelTokenizer, Tokenizers
+from api.tokenizer.model_tokenizer import ModelTokenizer
 from api.tokenizer.tokenizer_pool import Proceed
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES, tokens_from_bytes
@@ -53,10 +54,10 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Tokenization:
     """Text to tokens and back, with the same code as a generation; no worker is asked."""
 
-    def __init__(self, backend: Backend, settings: ApiSettings, tokenizers: Tokenizers) -> None:
+    def __init__(self, backend: Backend, settings: ApiSettings, models: LoadedModels) -> None:
         self._backend = backend
         self._settings = settings
-        self._tokenizers = tokenizers
+        self._models = models
 
     async def tokenize(self, body: TokenizeRequest, unary_request: UnaryRequest) -> bytes:
         """vLLM's JSON of the token ids."""
@@ -76,13 +77,13 @@ class Tokenization:
         """
         check(parameters)
         card = self._backend.card(parameters.model)
-        tokenizer = await self._tokenizers.of(card)
+        tokenizer = (await self._models.of(card)).tokenizer
         tokens_max = max(card.context_max, tokens_max)
         try:
             if unary_request.size <= self._settings.inline_bytes_max:
                 (prompt,) = prompts_of(parameters, tokenizer, tokens_max)
             else:
-                (prompt,) = await self._tokenizers.pool.run(
+                (prompt,) = await self._models.pool.run(
                     lambda proceed: prompts_of(parameters, tokenizer, tokens_max, proceed),
                     unary_request.size,
                     parse_headers(unary_request.headers).tenant,
@@ -97,12 +98,12 @@ class Tokenization:
     async def detokenize(self, body: DetokenizeRequest, unary_request: UnaryRequest) -> bytes:
         """vLLM's JSON of the text; special tokens are in it. At most as many tokens as `tokenize` tells."""
         card = self._card(body.model)
-        tokenizer = await self._tokenizers.of(card)
+        tokenizer = (await self._models.of(card)).tokenizer
         if len(body.tokens) > (tokens_max := max(card.context_max, TOKENIZED_MAX)):
             raise bad_parameter("tokens", f"must hold at most {tokens_max} ids, not {len(body.tokens)}")
         if body.tokens and max(body.tokens) >= tokenizer.vocabulary:
             raise bad_parameter("tokens", f"token ids must be from 0 to {tokenizer.vocabulary - 1}")
-        text = await self._tokenizers.pool.run(
+        text = await self._models.pool.run(
             lambda proceed: _text(tokenizer, body.tokens, proceed),
             unary_request.size,
             parse_headers(unary_request.headers).tenant,

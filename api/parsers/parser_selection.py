@@ -8,28 +8,27 @@ from api.openai.types.request_types import ChatRequest
 from api.parsers.forced_calls import NamedCallParser, RequiredCallParser
 from api.parsers.hermes import HermesParser
 from api.parsers.llama3_json import Llama3JsonParser
+from api.parsers.loaded_models import REASONING, TOOLS, LoadedModel, ModelParsers
 from api.parsers.mistral import MistralParser
-from api.parsers.model_parsers import REASONING, TOOLS, ModelParsers
 from api.parsers.output_parser import OutputParser
 from api.parsers.reasoning import CLOSING, OPENING, ChainedParser, ThinkParser
 from api.parsers.structured_outputs import guided_of
 from api.parsers.tool_calls import ToolCallCollector, mistral_id, openai_id
 from api.parsers.tool_choice import AUTO, NAMED, NONE, REQUIRED, ToolOffer, offer_of, without_parser
 from api.server.errors import ApiError, bad_parameter
-from api.tokenizer.model_tokenizer import ModelTokenizer
 from core.prompt import TOKEN_BYTES, tokens_from_bytes
 
 TAIL_TOKENS = 16
 """Of the prompt's end: there a template has opened or closed the reasoning, if it has."""
 
 
-def select_parser(request: ChatRequest, tokenizer: ModelTokenizer, prompt: bytes = b"") -> OutputParser | None:
+def select_parser(request: ChatRequest, model: LoadedModel, prompt: bytes = b"") -> OutputParser | None:
     """A new reader for one choice, None if its text is all that is said.
 
     `prompt` are the prompt's token ids, little-endian uint32: a template may have opened the reasoning in it, or
     closed it. ApiError for tools that cannot be offered to this model.
     """
-    parsers = tokenizer.parsers
+    parsers = model.parsers
     if parsers.reasoning is None and request.tools is None and request.tool_choice is None:
         return None
     offer = offer_of(request)
@@ -44,7 +43,7 @@ def select_parser(request: ChatRequest, tokenizer: ModelTokenizer, prompt: bytes
     told = request.include_reasoning is not False
     if parsers.reasoning not in REASONING:
         return ChainedParser(_vllm(request, parsers, None, prompt, tools=False), calls, told=told)
-    ended, calls_end = _ended(request, tokenizer, prompt), parsers.reasoning == "qwen3"
+    ended, calls_end = _ended(request, model, prompt), parsers.reasoning == "qwen3"
     think = ThinkParser(ended=ended, calls_end=calls_end, special=parsers.special)
     return ChainedParser(think, calls, told=told)
 
@@ -71,9 +70,9 @@ def _vllm(
     raise ApiError(500, f"the model's reasoning cannot be read: {parsers.fault}", type="server_error")
 
 
-def _ended(request: ChatRequest, tokenizer: ModelTokenizer, prompt: bytes) -> bool:
+def _ended(request: ChatRequest, model: LoadedModel, prompt: bytes) -> bool:
     """Whether the prompt has closed the reasoning: then all of the answer is what stands behind it."""
-    parsers = tokenizer.parsers
+    parsers = model.parsers
     if parsers.reasoning == "deepseek_r1" and parsers.closing is not None and guided_of(request) is not None:
         # so vLLM's engine decides whether its grammar holds from the first token on
         return _last(prompt, parsers.closing) > _last(prompt, parsers.opening)
@@ -81,7 +80,7 @@ def _ended(request: ChatRequest, tokenizer: ModelTokenizer, prompt: bytes) -> bo
     if request.continue_final_message and isinstance(last.content, str) and last.content.strip():
         return OPENING not in last.content or CLOSING in last.content
     tail = tokens_from_bytes(prompt[-TAIL_TOKENS * TOKEN_BYTES :])
-    return tokenizer.texts.decode(tail, skip_special_tokens=False).rstrip().endswith(CLOSING)
+    return model.tokenizer.texts.decode(tail, skip_special_tokens=False).rstrip().endswith(CLOSING)
 
 
 def _last(prompt: bytes, token: int | None) -> int:

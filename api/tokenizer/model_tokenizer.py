@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer, decoders
 
-from api.parsers.model_parsers import load_parsers
 from api.tokenizer.chat_template import ChatTemplate
 from api.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes
 from api.tokenizer.text_encoder import TextEncoder
 from api.tokenizer.token_texts import TokenTexts
-from api.tokenizer.tokenizer_pool import TokenizerPool
 from core.errors import Corrupt
-from core.models import ModelCard
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """What templates may name."""
@@ -34,8 +30,9 @@ class ModelTokenizer:
     """Text to tokens and back for one model. Corrupt if the files cannot be used."""
 
     def __init__(self, model: str, files: Mapping[str, bytes]) -> None:
-        self._tokenizer = _tokenizer(model, files)
-        self._encoder = TextEncoder(self._tokenizer, msgspec.json.decode(files["tokenizer.json"], type=dict[str, Any]))
+        self.library = _tokenizer(model, files)
+        """As the library has it."""
+        self._encoder = TextEncoder(self.library, msgspec.json.decode(files["tokenizer.json"], type=dict[str, Any]))
         config = _json(model, files, "tokenizer_config.json")
         special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name))) is not None}
         source = _template_source(files, config)
@@ -44,17 +41,15 @@ class ModelTokenizer:
         """None if the model has none: it completes, but does not chat."""
         self.eos_ids = self._eos_ids(special.get("eos_token"), _json(model, files, "generation_config.json"))
         """Tokens that end an answer, sorted."""
-        self.eos_id = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
+        self.eos_id = self.library.token_to_id(special["eos_token"]) if "eos_token" in special else None
         """The one that the tokenizer itself names."""
-        self.vocabulary = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self.vocabulary = 1 + max(self.library.get_vocab(with_added_tokens=True).values())
         """One more than the highest token id."""
-        self.texts = TokenTexts(self._tokenizer)
+        self.texts = TokenTexts(self.library)
         """What single tokens are as text and as bytes."""
         # byte-level tokens stand for their bytes wherever they are; all others depend on what is before them
-        byte_level = isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+        byte_level = isinstance(self.library.decoder, decoders.ByteLevel)
         self._bytes = [TokenBytes(self.texts, skip_special_tokens=skip) for skip in (False, True)] if byte_level else []
-        self.parsers = load_parsers(model, files, self._tokenizer)
-        """How the model writes calls and reasoning."""
         self._model = model
 
     def __repr__(self) -> str:
@@ -77,47 +72,14 @@ class ModelTokenizer:
         """A new one, for one generation."""
         if self._bytes:
             return ByteLevelDetokenizer(self._bytes[skip_special_tokens])
-        return Detokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens)
+        return Detokenizer(self.library, skip_special_tokens=skip_special_tokens)
 
     def _eos_ids(self, eos_token: str | None, generation_config: Mapping[str, Any]) -> tuple[int, ...]:
         listed = generation_config.get("eos_token_id")
         ids = set(listed if isinstance(listed, list) else [] if listed is None else [listed])
-        if eos_token is not None and (named := self._tokenizer.token_to_id(eos_token)) is not None:
+        if eos_token is not None and (named := self.library.token_to_id(eos_token)) is not None:
             ids.add(named)
         return tuple(sorted(ids))
-
-
-class Tokenizers:
-    """The tokenizers of all models served, each loaded once, beside the event loop, and the threads that use them."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[str, tuple[Mapping[str, bytes], ModelTokenizer]] = {}
-        self._lock = asyncio.Lock()
-        self.pool = TokenizerPool()
-        """Where they work on long texts."""
-
-    def __repr__(self) -> str:
-        return f"<Tokenizers of {', '.join(sorted(self._loaded)) or 'no model yet'}>"
-
-    async def of(self, card: ModelCard) -> ModelTokenizer:
-        """The model's tokenizer, for the files that the card has now. Corrupt if they cannot be used."""
-        return self.loaded(card) or await self._load(card)
-
-    def loaded(self, card: ModelCard) -> ModelTokenizer | None:
-        """The same, if it is there already."""
-        files, tokenizer = self._loaded.get(card.name, (None, None))
-        # the same object almost always: comparing megabytes per request would cost more than the rest
-        if files is not card.files and files == card.files and tokenizer is not None:
-            self._loaded[card.name] = (card.files, tokenizer)
-            return tokenizer
-        return tokenizer if files is card.files else None
-
-    async def _load(self, card: ModelCard) -> ModelTokenizer:
-        async with self._lock:
-            if (tokenizer := self.loaded(card)) is None:
-                tokenizer = await asyncio.to_thread(ModelTokenizer, card.name, card.files)
-                self._loaded[card.name] = (card.files, tokenizer)
-            return tokenizer
 
 
 def _tokenizer(model: str, files: Mapping[str, bytes]) -> Tokenizer:

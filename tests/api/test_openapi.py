@@ -19,7 +19,7 @@ from api.config.api_settings import ApiSettings
 from api.openai.generation_route import generation_routes
 from api.openapi import SURFACE, Operation
 from api.openapi import document as made_document
-from api.tokenizer.model_tokenizer import Tokenizers
+from api.parsers.loaded_models import LoadedModels
 from core.clock import SystemClock
 from core.generation import Output
 from tests.api.conftest import Api
@@ -46,7 +46,7 @@ def routes(app: FastAPI) -> Iterator[tuple[str, str]]:
 def test_every_route_is_described_and_no_other() -> None:
     """By path and method; HEAD is GET without its body."""
     backend = ScriptedBackend()
-    parts = (backend, FrontendMetrics(), ApiSettings(), SystemClock(), Tokenizers())
+    parts = (backend, FrontendMetrics(), ApiSettings(), SystemClock(), LoadedModels())
     app = framework(backend, {**generation_routes(*parts), **further_routes(*parts)})
     served = {found for found in routes(app) if found[1] != "head"}
     described = {(path, method) for path, methods in document()["paths"].items() for method in methods}

@@ -12,6 +12,7 @@ from api.openai.request.prepared_request import ResponseOptions
 from api.openai.request.sampling import sampling_of, shown_logprobs
 from api.openai.request.validation import stop_strings
 from api.openai.types.request_types import ChatRequest, CompletionRequest
+from api.parsers.loaded_models import LoadedModel
 from api.parsers.parser_selection import select_parser
 from api.tokenizer.model_tokenizer import ModelTokenizer
 from api.tokenizer.stop_strings import StopStrings
@@ -26,11 +27,11 @@ KEPT_MAX = 256
 class RequestPlan:
     """What follows from requests to one model that are equal but for their prompts; they were checked."""
 
-    def __init__(self, parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, parameters: ChatRequest | CompletionRequest, model: LoadedModel) -> None:
+        self.model = model
         self.best_of: int = getattr(parameters, "best_of", None) or parameters.n or 1
         """Choices that are made for each prompt."""
-        self.options = _response_options(parameters, tokenizer, self.best_of)
+        self.options = _response_options(parameters, model.tokenizer, self.best_of)
         self._by_token = self.options.logprobs >= 0 or self.options.token_ids or self.best_of > self.options.n
         """Whether the answer needs to know which tokens its text is made of."""
         self._echoes = isinstance(parameters, CompletionRequest) and bool(parameters.echo)
@@ -50,11 +51,11 @@ class RequestPlan:
     def sampling(self, parameters: ChatRequest | CompletionRequest, max_tokens: int) -> Sampling:
         """How the tokens are chosen, at most so many; ApiError if they cannot be."""
         if self._sampling is None or self._sampling.max_tokens != max_tokens:
-            sampling = self._sampling = sampling_of(parameters, self.tokenizer, max_tokens)
+            sampling = self._sampling = sampling_of(parameters, self.model.tokenizer, max_tokens)
             # with ignore_eos an engine may still stop at its own end token after others: its text never leaves
-            self._ends = frozenset((*sampling.stop_token_ids, *self.tokenizer.eos_ids))
+            self._ends = frozenset((*sampling.stop_token_ids, *self.model.tokenizer.eos_ids))
             # the reason is told of every end but the model's first one, as vLLM does
-            first = set() if sampling.ignore_eos else {self.tokenizer.eos_id}
+            first = set() if sampling.ignore_eos else {self.model.tokenizer.eos_id}
             self._told_ends = frozenset(sampling.stop_token_ids) - first
         return self._sampling
 
@@ -65,12 +66,12 @@ class RequestPlan:
         its request has what `sampling` gave. ApiError if the answer cannot be read as is asked."""
         parser, echo, skips = None, None, self._skips_special
         if isinstance(parameters, ChatRequest):
-            parser = select_parser(parameters, self.tokenizer, request.tokens)
+            parser = select_parser(parameters, self.model, request.tokens)
             skips = skips and not (parser is not None and parser.keeps_special_tokens)
         if self._echoes:
             echo = Echo(text, only=parameters.max_tokens == 0)
         transcript = Transcript(
-            self.tokenizer.detokenizer(skip_special_tokens=skips),
+            self.model.tokenizer.detokenizer(skip_special_tokens=skips),
             StopStrings(self._stops, included=self._stops_included),
             self._ends,
             request.sampling.min_tokens,

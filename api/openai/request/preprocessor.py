@@ -17,7 +17,7 @@ from api.openai.request.sampling import output_tokens_max, with_seed
 from api.openai.request.sessions import Session, session_of
 from api.openai.request.validation import check
 from api.openai.types.request_types import ChatRequest, CompletionRequest
-from api.tokenizer.model_tokenizer import Tokenizers
+from api.parsers.loaded_models import LoadedModels
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.models import ModelCard
@@ -27,10 +27,10 @@ from core.prompt import TOKEN_BYTES
 class Preprocessor:
     """Turns requests into generations; of their prompts it holds nothing."""
 
-    def __init__(self, backend: Backend, settings: ApiSettings, tokenizers: Tokenizers) -> None:
+    def __init__(self, backend: Backend, settings: ApiSettings, models: LoadedModels) -> None:
         self._backend = backend
         self._settings = settings
-        self._tokenizers = tokenizers
+        self._models = models
         self._plans = RequestPlanCache()
         self._throttle = EventLoopThrottle()
 
@@ -58,18 +58,18 @@ class Preprocessor:
             check(parameters)
         request_headers = parse_headers(headers)
         card = self._backend.card(parameters.model)
-        tokenizer = self._tokenizers.loaded(card) or await self._tokenizers.of(card)
+        model = self._models.loaded(card) or await self._models.of(card)
         if size <= self._settings.inline_bytes_max:
-            prompts = prompts_of(parameters, tokenizer, card.context_max)
+            prompts = prompts_of(parameters, model.tokenizer, card.context_max)
         else:
-            prompts = await self._tokenizers.pool.run(
-                lambda proceed: prompts_of(parameters, tokenizer, card.context_max, proceed),
+            prompts = await self._models.pool.run(
+                lambda proceed: prompts_of(parameters, model.tokenizer, card.context_max, proceed),
                 size,
                 request_headers.tenant,
             )
             await self.turn(size)
-        if plan is None or plan.tokenizer is not tokenizer:
-            plan = RequestPlan(parameters, tokenizer)
+        if plan is None or plan.model is not model:
+            plan = RequestPlan(parameters, model)
             self._plans.put(kind, plan_key, plan)
         session = session_of(headers, parameters)
         return _ChoiceBuilder(parameters, card, plan, request_headers, session, request_id).build(prompts)

@@ -11,12 +11,11 @@ import msgspec
 import pytest
 
 from api.openai.types.request_types import ChatRequest
-from api.parsers.model_parsers import load_parsers
+from api.parsers.loaded_models import LoadedModel, load_model, load_parsers
 from api.parsers.output_parser import OutputParser
 from api.parsers.parser_selection import select_parser
 from api.parsers.tool_choice import TOOLS_MAX
 from api.server.errors import ApiError
-from api.tokenizer.model_tokenizer import ModelTokenizer
 from core.errors import Corrupt
 from tests.api.parsers.reading import Message, read
 from tests.api.scripted import files, tokenizer
@@ -25,17 +24,17 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameter
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
 
-def model(tools: str | None = None, reasoning: str | None = None) -> ModelTokenizer:
+def model(tools: str | None = None, reasoning: str | None = None) -> LoadedModel:
     named = {"tool_call_parser": tools, "reasoning_parser": reasoning}
-    return ModelTokenizer("tiny", files() | {"contrail.json": json.dumps(named).encode()})
+    return load_model("tiny", files() | {"contrail.json": json.dumps(named).encode()})
 
 
-PLAIN = ModelTokenizer("tiny", files())
+PLAIN = load_model("tiny", files())
 
 
-def reader(tokenizer: ModelTokenizer, **fields: Any) -> OutputParser | None:
+def reader(model: LoadedModel, **fields: Any) -> OutputParser | None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "?"}], **fields}
-    return select_parser(msgspec.json.decode(json.dumps(body), type=ChatRequest), tokenizer)
+    return select_parser(msgspec.json.decode(json.dumps(body), type=ChatRequest), model)
 
 
 def test_most_answers_are_text_alone() -> None:

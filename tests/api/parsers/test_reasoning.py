@@ -14,17 +14,17 @@ from tokenizers import AddedToken, Tokenizer
 
 from api.openai.types.request_types import ChatRequest
 from api.parsers.hermes import HermesParser
+from api.parsers.loaded_models import load_model
 from api.parsers.output_parser import OutputParser
 from api.parsers.parser_selection import select_parser
 from api.parsers.reasoning import ChainedParser, ThinkParser
 from api.parsers.tool_calls import ToolCallCollector
-from api.tokenizer.model_tokenizer import ModelTokenizer
 from core.prompt import tokens_to_bytes
 from tests.api.parsers.reading import Message, cut, read
 from tests.api.scripted import files, ids, tokenizer
 
 NAMED = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
-TINY = ModelTokenizer("tiny", files() | {"contrail.json": json.dumps(NAMED).encode()})
+TINY = load_model("tiny", files() | {"contrail.json": json.dumps(NAMED).encode()})
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "hm", "\n", " ", "<", "<th", "/", ">", "text"]
@@ -96,7 +96,7 @@ def test_guided_answers_follow_the_engine() -> None:
     made = Tokenizer.from_str(tokenizer().to_str())
     made.add_tokens([AddedToken(mark, special=False) for mark in ("<think>", "</think>")])
     named = json.dumps({"reasoning_parser": "deepseek_r1"}).encode()
-    model = ModelTokenizer("m", files() | {"tokenizer.json": made.to_str().encode(), "contrail.json": named})
+    model = load_model("m", files() | {"tokenizer.json": made.to_str().encode(), "contrail.json": named})
     body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
     guided = msgspec.convert(body | {"response_format": {"type": "json_object"}}, ChatRequest)
     opening, closing = model.parsers.opening, model.parsers.closing

@@ -13,12 +13,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from api.openai.types.request_types import ChatRequest
+from api.parsers.loaded_models import LoadedModel, load_model
 from api.parsers.output_parser import OutputParser
 from api.parsers.parser_selection import select_parser
 from api.parsers.tool_calls import MISTRAL_ID_CHARS
 from api.parsers.vllm_parsers import VllmParsers
 from api.server.errors import ApiError
-from api.tokenizer.model_tokenizer import ModelTokenizer
 from core.prompt import tokens_to_bytes
 from tests.api.parsers.reading import Message
 from tests.api.scripted import files, tokenizer
@@ -47,9 +47,9 @@ def marked() -> Tokenizer:
 
 
 @cache
-def model(tools: str | None, reasoning: str | None) -> ModelTokenizer:
+def model(tools: str | None, reasoning: str | None) -> LoadedModel:
     named = json.dumps({"tool_call_parser": tools, "reasoning_parser": reasoning}).encode()
-    return ModelTokenizer("m", files() | {"tokenizer.json": marked().to_str().encode(), "contrail.json": named})
+    return load_model("m", files() | {"tokenizer.json": marked().to_str().encode(), "contrail.json": named})
 
 
 def asked(**fields: Any) -> ChatRequest:

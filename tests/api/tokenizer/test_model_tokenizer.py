@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from api.openai.choice import Transcript
+from api.parsers.loaded_models import LoadedModels
 from api.tokenizer.detokenizer import HOLD_TOKENS_MAX, ByteLevelDetokenizer, Detokenizer
-from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong, Tokenizers
+from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong
 from api.tokenizer.stop_strings import StopStrings
 from core.errors import Corrupt
 from core.generation import Output
@@ -92,13 +93,13 @@ def test_a_text_that_cannot_fit_is_not_tokenized_at_all() -> None:
     assert failure.value.tokens_min == 1001
 
 
-async def test_a_tokenizer_is_loaded_once_per_set_of_files() -> None:
-    """Equal files give the very same tokenizer, whether or not they are the same object."""
-    tokenizers = Tokenizers()
-    first = await tokenizers.of(card("tiny"))
-    assert await tokenizers.of(card("tiny")) is first
+async def test_a_model_is_loaded_once_per_set_of_files() -> None:
+    """Equal files give the very same model, whether or not they are the same object."""
+    models = LoadedModels()
+    first = await models.of(card("tiny"))
+    assert await models.of(card("tiny")) is first
     copied = ModelCard(name="tiny", engine="x", context_max=1, created_s=0, workers=0, files={**files()})
-    assert await tokenizers.of(copied) is first
+    assert await models.of(copied) is first
 
 
 @pytest.mark.parametrize("broken", [{}, {"tokenizer.json": b"{"}, {**files(), "tokenizer_config.json": b"]"}])

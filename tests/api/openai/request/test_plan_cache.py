@@ -18,8 +18,8 @@ from api.openai.request.preprocessor import Preprocessor
 from api.openai.request.validation import check
 from api.openai.response_encoder import CollectedChoice, ResponseEncoder
 from api.openai.types.request_types import ChatRequest, CompletionRequest
+from api.parsers.loaded_models import LoadedModels
 from api.server.errors import ApiError
-from api.tokenizer.model_tokenizer import Tokenizers
 from core.generation import Output
 from tests.api.scripted import ScriptedBackend
 
@@ -39,7 +39,7 @@ class Asking:
     """A preprocessor, asked in the way of the routes."""
 
     def __init__(self) -> None:
-        self.preprocessor = Preprocessor(ScriptedBackend(), ApiSettings(), Tokenizers())
+        self.preprocessor = Preprocessor(ScriptedBackend(), ApiSettings(), LoadedModels())
 
     async def __call__(self, kind: Kind, raw: bytes) -> Any:
         parameters = msgspec.json.decode(raw, type=kind)
@@ -126,7 +126,7 @@ async def test_a_model_with_another_tokenizer_has_plans_of_its_own() -> None:
     """Its workers were replaced by others under the same name."""
     ask = Asking()
     before = await ask(ChatRequest, body())
-    ask.preprocessor._tokenizers = Tokenizers()
+    ask.preprocessor._models = LoadedModels()
     after = await ask(ChatRequest, body())
     assert before.options.texts is not after.options.texts
 

@@ -12,7 +12,7 @@ from api.config.api_settings import ApiSettings
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.types.deltas import ChoiceDelta
 from api.openai.types.request_types import ChatRequest, CompletionRequest
-from api.tokenizer.model_tokenizer import Tokenizers
+from api.parsers.loaded_models import LoadedModels
 from tests.api.scripted import ScriptedBackend
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
@@ -37,7 +37,7 @@ async def test_what_is_plain_text_is_known(
     """Only then do tokens pass without steps, which is what makes them cheap."""
     if kind is ChatRequest and "logprobs" in fields:
         fields = {"logprobs": True}
-    preprocessor = Preprocessor(ScriptedBackend(), ApiSettings(), Tokenizers())
+    preprocessor = Preprocessor(ScriptedBackend(), ApiSettings(), LoadedModels())
     parameters = msgspec.json.decode(json.dumps(BODY | fields), type=kind)
     prepared = await preprocessor.prepare(parameters, {}, "id", 100)
     assert prepared.plain is plain

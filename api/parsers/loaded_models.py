@@ -1,16 +1,21 @@
-"""How a model writes calls and reasoning: the parsers that its workers name, from the files of its card."""
+"""Each served model, loaded from the files of its card: its tokenizer, and the parsers that its workers name."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer
 
 from api.parsers.reasoning import CLOSING, OPENING
 from api.parsers.vllm_parsers import ParserUnavailable, VllmParsers
+from api.tokenizer.model_tokenizer import ModelTokenizer
+from api.tokenizer.tokenizer_pool import TokenizerPool
 from core.errors import Corrupt
+from core.models import ModelCard
 
 log = logging.getLogger(__name__)
 
@@ -71,3 +76,49 @@ def _parser_names(model: str, files: Mapping[str, bytes]) -> ParserNames:
         return msgspec.json.decode(files.get(FILE) or b"{}", type=ParserNames)
     except msgspec.DecodeError as error:
         raise Corrupt(f"{FILE} of model {model!r} cannot be read: {error}") from error
+
+
+class LoadedModel(NamedTuple):
+    """One served model: text to tokens, and the way that it writes calls and reasoning."""
+
+    tokenizer: ModelTokenizer
+    parsers: ModelParsers
+
+
+def load_model(name: str, files: Mapping[str, bytes]) -> LoadedModel:
+    """The model from its files. Corrupt if they cannot be used. May import vLLM, seconds: not on an event loop."""
+    tokenizer = ModelTokenizer(name, files)
+    return LoadedModel(tokenizer, load_parsers(name, files, tokenizer.library))
+
+
+class LoadedModels:
+    """All models served, each loaded once, beside the event loop, and the threads that use their tokenizers."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, tuple[Mapping[str, bytes], LoadedModel]] = {}
+        self._lock = asyncio.Lock()
+        self.pool = TokenizerPool()
+        """Where tokenizers work on long texts."""
+
+    def __repr__(self) -> str:
+        return f"<LoadedModels {', '.join(sorted(self._loaded)) or 'no model yet'}>"
+
+    async def of(self, card: ModelCard) -> LoadedModel:
+        """The model, for the files that the card has now. Corrupt if they cannot be used."""
+        return self.loaded(card) or await self._load(card)
+
+    def loaded(self, card: ModelCard) -> LoadedModel | None:
+        """The same, if it is there already."""
+        files, model = self._loaded.get(card.name, (None, None))
+        # the same object almost always: comparing megabytes per request would cost more than the rest
+        if files is not card.files and files == card.files and model is not None:
+            self._loaded[card.name] = (card.files, model)
+            return model
+        return model if files is card.files else None
+
+    async def _load(self, card: ModelCard) -> LoadedModel:
+        async with self._lock:
+            if (model := self.loaded(card)) is None:
+                model = await asyncio.to_thread(load_model, card.name, card.files)
+                self._loaded[card.name] = (card.files, model)
+            return model
