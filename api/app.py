@@ -24,11 +24,11 @@ from api.auth.authentication import Authentication
 from api.auth.tenancy import Tenancy
 from api.config.api_settings import ApiSettings
 from api.openai.adapter_route import AdapterRoute
-from api.openai.backend import Backend
 from api.openai.embeddings import EmbeddingRequest, Embeddings
 from api.openai.generation_route import generation_routes
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.tokenization import DetokenizeRequest, Tokenization, TokenizeRequest
+from api.openai.types.backend import Backend
 from api.openai.unary_route import UnaryRoute
 from api.openapi import openapi_json
 from api.parsers.loaded_models import LoadedModels

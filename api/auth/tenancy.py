@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from api.openai.backend import Backend
+from api.openai.types.backend import Backend
 from api.server.caller import CALLER, Caller, effective_tenant
 from core.generation import GenerateRequest, OutputConsumer
 from core.models import ModelCard, UnknownModel, unknown_model

@@ -16,13 +16,13 @@ from starlette.types import Receive, Scope, Send
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.transport.output_stream import StreamScope
 from api.config.api_settings import ApiSettings
-from api.openai.backend import Backend
 from api.openai.generation import GenerationRun, RequestTimer
 from api.openai.heartbeat import Heartbeat
 from api.openai.request.prepared_request import PreparedRequest
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.request.request_headers import parse_headers
 from api.openai.request.validation import decode
+from api.openai.types.backend import Backend
 from api.openai.types.deltas import ChoiceDelta
 from api.openai.types.request_types import ChatRequest
 from api.server.caller import effective_tenant

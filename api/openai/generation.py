@@ -16,11 +16,11 @@ from orjson import dumps
 from actors.metrics.frontend_metrics import ModelMetrics
 from actors.transport.output_buffer import OutputBuffer
 from actors.transport.output_stream import StreamScope, output_stream
-from api.openai.backend import Backend
-from api.openai.choice import Choice
 from api.openai.heartbeat import Heartbeat
+from api.openai.request.choice import Choice
 from api.openai.request.prepared_request import PreparedRequest
 from api.openai.response_encoder import PING, ResponseEncoder
+from api.openai.types.backend import Backend
 from api.openai.types.deltas import ChoiceDelta, Usage
 from core.clock import Clock
 from core.errors import ContrailError

@@ -12,18 +12,18 @@ from starlette.types import Receive, Scope, Send
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.transport.output_stream import StreamScope
 from api.config.api_settings import ApiSettings
-from api.openai.backend import Backend
 from api.openai.chat_encoder import ChatEncoder
-from api.openai.choice import Choice
 from api.openai.completion_encoder import CompletionEncoder
 from api.openai.generation import GenerationRun, RequestTimer, TextStream, incomplete_stream
 from api.openai.heartbeat import Heartbeat
+from api.openai.request.choice import Choice
 from api.openai.request.legacy_functions import with_tools
 from api.openai.request.plan_cache import body_without_prompt
 from api.openai.request.prepared_request import PreparedRequest
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.request.validation import decode
 from api.openai.response_encoder import PING, CollectedChoice, ResponseEncoder, best_choices, error_event
+from api.openai.types.backend import Backend
 from api.openai.types.deltas import ChoiceDelta
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.parsers.loaded_models import LoadedModels

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import orjson
 
-from api.openai.choice import Choice
 from api.openai.logprobs import TokenNames
+from api.openai.request.choice import Choice
 from api.openai.request.prepared_request import PreparedRequest
 from api.openai.types.deltas import ChoiceDelta, Usage
 from core.generation import TokenLogprobs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from api.openai.choice import Choice, Echo, PendingTokens, Transcript
+from api.openai.request.choice import Choice, Echo, PendingTokens, Transcript
 from api.openai.request.prepared_request import ResponseOptions
 from api.openai.request.sampling import sampling_of, shown_logprobs
 from api.openai.request.validation import stop_strings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from api.openai.choice import Choice
+from api.openai.request.choice import Choice
 from api.openai.types.deltas import Usage
 from api.tokenizer.token_texts import TokenTexts
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from actors.router.event_loop_throttle import EventLoopThrottle
 from api.config.api_settings import ApiSettings
-from api.openai.backend import Backend
-from api.openai.choice import Choice
+from api.openai.request.choice import Choice
 from api.openai.request.plan_cache import RequestPlan, RequestPlanCache
 from api.openai.request.prepared_request import PreparedRequest
 from api.openai.request.prompts import PromptTokens, prompts_of
@@ -16,6 +15,7 @@ from api.openai.request.request_headers import RequestHeaders, parse_headers
 from api.openai.request.sampling import output_tokens_max, with_seed
 from api.openai.request.sessions import Session, session_of
 from api.openai.request.validation import check
+from api.openai.types.backend import Backend
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.parsers.loaded_models import LoadedModels
 from core.generation import GenerateRequest, Sampling

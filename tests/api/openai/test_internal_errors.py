@@ -18,7 +18,7 @@ from api.app import create_app
 from api.cli.replay.text.explain_text import explain_text
 from api.config.api_settings import ApiSettings
 from api.openai.chat_encoder import ChatEncoder
-from api.openai.choice import Choice, Transcript
+from api.openai.request.choice import Choice, Transcript
 from api.server.http_server import HttpServer
 from api.server.sockets import bind
 from api.tokenizer.model_tokenizer import ModelTokenizer

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from api.openai.choice import Transcript
+from api.openai.request.choice import Transcript
 from api.parsers.loaded_models import LoadedModels
 from api.tokenizer.detokenizer import HOLD_TOKENS_MAX, ByteLevelDetokenizer, Detokenizer
 from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong

@@ -50,7 +50,7 @@ async def test_a_plain_stream_makes_no_steps(monkeypatch: pytest.MonkeyPatch, ap
     def never(*_: Any, **__: Any) -> ChoiceDelta:
         raise AssertionError("a step was made")
 
-    monkeypatch.setattr("api.openai.choice.ChoiceDelta", never)
+    monkeypatch.setattr("api.openai.request.choice.ChoiceDelta", never)
     for stream in (False, True):
         answer = await api.http.post("/v1/completions", json=BODY | {"stream": stream})
         assert "hello" in answer.text

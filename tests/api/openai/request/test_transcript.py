@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.openai.choice import PendingTokens, Transcript
+from api.openai.request.choice import PendingTokens, Transcript
 from api.tokenizer.detokenizer import ByteLevelDetokenizer, TokenBytes
 from api.tokenizer.stop_strings import StopStrings
 from api.tokenizer.token_texts import TokenTexts

@@ -1,4 +1,4 @@
-"""What the API needs from whoever routes: models by name, and generations by tokens."""
+"""The router as the API sees it: models by name, and generations by tokens."""
 
 from __future__ import annotations
 
