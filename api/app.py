@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Collection, Mapping
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -23,9 +23,8 @@ from api.auth.access_policy import AccessPolicy
 from api.auth.authentication import Authentication
 from api.auth.tenancy import Tenancy
 from api.config.api_settings import ApiSettings
-from api.openai.adapter_route import AdapterRoute
 from api.openai.embeddings import EmbeddingRequest, Embeddings
-from api.openai.generation_route import generation_routes
+from api.openai.generation_route import CHAT, COMPLETION, GenerationRoute
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.tokenization import DetokenizeRequest, Tokenization, TokenizeRequest
 from api.openai.types.backend import Backend
@@ -46,15 +45,15 @@ class DirectDispatch:
     """Requests for the two routes that generate go there straight; all others through the framework, whose layers and
     routing cost as much as a decision. Each of the paths may have a slash behind it."""
 
-    def __init__(self, hot: Mapping[str, ASGIApp], app: ASGIApp, paths: Collection[str] = ()) -> None:
-        self._hot = hot
+    def __init__(self, direct: Mapping[str, ASGIApp], app: ASGIApp, paths: Collection[str] = ()) -> None:
+        self._direct = direct
         self._app = app
-        self._slashed = {f"{path}/": path for path in (*hot, *paths)}
+        self._slashed = {f"{path}/": path for path in (*direct, *paths)}
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and scope["path"] in self._slashed:
             scope = {**scope, "path": self._slashed[scope["path"]]}
-        route = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        route = self._direct.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         return (route or self._app)(scope, receive, send)
 
 
@@ -101,29 +100,39 @@ def _json(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-def further_routes(
+class PostRoutes(NamedTuple):
+    """Path to the application that answers POST there."""
+
+    direct: dict[str, ASGIApp]
+    """Those of OpenAI that generate: each skips the framework."""
+    further: dict[str, ASGIApp]
+
+
+def post_routes(
     backend: Backend,
     metrics: FrontendMetrics,
     settings: ApiSettings,
     clock: Clock,
-    models: LoadedModels,
     seal: ReasoningSeal | None = None,
-) -> dict[str, ASGIApp]:
-    """Path to the application that answers POST there; `models` are those of the other routes. Without a seal, no
-    other process opens the reasoning that clients bring back."""
+) -> PostRoutes:
+    """All routes that take a POST. Without a seal, no other process opens the reasoning that clients bring back."""
+    models = LoadedModels()
     preprocessor = Preprocessor(backend, settings, models)
+    generation = partial(GenerationRoute, preprocessor, backend, metrics, settings, clock)
     unary = partial(UnaryRoute, metrics, settings, clock)
-    adapter = partial(AdapterRoute, preprocessor, backend, metrics, settings, clock)
     embeddings = Embeddings(backend, settings, models)
     tokenization = Tokenization(backend, settings, models)
-    return {
-        "/v1/embeddings": unary(EmbeddingRequest, embeddings.answer),
-        "/v1/responses": adapter(responses_adapter(seal or ReasoningSeal.of_this_process())),
-        "/v1/messages": adapter(MESSAGES),
-        "/v1/messages/count_tokens": unary(CountRequest, TokenCount(tokenization).answer, AnthropicError),
-        "/tokenize": unary(TokenizeRequest, tokenization.tokenize),
-        "/detokenize": unary(DetokenizeRequest, tokenization.detokenize),
-    }
+    return PostRoutes(
+        {"/v1/chat/completions": generation(CHAT), "/v1/completions": generation(COMPLETION)},
+        {
+            "/v1/embeddings": unary(EmbeddingRequest, embeddings.answer),
+            "/v1/responses": generation(responses_adapter(seal or ReasoningSeal.of_this_process())),
+            "/v1/messages": generation(MESSAGES),
+            "/v1/messages/count_tokens": unary(CountRequest, TokenCount(tokenization).answer, AnthropicError),
+            "/tokenize": unary(TokenizeRequest, tokenization.tokenize),
+            "/detokenize": unary(DetokenizeRequest, tokenization.detokenize),
+        },
+    )
 
 
 def reading_routes(backend: Backend) -> APIRouter:
@@ -161,11 +170,9 @@ def create_app(
     clock = clock or SystemClock()
     if policy.keyring is not None or policy.isolate_tenants:
         backend = Tenancy(backend, isolate=policy.isolate_tenants)
-    models = LoadedModels()
-    hot = generation_routes(backend, metrics, settings, clock, models)
-    cold = further_routes(backend, metrics, settings, clock, models, seal)
-    app = framework(backend, {**hot, **cold}, page)
-    routes = DirectDispatch(hot, app, (*cold, MODELS))
+    direct, further = post_routes(backend, metrics, settings, clock, seal)
+    app = framework(backend, {**direct, **further}, page)
+    routes = DirectDispatch(direct, app, (*further, MODELS))
     return RequestIdMiddleware(
         _layers(routes, policy), backend.failed, traced_by=clock if policy.expose_routing else None
     )

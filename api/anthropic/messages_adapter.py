@@ -8,7 +8,7 @@ from api.anthropic.messages_encoder import MessagesEncoder
 from api.anthropic.messages_request import to_chat_request
 from api.anthropic.messages_types import CountRequest, MessagesRequest
 from api.anthropic.tool_changes import omitted_tools
-from api.openai.adapter_route import ApiAdapter
+from api.openai.generation_route import ApiAdapter
 from api.openai.tokenization import Tokenization
 from api.openai.unary_route import UnaryRequest
 from api.server.anthropic_errors import AnthropicError
@@ -19,7 +19,7 @@ COUNTED_MAX = 1_048_576
 
 MESSAGES = ApiAdapter(
     body_type=MessagesRequest,
-    to_chat_request=to_chat_request,
+    to_request=to_chat_request,
     encoder=lambda _asked, prepared, request_id, _clock: MessagesEncoder(prepared, request_id),
     to_error=AnthropicError,
     omitted_tools=omitted_tools,

@@ -110,6 +110,10 @@ class MessagesEncoder:
         """The events of the delta."""
         return _told(self._blocks.add(choice_delta.delta))
 
+    def encode_text(self, text: str) -> bytes:
+        """The events of a delta that is nothing but text."""
+        return self.encode_delta(ChoiceDelta(0, Delta(text)))
+
     def closing(self) -> bytes:
         """The ends of the last block and of the message."""
         events = self._blocks.close()

@@ -5,37 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from api.openai.logprobs import chat_logprobs, prompt_logprobs
-from api.openai.response_encoder import CollectedCall, CollectedChoice, ResponseEncoder
+from api.openai.response_encoder import CollectedCall, CollectedChoice, OpenAIEncoder
 from api.openai.types.deltas import EMPTY_DELTA, ChoiceDelta, Delta, ToolDelta
 from core.generation import TokenLogprobs
 from core.prompt import tokens_from_bytes
 
 
-class ChatEncoder(ResponseEncoder):
+class ChatEncoder(OpenAIEncoder):
     """Shows text as messages and their deltas."""
 
     id_prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-    opening_choice = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
     text_before = b'{"index":0,"delta":{"content":'
     text_after = b'},"logprobs":null,"finish_reason":null}'
-    last_choice = b'{"index":0,"delta":{},"logprobs":null,"finish_reason":'
-    whole_before = b'{"index":0,"message":{"role":"assistant","content":'
-    whole_after = b',"refusal":null,"reasoning":null},"logprobs":null,"finish_reason":'
 
-    def openings(self) -> bytes:
+    def opening(self) -> bytes:
         """Each choice's role."""
-        return b"".join([self._opening(index) for index in range(len(self.prepared.choices))])
+        return b"".join([self._role(index) for index in range(len(self.prepared.choices))])
 
-    def _opening(self, index: int) -> bytes:
+    def _role(self, index: int) -> bytes:
         encoded = {"role": "assistant", "content": ""}
         shown = {"index": index, "delta": encoded, "logprobs": None, "finish_reason": None}
         asked = self.options.token_ids and index == 0
         prompt = {"prompt_token_ids": tokens_from_bytes(self.prepared.choices[0].request.tokens)} if asked else {}
         return self.event(shown, ChoiceDelta(index, EMPTY_DELTA), **prompt)
 
-    def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
+    def delta_events(self, choice_delta: ChoiceDelta) -> bytes:
         """A delta, and another without one that says how the choice ended."""
         events = b""
         if self.tells(choice_delta):

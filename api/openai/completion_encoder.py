@@ -7,24 +7,20 @@ from typing import Any
 
 from api.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from api.openai.request.prepared_request import PreparedRequest
-from api.openai.response_encoder import CollectedChoice, ResponseEncoder
+from api.openai.response_encoder import CollectedChoice, OpenAIEncoder
 from api.openai.types.deltas import ChoiceDelta
 from core.generation import TokenLogprobs
 from core.prompt import tokens_from_bytes
 
 
-class CompletionEncoder(ResponseEncoder):
+class CompletionEncoder(OpenAIEncoder):
     """Shows text as it is."""
 
     id_prefix = "cmpl-"
     whole_object = "text_completion"
     chunk_object = "text_completion"
-    opening_choice = b""
     text_before = b'{"index":0,"text":'
     text_after = b',"logprobs":null,"finish_reason":null}'
-    last_choice = b'{"index":0,"text":"","logprobs":null,"finish_reason":'
-    whole_before = text_before
-    whole_after = b',"logprobs":null,"finish_reason":'
 
     def __init__(self, request_id: str, created_s: int, prepared: PreparedRequest) -> None:
         super().__init__(request_id, created_s, prepared)
@@ -33,11 +29,7 @@ class CompletionEncoder(ResponseEncoder):
         self._told: set[int] = set()
         """Choices whose prompt's ids have left."""
 
-    def openings(self) -> bytes:
-        """Nothing: the first text comes first."""
-        return b""
-
-    def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
+    def delta_events(self, choice_delta: ChoiceDelta) -> bytes:
         """The text, and another event that says how the choice ended."""
         events = b""
         if self.tells(choice_delta):

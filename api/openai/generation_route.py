@@ -1,44 +1,83 @@
-"""OpenAI's routes that generate: plain ASGI callables inside the app, because every token passes them."""
+"""Routes that generate: plain ASGI applications for POST, one for each API over chats and completions.
+
+Another API's body is translated into a chat, and the answer is encoded in that API's own words. Behind the translation
+everything is the chat's: templates, tools, reasoning, formats, bounds.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
-from actors.transport.output_stream import StreamScope
 from api.config.api_settings import ApiSettings
 from api.openai.chat_encoder import ChatEncoder
 from api.openai.completion_encoder import CompletionEncoder
-from api.openai.generation import GenerationRun, RequestTimer, TextStream, incomplete_stream
-from api.openai.heartbeat import Heartbeat
-from api.openai.request.choice import Choice
+from api.openai.generation import Generation
 from api.openai.request.legacy_functions import with_tools
 from api.openai.request.plan_cache import body_without_prompt
 from api.openai.request.prepared_request import PreparedRequest
 from api.openai.request.preprocessor import Preprocessor
+from api.openai.request.request_headers import parse_headers
 from api.openai.request.validation import decode
-from api.openai.response_encoder import PING, CollectedChoice, ResponseEncoder, best_choices, error_event
+from api.openai.response_encoder import ResponseEncoder
 from api.openai.types.backend import Backend
-from api.openai.types.deltas import ChoiceDelta
 from api.openai.types.request_types import ChatRequest, CompletionRequest
-from api.parsers.loaded_models import LoadedModels
-from api.server.errors import metric_outcome, report_error
+from api.server.caller import effective_tenant
+from api.server.errors import ApiError, metric_outcome, report_error
 from api.server.exchange import ClientDisconnected, HttpExchange
 from core.clock import Clock
 from core.errors import ContrailError
-from core.generation import Output
 
-LOGPROBS_INLINE_MAX = 512
-"""Logprobs of more tokens, of a long prompt for instance, are written beside the event loop: 20 us and more each."""
+Body = TypeVar("Body", bound=msgspec.Struct)
+LEFT_OUT_HEADER = b"x-contrail-left-out-tools"
+LEFT_OUT_MAX = 16
+"""Names in it; the last one counts those beyond."""
+log = logging.getLogger(__name__)
 
 
-class GenerationRoute:
-    """One of the two routes that generate: an ASGI application for POST."""
+@dataclass(frozen=True, slots=True)
+class ApiAdapter(Generic[Body]):
+    """One API's bodies, answers and errors."""
+
+    body_type: type[Body]
+    to_request: Callable[[Body], ChatRequest | CompletionRequest]
+    """The chat or completion that is asked for; ApiError for what cannot be had here."""
+    encoder: Callable[[Body, PreparedRequest, str, Clock], ResponseEncoder]
+    """A new one for the answer to this request id."""
+    to_error: Callable[[ApiError, str], ApiError] = lambda error, _request_id: error
+    """An error of this request id in that API's words and shape."""
+    plan_key: Callable[[bytes], bytes] = lambda _raw: b""
+    """Bytes of a body that tell what it asks for beside its prompt (`plan_cache`); empty if none do."""
+    unseal_reasoning: Callable[[Body, str | None, str], Body] | None = None
+    """The body with what an earlier answer sealed for this tenant; the request's id is for the log."""
+    omitted_tools: Callable[[Body], Mapping[str, str]] | None = None
+    """What of the body's tools the model is not given: names for the client, each with its type for the log."""
+    refused_stream: Callable[[Body, ApiError, str, Clock], bytes | None] | None = None
+    """The whole stream that tells of an error before the first token; None: the error has a status of its own."""
+
+
+CHAT = ApiAdapter(
+    ChatRequest,
+    with_tools,
+    lambda _body, prepared, request_id, clock: ChatEncoder(request_id, clock.wall_ms() // 1000, prepared),
+    plan_key=lambda raw: body_without_prompt(ChatRequest, raw),
+)
+COMPLETION = ApiAdapter(
+    CompletionRequest,
+    lambda body: body,
+    lambda _body, prepared, request_id, clock: CompletionEncoder(request_id, clock.wall_ms() // 1000, prepared),
+    plan_key=lambda raw: body_without_prompt(CompletionRequest, raw),
+)
+
+
+class GenerationRoute(Generic[Body]):
+    """One API's route that generates: an ASGI application for POST."""
 
     def __init__(
         self,
@@ -47,176 +86,105 @@ class GenerationRoute:
         metrics: FrontendMetrics,
         settings: ApiSettings,
         clock: Clock,
-        body_type: type[ChatRequest | CompletionRequest],
-        encoder_type: type[ResponseEncoder],
+        adapter: ApiAdapter[Body],
     ) -> None:
         self._preprocessor = preprocessor
         self._backend = backend
         self._metrics = metrics
         self._settings = settings
         self._clock = clock
-        self._body_type = body_type
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body_type)
-        self._encoder_type = encoder_type
+        self._decoder = msgspec.json.Decoder(adapter.body_type)
+        self._adapter = adapter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived_ms = self._clock.monotonic_ms()
         exchange = HttpExchange(scope, receive, send)
+        body: Body | None = None
         try:
             raw = await exchange.body(self._settings.body_bytes_max)
             await self._preprocessor.turn(len(raw))
-            parameters = decode(self._decoder, raw)
-            exchange.asks_for(parameters.model)
-            parameters = with_tools(parameters)
-            if parameters.request_id is not None:
-                _named(exchange, scope, parameters.request_id)
-            prepared = await self._prepare(exchange, raw, parameters)
+            body = self._unsealed(decode(self._decoder, raw), exchange)
+            exchange.asks_for(getattr(body, "model", ""))
+            request = self._adapter.to_request(body)
+            self._name_request(exchange, request)
+            self._report_omitted_tools(body, exchange)
+            prepared = await self._prepare(exchange, raw, request)
         except ClientDisconnected:
             self._metrics.rejected("abort")
         except ContrailError as error:
-            failure = report_error(error, exchange.request_id)
+            failure = self._failure(error, exchange)
             self._metrics.rejected(metric_outcome(failure))
-            await exchange.refuse(failure)
+            await self._refuse(exchange, body, failure)
         except Exception:  # counted here, told and logged where it arrives
             self._metrics.rejected("error")
             raise
         else:
-            timer = RequestTimer(self._clock, self._metrics.of_model(prepared.model), arrived_ms)
+            encoder = self._adapter.encoder(body, prepared, exchange.request_id, self._clock)
+            metrics = self._metrics.of_model(prepared.model)
+            generation = Generation(
+                exchange, prepared, encoder, self._clock, metrics, arrived_ms, self._settings.ping_s
+            )
             outcome = "error"
             try:
-                outcome = await self._serve(exchange, prepared, timer)
+                outcome = await self._serve(generation)
             finally:
-                timer.ended(outcome, prepared.usage())
+                generation.count(outcome)
+
+    def _unsealed(self, body: Body, exchange: HttpExchange) -> Body:
+        if self._adapter.unseal_reasoning is None:
+            return body
+        tenant = effective_tenant(parse_headers(exchange.headers).tenant)
+        return self._adapter.unseal_reasoning(body, tenant, exchange.request_id)
 
     async def _prepare(
-        self, exchange: HttpExchange, raw: bytes, parameters: ChatRequest | CompletionRequest
+        self, exchange: HttpExchange, raw: bytes, request: ChatRequest | CompletionRequest
     ) -> PreparedRequest:
         prepare, headers, request_id = self._preprocessor.prepare, exchange.headers, exchange.request_id
         if len(raw) <= self._settings.inline_bytes_max:
-            return await prepare(parameters, headers, request_id, len(raw), body_without_prompt(self._body_type, raw))
+            return await prepare(request, headers, request_id, len(raw), self._adapter.plan_key(raw))
         # a long one takes a while: its client may hang up meanwhile
-        return await exchange.while_there(prepare(parameters, headers, request_id, len(raw)))
+        return await exchange.while_there(prepare(request, headers, request_id, len(raw)))
 
-    async def _serve(self, exchange: HttpExchange, prepared: PreparedRequest, timer: RequestTimer) -> str:
+    async def _serve(self, generation: Generation) -> str:
         """The request is answered, as far as there is a client; returns the outcome."""
-        encoder = self._encoder_type(exchange.request_id, self._clock.wall_ms() // 1000, prepared)
+        exchange, prepared = generation.exchange, generation.prepared
         try:
-            await exchange.while_there(self._answer(exchange, prepared, encoder, timer))
+            await exchange.while_there(generation.run(self._backend))
         except ClientDisconnected:
             return "abort"
         except ContrailError as error:
-            failure = report_error(error, exchange.request_id)
+            failure = self._failure(error, exchange)
             if not exchange.started:
                 await exchange.refuse(failure)
             elif prepared.stream:
-                await exchange.close_stream(error_event(failure.body()))
+                await exchange.close_stream(generation.encoder.broken(failure))
             return metric_outcome(failure)
         return prepared.finish or "error"
 
-    def _answer(
-        self, exchange: HttpExchange, prepared: PreparedRequest, encoder: ResponseEncoder, timer: RequestTimer
-    ) -> Coroutine[Any, Any, None]:
-        """What answers it; to be awaited."""
-        if prepared.plain and prepared.stream:
-            return TextStream(exchange, prepared.choices[0], encoder, timer, self._settings.ping_s).run(self._backend)
-        if prepared.plain:
-            return self._whole_plain(exchange, prepared.choices[0], encoder, timer)
-        answering = GenerationRun(self._backend, prepared, timer, exchange)
-        if prepared.stream:
-            return _stream(exchange, answering, encoder, self._settings.ping_s)
-        return _whole(exchange, answering, encoder)
+    async def _refuse(self, exchange: HttpExchange, body: Body | None, failure: ApiError) -> None:
+        stream = None
+        if body is not None and self._adapter.refused_stream is not None:
+            stream = self._adapter.refused_stream(body, failure, exchange.request_id, self._clock)
+        if stream is None:
+            await exchange.refuse(failure)
+            return
+        await exchange.close_stream(stream)
 
-    async def _whole_plain(
-        self, exchange: HttpExchange, choice: Choice, encoder: ResponseEncoder, timer: RequestTimer
-    ) -> None:
-        """The same as `_whole`, for one choice that is nothing but text."""
-        transcript, consumer = choice.transcript, WholeText(exchange, choice, timer)
-        await self._backend.run(encoder.prepared.model, choice.request, consumer)
-        if transcript.finish is None:
-            raise incomplete_stream()
-        text, usage = "".join(consumer.texts), encoder.prepared.usage()
-        await exchange.answer(encoder.plain(text, transcript.finish, transcript.stop_reason, usage))
+    def _name_request(self, exchange: HttpExchange, request: ChatRequest | CompletionRequest) -> None:
+        """The request has the id that its body gives it, unless a header gave it one that can be used."""
+        named = request.request_id
+        if named is not None and exchange.headers.get(b"x-request-id", b"") != exchange.request_id.encode():
+            exchange.rename(named)
 
+    def _report_omitted_tools(self, body: Body, exchange: HttpExchange) -> None:
+        omitted_tools = self._adapter.omitted_tools(body) if self._adapter.omitted_tools is not None else {}
+        if omitted_tools:
+            names = list(omitted_tools)
+            if len(names) > LEFT_OUT_MAX:
+                names[LEFT_OUT_MAX - 1 :] = [f"{len(names) - LEFT_OUT_MAX + 1} more"]
+            exchange.extra_headers.append((LEFT_OUT_HEADER, ", ".join(names).encode()))
+            kinds = ", ".join(sorted(set(omitted_tools.values())))
+            log.info("left out what cannot run here: %s", kinds, extra={"request_id": exchange.request_id})
 
-class WholeText:
-    """Collects the text of one choice that is nothing but text."""
-
-    def __init__(self, exchange: HttpExchange, choice: Choice, timer: RequestTimer) -> None:
-        self.texts: list[str] = []
-        self.outcome = choice.outcome
-        self.on_routed = exchange.on_routed
-        self._transcript = choice.transcript
-        self._timer = timer
-
-    def __repr__(self) -> str:
-        return f"<WholeText of {self._transcript!r}>"
-
-    def on_output(self, output: Output) -> bool:
-        """The output's text is kept; whether there is more to come."""
-        self._timer.tokens()
-        self.texts.append(self._transcript.push(output))
-        return self._transcript.finish is None
-
-
-async def _stream(exchange: HttpExchange, answering: GenerationRun, encoder: ResponseEncoder, ping_s: float) -> None:
-    """Each delta leaves as it comes; the stream begins with the first one, or a ping."""
-
-    def ping() -> None:
-        exchange.ping(lambda: (b"" if exchange.started else encoder.openings()) + PING)
-
-    with Heartbeat(ping_s, lambda: exchange.pieces, ping):
-        await _write_deltas(exchange, answering, encoder)
-    await exchange.close_stream(encoder.closing(answering.usage()))
-
-
-async def _write_deltas(exchange: HttpExchange, answering: GenerationRun, encoder: ResponseEncoder) -> None:
-    async with StreamScope(answering.deltas()) as deltas:
-        async for choice_delta in deltas:
-            piece = await _written(choice_delta, encoder)
-            if not exchange.started:
-                await exchange.open_stream()
-                piece = encoder.openings() + piece
-            if piece:
-                await exchange.write(piece)
-
-
-async def _written(choice_delta: ChoiceDelta, encoder: ResponseEncoder) -> bytes:
-    if len(choice_delta.logprobs) <= LOGPROBS_INLINE_MAX:
-        return encoder.encode_delta(choice_delta)
-    return await asyncio.to_thread(encoder.encode_delta, choice_delta)
-
-
-async def _whole(exchange: HttpExchange, answering: GenerationRun, encoder: ResponseEncoder) -> None:
-    collected = [CollectedChoice(choice) for choice in encoder.prepared.choices]
-    async with StreamScope(answering.deltas()) as deltas:
-        async for choice_delta in deltas:
-            collected[choice_delta.choice].add(choice_delta)
-    if encoder.options.best_of > encoder.options.n:
-        collected = best_choices(collected, encoder.options.n)
-    if sum(one.logprobs_count() for one in collected) <= LOGPROBS_INLINE_MAX:
-        answer = encoder.whole(collected, answering.usage())
-    else:
-        answer = await asyncio.to_thread(encoder.whole, collected, answering.usage())
-    await exchange.answer(answer)
-
-
-def _named(exchange: HttpExchange, scope: Scope, request_id: str) -> None:
-    """The request has the id that its body gives it, unless a header gave it one that can be used."""
-    if exchange.headers.get(b"x-request-id", b"") != exchange.request_id.encode():
-        exchange.request_id = scope["state"]["request_id"] = request_id
-
-
-def generation_routes(
-    backend: Backend,
-    metrics: FrontendMetrics,
-    settings: ApiSettings,
-    clock: Clock,
-    models: LoadedModels,
-) -> dict[str, GenerationRoute]:
-    """Path to the application that answers POST there; `models` may serve other routes too."""
-    preprocessor = Preprocessor(backend, settings, models)
-    parts = (preprocessor, backend, metrics, settings, clock)
-    return {
-        "/v1/chat/completions": GenerationRoute(*parts, ChatRequest, ChatEncoder),
-        "/v1/completions": GenerationRoute(*parts, CompletionRequest, CompletionEncoder),
-    }
+    def _failure(self, error: ContrailError, exchange: HttpExchange) -> ApiError:
+        return self._adapter.to_error(report_error(error, exchange.request_id), exchange.request_id)

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's forms: whole, and as server-sent events, built from templates where they are plain text.
+"""Encoders of answers: `ResponseEncoder` is what each API has, `OpenAIEncoder` the base of OpenAI's two.
 
 `CollectedChoice` gathers one choice of an answer that is not streamed.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import orjson
 
 from api.openai.logprobs import TokenNames
 from api.openai.request.choice import Choice
 from api.openai.request.prepared_request import PreparedRequest
-from api.openai.types.deltas import ChoiceDelta, Usage
+from api.openai.types.deltas import ChoiceDelta
+from api.server.errors import ApiError
 from core.generation import TokenLogprobs
 from core.prompt import TOKEN_BYTES
 
@@ -51,10 +52,6 @@ class CollectedChoice:
         self.logprobs += choice_delta.logprobs
         self.tokens += choice_delta.tokens
 
-    def logprobs_count(self) -> int:
-        """Tokens of prompt and answer whose logprobs are known."""
-        return len(self.logprobs) + len(self.choice.prompt_logprobs)
-
     def mean_logprob(self) -> float:
         """Of the answer's tokens, an echoed prompt's not counted."""
         own = [entry.logprob for entry in self.logprobs[len(self.logprobs) - len(self.tokens) :]]
@@ -75,26 +72,43 @@ PING = b": ping\n\n"
 """A comment, which clients of events pass over."""
 
 
-class ResponseEncoder:
-    """The answer to one request, as bytes. Subclasses say how one route shows it.
+class ResponseEncoder(Protocol):
+    """Encodes one answer in an API's form: pieces of a stream as bytes, or all of it at its end."""
 
-    `opening`, `around_text` and `ending` write a stream of one plain choice, at about 0.2 us per event; `openings` and
-    `encode_delta` write any, at some 5 us.
+    def opening(self) -> bytes:
+        """The stream's first events, before those of the first delta."""
+
+    def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
+        """The events of one delta; kept for the whole answer too."""
+
+    def encode_text(self, text: str) -> bytes:
+        """The same of a delta of the only choice that is nothing but text."""
+
+    def ping(self) -> bytes:
+        """An event for a stream in a long pause."""
+
+    def closing(self) -> bytes:
+        """The stream's last events, behind those of the last delta."""
+
+    def broken(self, error: ApiError) -> bytes:
+        """The last event of a stream that cannot go on."""
+
+    def whole(self) -> bytes:
+        """The answer that is not streamed, of all deltas that were encoded."""
+
+
+class OpenAIEncoder:
+    """An answer in OpenAI's forms; subclasses have the form of one route.
+
+    A delta of a stream costs some 5 us, a text some 0.2 us.
     """
 
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
-    opening_choice: ClassVar[bytes]
-    """The JSON of a stream's first choice; empty if nothing comes before the text."""
     text_before: ClassVar[bytes]
     text_after: ClassVar[bytes]
-    """A choice's JSON around the JSON of its text."""
-    last_choice: ClassVar[bytes]
-    """The JSON of a stream's last choice, up to the value of finish_reason."""
-    whole_before: ClassVar[bytes]
-    whole_after: ClassVar[bytes]
-    """The JSON of an answer's only choice around the JSON of its text, up to the value of finish_reason."""
+    """The JSON of the only choice around the JSON of its text."""
 
     def __init__(self, request_id: str, created_s: int, prepared: PreparedRequest) -> None:
         self.prepared = prepared
@@ -104,11 +118,14 @@ class ResponseEncoder:
             "id": self.id_prefix + request_id, "created": created_s, "model": prepared.model, "object": kind
         }  # fmt: skip
         self._head = orjson.dumps(identity)[:-1] + b',"choices":['
+        self._collected: list[CollectedChoice] = []
+        """Of an answer that is not streamed."""
         if prepared.stream:
             self._head = b"data: " + self._head
-            self._tail = b'],"usage":null}\n\n' if prepared.include_usage else b"]}\n\n"
-            self.around_text = self._head + self.text_before, self.text_after + self._tail
-            """What stands before and behind the JSON of a text, in an event of the only choice."""
+            tail = b'],"usage":null}\n\n' if prepared.include_usage else b"]}\n\n"
+            self._around_text = self._head + self.text_before, self.text_after + tail
+        else:
+            self._collected = [CollectedChoice(choice) for choice in prepared.choices]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._head!r}>"
@@ -119,43 +136,52 @@ class ResponseEncoder:
         return TokenNames(self.options.texts, as_ids=self.options.as_ids)
 
     def opening(self) -> bytes:
-        """What comes before the first text of the only choice."""
-        return self._head + self.opening_choice + self._tail if self.opening_choice else b""
-
-    def ending(self, finish: str, stop_reason: str | int | None) -> bytes:
-        """How the only choice ended."""
-        last = self.last_choice + orjson.dumps(finish) + b',"stop_reason":' + orjson.dumps(stop_reason) + b"}"
-        return self._head + last + self._tail
-
-    def closing(self, usage: Usage) -> bytes:
-        """Everything after the choices' ends."""
-        if not self.prepared.include_usage:
-            return DONE
-        return self._head + b'],"usage":' + usage.as_json() + b"}\n\n" + DONE
-
-    def openings(self) -> bytes:
-        """What comes before the first delta, of all choices."""
-        raise NotImplementedError
+        """Nothing: the first delta comes first."""
+        return b""
 
     def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
-        """The events for one delta."""
-        raise NotImplementedError
+        """The events of the delta; none if the answer is not streamed."""
+        if self.prepared.stream:
+            return self.delta_events(choice_delta)
+        self._collected[choice_delta.choice].add(choice_delta)
+        return b""
 
-    def whole(self, collected: list[CollectedChoice], usage: Usage) -> bytes:
+    def encode_text(self, text: str) -> bytes:
+        """The same of a delta of the only choice that is nothing but text."""
+        if self.prepared.stream:
+            before, after = self._around_text
+            return before + orjson.dumps(text) + after
+        self._collected[0].text.append(text)
+        return b""
+
+    def ping(self) -> bytes:
+        """A comment."""
+        return PING
+
+    def closing(self) -> bytes:
+        """The usage, if it is asked for, and the end."""
+        if not self.prepared.include_usage:
+            return DONE
+        return self._head + b'],"usage":' + self.prepared.usage().as_json() + b"}\n\n" + DONE
+
+    def broken(self, error: ApiError) -> bytes:
+        """The error as an event."""
+        return b"data: " + error.body() + b"\n\n"
+
+    def whole(self) -> bytes:
         """The answer that is not streamed."""
+        collected = self._collected
+        if self.options.best_of > self.options.n:
+            collected = best_choices(collected, self.options.n)
         choices = orjson.dumps([self.whole_choice(index, one) for index, one in enumerate(collected)])
+        usage, tier = self.prepared.usage().as_json(), orjson.dumps(self.options.service_tier)
+        tail = b'],"usage":%b,"service_tier":%b,"system_fingerprint":null' % (usage, tier)
         extras = orjson.dumps(self.extras())[1:-1]
-        return b"".join((self._head, choices[1:-1], self._whole_tail(usage), extras and b"," + extras, b"}"))
+        return b"".join((self._head, choices[1:-1], tail, extras and b"," + extras, b"}"))
 
-    def plain(self, text: str, finish: str, stop_reason: str | int | None, usage: Usage) -> bytes:
-        """The same of one choice that is nothing but text."""
-        end = orjson.dumps(finish), b',"stop_reason":', orjson.dumps(stop_reason), b"}"
-        before, after = self.whole_before, self.whole_after
-        return b"".join((self._head, before, orjson.dumps(text), after, *end, self._whole_tail(usage), b"}"))
-
-    def _whole_tail(self, usage: Usage) -> bytes:
-        tier = orjson.dumps(self.options.service_tier)
-        return b'],"usage":%b,"service_tier":%b,"system_fingerprint":null' % (usage.as_json(), tier)
+    def delta_events(self, choice_delta: ChoiceDelta) -> bytes:
+        """The events of one delta of a stream."""
+        raise NotImplementedError
 
     def whole_choice(self, index: int, collected: CollectedChoice) -> dict[str, Any]:
         """One choice of such an answer."""
@@ -187,8 +213,3 @@ class ResponseEncoder:
         prompt = len(self.prepared.choices[choice_delta.choice].request.tokens) // TOKEN_BYTES
         answer = choice_delta.completion_tokens
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-
-
-def error_event(body: bytes) -> bytes:
-    """An error in the middle of a stream, the last thing in it."""
-    return b"data: " + body + b"\n\n"

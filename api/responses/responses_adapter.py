@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from api.openai.adapter_route import ApiAdapter
+from api.openai.generation_route import ApiAdapter
 from api.openai.request.prepared_request import PreparedRequest
 from api.responses.reasoning_seal import ReasoningSeal, unseal_reasoning
 from api.responses.responses_encoder import ResponsesEncoder, refused_stream
@@ -24,7 +24,7 @@ def responses_adapter(seal: ReasoningSeal) -> ApiAdapter[ResponsesRequest]:
 
     return ApiAdapter(
         body_type=ResponsesRequest,
-        to_chat_request=to_chat_request,
+        to_request=to_chat_request,
         encoder=encoder,
         to_error=lambda error, _request_id: rename_parameter(error),
         unseal_reasoning=lambda body, tenant, request_id: unseal_reasoning(body, seal, tenant, request_id),

@@ -163,6 +163,10 @@ class ResponsesEncoder:
         """The events of the delta."""
         return self._events.written(self._output.add(choice_delta.delta, self._logprobs(choice_delta)))
 
+    def encode_text(self, text: str) -> bytes:
+        """The events of a delta that is nothing but text."""
+        return self.encode_delta(ChoiceDelta(0, Delta(text)))
+
     def _logprobs(self, choice_delta: ChoiceDelta) -> list[dict[str, Any]]:
         if not choice_delta.logprobs:
             return []

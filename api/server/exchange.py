@@ -151,17 +151,17 @@ class HttpExchange:
         self._send = send
         self._deadline_s = _deadline_s(self.headers[DEADLINE_HEADER]) if DEADLINE_HEADER in self.headers else math.inf
         """By the loop's clock; infinite if the client named none."""
-        self.pieces = 0
-        """Handed on by `write`."""
         self._writes = 0
         """Begun and ended, together."""
-        self._pinging: asyncio.Task[None] | None = None
-        """Hands on a ping where that is not done at once."""
         self._wire: ResponseWriter | None = scope["state"].get(STATE_KEY)
         self._vigil: DisconnectWatcher | None = None
 
     def __repr__(self) -> str:
         return f"<HttpExchange {self.request_id}, {'answering' if self.started else 'not answered yet'}>"
+
+    def rename(self, request_id: str) -> None:
+        """The request has this id, also in what the layers around say of it."""
+        self.request_id = self._state["request_id"] = request_id
 
     def asks_for(self, model: str) -> None:
         """A failure inside is told of a request for this model."""
@@ -219,11 +219,11 @@ class HttpExchange:
         await self._start(200, [*STREAM_HEADERS, *self.extra_headers])
 
     async def write(self, piece: bytes) -> None:
-        """The piece has been handed on; waits while the client is slower than we are."""
-        self.pieces += 1
+        """The piece has been handed on, and the stream has begun; waits while the client is slower than we are."""
+        if not self.started:
+            await self.open_stream()
         if self._wire is not None and self._wire.chunk(piece):
             return
-        await self._pinged()
         self._writes += 1
         if self._vigil is not None:
             self._vigil.look_on()
@@ -240,40 +240,14 @@ class HttpExchange:
         self.started = self._wire.first_chunk(headers, piece)
         return self.started
 
-    def ping(self, make: Callable[[], bytes]) -> None:
-        """The piece that `make` returns is on its way, and the stream has begun.
-
-        Nothing is done if the client is slower than we are: it has something to read.
-        """
-        if (self._wire is not None and self._wire.waits) or (self._pinging is not None and not self._pinging.done()):
-            return
-        piece = make()
-        if self.write_now(piece):
-            return
-        opening, self.started = not self.started, True
-        self._pinging = asyncio.create_task(self._ping(piece, opening=opening))
-
-    async def _ping(self, piece: bytes, *, opening: bool) -> None:
-        if opening:
-            await self.open_stream()
-        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-
-    async def _pinged(self) -> None:
-        """What follows a ping comes behind it."""
-        if self._pinging is not None:
-            await self._pinging
-            self._pinging = None
-
-    def writing(self) -> Callable[[bytes], bool]:
-        """What does the same as `write_now`, once that has begun the stream."""
-        return self.write_now if self._wire is None else self._wire.chunk
-
     def close_now(self, piece: bytes) -> bool:
         """The stream has ended with this piece; False, and nothing is done, if only `close_stream` can."""
         return self.started and self._wire is not None and self._wire.last_chunk(piece)
 
     async def close_stream(self, piece: bytes) -> None:
         """The stream has ended with this piece, as far as the client takes it."""
+        if not self.started:
+            await self.open_stream()
         if self._wire is not None and self._wire.last_chunk(piece):
             return
         await self._last({"type": "http.response.body", "body": piece})
@@ -281,7 +255,6 @@ class HttpExchange:
     async def _last(self, message: Message) -> None:
         with suppress(TimeoutError):  # then the server cuts the connection: the answer is not whole
             async with asyncio.timeout(SLOW_READER_S):
-                await self._pinged()
                 await self._send(message)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:

@@ -14,12 +14,10 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from actors.metrics.frontend_metrics import FrontendMetrics
-from api.app import framework, further_routes
+from api.app import framework, post_routes
 from api.config.api_settings import ApiSettings
-from api.openai.generation_route import generation_routes
 from api.openapi import SURFACE, Operation
 from api.openapi import document as made_document
-from api.parsers.loaded_models import LoadedModels
 from core.clock import SystemClock
 from core.generation import Output
 from tests.api.conftest import Api
@@ -46,8 +44,8 @@ def routes(app: FastAPI) -> Iterator[tuple[str, str]]:
 def test_every_route_is_described_and_no_other() -> None:
     """By path and method; HEAD is GET without its body."""
     backend = ScriptedBackend()
-    parts = (backend, FrontendMetrics(), ApiSettings(), SystemClock(), LoadedModels())
-    app = framework(backend, {**generation_routes(*parts), **further_routes(*parts)})
+    direct, further = post_routes(backend, FrontendMetrics(), ApiSettings(), SystemClock())
+    app = framework(backend, {**direct, **further})
     served = {found for found in routes(app) if found[1] != "head"}
     described = {(path, method) for path, methods in document()["paths"].items() for method in methods}
     assert served == described

@@ -257,10 +257,13 @@ class Choice:
 
     def push(self, output: Output) -> ChoiceDelta:
         """What may leave after this output. GenerationFailed if the worker aborted."""
+        return self.delta(self.transcript.push(output), output)
+
+    def delta(self, text: str, output: Output) -> ChoiceDelta:
+        """The same once the transcript has made this text of the output."""
         transcript = self.transcript
         if output.prompt_logprobs:
             self.prompt_logprobs = output.prompt_logprobs
-        text = transcript.push(output)
         tokens, logprobs = transcript.taken()
         delta = Delta(text) if self.parser is None else self._read(self.parser, text, tokens)
         choice_delta = ChoiceDelta(self.index, delta, logprobs, self.finish, tokens, transcript.completion_tokens)

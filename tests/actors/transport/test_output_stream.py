@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
-import pytest
-
 from actors.transport.output_stream import output_stream
-from api.openai.generation import merge_streams
 from core.generation import Output, OutputConsumer
 
 WHY = TimeoutError("the deadline")
@@ -30,20 +26,12 @@ class Endless:
             raise
 
 
-@pytest.mark.parametrize("several", [False, True])
-async def test_a_cancellation_goes_on_with_its_reason(several: bool) -> None:
+async def test_a_cancellation_goes_on_with_its_reason() -> None:
     """Who waited for a worker says in the log why it waits no longer: a deadline is no client that hung up."""
     endless = Endless()
 
-    def outputs() -> AsyncGenerator[Output, None]:
-        return (
-            merge_streams([output_stream(endless.run), output_stream(endless.run)])
-            if several
-            else output_stream(endless.run)
-        )
-
     async def read() -> None:
-        async with aclosing(outputs()) as found:
+        async with aclosing(output_stream(endless.run)) as found:
             async for _ in found:
                 pass
 
@@ -52,7 +40,7 @@ async def test_a_cancellation_goes_on_with_its_reason(several: bool) -> None:
     reading.cancel(WHY)
     with suppress(asyncio.CancelledError):
         await reading
-    assert endless.reasons == [(WHY,)] * (2 if several else 1)
+    assert endless.reasons == [(WHY,)]
 
 
 async def test_closing_needs_no_reason() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from api.openai.generation import WAITING_MAX
 from core.generation import Output, TokenLogprobs
 from core.models import GenerationFailed
 from core.prompt import tokens_from_bytes
@@ -19,6 +18,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 ASKED = [{"role": "user", "content": "hi"}]
 ID = {"x-request-id": "many"}
+OUTPUTS = 40
 
 
 async def events(api: Api, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -99,7 +99,7 @@ async def test_streams_of_several_choices(api: Api) -> None:
 
 async def test_a_slow_reader_of_many_choices_is_waited_for(api: Api) -> None:
     """More steps than may wait at once all arrive, in order within their choice."""
-    pieces = [f"{place} " for place in range(WAITING_MAX)]
+    pieces = [f"{place} " for place in range(OUTPUTS)]
     api.backend.script = spoken(*pieces)
     told = await events(api, COMPLETIONS, {"prompt": ["a", "b"], "n": 2})
     assert texts_of(told, 4) == ["".join(pieces)] * 4

@@ -18,7 +18,7 @@ from api.app import create_app
 from api.cli.replay.text.explain_text import explain_text
 from api.config.api_settings import ApiSettings
 from api.openai.chat_encoder import ChatEncoder
-from api.openai.request.choice import Choice, Transcript
+from api.openai.request.choice import Transcript
 from api.server.http_server import HttpServer
 from api.server.sockets import bind
 from api.tokenizer.model_tokenizer import ModelTokenizer
@@ -113,8 +113,8 @@ async def test_a_failure_before_any_worker_is_in_the_log(
         ((Transcript, "push"), CHAT, {}),
         ((ChatEncoder, "encode_delta"), CHAT, {"stream": True, "logprobs": True}),
         ((ChatEncoder, "encode_delta"), CHAT, {"stream": True, "n": 2, "temperature": 1}),
-        ((Choice, "push"), MESSAGES, {}),
-        ((Choice, "push"), MESSAGES, {"stream": True}),
+        ((Transcript, "push"), MESSAGES, {}),
+        ((Transcript, "push"), MESSAGES, {"stream": True}),
     ],
 )
 async def test_a_failure_amid_the_answer_is_that_attempts_end(
@@ -137,7 +137,7 @@ async def test_a_failure_behind_the_answer_is_in_the_log(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempt ended well, and the client got nothing of it."""
-    monkeypatch.setattr(ChatEncoder, "plain", fails)
+    monkeypatch.setattr(ChatEncoder, "whole", fails)
     answer = await site.ask(max_tokens=2)
     assert answer is not None
     assert answer.status_code == 500

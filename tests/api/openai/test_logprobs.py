@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.openai import generation_route
+from api.openai import generation
 from api.tokenizer.token_texts import TokenTexts
 from core.generation import Output, TokenLogprobs
 from tests.api.conftest import Api
@@ -204,7 +204,7 @@ async def test_many_logprobs_are_written_beside_the_loop(
     monkeypatch.setattr(TokenTexts, "raw", noted)
     inline = await api_logprobs(api, ("a", " log"), stream=stream)
     assert threads == {True}
-    monkeypatch.setattr(generation_route, "LOGPROBS_INLINE_MAX", 0)
+    monkeypatch.setattr(generation, "LOGPROBS_INLINE_MAX", 0)
     threads.clear()
     assert await api_logprobs(api, ("a", " log"), stream=stream) == inline
     assert threads == {False}

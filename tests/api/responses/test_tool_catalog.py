@@ -10,7 +10,7 @@ import httpx
 import pytest
 from openai.types.responses import ResponseStreamEvent
 
-from api.openai.adapter_route import LEFT_OUT_MAX
+from api.openai.generation_route import LEFT_OUT_MAX
 from api.parsers.tool_choice import NAME
 from api.responses.custom_tool_input import CustomToolInput
 from api.responses.responses_types import ResponsesRequest, ResponsesTool
@@ -172,12 +172,12 @@ async def test_hosted_tools_are_left_out_and_named(api: Api, caplog: pytest.LogC
         "file_search, image_generation, computer_use_preview, web_search_call, local_shell_call, "
         "local_shell_call_output, computer_call_output"
     )
-    with caplog.at_level(logging.INFO, logger="api.openai.adapter_route"):
+    with caplog.at_level(logging.INFO, logger="api.openai.generation_route"):
         for stream in (False, True):
             answer = await asked(api, tools=tools, input=given, stream=stream)
             assert answer.headers[LEFT_OUT] == kinds
     assert sent(api) == "<tool weather><tool apply_patch><|user|>hi<|end|><|assistant|>"
-    lines = [record for record in caplog.records if record.name == "api.openai.adapter_route"]
+    lines = [record for record in caplog.records if record.name == "api.openai.generation_route"]
     assert len(lines) == 2
     assert getattr(lines[-1], "request_id") == answer.headers["x-request-id"]  # noqa: B009 - logging's extra
     assert "web_search" in lines[0].getMessage()

@@ -16,11 +16,11 @@ from api.openai.completion_encoder import CompletionEncoder
 from api.openai.request.plan_cache import KEPT_MAX, KEY_BYTES_MAX, RequestPlanCache, body_without_prompt
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.request.validation import check
-from api.openai.response_encoder import CollectedChoice, ResponseEncoder
+from api.openai.response_encoder import OpenAIEncoder
+from api.openai.types.deltas import ChoiceDelta, Delta
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.parsers.loaded_models import LoadedModels
 from api.server.errors import ApiError
-from core.generation import Output
 from tests.api.scripted import ScriptedBackend
 
 Kind = type[ChatRequest | CompletionRequest]
@@ -142,21 +142,17 @@ async def test_plans_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(("kind", "encoder"), [(ChatRequest, ChatEncoder), (CompletionRequest, CompletionEncoder)])
-@pytest.mark.parametrize("finish", ["length", "stop"])
-async def test_a_plain_answer_is_what_any_would_be(kind: Kind, encoder: type[ResponseEncoder], finish: str) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_plain_text_is_what_any_delta_would_be(kind: Kind, encoder: type[OpenAIEncoder], stream: bool) -> None:
     """The template says the same as what is put together piece by piece."""
-    fields = {"stop_token_ids": [5], "service_tier": "auto"} if kind is ChatRequest else {"stop_token_ids": [5]}
-    raw = body(**fields) if kind is ChatRequest else completion(**fields)
+    raw = body(stream=stream) if kind is ChatRequest else completion(stream=stream)
     prepared = await Asking()(kind, raw)
     assert prepared.plain
-    (choice,) = prepared.choices
-    collected = CollectedChoice(choice)
-    choice_delta = choice.push(Output(tokens=(7, 8, 5), finish=finish, cached_tokens=1))
-    collected.add(choice_delta)
-    made, usage = encoder("id", 1, prepared), prepared.usage()
-    ended = choice.transcript
-    plain = made.plain(choice_delta.delta.text + '"\n', finish, ended.stop_reason, usage)
-    collected.text.append('"\n')
-    assert json.loads(plain) == json.loads(made.whole([collected], usage))
-    assert plain == made.whole([collected], usage)
-    assert json.loads(plain)["usage"]["total_tokens"] == usage.prompt_tokens + usage.completion_tokens
+    pieces = []
+    for as_text in (False, True):
+        made = encoder("id", 1, prepared)
+        text = 'a "text"\n'
+        piece = made.encode_text(text) if as_text else made.encode_delta(ChoiceDelta(0, Delta(text)))
+        assert bool(piece) is stream
+        pieces.append(piece if stream else made.whole())
+    assert pieces[0] == pieces[1]

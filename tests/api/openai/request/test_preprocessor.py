@@ -9,11 +9,14 @@ import msgspec
 import pytest
 
 from api.config.api_settings import ApiSettings
+from api.openai.request.choice import Choice
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.types.deltas import ChoiceDelta
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.parsers.loaded_models import LoadedModels
-from tests.api.scripted import ScriptedBackend
+from core.generation import Output
+from tests.api.conftest import Api
+from tests.api.scripted import ScriptedBackend, spoken
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
 
@@ -44,15 +47,19 @@ async def test_what_is_plain_text_is_known(
     assert len(prepared.choices) == fields.get("n", 1)
 
 
-async def test_a_plain_stream_makes_no_steps(monkeypatch: pytest.MonkeyPatch, api: Any) -> None:
-    """Neither streamed nor whole."""
+async def test_plain_text_makes_no_deltas(monkeypatch: pytest.MonkeyPatch, api: Api) -> None:
+    """Only the first output of a stream and the last of all do: what comes between is text alone."""
+    made: list[int] = []
+    delta = Choice.delta
 
-    def never(*_: Any, **__: Any) -> ChoiceDelta:
-        raise AssertionError("a step was made")
+    def noted(self: Choice, text: str, output: Output) -> ChoiceDelta:
+        made.append(self.index)
+        return delta(self, text, output)
 
-    monkeypatch.setattr("api.openai.request.choice.ChoiceDelta", never)
-    for stream in (False, True):
-        answer = await api.http.post("/v1/completions", json=BODY | {"stream": stream})
-        assert "hello" in answer.text
-    answer = await api.http.post("/v1/completions", json=BODY | {"n": 2})
-    assert answer.status_code == 500, "where there are several, steps are made"
+    monkeypatch.setattr(Choice, "delta", noted)
+    api.backend.script = spoken("one", " two", " three")
+    for fields, deltas in (({"stream": True}, 2), ({}, 1), ({"n": 2}, 10)):
+        made.clear()
+        answer = await api.http.post("/v1/completions", json=BODY | fields)
+        assert "three" in answer.text
+        assert len(made) == deltas
