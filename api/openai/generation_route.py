@@ -20,7 +20,6 @@ from api.openai.chat_encoder import ChatEncoder
 from api.openai.completion_encoder import CompletionEncoder
 from api.openai.generation import Generation
 from api.openai.request.legacy_functions import with_tools
-from api.openai.request.plan_cache import body_without_prompt
 from api.openai.request.prepared_request import PreparedRequest
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.request.request_headers import parse_headers
@@ -52,8 +51,6 @@ class ApiAdapter(Generic[Body]):
     """A new one for the answer to this request id."""
     to_error: Callable[[ApiError, str], ApiError] = lambda error, _request_id: error
     """An error of this request id in that API's words and shape."""
-    plan_key: Callable[[bytes], bytes] = lambda _raw: b""
-    """Bytes of a body that tell what it asks for beside its prompt (`plan_cache`); empty if none do."""
     unseal_reasoning: Callable[[Body, str | None, str], Body] | None = None
     """The body with what an earlier answer sealed for this tenant; the request's id is for the log."""
     omitted_tools: Callable[[Body], Mapping[str, str]] | None = None
@@ -66,13 +63,11 @@ CHAT = ApiAdapter(
     ChatRequest,
     with_tools,
     lambda _body, prepared, request_id, clock: ChatEncoder(request_id, clock.wall_ms() // 1000, prepared),
-    plan_key=lambda raw: body_without_prompt(ChatRequest, raw),
 )
 COMPLETION = ApiAdapter(
     CompletionRequest,
     lambda body: body,
     lambda _body, prepared, request_id, clock: CompletionEncoder(request_id, clock.wall_ms() // 1000, prepared),
-    plan_key=lambda raw: body_without_prompt(CompletionRequest, raw),
 )
 
 
@@ -139,11 +134,11 @@ class GenerationRoute(Generic[Body]):
     async def _prepare(
         self, exchange: HttpExchange, raw: bytes, request: ChatRequest | CompletionRequest
     ) -> PreparedRequest:
-        prepare, headers, request_id = self._preprocessor.prepare, exchange.headers, exchange.request_id
+        preparing = self._preprocessor.prepare(request, exchange.headers, exchange.request_id, len(raw))
         if len(raw) <= self._settings.inline_bytes_max:
-            return await prepare(request, headers, request_id, len(raw), self._adapter.plan_key(raw))
+            return await preparing
         # a long one takes a while: its client may hang up meanwhile
-        return await exchange.while_there(prepare(request, headers, request_id, len(raw)))
+        return await exchange.while_there(preparing)
 
     async def _serve(self, generation: Generation) -> str:
         """The request is answered, as far as there is a client; returns the outcome."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from actors.router.event_loop_throttle import EventLoopThrottle
 from api.config.api_settings import ApiSettings
-from api.openai.request.choice import Choice
-from api.openai.request.plan_cache import RequestPlan, RequestPlanCache
-from api.openai.request.prepared_request import PreparedRequest
+from api.openai.request.choice import Choice, Echo, PendingTokens, Transcript
+from api.openai.request.prepared_request import PreparedRequest, ResponseOptions
 from api.openai.request.prompts import PromptTokens, prompts_of
 from api.openai.request.request_headers import RequestHeaders, parse_headers
-from api.openai.request.sampling import output_tokens_max, with_seed
+from api.openai.request.sampling import output_tokens_max, sampling_of, shown_logprobs, with_seed
 from api.openai.request.sessions import Session, session_of
-from api.openai.request.validation import check
+from api.openai.request.validation import check, stop_strings
 from api.openai.types.backend import Backend
 from api.openai.types.request_types import ChatRequest, CompletionRequest
-from api.parsers.loaded_models import LoadedModels
+from api.parsers.loaded_models import LoadedModel, LoadedModels
+from api.parsers.parser_selection import select_parser
+from api.tokenizer.model_tokenizer import ModelTokenizer
+from api.tokenizer.stop_strings import StopStrings
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.models import ModelCard
@@ -31,7 +32,6 @@ class Preprocessor:
         self._backend = backend
         self._settings = settings
         self._models = models
-        self._plans = RequestPlanCache()
         self._throttle = EventLoopThrottle()
 
     async def turn(self, size: int) -> None:
@@ -40,22 +40,13 @@ class Preprocessor:
             await self._throttle.acquire()
 
     async def prepare(
-        self,
-        parameters: ChatRequest | CompletionRequest,
-        headers: Mapping[bytes, bytes],
-        request_id: str,
-        size: int,
-        plan_key: bytes = b"",
+        self, parameters: ChatRequest | CompletionRequest, headers: Mapping[bytes, bytes], request_id: str, size: int
     ) -> PreparedRequest:
-        """The generations that a decoded request asks for; `size` are the bytes of its body, `plan_key` those of them
-        that tell what it asks for beside its prompt (`plan_cache`).
+        """The generations that a decoded request asks for; `size` are the bytes of its body.
 
         Raises ApiError, or what `Backend.card` raises.
         """
-        kind = type(parameters)
-        plan = self._plans.get(kind, plan_key)
-        if plan is None:
-            check(parameters)
+        check(parameters)
         request_headers = parse_headers(headers)
         card = self._backend.card(parameters.model)
         model = self._models.loaded(card) or await self._models.of(card)
@@ -68,48 +59,63 @@ class Preprocessor:
                 request_headers.tenant,
             )
             await self.turn(size)
-        if plan is None or plan.model is not model:
-            plan = RequestPlan(parameters, model)
-            self._plans.put(kind, plan_key, plan)
         session = session_of(headers, parameters)
-        return _ChoiceBuilder(parameters, card, plan, request_headers, session, request_id).build(prompts)
+        return _ChoiceBuilder(parameters, card, model, request_headers, session, request_id).build(prompts)
 
 
-class _ChoiceBuilder(NamedTuple):
-    """One request while its choices are made."""
+class _ChoiceBuilder:
+    """One checked request while its choices are made."""
 
-    parameters: ChatRequest | CompletionRequest
-    card: ModelCard
-    plan: RequestPlan
-    request_headers: RequestHeaders
-    session: Session
-    request_id: str
+    def __init__(
+        self,
+        parameters: ChatRequest | CompletionRequest,
+        card: ModelCard,
+        model: LoadedModel,
+        request_headers: RequestHeaders,
+        session: Session,
+        request_id: str,
+    ) -> None:
+        self._parameters = parameters
+        self._card = card
+        self._model = model
+        self._request_headers = request_headers
+        self._session = session
+        self._request_id = request_id
+        self._best_of: int = getattr(parameters, "best_of", None) or parameters.n or 1
+        """Choices that are made for each prompt."""
+        self._options = _response_options(parameters, model.tokenizer, self._best_of)
+        self._by_token = self._options.logprobs >= 0 or self._options.token_ids or self._best_of > self._options.n
+        """Whether the answer needs to know which tokens its text is made of."""
+        self._echoes = isinstance(parameters, CompletionRequest) and bool(parameters.echo)
+        self._stops = tuple(stop_strings(parameters))
 
     def build(self, prompts: list[PromptTokens]) -> PreparedRequest:
         """Every choice of every prompt; ApiError if one of them cannot be."""
-        parameters, card, plan = self[:3]
+        parameters, options = self._parameters, self._options
         choices: list[Choice] = []
         count = 0
         for prompt, sent in enumerate(prompts):
             tokens = len(sent.tokens) // TOKEN_BYTES
             count += tokens
-            sampling = plan.sampling(parameters, output_tokens_max(parameters, card, tokens))
-            for place in range(plan.best_of):
-                request = self._request(len(choices), sent.tokens, with_seed(sampling, place) if place else sampling)
-                choices.append(plan.choice(len(choices), prompt, parameters, request, sent.text or ""))
+            max_tokens = output_tokens_max(parameters, self._card, tokens)
+            sampling = sampling_of(parameters, self._model.tokenizer, max_tokens)
+            for place in range(self._best_of):
+                request = self._request(len(choices), sent.tokens, with_seed(sampling, place))
+                choices.append(self._choice(len(choices), prompt, request, sent.text or ""))
+        special = options.continuous_usage or options.prompt_logprobs or self._echoes or self._by_token
         return PreparedRequest(
-            model=card.name,
+            model=self._card.name,
             choices=tuple(choices),
             prompt_tokens=count,
             stream=bool(parameters.stream),
-            options=plan.options,
-            plain=plan.plain and len(choices) == 1 and choices[0].parser is None,
+            options=options,
+            plain=not special and len(choices) == 1 and choices[0].parser is None,
         )
 
     def _request(self, index: int, tokens: bytes, sampling: Sampling) -> GenerateRequest:
-        parameters, _, _, request_headers, session, request_id = self
+        parameters, request_headers = self._parameters, self._request_headers
         return GenerateRequest(
-            id=RequestId(f"{request_id}.{index}" if index else request_id),
+            id=RequestId(f"{self._request_id}.{index}" if index else self._request_id),
             tokens=tokens,
             sampling=sampling,
             cache_salt=parameters.cache_salt or None,
@@ -119,6 +125,49 @@ class _ChoiceBuilder(NamedTuple):
             deadline_ms=request_headers.deadline_ms,
             # a stop string is found here: the worker is to hear of it soon
             gather=not parameters.stream and not parameters.stop,
-            session=session.name,
-            session_parent=session.parent,
+            session=self._session.name,
+            session_parent=self._session.parent,
         )
+
+    def _choice(self, index: int, prompt: int, request: GenerateRequest, text: str) -> Choice:
+        """A choice that has yet to be made: of the prompt at this place, which was sent as this text if it was text.
+        ApiError if the answer cannot be read as is asked."""
+        parameters, tokenizer, sampling = self._parameters, self._model.tokenizer, request.sampling
+        parser, skips = None, parameters.skip_special_tokens is not False
+        if isinstance(parameters, ChatRequest):
+            parser = select_parser(parameters, self._model, request.tokens)
+            skips = skips and not (parser is not None and parser.keeps_special_tokens)
+        transcript = Transcript(
+            tokenizer.detokenizer(skip_special_tokens=skips),
+            StopStrings(self._stops, included=bool(parameters.include_stop_str_in_output)),
+            # with ignore_eos an engine may still stop at its own end token after others: its text never leaves
+            (*sampling.stop_token_ids, *tokenizer.eos_ids),
+            sampling.min_tokens,
+            # the reason is told of every end but the model's first one, as vLLM does
+            told_ends=[end for end in sampling.stop_token_ids if sampling.ignore_eos or end != tokenizer.eos_id],
+            pending_tokens=PendingTokens() if self._by_token or parser is not None else None,
+        )
+        echo = Echo(text, only=parameters.max_tokens == 0) if self._echoes else None
+        return Choice(index, prompt, request, transcript, parser, echo)
+
+
+def _response_options(
+    parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, best_of: int
+) -> ResponseOptions:
+    stream_options = parameters.stream_options
+    return ResponseOptions(
+        texts=tokenizer.texts,
+        logprobs=shown_logprobs(parameters),
+        as_ids=bool(parameters.return_tokens_as_token_ids),
+        prompt_logprobs=parameters.prompt_logprobs is not None,
+        token_ids=bool(parameters.return_token_ids),
+        special_tokens=parameters.skip_special_tokens is False,
+        service_tier="default" if getattr(parameters, "service_tier", None) else None,
+        include_usage=bool(stream_options and stream_options.include_usage),
+        continuous_usage=bool(
+            stream_options and stream_options.include_usage and stream_options.continuous_usage_stats
+        ),
+        best_of=best_of,
+        n=parameters.n or 1,
+        as_function=bool(getattr(parameters, "functions", None)),
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.request import plan_cache
+from api.openai.request import preprocessor
 from api.openai.types.deltas import EMPTY_DELTA, Delta, ToolDelta
 from api.parsers.output_parser import OutputParser
 from core.generation import Output, Sampling
@@ -290,7 +290,7 @@ def parsers(monkeypatch: pytest.MonkeyPatch) -> list[FakeParser]:
         made.append(FakeParser())
         return made[-1]
 
-    monkeypatch.setattr(plan_cache, "select_parser", select_parser)
+    monkeypatch.setattr(preprocessor, "select_parser", select_parser)
     return made
 
 
