@@ -27,6 +27,15 @@ class _Entry(NamedTuple):
     """The answer's characters up to and including this token's."""
 
 
+class TakenTokens(NamedTuple):
+    """Tokens whose text has left."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    ends: tuple[int, ...] = ()
+    """The end of each token's text in the text that left last."""
+
+
 class PendingTokens:
     """Costs O(1) per token. A token whose character is incomplete waits for the token that completes it."""
 
@@ -35,6 +44,8 @@ class PendingTokens:
         self._waiting: deque[_Entry] = deque()
         self._written = 0
         self._left = 0
+        self._start = 0
+        """Where the text that left last begins."""
 
     def __repr__(self) -> str:
         return f"<PendingTokens {len(self._incomplete) + len(self._waiting)} tokens waiting>"
@@ -56,17 +67,24 @@ class PendingTokens:
 
     def left(self, text: str) -> None:
         """This text has left."""
+        self._start = self._left
         self._left += len(text)
 
-    def take(self, *, everything: bool) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
-        """The tokens whose text has left, or all of them, and their logprobs; they are not kept."""
+    def take(self, *, everything: bool) -> TakenTokens:
+        """The tokens whose text has left, or all of them; they are not kept."""
         if everything:
             self.complete("")
         taken: list[_Entry] = []
         while self._waiting and (everything or self._waiting[0].end <= self._left):
             taken.append(self._waiting.popleft())
-        tokens = tuple([entry.token for entry in taken])
-        return tokens, tuple([entry.logprobs for entry in taken if entry.logprobs is not None])
+        return TakenTokens(
+            tuple([entry.token for entry in taken]),
+            tuple([entry.logprobs for entry in taken if entry.logprobs is not None]),
+            tuple([entry.end - self._start for entry in taken]),
+        )
+
+
+NO_TOKENS = TakenTokens()
 
 
 class Transcript:
@@ -130,13 +148,11 @@ class Transcript:
         self.completion_tokens += len(output.tokens)
         return self._detokenizer.push(output.tokens)
 
-    def taken(self) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
-        """The tokens whose text has left since this was asked last, and their logprobs; none without a ledger."""
-        return (
-            self._pending_tokens.take(everything=self.finish is not None)
-            if self._pending_tokens is not None
-            else ((), ())
-        )
+    def taken(self) -> TakenTokens:
+        """The tokens whose text has left since this was asked last; none without pending tokens."""
+        if self._pending_tokens is None:
+            return NO_TOKENS
+        return self._pending_tokens.take(everything=self.finish is not None)
 
     def _push_last(self, output: Output, finish: str) -> str:
         if finish not in {"stop", "length"}:
@@ -230,6 +246,8 @@ class Choice:
         self.transcript = transcript
         self.parser = parser
         self.reasoning_tokens = 0
+        self._answers = False
+        """Whether something else than reasoning came."""
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         """As the engine told them."""
         self.echo = echo
@@ -264,19 +282,30 @@ class Choice:
         transcript = self.transcript
         if output.prompt_logprobs:
             self.prompt_logprobs = output.prompt_logprobs
-        tokens, logprobs = transcript.taken()
-        delta = Delta(text) if self.parser is None else self._read(self.parser, text, tokens)
+        taken = transcript.taken()
+        tokens, logprobs, _ = taken
+        delta = Delta(text) if self.parser is None else self._read(self.parser, text, taken)
         choice_delta = ChoiceDelta(self.index, delta, logprobs, self.finish, tokens, transcript.completion_tokens)
         return choice_delta if self._echoed else self._with_echo(choice_delta, output)
 
-    def _read(self, parser: OutputParser, text: str, tokens: tuple[int, ...]) -> Delta:
-        delta = parser.push(text, tokens) if text or tokens else EMPTY_DELTA
+    def _read(self, parser: OutputParser, text: str, taken: TakenTokens) -> Delta:
+        """Until the answer proper begins, each token is read by itself: so those of the reasoning can be counted."""
+        tokens, _, ends = taken
+        delta, at, place = EMPTY_DELTA, 0, 0
+        while not self._answers and place < len(tokens) - 1:
+            end = max(at, ends[place])
+            delta = delta.then(self._read_piece(parser, text[at:end], tokens[place : place + 1]))
+            at, place = end, place + 1
+        if text or tokens:
+            delta = delta.then(self._read_piece(parser, text[at:], tokens[place:]))
+        return delta if self.transcript.finish is None else delta.then(parser.finish())
+
+    def _read_piece(self, parser: OutputParser, text: str, tokens: tuple[int, ...]) -> Delta:
+        delta = parser.push(text, tokens)
         if delta.reasoning:
             self.reasoning_tokens += len(tokens)
-        if self.transcript.finish is None:
-            return delta
-        last = parser.finish()
-        return Delta(delta.text + last.text, delta.reasoning + last.reasoning, delta.tools + last.tools)
+        self._answers = self._answers or bool(delta.text or delta.tools)
+        return delta
 
     def _with_echo(self, choice_delta: ChoiceDelta, output: Output) -> ChoiceDelta:
         """The prompt stands before the first tokens, because its logprobs come with these."""

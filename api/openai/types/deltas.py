@@ -44,6 +44,14 @@ class Delta(NamedTuple):
     reasoning: str = ""
     tools: tuple[ToolDelta, ...] = ()
 
+    def then(self, other: Delta) -> Delta:
+        """Both as one."""
+        tools, more = self.tools, other.tools
+        if tools and more and tools[-1].call == more[0].call:
+            last = tools[-1]._replace(arguments=tools[-1].arguments + more[0].arguments)
+            tools, more = (*tools[:-1], last), more[1:]
+        return Delta(self.text + other.text, self.reasoning + other.reasoning, tools + more)
+
 
 EMPTY_DELTA = Delta()
 

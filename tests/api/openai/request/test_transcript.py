@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.openai.request.choice import PendingTokens, Transcript
+from api.openai.request.choice import Choice, PendingTokens, Transcript
+from api.parsers.reasoning import ChainedParser, ThinkParser
 from api.tokenizer.detokenizer import ByteLevelDetokenizer, TokenBytes
 from api.tokenizer.stop_strings import StopStrings
 from api.tokenizer.token_texts import TokenTexts
 from core.generation import Output, TokenLogprobs
+from tests.actors.world import request
 from tests.api.scripted import END, ids, tokenizer
 
 WORDS = ["a", "ST", "OP", "STOP", " log", "é", "🤡", "\n", "S", "T"]
@@ -116,3 +119,25 @@ def test_the_end_token_is_told_if_it_was_asked_for() -> None:
     under_test = Transcript(detokenizer(), StopStrings([]), {END})
     under_test.push(Output(tokens=(END,), finish="stop"))
     assert under_test.stop_reason is None
+
+
+@given(st.lists(st.sampled_from(["hm ", "so", "</think>", "Hi.", " log"]), max_size=8), st.lists(st.integers(0, 60)))
+@example(["hm ", "so", "</think>", "Hi.", " log"], [])
+def test_tokens_of_reasoning_are_counted_however_they_come(words: list[str], cuts: list[int]) -> None:
+    """An output that ends the reasoning may hold tokens of the answer, too; reasoning and text are the same as well."""
+    tokens = [token for word in words for token in ids(word)]
+
+    def read(cuts: list[int]) -> tuple[str, str, int]:
+        parser = ChainedParser(ThinkParser(), None, told=True)
+        transcript = Transcript(detokenizer(), StopStrings([]), {END}, pending_tokens=PendingTokens())
+        choice = Choice(0, 0, request([1]), transcript, parser)
+        bounds = sorted({0, *[cut % (len(tokens) + 1) for cut in cuts], len(tokens)})
+        pieces = [tuple(tokens[start:end]) for start, end in pairwise(bounds)]
+        deltas = [choice.push(Output(tokens=piece)).delta for piece in pieces]
+        deltas.append(choice.push(Output(tokens=(END,), finish="stop")).delta)
+        reasoning, text = "".join([it.reasoning for it in deltas]), "".join([it.text for it in deltas])
+        return reasoning, text, choice.reasoning_tokens
+
+    found = read(cuts)
+    assert found == read(list(range(len(tokens))))
+    assert found[2] <= sum(len(ids(word)) for word in words)
