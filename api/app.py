@@ -42,7 +42,7 @@ from core.models import ModelCard
 
 
 class DirectDispatch:
-    """Requests for the two routes that generate go there straight; all others through the framework, whose layers and
+    """Requests for the routes that generate go there straight; all others through the framework, whose layers and
     routing cost as much as a decision. Each of the paths may have a slash behind it."""
 
     def __init__(self, direct: Mapping[str, ASGIApp], app: ASGIApp, paths: Collection[str] = ()) -> None:
@@ -104,7 +104,7 @@ class PostRoutes(NamedTuple):
     """Path to the application that answers POST there."""
 
     direct: dict[str, ASGIApp]
-    """Those of OpenAI that generate: each skips the framework."""
+    """Those that generate: each skips the framework."""
     further: dict[str, ASGIApp]
 
 
@@ -123,11 +123,14 @@ def post_routes(
     embeddings = Embeddings(backend, settings, models)
     tokenization = Tokenization(backend, settings, models)
     return PostRoutes(
-        {"/v1/chat/completions": generation(CHAT), "/v1/completions": generation(COMPLETION)},
         {
-            "/v1/embeddings": unary(EmbeddingRequest, embeddings.answer),
+            "/v1/chat/completions": generation(CHAT),
+            "/v1/completions": generation(COMPLETION),
             "/v1/responses": generation(responses_adapter(seal or ReasoningSeal.of_this_process())),
             "/v1/messages": generation(MESSAGES),
+        },
+        {
+            "/v1/embeddings": unary(EmbeddingRequest, embeddings.answer),
             "/v1/messages/count_tokens": unary(CountRequest, TokenCount(tokenization).answer, AnthropicError),
             "/tokenize": unary(TokenizeRequest, tokenization.tokenize),
             "/detokenize": unary(DetokenizeRequest, tokenization.detokenize),

@@ -14,6 +14,7 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router.router import Router
+from api.anthropic.messages_encoder import MessagesEncoder
 from api.app import create_app
 from api.cli.replay.text.explain_text import explain_text
 from api.config.api_settings import ApiSettings
@@ -115,6 +116,7 @@ async def test_a_failure_before_any_worker_is_in_the_log(
         ((ChatEncoder, "encode_delta"), CHAT, {"stream": True, "n": 2, "temperature": 1}),
         ((Transcript, "push"), MESSAGES, {}),
         ((Transcript, "push"), MESSAGES, {"stream": True}),
+        ((MessagesEncoder, "encode_text"), MESSAGES, {"stream": True}),
     ],
 )
 async def test_a_failure_amid_the_answer_is_that_attempts_end(
