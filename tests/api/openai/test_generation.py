@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.openai.generation import Generation
-from api.openai.request.choice import Choice
+from api.openai.request.choice import Choice, TakenTokens
 from api.openai.types.deltas import ChoiceDelta, Delta
 from api.server.exchange import TRACE_KEY, HttpExchange
 from api.server.response_writer import STATE_KEY, ResponseWriter
@@ -55,8 +55,8 @@ class Transcript:
         self.finish = output.finish or self.finish
         return "".join(chr(token) for token in output.tokens if token != HALF)
 
-    def taken(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-        return (), ()
+    def taken(self) -> TakenTokens:
+        return TakenTokens()
 
 
 class Encoder:
