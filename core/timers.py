@@ -50,6 +50,6 @@ class Timers(Generic[K]):
         """The first key whose time has come; it has none any more. None if no time has come."""
         if not self._by_key or self._entries[0][0] > now_us:
             return None
-        _, _, key = entry = self._entries.pop(0)
-        del self._by_key[key], entry
+        key: K = self._entries.pop(0)[2]
+        del self._by_key[key]
         return key

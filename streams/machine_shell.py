@@ -22,6 +22,8 @@ class MachineShell(Generic[E, C]):
         self.machine = machine
         self._clock = clock
         self._execute = execute
+        self.step_began_us = 0
+        """When the present step began, or the last one."""
         self._inbox: deque[E | Tick] = deque()
         self._is_running = False
         self._timer: asyncio.Handle | None = None
@@ -39,7 +41,8 @@ class MachineShell(Generic[E, C]):
         self._is_running = True
         try:
             while self._inbox:
-                for command in self.machine.step(self._inbox.popleft(), self._clock.monotonic_us()):
+                self.step_began_us = self._clock.monotonic_us()
+                for command in self.machine.step(self._inbox.popleft(), self.step_began_us):
                     self._execute(command)
         finally:
             self._is_running = False

@@ -11,7 +11,6 @@ import logging
 
 from actors.membership.replica_membership import ReplicaMembership
 from actors.router.fleet import Fleet
-from actors.router.routed_request import AttemptTable
 from core.clock import Clock
 from core.events import DivergenceFound, ReplicaReported
 from core.ids import ReplicaId, WorkerId
@@ -30,16 +29,13 @@ _logger = logging.getLogger(__name__)
 class RestatementRequests:
     """Asks workers and restates this replica, each at a bounded rate."""
 
-    def __init__(
-        self, state: State, clock: Clock, membership: ReplicaMembership, fleet: Fleet, attempts: AttemptTable
-    ) -> None:
+    def __init__(self, state: State, clock: Clock, membership: ReplicaMembership, fleet: Fleet) -> None:
         self.asked = 0
         self.restated = 0
         self._state = state
         self._clock = clock
         self._membership = membership
         self._fleet = fleet
-        self._attempts = attempts
         self._asked_ms: dict[WorkerId, int] = {}
         self._restated_ms: int | None = None
 

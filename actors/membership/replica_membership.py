@@ -13,9 +13,8 @@ from pathlib import Path
 from actors.membership.failure_detector import RegisteredReplicas
 from actors.membership.registration import RegistrationLease
 from actors.membership.runtime_context import RuntimeContext
-from actors.router.routed_request import AttemptTable
 from actors.router.routing_publisher import RoutingPublisher
-from core.events import Event, ReplicaJoined
+from core.events import Event, ReplicaJoined, ReplicaRestated
 from core.ids import ReplicaId
 from projections.folds.state import State
 from streams.live_settings import LiveSettings
@@ -30,7 +29,7 @@ class ReplicaMembership:
         joined: ReplicaJoined,
         state: State,
         live_settings: LiveSettings,
-        attempts: AttemptTable,
+        restated: Callable[[str], ReplicaRestated],
         *,
         journal: Path | None,
         journal_bytes: int,
@@ -40,7 +39,7 @@ class ReplicaMembership:
         self._joined = joined
         self._state = state
         self._live_settings = live_settings
-        self._attempts = attempts
+        self._restated = restated
         self._journal = journal
         self._journal_bytes = journal_bytes
         self._spawn = spawn
@@ -93,7 +92,7 @@ class ReplicaMembership:
         """Who this is, what it decides by and what is in flight is said again."""
         self.publish(self._joined)
         self.publish_settings()
-        self.publisher.restate(self._attempts.restated(why))
+        self.publisher.restate(self._restated(why))
 
     def _new_publisher(self) -> RoutingPublisher:
         return RoutingPublisher(
@@ -110,7 +109,7 @@ class ReplicaMembership:
 
     def _restatement(self) -> list[Event]:
         """Events were dropped, or the log does not end where we left it: who we are and all that counts now."""
-        return [self._joined, self._live_settings.event(), self._attempts.restated("events of ours are missing")]
+        return [self._joined, self._live_settings.event(), self._restated("events of ours are missing")]
 
     def _on_superseded(self) -> None:
         if self._stopping:
@@ -118,7 +117,7 @@ class ReplicaMembership:
         before, self.publisher = self.publisher, self._new_publisher()
         self.registered_replicas.replica = self.publisher.id
         self.begin()
-        self.publisher.restate(self._attempts.restated(f"was {before.id}"))
+        self.publisher.restate(self._restated(f"was {before.id}"))
         lease, self._lease = self._lease, RegistrationLease(self._context.registry, f"replicas/{self.publisher.id}")
         self._spawn(self._register_again(before, lease))
         self.on_new_id(self.publisher.id)

@@ -17,7 +17,7 @@ import msgspec
 
 from core.generation import GenerateRequest, Output, Sampling
 from core.models import GenerationFailed
-from core.prompt import TOKEN_BYTES, tokens_to_bytes
+from core.prompt import TOKEN_BYTES, Prompt, scope_bytes, tokens_to_bytes
 
 SEED_BITS = 31
 """Of a seed that we give: every engine takes it."""
@@ -27,12 +27,16 @@ DIFFERS = "the answer cannot be continued: another worker made other tokens of t
 class AnswerProgress:
     """One request's answer as far as it was delivered, over all attempts."""
 
-    def __init__(self, request: GenerateRequest, context_max: int) -> None:
-        """`context_max` is the longest prompt with answer that the model takes, in tokens."""
+    def __init__(self, request: GenerateRequest, context_max: int, block_size: int, hash_seed: int) -> None:
+        """`context_max` is the longest prompt with answer that the model takes, in tokens. Its blocks have so many
+        tokens; their hashes are made with the seed."""
         self.tokens: list[int] = []
         self.compares = carries_state(request.sampling)
         """Whether who goes on makes the answer again from its start."""
         self._request = _repeatable(request) if self.compares else request
+        self._block_size = block_size
+        self._hash_seed = hash_seed
+        self._scope = scope_bytes(request.adapter, request.cache_salt) if request.adapter or request.cache_salt else b""
         self._tokens_max = min(request.sampling.max_tokens, context_max - len(request.tokens) // TOKEN_BYTES)
         self.passthrough = True
         """Whether the present attempt is the first to be heard of: what it makes is new and told as it comes; `accept`
@@ -43,6 +47,11 @@ class AnswerProgress:
 
     def __repr__(self) -> str:
         return f"<AnswerProgress {len(self.tokens)} tokens of {self._request.id}>"
+
+    @property
+    def delivered(self) -> int:
+        """Tokens that the client has."""
+        return len(self.tokens)
 
     @property
     def complete(self) -> bool:
@@ -66,6 +75,14 @@ class AnswerProgress:
             self.passthrough = False
             request = self._restart() if self.compares else self._continuation()
         return request if deadline_ms is None else msgspec.structs.replace(request, deadline_ms=deadline_ms)
+
+    def prompt(self, payload: GenerateRequest) -> Prompt:
+        """The payload's prompt, as a decision sees it."""
+        return Prompt(payload.tokens, self._block_size, self._hash_seed, self._scope)
+
+    def keep(self, output: Output) -> None:
+        """New tokens of an attempt that passes through: the cheap half of `accept`."""
+        self.tokens.extend(output.tokens)
 
     def accept(self, output: Output) -> Output | None:
         """The output as the client gets it; None if nothing in it is new. GenerationFailed if it is not what was told.

@@ -19,7 +19,6 @@ from actors.consistency.snapshot_schedule import SnapshotSchedule
 from actors.membership.replica_membership import ReplicaMembership
 from actors.membership.runtime_context import RuntimeContext
 from actors.router.fleet import Fleet
-from actors.router.routed_request import AttemptTable
 from core.events import DivergenceFound, ReplicaReported
 from core.ids import ReplicaId
 from core.subjects import ROUTING
@@ -44,7 +43,6 @@ class BackgroundTasks:
         store: SnapshotStore,
         membership: ReplicaMembership,
         fleet: Fleet,
-        attempts: AttemptTable,
         *,
         journal: Path | None,
         snapshot_every_s: float,
@@ -62,7 +60,7 @@ class BackgroundTasks:
             state, membership.publish, self._me, clock, registry, refold=refold, rebuild=runner.rebuild
         )
         self.index_audit = IndexAuditSchedule(state, clock, runner.rebuild)
-        self.restatement_requests = RestatementRequests(state, clock, membership, fleet, attempts)
+        self.restatement_requests = RestatementRequests(state, clock, membership, fleet)
         self.journal_recovery = (
             None if journal is None else JournalRecovery(journal, context.namespace, log, clock, key)
         )

@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from actors.membership.failure_detector import FailureDetector
 from actors.router.fleet import Fleet
-from actors.router.routing_publisher import RoutingPublisher
 from core.ids import WorkerId
+from core.settings import RoutingSettings
 from projections.folds.kv_fold import Member
 from projections.folds.state import State
 from projections.policy.candidates import LAST_RESORT_REASONS
-from streams.live_settings import LiveSettings
+from projections.policy.view import View
 
 
 def has_prefill_workers(state: State, model: str) -> bool:
@@ -79,68 +78,52 @@ class Capacity(NamedTuple):
         return max(0, self.share - own, self.places - max(own, self.taken + coming))
 
 
-class CapacityCalculator:
-    """Counts places from the fold, from pending events, and from facts that only this replica knows."""
+def find_capacity(
+    view: View, model: str, settings: RoutingSettings, slots: Callable[[WorkerId], int]
+) -> Capacity | None:
+    """The slots of those workers among which a decision would choose now. None if it would find none even if all were
+    idle: then waiting helps no request. `slots` is how many requests a worker's engine runs at once, 0 if unknown.
+    O(workers)."""
+    sure, doubtful, overloaded = _usable(view, model, settings)
+    if not (sure or doubtful or overloaded):
+        return None
+    workers = sure or doubtful
+    with_prefill = has_prefill_workers(view.state, model)
+    folded, ahead = view.state.routing.in_flight_load.busy, view.ahead.in_flight_load.busy
+    taken = sum(tally[worker].requests for worker in workers for tally in (folded, ahead) if worker in tally)
+    return Capacity(
+        places=sum(settings.active_max or _places(slots(worker), with_prefill=with_prefill) for worker in workers),
+        taken=taken,
+        replicas=max(1, len(view.state.routing.replicas)),
+        overloaded=overloaded,
+    )
 
-    def __init__(
-        self,
-        state: State,
-        fleet: Fleet,
-        failure_detector: FailureDetector,
-        live_settings: LiveSettings,
-        publisher: Callable[[], RoutingPublisher],
-    ) -> None:
-        self._state = state
-        self._fleet = fleet
-        self._failure_detector = failure_detector
-        self._live_settings = live_settings
-        self._publisher = publisher
 
-    def of(self, model: str) -> Capacity | None:
-        """Of those workers among which a decision would choose now. None if it would find none even if all were idle:
-        then waiting helps nobody. O(workers)."""
-        sure, doubtful, overloaded = self._usable(model)
-        if not (sure or doubtful or overloaded):
-            return None
-        workers = sure or doubtful
-        with_prefill = has_prefill_workers(self._state, model)
-        folded, ahead = self._state.routing.in_flight_load.busy, self._publisher().ahead.in_flight_load.busy
-        taken = sum(tally[worker].requests for worker in workers for tally in (folded, ahead) if worker in tally)
-        return Capacity(
-            places=sum(self._places(worker, with_prefill=with_prefill) for worker in workers),
-            taken=taken,
-            replicas=max(1, len(self._state.routing.replicas)),
-            overloaded=overloaded,
-        )
+def _usable(view: View, model: str, settings: RoutingSettings) -> tuple[list[WorkerId], list[WorkerId], bool]:
+    """Workers that can take a request, workers that would only if no other could, and whether others are overloaded;
+    as `projections.policy.decide` sorts them out."""
+    down = view.local.get("not_connected", frozenset())
+    doubts = [view.local.get(reason, frozenset()) for reason in LAST_RESORT_REASONS]
+    reports = view.state.loads.reports
+    sure: list[WorkerId] = []
+    doubtful: list[WorkerId] = []
+    overloaded = False
+    for member in view.state.serving():
+        worker, report = member.worker, reports.get(member.worker)
+        if member.joined is None or member.joined.model != model or worker in down:
+            continue
+        if report is not None and report.draining:
+            continue
+        if report is not None and report.waiting >= settings.waiting_max:
+            overloaded = True
+        elif any(worker in doubt for doubt in doubts):
+            doubtful.append(worker)
+        else:
+            sure.append(worker)
+    return sure, doubtful, overloaded
 
-    def _usable(self, model: str) -> tuple[list[WorkerId], list[WorkerId], bool]:
-        """Those who can take a request, those who would only if nobody else could, and whether others are overloaded;
-        as `projections.policy.decide` sorts them out."""
-        serving = self._state.serving()
-        local = self._fleet.local(self._state.workers(), self._failure_detector.suspected)
-        reports, waiting_max = self._state.loads.reports, self._live_settings.current.waiting_max
-        sure: list[WorkerId] = []
-        doubtful: list[WorkerId] = []
-        overloaded = False
-        for member in serving:
-            worker, report = member.worker, reports.get(member.worker)
-            if member.joined is None or member.joined.model != model or worker in local["not_connected"]:
-                continue
-            if report is not None and report.draining:
-                continue
-            if report is not None and report.waiting >= waiting_max:
-                overloaded = True
-            elif any(worker in local[doubt] for doubt in LAST_RESORT_REASONS):
-                doubtful.append(worker)
-            else:
-                sure.append(worker)
-        return sure, doubtful, overloaded
 
-    def _places(self, worker: WorkerId, *, with_prefill: bool) -> int:
-        if self._live_settings.current.active_max:
-            return self._live_settings.current.active_max
-        registration = self._fleet.registered.get(worker)
-        slots = registration.slots if registration is not None else 0
-        if not slots:
-            return UNBOUNDED
-        return slots * WITH_PREFILL if with_prefill else slots + -(-slots // SPARE_PART)
+def _places(slots: int, *, with_prefill: bool) -> int:
+    if not slots:
+        return UNBOUNDED
+    return slots * WITH_PREFILL if with_prefill else slots + -(-slots // SPARE_PART)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
 from collections import Counter
 from math import ceil
 from typing import Any
 
 from actors.metrics.buckets import WAIT_MS
-from core.generation import TASK_GENERATE, GenerateRequest
-from core.prompt import TOKEN_BYTES
+from actors.router.routed_request import RoutedRequest
 from core.settings import RoutingSettings
 from projections.policy.fair_queue import FairQueue
 
@@ -71,30 +69,12 @@ RETRY_AFTER_MAX_S = 60
 """The longest time after which a client is told to try again; the shortest is a second."""
 
 
-class QueuedRequest:
-    """One request that waits."""
-
-    __slots__ = ("arrived_ms", "let_in", "request", "tenant", "turn", "turned_away")
-
-    def __init__(self, request: GenerateRequest, arrived_ms: int) -> None:
-        self.request = request
-        self.tenant = request.tenant or ""
-        self.arrived_ms = arrived_ms
-        self.let_in = False
-        self.turned_away = False
-        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when it is let in; failed when it is turned away."""
-
-    def __repr__(self) -> str:
-        return f"<QueuedRequest {self.request.id} of {self.tenant or 'nobody'}, priority {self.request.priority}>"
-
-
 class RequestQueue:
     """One model's queue, its slots in use and its service rate. Times are milliseconds of the monotonic clock."""
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.fair_queue = FairQueue[QueuedRequest]()
+        self.fair_queue = FairQueue[RoutedRequest]()
         self.active = 0
         """Requests of ours that have a place."""
         self.coming = 0
@@ -131,13 +111,10 @@ class RequestQueue:
         self._service_ms += (held_ms - self._service_ms) * (SMOOTHING if self._service_ms else 1)
         self._answer_tokens += (answer_tokens - self._answer_tokens) * SMOOTHING
 
-    def work(self, request: GenerateRequest) -> int:
+    def work(self, request: RoutedRequest) -> int:
         """What the request is expected to cost, in tokens: those of its prompt, and of a usual answer if it may be as
         long."""
-        prompt = len(request.tokens) // TOKEN_BYTES
-        if request.task != TASK_GENERATE:
-            return max(1, prompt)
-        return max(1, prompt + min(request.sampling.max_tokens, round(self._answer_tokens)))
+        return max(1, request.prompt_tokens + min(request.answer_max, round(self._answer_tokens)))
 
     def wait_ms(self, depth: int) -> float:
         """How long the last of so many waits at the rate at which requests end now; 0 if nothing is known of that."""

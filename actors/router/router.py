@@ -1,4 +1,4 @@
-"""Router: one replica: its folds, its fleet, its publisher in the log, and the dispatch of requests."""
+"""Router: one replica: its folds, its fleet, its publisher in the log, and the requests that it routes."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from actors.membership.failure_detector import FailureDetector
 from actors.membership.replica_membership import ReplicaMembership
 from actors.membership.runtime_context import RuntimeContext
-from actors.router.admission import Admission
 from actors.router.background_tasks import BackgroundTasks, TakeSnapshot
-from actors.router.capacity import CapacityCalculator
-from actors.router.dispatch import Dispatch
+from actors.router.capacity import ConnectedWorkers
 from actors.router.fleet import Fleet
-from actors.router.routed_request import AttemptTable
+from actors.router.live_requests import LiveRequests
+from actors.router.request_scheduler import (
+    ONLY_PREFILL,
+    Draining,
+    LoadChanged,
+    RequestScheduler,
+    SettingsReplaced,
+)
 from actors.router.router_status import fold_status, prefill_status, publisher_status, rss_bytes
 from actors.router.routing_publisher import RoutingPublisher
 from actors.transport.frames import PROTOCOL, Hello
 from actors.transport.output_stream import output_stream
 from core.clock import Clock
-from core.events import Event, LoadReported, ReplicaJoined, RequestFinished, RequestPrefilled
+from core.entropy import random_bits64
+from core.events import LoadReported, ReplicaJoined
 from core.events.kv import PREFILL
 from core.events.routing import INTERNAL, TURNED_AWAY, RequestTurnedAway
 from core.failure import detail_of, is_in_log
 from core.generation import GenerateRequest, Output, OutputConsumer
 from core.ids import ReplicaId, WorkerId
 from core.keys import DeploymentKey
-from core.models import ModelCard
+from core.models import ModelCard, NoWorkers, unknown_model
 from core.readiness import Readiness
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
@@ -51,6 +55,8 @@ RESTATE_EVERY_S = 7 * 86_400 / 4
 """Who we are and what is in flight is said again this often, a quarter of the retention time."""
 AWAY_SAID_S = 3.0
 """A log that acknowledges nothing for so long is said to be away."""
+LOG_AWAY_S = 1.0
+"""With a log that acknowledges nothing for so long other replicas' prompts are taken to be computed by now."""
 
 _logger = logging.getLogger(__name__)
 
@@ -102,7 +108,9 @@ class Router:
             on_became=self._on_became,
         )
         self.fleet = Fleet(registry, clock, self._hello, self._on_fleet)
-        self.attempts = AttemptTable(self._publish, clock)
+        self.scheduler = RequestScheduler(
+            self, settings, 0, seed=random_bits64(), wall_offset_ms=clock.wall_ms() - clock.monotonic_ms()
+        )
         self.failure_detector = FailureDetector(options.namespace, log, self.fleet, self.state, clock, options.lease_ms)
         context = RuntimeContext(options.namespace, log, registry, clock, key)
         self.membership = ReplicaMembership(
@@ -110,26 +118,21 @@ class Router:
             ReplicaJoined(name=options.name, version=VERSION, address=options.address),
             self.state,
             self.live_settings,
-            self.attempts,
+            self.scheduler.restated,
             journal=options.journal,
             journal_bytes=options.journal_bytes,
             spawn=self._spawn,
         )
-        self.dispatch = Dispatch(
-            self.state,
+        self.requests = LiveRequests(
+            self.scheduler,
             self.fleet,
-            self.failure_detector,
-            self.live_settings,
-            self.attempts,
+            self.state,
             clock,
             key.hash_seed,
             publisher=lambda: self.publisher,
             decided=decided,
         )
-        capacity = CapacityCalculator(
-            self.state, self.fleet, self.failure_detector, self.live_settings, publisher=lambda: self.publisher
-        )
-        self.admission = Admission(capacity, self.live_settings, clock, self._publish)
+        self._connected = ConnectedWorkers(self.state, self.fleet)
         self.background_tasks = BackgroundTasks(
             context,
             self.state,
@@ -137,7 +140,6 @@ class Router:
             store,
             self.membership,
             self.fleet,
-            self.attempts,
             journal=options.journal,
             snapshot_every_s=options.snapshot_every_s,
             take_snapshot=options.take_snapshot,
@@ -147,7 +149,6 @@ class Router:
         self._defect = ""
         self.stopping = False
         """Told to end: not ready any more, though what comes is still served."""
-        self._refresh_scheduled = False
 
     def __repr__(self) -> str:
         return f"<Router {self.options.name} {self.publisher.id}, {self.runner!r}, {self.fleet!r}>"
@@ -171,7 +172,6 @@ class Router:
         await self.fleet.start()
         await self.membership.register(details)
         self._spawn(self.failure_detector.run(self.membership.registered_replicas))
-        self._spawn(self.admission.run())
         self._spawn(self.membership.restate_periodically(self.options.restate_every_s))
         for loop in self.background_tasks.loops():
             self._spawn(loop)
@@ -187,8 +187,7 @@ class Router:
             last_first.push_async_callback(self.membership.deregister)
             last_first.push_async_callback(self.membership.leave, reason)
             last_first.push_async_callback(self.background_tasks.stop)
-            self.admission.close()
-            self.dispatch.late_binding.release_all()
+            self.requests.feed(Draining())
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
@@ -249,11 +248,11 @@ class Router:
             **fold_status(self.state, self.runner),
             **publisher_status(self.publisher),
             **self.background_tasks.describe(),
-            "prefill": prefill_status(self.state.jobs, self._clock.wall_ms(), self.attempts.prefills),
-            "in_flight": len(self.attempts.open),
-            "admission": self.admission.describe(),
-            "held": len(self.dispatch.late_binding),
-            "declined": self.dispatch.late_binding.declines.count,
+            "prefill": prefill_status(self.state.jobs, self._clock.wall_ms(), self.scheduler.prefills),
+            "in_flight": len(self.scheduler.running),
+            "admission": self.scheduler.describe(),
+            "held": len(self.scheduler.held),
+            "declined": self.scheduler.busy_workers.count,
             "rss_bytes": rss_bytes(),
         }
 
@@ -268,22 +267,23 @@ class Router:
     def card(self, model: str) -> ModelCard:
         """The card of the model that has this name. UnknownModel if there was never a worker for it."""
         model = self.model_of(model)
-        self.dispatch.check_known(model)
-        return self.fleet.catalog.card(model, self.dispatch.connected.of(model))
+        self._check_known(model)
+        return self.fleet.catalog.card(model, self.connected(model))
+
+    def _check_known(self, model: str) -> None:
+        """UnknownModel if there was never a worker for it, NoWorkers if none is connected yet."""
+        if model not in self.fleet.catalog:
+            roles = {each.role for each in self.fleet.registered.values() if each.model == model}
+            if roles == {PREFILL}:
+                raise NoWorkers(f"the model {model!r} {ONLY_PREFILL}")
+            if roles:
+                raise NoWorkers(f"the workers of model {model!r} are not connected yet")
+            raise unknown_model(model, self.fleet.catalog.all_names())
 
     async def run(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> None:
-        """The consumer has the answer, from a worker that the decision chose, as `actors.router.dispatch` has
-        it, once one had a place for the request; before that what `actors.router.admission` raises."""
-        self.dispatch.check_known(model)
-        name = self.attempts.begin(request.id)
-        try:
-            if name != request.id:
-                request = msgspec.structs.replace(request, id=name)
-            arrived_ms = self._clock.monotonic_ms()
-            place = await self.admission.enter(model, request)
-            await self.dispatch.run(model, request, consumer, arrived_ms, place)
-        finally:
-            self.attempts.end(name)
+        """The consumer has the answer: see `LiveRequests.run`; UnknownModel or NoWorkers if the model is not known."""
+        self._check_known(model)
+        await self.requests.run(model, request, consumer)
 
     def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
         """The log has that the request failed inside this process, with what and where, unless it has that from `run`.
@@ -293,8 +293,8 @@ class Router:
         model = self.model_of(model)
         known = model in self.fleet.catalog
         if known:
-            self.admission.counts.turned_away(model, INTERNAL)
-        self._publish(
+            self.scheduler.counts.turned_away(model, INTERNAL)
+        self.membership.publish(
             RequestTurnedAway(
                 request=request,
                 model=model if known else "",
@@ -312,18 +312,32 @@ class Router:
         """The same, to be read at the reader's own pace; closing it cancels."""
         return output_stream(lambda consumer: self.run(model, request, consumer), ended)
 
-    def view(self) -> View:
-        """What a decision made now sees; what of it only we know is said in the log first."""
-        return self.dispatch.view()
+    # --- what the scheduler reads ------------------------------------------------------------------------------
 
-    def _publish(self, event: Event) -> None:
-        self.membership.publish(event)
-        if isinstance(event, RequestPrefilled | RequestFinished):
-            self.dispatch.late_binding.plan_soon()  # a worker may be free for what is held
+    def view(self) -> View:
+        """What a decision made now sees. The log has what only this replica knows before a decision rests on it."""
+        publisher = self.publisher
+        local = self.fleet.local(self.state.workers(), self.failure_detector.suspected)
+        return View(self.state, publisher.id, publisher.ahead, local)
+
+    def slots(self, worker: WorkerId) -> int:
+        """Requests that the worker's engine runs at once; 0 if unknown."""
+        registration = self.fleet.registered.get(worker)
+        return 0 if registration is None else registration.slots
+
+    def connected(self, model: str) -> int:
+        """Workers of the model to which a request can be sent now."""
+        return self._connected.of(model)
+
+    def is_log_away(self) -> bool:
+        """Whether the log has acknowledged nothing for a while."""
+        return self.publisher.outbox.away_s >= LOG_AWAY_S
+
+    # --- what happens ------------------------------------------------------------------------------------------
 
     def _publish_settings(self) -> None:
         self.membership.publish_settings()
-        self._refresh()
+        self.requests.feed(SettingsReplaced(self.live_settings.current, self.live_settings.revision))
 
     def _hello(self) -> Hello:
         key, namespace = self._key.door_key, self.options.namespace
@@ -334,16 +348,12 @@ class Router:
         if applied.stream == LOAD:
             self.fleet.on_load_report(WorkerId(applied.owner))
             if self._is_too_much(self.state.loads.reports.get(WorkerId(applied.owner))):
-                self.admission.invalidate()
+                self.requests.feed(LoadChanged())
         elif applied.stream == ROUTING and applied.changed and applied.owner == self.publisher.id:
             self.publisher.read_back(applied.message.events)
             self._check_superseded()
-        if (
-            applied.changed
-            and applied.owner != self.publisher.id
-            and (self.admission.waiting or self.dispatch.late_binding)
-        ):
-            self._refresh_soon()
+        if applied.changed and applied.owner != self.publisher.id and self.scheduler.has_waiting:
+            self.requests.feed(LoadChanged())
         self.background_tasks.applied(applied)
 
     def _is_too_much(self, report: LoadReported | None) -> bool:
@@ -359,20 +369,9 @@ class Router:
         if self.publisher.id in self.state.routing.ended:
             self.publisher.mark_superseded(f"{ROUTING}:{self.state.cursor[ROUTING].seq}")
 
-    def _refresh_soon(self) -> None:
-        """Places are counted again, once for all that is folded in this turn of the loop."""
-        if not self._refresh_scheduled:
-            self._refresh_scheduled = True
-            asyncio.get_running_loop().call_soon(self._refresh)
-
-    def _refresh(self) -> None:
-        self._refresh_scheduled = False
-        self.admission.refresh()
-        self.dispatch.late_binding.plan_soon()
-
     def _on_fleet(self) -> None:
         self.background_tasks.restatement_requests.refresh()
-        self._refresh_soon()
+        self.requests.feed(LoadChanged())
 
     def _on_replica(self, change: Change) -> None:
         replica = ReplicaId(change.key.rpartition("/")[2])

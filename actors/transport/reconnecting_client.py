@@ -21,9 +21,8 @@ from actors.transport.frames import (
     Welcome,
 )
 from actors.transport.framing import encode_frame
-from actors.transport.worker_connection import TokenStream, WorkerConnection, WorkerDisconnected
+from actors.transport.worker_connection import WorkerConnection, WorkerDisconnected
 from core.errors import PeerError
-from core.generation import NO_HINT, GenerateRequest, Hint
 from core.ids import WorkerId
 
 CONNECT_TIMEOUT_S = 2.0
@@ -93,12 +92,10 @@ class ReconnectingClient:
         if self._connection is not None:
             self._connection.close()
 
-    def open(self, model: str, request: GenerateRequest, hint: Hint = NO_HINT) -> TokenStream:
-        """The request is on its way when this returns; without a connection the stream says so.
-
-        CallerError if it is longer than a frame may be.
-        """
-        return TokenStream(self._connection if self.up else None, model, request, hint)
+    @property
+    def connection(self) -> WorkerConnection | None:
+        """The connection, if it is up."""
+        return self._connection if self.up else None
 
     def send(self, frame: ToWorker) -> None:
         """The frame is on its way, unless the connection is gone: then who waits for an answer waits in vain."""

@@ -1,4 +1,4 @@
-"""WorkerConnection: a replica's side of one connection to a worker, and the token streams that come over it."""
+"""WorkerConnection: a replica's side of one connection to a worker, and the streams of outputs that come over it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from typing import assert_never, cast
+from typing import Protocol, assert_never, cast
 
 from actors.transport.frames import (
     Cache,
@@ -29,7 +29,6 @@ from actors.transport.frames import (
     Welcome,
 )
 from actors.transport.framing import ANSWER_BYTES_MAX, FRAME_BYTES_MAX, FrameSplitter, decode_to_replica, encode_frame
-from actors.transport.output_buffer import OutputBuffer
 from core.errors import CallerError, PeerError, Unavailable
 from core.generation import GenerateRequest, Hint, Output
 
@@ -59,89 +58,16 @@ class WorkerDeclined(Unavailable):
         return f"computes {self.tokens} tokens for other replicas"
 
 
-class TokenStream:
-    """The answer to one request: every output is taken in the turn of the loop in which it comes, without a task's
-    having to wake up for it. What comes before `run` waits, merged."""
-
-    __slots__ = ("_buffer", "_connection", "_ended", "_error", "_number", "_over", "_take")
-
-    def __init__(self, connection: WorkerConnection | None, model: str, request: GenerateRequest, hint: Hint) -> None:
-        self._buffer: OutputBuffer | None = None
-        """There once something came before `run`."""
-        self._error: Exception | None = None
-        self._take: Callable[[Output], bool] | None = None
-        self._over: asyncio.Future[None] | None = None
-        """Of whoever waits for the end; there with `_take`."""
-        self._ended = False
-        self._connection = connection
-        self._number = -1
-        if connection is None:
-            self.fail(WorkerDisconnected("no connection to the worker"))
-        else:
-            self._number = connection.open(self, model, request, hint)
-
-    async def run(self, take: Callable[[Output], bool]) -> None:
-        """Every output has been taken, up to the one with `finish`, or until no more was wanted.
-
-        WorkerDisconnected if the connection breaks or the worker fails, CallerError if the engine cannot take the
-        request, each after what came before it was taken; WorkerDeclined before the first one; and whatever `take`
-        raises. Once.
-        """
-        assert self._over is None
-        loop = asyncio.get_running_loop() if self._connection is None else self._connection.loop
-        self._over = loop.create_future()
-        self._take = take
-        if self._buffer:
-            self.put(self._buffer.take())
-        if self._error is not None:
-            self._settle()
-        try:
-            await self._over
-        finally:
-            self._take = None
-        if self._error is not None:
-            raise self._error
+class OutputReceiver(Protocol):
+    """Receives what comes of one request that was sent to a worker: every output in the turn of the loop in which it
+    comes, up to the one with `finish`, or to a failure."""
 
     def put(self, output: Output) -> None:
-        """More of the answer came."""
-        if self._take is None:
-            self._buffer = self._buffer or OutputBuffer()
-            self._buffer.add(output)
-            return
-        try:
-            wants_more = self._take(output)
-        except Exception as error:  # noqa: BLE001  # the reader's own: others on this connection have no part in it
-            self._error, wants_more = error, False
-        if output.finish is not None:
-            self._end()
-            self._settle()
-        elif not wants_more:
-            self._settle()
+        """More of the answer came. Must not raise."""
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will come. Whoever wanted no more does not hear of it."""
-        if self._over is None or not self._over.done():
-            self._error = error
-        self._end()
-        self._settle()
-
-    def _settle(self) -> None:
-        """Whoever waits goes on; nothing is taken any more."""
-        self._take = None
-        if self._over is not None and not self._over.done():
-            self._over.set_result(None)
-
-    def close(self) -> None:
-        """The worker stops within a step if it had not finished."""
-        if not self._ended:
-            self._end()
-            if self._connection is not None:
-                self._connection.send(encode_frame(Cancel(stream=self._number)))
-
-    def _end(self) -> None:
-        self._ended = True
-        if self._connection is not None:
-            self._connection.streams.pop(self._number, None)
+        """Nothing more comes: WorkerDisconnected, WorkerLeaving or WorkerDeclined of the worker, CallerError if its
+        engine cannot take the request. Must not raise."""
 
 
 class WorkerConnection(asyncio.Protocol):
@@ -151,7 +77,7 @@ class WorkerConnection(asyncio.Protocol):
     def __init__(
         self, on_frame: Callable[[ToPrefill], None] | None = None, on_end: Callable[[], None] = lambda: None
     ) -> None:
-        self.streams: dict[int, TokenStream] = {}
+        self.streams: dict[int, OutputReceiver] = {}
         self.loop = asyncio.get_running_loop()
         """Kept, because `get_running_loop` makes a system call."""
         self.closed = asyncio.Event()
@@ -191,16 +117,17 @@ class WorkerConnection(asyncio.Protocol):
             return
         self.closed.set()
         why = self.refusal or why
-        for stream in list(self.streams.values()):
-            stream.fail(WorkerDisconnected(why))
+        streams, self.streams = self.streams, {}
+        for receiver in streams.values():
+            receiver.fail(WorkerDisconnected(why))
         asked, self._asked = self._asked, []
         for _, answer in asked:
             if not answer.done():
                 answer.set_exception(WorkerDisconnected(why))
         self._on_end()
 
-    def open(self, stream: TokenStream, model: str, request: GenerateRequest, hint: Hint) -> int:
-        """The request is on its way; returns the number under which its tokens come. CallerError if it is too long."""
+    def open(self, receiver: OutputReceiver, model: str, request: GenerateRequest, hint: Hint) -> int:
+        """The request is on its way; returns the number of its stream. CallerError if it is too long."""
         number = next(self._numbers)
         generate = Generate(stream=number, model=model, request=request, hint=hint)
         frame = encode_frame(generate)
@@ -208,9 +135,14 @@ class WorkerConnection(asyncio.Protocol):
             raise CallerError(
                 f"the request takes {len(frame)} bytes; at most {FRAME_BYTES_MAX} can be sent to a worker"
             )
-        self.streams[number] = stream
+        self.streams[number] = receiver
         self.send(frame)
         return number
+
+    def cancel(self, number: int) -> None:
+        """Nothing more comes of the stream; the worker stops within a step if it had not finished."""
+        if self.streams.pop(number, None) is not None:
+            self.send(encode_frame(Cancel(stream=number)))
 
     def send(self, frame: bytes) -> None:
         """The frame is on its way, unless the connection is gone: the first one in a turn of the loop at once, the rest
@@ -263,11 +195,14 @@ class WorkerConnection(asyncio.Protocol):
             case StepTokens(tokens=tokens):
                 self._step(tokens)
             case Tokens(stream=number, output=output):
-                if number in self.streams:
-                    self.streams[number].put(output)
+                streams = self.streams
+                receiver = streams.get(number) if output.finish is None else streams.pop(number, None)
+                if receiver is not None:
+                    receiver.put(output)
             case Failed(stream=number, fault=fault, text=text):
-                if number in self.streams:
-                    self.streams[number].fail(_FAULTS.get(fault, WorkerDisconnected)(text))
+                receiver = self.streams.pop(number, None)
+                if receiver is not None:
+                    receiver.fail(_FAULTS.get(fault, WorkerDisconnected)(text))
             case Refusal(reason=reason):
                 self.refusal = reason
                 self.close()
@@ -283,9 +218,9 @@ class WorkerConnection(asyncio.Protocol):
     def _step(self, tokens: dict[int, int]) -> None:
         streams = self.streams
         for number, token in tokens.items():
-            stream = streams.get(number)
-            if stream is not None:
-                stream.put(Output(tokens=(token,)))
+            receiver = streams.get(number)
+            if receiver is not None:
+                receiver.put(Output(tokens=(token,)))
 
     def _answer(self, frame: ToReplica) -> None:
         for i, (kind, answer) in enumerate(self._asked):

@@ -36,16 +36,17 @@ class SimulatedFleet:
         options: Options,
         agenda: Agenda,
         log: SimulatedLog,
+        gone: set[WorkerId],
         *,
         heard: OnOutput,
         broke: Callable[[SimulatedWorker], None],
         speaker: Callable[[], str],
         judged: Callable[[PrefillVerdict], None],
     ) -> None:
-        """`broke` hears of a worker that ended, at once; `speaker` is the replica that says so in the log later;
-        `judged` hears where prompts were computed, if there are prefill workers."""
-        self.gone: set[WorkerId] = set()
-        """Those that ended: no replica has a connection to them."""
+        """`gone` are workers that ended: the fleet adds them. `broke` hears of a worker that ended, at once; `speaker`
+        is the replica that says so in the log later; `judged` hears where prompts were computed, if there are prefill
+        workers."""
+        self._gone = gone
         self._options = options
         self._agenda = agenda
         self._log = log
@@ -67,7 +68,7 @@ class SimulatedFleet:
             self._fail_next()
 
     def __repr__(self) -> str:
-        return f"<SimulatedFleet of {len(self._places)}, {len(self.gone)} ended so far>"
+        return f"<SimulatedFleet of {len(self._places)}, {len(self._gone)} ended so far>"
 
     @property
     def computed_tokens(self) -> tuple[int, ...]:
@@ -91,7 +92,7 @@ class SimulatedFleet:
 
     def _end(self, worker: SimulatedWorker, told_us: int) -> None:
         """It gets nothing new; if it was lost, what it had goes on elsewhere."""
-        self.gone.add(worker.id)
+        self._gone.add(worker.id)
         if told_us != FOREVER:
             worker.die()
             self._agenda.put(told_us, lambda: worker.lose(self._speaker()))
@@ -135,7 +136,7 @@ class SimulatedFleet:
         if not worker.alive:
             return
         worker.die()
-        self.gone.add(worker.id)
+        self._gone.add(worker.id)
         self._agenda.put(self._agenda.now_us + LEASE_US, lambda: worker.lose(self._speaker()))
         self._agenda.put(self._agenda.now_us + RESTART_US, partial(self._replace, place))
         self._broke(worker)

@@ -1,16 +1,13 @@
-"""SimulatedRequest: one request of a simulation in progress, over all its attempts."""
+"""SimulatedRequest: one request of a simulation, with its answer by counts and what a report needs of it."""
 
 from __future__ import annotations
 
-from actors.engines.simulated.engine_state import Submit
-from actors.engines.simulated.sequence import BlockHashPrompt, answer_hash
-from actors.router.routed_request import RetryBudget
-from core.events import Event, RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted
-from core.generation import GenerateRequest, Hint, Output, PrefillReport, Sampling
-from core.ids import WorkerId
+from actors.engines.simulated.sequence import answer_hash
+from actors.router.routed_request import RoutedRequest
+from core.events import RequestRouted
+from core.generation import GenerateRequest, Output, Sampling
 from core.keys import session_key
 from core.prompt import HashedPrompt, hashes_to_bytes
-from projections.policy.view import RouteRequest
 from replay.simulate.report import ServedRequest
 from replay.simulate.simulated_log import KEY
 from replay.simulate.workload import Arrival
@@ -18,13 +15,70 @@ from replay.simulate.workload import Arrival
 MODEL = "simulated"
 
 
-class SimulatedRequest:
-    """Says what a real replica says of its requests (`actors.router.routed_request`), with the times of the
-    simulation."""
+class SimulatedAnswer:
+    """An `actors.router.routed_request.Answer` of which only the length is known. Any worker continues it."""
 
-    __slots__ = ("_attempt_cached", "_attempt_first_us", "_attempt_told", "_cached", "_place", "_predicted",
-                 "_routed_us", "arrival", "arrived_us", "attempt", "block_size", "declined", "first_us", "number",
-                 "others_differ", "placed_us", "replica", "routed", "told", "tries", "worker")  # fmt: skip
+    __slots__ = ("_arrival", "_block_size", "delivered", "passthrough")
+
+    def __init__(self, arrival: Arrival, block_size: int) -> None:
+        self.delivered = 0
+        self.passthrough = True
+        self._arrival = arrival
+        self._block_size = block_size
+
+    def __repr__(self) -> str:
+        return f"<SimulatedAnswer {self.delivered} of {self._arrival.output_tokens} tokens of {self._arrival.id}>"
+
+    @property
+    def complete(self) -> bool:
+        """Whether only its end was not delivered."""
+        return self.delivered >= self._arrival.output_tokens
+
+    @property
+    def repeating(self) -> bool:
+        """Never: no delivered token is made again."""
+        return False
+
+    def payload(self, deadline_ms: int | None) -> GenerateRequest:
+        """What is still to be made; the prompt goes beside it, by its hashes."""
+        assert deadline_ms is None
+        it, sampling = self._arrival, Sampling(max_tokens=self._arrival.output_tokens - self.delivered)
+        return GenerateRequest(id=it.id, tokens=b"", sampling=sampling, priority=it.priority)
+
+    def prompt(self, payload: GenerateRequest) -> HashedPrompt:
+        """The prompt with the answer so far behind it, by the hashes of its full blocks."""
+        it, size = self._arrival, self._block_size
+        answer = range(it.prompt_tokens // size, (it.prompt_tokens + self.delivered) // size)
+        hashes = it.hashes + hashes_to_bytes(answer_hash(payload.id, place) for place in answer)
+        return HashedPrompt(it.prompt_tokens + self.delivered, size, hashes)
+
+    def keep(self, output: Output) -> None:
+        """More tokens were delivered."""
+        self.delivered += len(output.tokens)
+
+    def accept(self, output: Output) -> Output:
+        """All of it is new."""
+        self.keep(output)
+        return output
+
+
+class SimulatedRequest:
+    """Its state in the scheduler is `routed`; all times are virtual microseconds."""
+
+    __slots__ = (
+        "_decision",
+        "arrival",
+        "arrived_us",
+        "cached",
+        "first_us",
+        "number",
+        "others_differ",
+        "place",
+        "predicted",
+        "replica",
+        "routed",
+        "sent_us",
+    )  # fmt: skip
 
     def __init__(self, arrival: Arrival, number: int, arrived_us: int, replica: int, block_size: int) -> None:
         """`number` counts the arrivals of the run."""
@@ -32,134 +86,57 @@ class SimulatedRequest:
         self.number = number
         self.arrived_us = arrived_us
         self.replica = replica
-        self.block_size = block_size
-        self.placed_us = -1
-        """When it had a place in the fleet; -1 until then."""
-        self.attempt = -1
-        """The present one."""
-        self.worker = WorkerId("")
-        """Who serves it, or did last."""
-        self.tries = RetryBudget()
-        self.declined = 0
-        """Attempts in a row, from the first, that a worker declined."""
-        self.told = 0
-        """Tokens of the answer that the client has."""
-        self.routed: RequestRouted | None = None
-        self.first_us = -1
+        self.first_us = self.sent_us = -1
+        self.place = -1
+        """In the fleet, of the worker that serves it, or did last."""
+        self.cached = self.predicted = 0
+        """Of the attempt that gave the first token."""
         self.others_differ = -1
         """See `ServedRequest`."""
-        self._place = -1
-        self._routed_us = -1
-        self._cached = self._predicted = 0
-        """Of the attempt that gave the first token."""
-        self._attempt_told = self._attempt_cached = 0
-        self._attempt_first_us = -1
+        self._decision: RequestRouted | None = None
+        session = session_key(f"{arrival.tenant}/{arrival.session}", KEY.hash_seed) if arrival.session else ""
+        self.routed = RoutedRequest(
+            id=arrival.id,
+            model=MODEL,
+            prompt_tokens=arrival.prompt_tokens,
+            answer_max=arrival.output_tokens,
+            answer=SimulatedAnswer(arrival, block_size),
+            tenant=arrival.tenant,
+            priority=arrival.priority,
+            session=session,
+        )
 
     def __repr__(self) -> str:
-        return (
-            f"<SimulatedRequest of {self.arrival.id}, attempt {self.attempt} on {self.worker}, {self.told} tokens told>"
-        )
+        return f"<SimulatedRequest {self.routed!r}>"
 
-    def asked(self) -> RouteRequest:
-        """What the next attempt asks of a decision: the prompt with the answer so far behind it."""
-        self.attempt += 1
-        prompt = HashedPrompt(self.arrival.prompt_tokens + self.told, self.block_size, self._hashes())
-        it = self.arrival
-        session = (
-            session_key(f"{it.tenant}/{it.session}", KEY.hash_seed) if it.session else ""
-        )  # as `actors.router.dispatch`
-        return RouteRequest(it.id, self.attempt, MODEL, prompt, it.tenant, it.priority, session)
+    def sent(self, decision: RequestRouted, place: int, now_us: int) -> None:
+        """The present attempt is with the worker in this place."""
+        self._decision, self.place, self.sent_us = decision, place, now_us
 
-    def sent(self, routed: RequestRouted, place: int, now_us: int) -> Submit:
-        """The attempt is on its way to its worker, in this place of the fleet; returns what the engine is told."""
-        self.routed, self.worker, self._place, self._routed_us = routed, WorkerId(routed.worker), place, now_us
-        self._attempt_told = self._attempt_cached = 0
-        self._attempt_first_us = -1
-        sampling = Sampling(max_tokens=self.arrival.output_tokens - self.told)
-        request = GenerateRequest(id=self.arrival.id, tokens=b"", sampling=sampling, priority=self.arrival.priority)
-        return Submit(request, known=BlockHashPrompt(routed.prompt_tokens, routed.hashes))
-
-    def hint(self, *, if_free: bool) -> Hint:
-        """What its worker is told beside the request."""
-        routed = self.routed
-        assert routed is not None
-        return Hint(self.attempt, routed.prefer, routed.prefer_tokens, routed.prefill_tokens, if_free)
-
-    def heard(self, output: Output, at_us: int) -> list[Event]:
-        """Tokens have come; returns what is to be said of it."""
-        said: list[Event] = []
-        if self._attempt_first_us < 0:
-            self._first(output, at_us)
-            said.append(self._prefilled(output.prefill))
-        self.told += len(output.tokens)
-        self._attempt_told += len(output.tokens)
-        if output.finish is not None:
-            said.append(self.finished(output.finish, at_us))
-        return said
-
-    def finished(self, outcome: str, at_us: int, detail: str = "") -> RequestFinished:
-        """The attempt has ended."""
-        assert self.routed is not None
-        return RequestFinished(
-            request=self.arrival.id,
-            attempt=self.attempt,
-            outcome=outcome,
-            prompt_tokens=self.routed.prompt_tokens,
-            output_tokens=self._attempt_told,
-            cached_tokens=self._attempt_cached,
-            ttft_ms=self._since_ms(self._attempt_first_us) if self._attempt_first_us >= 0 else -1,
-            duration_ms=self._since_ms(at_us),
-            detail=detail,
-        )
-
-    def migrated(self, why: str) -> RequestMigrated:
-        """The present attempt goes on with an answer that the worker before it began; to be said before it is sent."""
-        return RequestMigrated(
-            request=self.arrival.id, attempt=self.attempt, worker=self.worker, told_tokens=self.told, reason=why
-        )
+    def delivered(self) -> None:
+        """The client has more of the answer."""
+        if self.first_us < 0:
+            assert self._decision is not None
+            self.first_us, self.cached = self.routed.first_token_us, self.routed.cached_tokens
+            self.predicted = self._decision.predicted_cached_tokens
 
     def served(self, end_us: int, failed: str = "") -> ServedRequest:
-        """What became of it; `failed` says why it did, if it did."""
+        """What became of it; `failed` says why it failed, if it did."""
+        routed = self.routed
         return ServedRequest(
             id=self.arrival.id,
             arrival_us=self.arrived_us,
-            routed_us=self._routed_us,
+            routed_us=self.sent_us,
             first_us=-1 if failed else self.first_us,
             end_us=end_us,
-            worker=-1 if failed else self._place,
+            worker=-1 if failed else self.place,
             replica=self.replica,
             prompt_tokens=self.arrival.prompt_tokens,
-            cached_tokens=self._cached,
-            predicted_tokens=self._predicted,
-            output_tokens=self.told,
-            attempts=self.attempt + 1 - self.declined,
+            cached_tokens=self.cached,
+            predicted_tokens=self.predicted,
+            output_tokens=routed.answer.delivered,
+            attempts=0 if routed.payload is None else routed.attempt + 1 - routed.declined,
             others_differ=self.others_differ,
-            declined=self.declined,
+            declined=routed.declined,
             why=failed,
         )
-
-    def _first(self, output: Output, at_us: int) -> None:
-        self._attempt_first_us = at_us
-        self._attempt_cached = output.cached_tokens or 0
-        if self.first_us < 0:
-            assert self.routed is not None
-            self.first_us = at_us
-            self._cached, self._predicted = self._attempt_cached, self.routed.predicted_cached_tokens
-
-    def _prefilled(self, report: PrefillReport | None) -> RequestPrefilled:
-        return RequestPrefilled(
-            request=self.arrival.id,
-            attempt=self.attempt,
-            cached_tokens=self._attempt_cached,
-            ttft_ms=self._since_ms(self._attempt_first_us),
-            prefill=report,
-        )
-
-    def _since_ms(self, at_us: int) -> int:
-        return (at_us - self.arrived_us) // 1000
-
-    def _hashes(self) -> bytes:
-        """Of all full blocks of prompt and answer so far."""
-        prompt, size = self.arrival.prompt_tokens, self.block_size
-        answer = range(prompt // size, (prompt + self.told) // size)
-        return self.arrival.hashes + hashes_to_bytes(answer_hash(self.arrival.id, place) for place in answer)

@@ -16,22 +16,37 @@ from typing import NamedTuple
 
 import xxhash
 
-from actors.router.admission import REFRESH_EVERY_S
-from actors.router.dispatch import DECLINED_MAX, RESUME_RETRY_S, RESUME_WAIT_S
-from actors.transport.worker_connection import WorkerDeclined
+from actors.engines.simulated.engine_state import Submit
+from actors.engines.simulated.sequence import BlockHashPrompt
+from actors.router.request_scheduler import (
+    REFUSED,
+    Arrived,
+    AttemptBroke,
+    Complete,
+    Deliver,
+    Fail,
+    LoadChanged,
+    OutputArrived,
+    Publish,
+    PublishLocal,
+    SchedulerCommand,
+    Send,
+)
+from actors.router.routed_request import Phase
+from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected
 from core.errors import CallerError
-from core.events import RequestPrefilled
+from core.events import Event, RequestRejected, RequestRouted
+from core.events.routing import TURNED_AWAY
 from core.generation import Output
 from core.ids import ReplicaId, RequestId, WorkerId
-from core.models import GenerationFailed, NoWorkers
-from core.prompt import HASH_BYTES
-from projections.policy.binding_plan import held_max
+from core.models import NoWorkers
+from core.prompt import HASH_BYTES, HashedPrompt
 from projections.policy.view import RouteRequest
 from replay.simulate.options import Options
-from replay.simulate.report import LOST, TOO_LONG, PrefillVerdict, ServedRequest
+from replay.simulate.report import TOO_LONG, PrefillVerdict, ServedRequest
 from replay.simulate.simulated_fleet import SimulatedFleet
 from replay.simulate.simulated_log import KEY, NAMESPACE, START_MS, SimulatedLog
-from replay.simulate.simulated_replica import PendingDecision, SimulatedAdmission, SimulatedReplica
+from replay.simulate.simulated_replica import SimulatedReplica
 from replay.simulate.simulated_request import SimulatedRequest
 from replay.simulate.simulated_worker import SimulatedWorker
 from replay.simulate.virtual_time import Agenda
@@ -42,11 +57,7 @@ from streams.archive.archive_writer import ArchiveWriter
 PROGRESS_EVERY = 100
 """Requests that ended between two words on how far it is."""
 BROKE = "its worker ended"
-REFUSED = "the engine refused the request"
 US_PER_S = 1_000_000
-RESUME_WAIT_US = round(RESUME_WAIT_S * US_PER_S)
-RESUME_LOOK_US = round(RESUME_RETRY_S * US_PER_S)
-LOOK_EVERY_US = round(REFRESH_EVERY_S * US_PER_S)
 
 Progress = Callable[[int, int], None]
 """Told requests that ended, and how many there are."""
@@ -75,25 +86,21 @@ class Simulation:
         self._progress = progress
         self._agenda = Agenda()
         self.log = SimulatedLog(self._agenda, archive, jobs=options.prefill_workers > 0)
-        self._replicas = [self._replica(number) for number in range(options.replicas)]
+        gone = set[WorkerId]()
+        """Workers that ended: no replica has a connection to them."""
+        self._replicas = [self._replica(number, gone) for number in range(options.replicas)]
         self._fleet = SimulatedFleet(
             options,
             self._agenda,
             self.log,
+            gone,
             heard=self._heard,
             broke=self._broke,
             speaker=lambda: self._replicas[0].id,
             judged=self._judge,
         )
-        self._admissions = [self._admission(replica) for replica in self._replicas]
-        """Where requests wait for a place in the fleet, by replica."""
         self._requests: dict[RequestId, SimulatedRequest] = {}
         """Those under way, in the order in which they came."""
-        self._holds = options.routing.holds and not options.prefill_workers  # as `actors.router.dispatch`
-        self._planning: set[int] = set()
-        """Numbers of replicas that are about to plan."""
-        self._looking: set[int] = set()
-        """Of those that will look again in a moment, since somebody waits there for others to be less busy."""
         self._arrived = self._ended = 0
         self._digest = hashlib.blake2b(digest_size=16)
 
@@ -120,7 +127,7 @@ class Simulation:
         """By place in the fleet: see `SimulationResult`."""
         return self._fleet.computed_tokens
 
-    def _replica(self, number: int) -> SimulatedReplica:
+    def _replica(self, number: int, gone: set[WorkerId]) -> SimulatedReplica:
         options = self._options
         return SimulatedReplica(
             ReplicaId(xxhash.xxh3_64_hexdigest(f"replica/{number}".encode(), options.seed)),
@@ -129,19 +136,11 @@ class Simulation:
             options.routing,
             self._agenda,
             self.log,
-            partial(self._freed, number),
-        )
-
-    def _admission(self, replica: SimulatedReplica) -> SimulatedAdmission:
-        options = self._options
-        return SimulatedAdmission(
-            options.routing,
-            self._agenda,
-            self.log,
-            room=lambda: replica.room(self._fleet.gone, options.engine.max_seqs),
-            say=replica.say,
-            let_in=self._begin,
-            turned_away=self._end,
+            slots=options.engine.max_seqs,
+            seed=options.seed,
+            gone=gone,
+            freed=partial(self._freed, number),
+            execute=partial(self._execute, number),
         )
 
     # --- requests ----------------------------------------------------------------------------------------------
@@ -168,140 +167,73 @@ class Simulation:
         arrival, replica, now_us = self._arrivals[number], number % len(self._replicas), self._agenda.now_us
         request = SimulatedRequest(arrival, number, now_us, replica, self._options.engine.block_size)
         self._requests[arrival.id] = request
-        if self._admissions[replica].enter(request):
-            self._begin(request)
-        else:
-            self._look_later(replica)
+        self._replicas[replica].feed(Arrived(request.routed))
 
-    def _begin(self, request: SimulatedRequest) -> None:
-        """It has a place in the fleet, and is held or on its way."""
-        now_us = self._agenda.now_us
-        if self._holds:
-            self._agenda.put(now_us + self._options.routing.hold_max_ms * 1000, partial(self._hold_no_longer, request))
-            self._hold(request, self.log.now_ms)
-        else:
-            self._route(request)
+    def _execute(self, replica: int, command: SchedulerCommand) -> None:
+        """Does what the replica's scheduler wants; no client goes away here, and no plan takes time."""
+        match command:
+            case Publish(event):
+                self._published(replica, event)
+            case PublishLocal(local):
+                self._replicas[replica].publish_local(local)
+            case Send():
+                self._send(command)
+            case Deliver(routed, _):
+                self._requests[routed.id].delivered()
+            case Complete(routed):
+                self._end(self._requests[routed.id])
+            case Fail(routed, error):
+                failed = TOO_LONG if routed.outcome == REFUSED else routed.outcome
+                retry_s = error.retry_after_s if isinstance(error, NoWorkers) and failed in TURNED_AWAY else 0
+                self._end(self._requests[routed.id], failed, retry_s)
 
-    def _hold(self, request: SimulatedRequest, since_ms: int) -> None:
-        """The next attempt waits in its replica until a worker is free for it."""
-        asked, replica = request.asked(), self._replicas[request.replica]
-        replica.hold(asked, since_ms, self._seed(asked))
-        if replica.holds > held_max(self._options.workers):
-            self._hold_no_longer(self._requests[replica.first_held])
-        self._plan_soon(request.replica)
+    def _published(self, replica: int, event: Event) -> None:
+        self._replicas[replica].say(event)
+        if isinstance(event, RequestRouted):
+            self._digest.update(repr((event.request, event.attempt, event.worker, event.digest)).encode())
+            if not event.attempt:
+                request = self._requests[RequestId(event.request)]
+                request.others_differ = self._others_differ(request, event)
+        elif isinstance(event, RequestRejected):
+            self._digest.update(repr((event.request, event.attempt, event.reason)).encode())
 
-    def _route(self, request: SimulatedRequest) -> None:
-        """Its next attempt is with a worker, or it has failed; an answer that was begun waits for a worker."""
-        until_us = self._agenda.now_us + (RESUME_WAIT_US if request.told else 0)
-        self._try(request, request.asked(), until_us)
-
-    def _try(self, request: SimulatedRequest, asked: RouteRequest, until_us: int) -> None:
-        replica, now_us = self._replicas[request.replica], self._agenda.now_us
-        choice = replica.decide(asked, self._fleet.gone, self._seed(asked))
-        if choice.decision.worker is None and now_us < until_us:
-            self._agenda.put(now_us + RESUME_LOOK_US, partial(self._try, request, asked, until_us))
-            return
-        self._send(request, choice)
-
-    def _send(self, request: SimulatedRequest, choice: PendingDecision) -> None:
-        """The request is with the worker that was chosen, or it has failed."""
-        replica, now_us, decision = self._replicas[request.replica], self._agenda.now_us, choice.decision
-        if not choice.asked.attempt:
-            request.others_differ = self._others_differ(request, choice)
-        said = (choice.asked.id, choice.asked.attempt, decision.worker, decision.digest)
-        self._digest.update(repr(said).encode())
-        if decision.worker is None:
-            self._end(request, replica.reject(choice, begun=request.told > 0))
-            return
-        if request.told:
-            replica.say(request.migrated(BROKE))
-        worker = self._fleet.worker(decision.worker)
-        submit = request.sent(replica.record(choice), worker.place, now_us)
+    def _send(self, command: Send) -> None:
+        """The attempt is with its worker, or broke at once."""
+        routed, request = command.request, self._requests[command.request.id]
+        assert routed.routed is not None
+        worker, decision = self._fleet.worker(command.worker), routed.routed
+        request.sent(decision, worker.place, self._agenda.now_us)
+        known = BlockHashPrompt(decision.prompt_tokens, decision.hashes)
         try:
-            worker.submit(submit, request.hint(if_free=choice.if_free), request.replica)
-        except WorkerDeclined as error:
-            self._declined(request, worker, error)
-        except CallerError:
-            replica.say(request.finished("error", now_us, REFUSED))
-            self._end(request, TOO_LONG)
-
-    def _declined(self, request: SimulatedRequest, worker: SimulatedWorker, error: WorkerDeclined) -> None:
-        """As `actors.router.dispatch`: it is held again, unless that was often enough."""
-        now_us, replica = self._agenda.now_us, self._replicas[request.replica]
-        replica.say(request.finished("declined", now_us, error.detail))
-        request.declined += 1
-        request.worker = WorkerId("")
-        self._agenda.put(replica.declined(worker.id, error.tokens), partial(self._plan_soon, request.replica))
-        if request.declined < DECLINED_MAX:
-            since_ms = self.log.now_ms - (now_us - request.placed_us) // 1000
-            self._agenda.put(now_us, partial(self._hold, request, since_ms))
-        else:
-            self._agenda.put(now_us, partial(self._route, request))
-
-    def _plan_soon(self, replica: int) -> None:
-        """Once for all that happens at this time."""
-        if self._holds and replica not in self._planning:
-            self._planning.add(replica)
-            self._agenda.put(self._agenda.now_us, partial(self._plan, replica))
-
-    def _plan(self, replica: int) -> None:
-        """What the replica holds is with a worker, if it is to go now."""
-        self._planning.remove(replica)
-        for choice in self._replicas[replica].plan(self._fleet.gone):
-            self._send(self._requests[choice.asked.id], choice)
-        self._look_later(replica)
+            worker.submit(Submit(command.payload, known=known), command.hint, request.replica)
+        except (WorkerDeclined, CallerError) as error:
+            self._replicas[request.replica].feed(AttemptBroke(routed.id, routed.attempt, error))
 
     def _freed(self, by: int) -> None:
         """The others hear from the log that a worker may be free, each when it has read so far."""
         for number, replica in enumerate(self._replicas):
-            if number != by and (replica.holds or len(self._admissions[number])):
-                self._agenda.put(self._agenda.now_us + replica.lag_us, partial(self._look, number))
+            if number != by and replica.scheduler.has_waiting:
+                self._agenda.put(self._agenda.now_us + replica.lag_us, partial(replica.feed, LoadChanged()))
 
-    def _look(self, replica: int) -> None:
-        """Whoever waits there and need not goes on."""
-        self._admissions[replica].look()
-        self._plan_soon(replica)
-
-    def _look_later(self, replica: int) -> None:
-        """If somebody waits there for others to be less busy, whose word on that is not waited for one by one."""
-        if replica not in self._looking and (len(self._admissions[replica]) or self._replicas[replica].stuck):
-            self._looking.add(replica)
-            self._agenda.put(self._agenda.now_us + LOOK_EVERY_US, partial(self._look_again, replica))
-
-    def _look_again(self, replica: int) -> None:
-        self._looking.remove(replica)
-        self._look(replica)
-        self._look_later(replica)
-
-    def _hold_no_longer(self, request: SimulatedRequest) -> None:
-        """If it is still held, it goes where it costs least by now."""
-        asked = self._replicas[request.replica].let_go(request.arrival.id)
-        if asked is not None:
-            self._try(request, asked, self._agenda.now_us)
-
-    def _others_differ(self, request: SimulatedRequest, choice: PendingDecision) -> int:
+    def _others_differ(self, request: SimulatedRequest, event: RequestRouted) -> int:
         """How many of the other replicas would choose another worker now, held up by the same others if the request
         was held; -1 if they are not to be asked."""
         every = self._options.compare_every
         if not every or request.number % every or len(self._replicas) == 1:
             return -1
-        gone, asked = self._fleet.gone, choice.asked
+        asked = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
         others = [each for number, each in enumerate(self._replicas) if number != request.replica]
-        return sum(each.would_choose(asked, gone, self._seed(asked)) != choice.decision.worker for each in others)
-
-    def _seed(self, asked: RouteRequest) -> int:
-        drawn: int = xxhash.xxh3_64_intdigest(f"draw/{asked.id}/{asked.attempt}".encode(), self._options.seed)
-        return drawn
+        return sum(each.would_choose(asked, event.seed) != event.worker for each in others)
 
     def _heard(self, request_id: RequestId, output: Output, at_us: int) -> None:
         """A worker has made tokens."""
         request = self._requests[request_id]
-        for event in request.heard(output, at_us):
-            self._replicas[request.replica].say(event)
-            if isinstance(event, RequestPrefilled):
-                self._plan_soon(request.replica)  # a worker may be free for what is held
-        if output.finish is not None:
-            self._end(request)
+        routed = request.routed
+        if routed.flowing and output.finish is None:
+            routed.attempt_tokens += len(output.tokens)
+            routed.answer.keep(output)
+        else:
+            self._replicas[request.replica].feed(OutputArrived(request_id, routed.attempt, output, at_us))
 
     def _judge(self, verdict: PrefillVerdict) -> None:
         """It is known where a prompt was computed."""
@@ -310,24 +242,19 @@ class Simulation:
 
     def _broke(self, worker: SimulatedWorker) -> None:
         """A worker is gone: what it served goes on elsewhere."""
-        for request in [each for each in self._requests.values() if each.worker == worker.id]:
-            replica = self._replicas[request.replica]
-            replica.say(request.finished("worker_lost", self._agenda.now_us, BROKE))
-            try:
-                request.tries.failed(request.told, BROKE)
-            except (GenerationFailed, NoWorkers):
-                self._end(request, LOST)
-            else:
-                self._route(request)
-        for number in range(len(self._replicas)):
-            self._plan_soon(number)  # what is held for it may go elsewhere
+        for request in list(self._requests.values()):
+            routed = request.routed
+            if routed.phase is Phase.RUNNING and routed.worker == worker.id:
+                error = WorkerDisconnected(BROKE)
+                self._replicas[request.replica].feed(AttemptBroke(routed.id, routed.attempt, error))
+        for replica in self._replicas:
+            replica.feed(LoadChanged())  # a request that is held for it may go elsewhere
 
     def _end(self, request: SimulatedRequest, failed: str = "", retry_s: int = 0) -> None:
         """It was answered, or has failed, and why. Who sends as many as are wanted at once sends the next one when it
         was told to."""
         del self._requests[request.arrival.id]
         self.served[request.number] = request.served(self._agenda.now_us, failed)
-        self._admissions[request.replica].ended(request, whole=not failed)
         for number in self._after.get(request.arrival.id, ()):
             pause_us = self._follows[self._arrivals[number].id].pause_us
             self._agenda.put(self._agenda.now_us + pause_us, partial(self._arrive, number))

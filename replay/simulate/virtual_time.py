@@ -1,9 +1,16 @@
-"""Agenda: the events to come in virtual time, and the present time."""
+"""Agenda: the events to come in virtual time, and the present time; VirtualShell: drives a machine in it."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Generic, TypeVar
+
+from core.machine import TICK, Machine, Tick
+
+E = TypeVar("E")
+C = TypeVar("C")
 
 
 class Agenda:
@@ -41,3 +48,45 @@ class Agenda:
                 act()
                 return True
         return False
+
+
+class VirtualShell(Generic[E, C]):
+    """What `streams.machine_shell.MachineShell` is to an event loop, to an agenda."""
+
+    def __init__(self, machine: Machine[E, C], agenda: Agenda, execute: Callable[[C], None]) -> None:
+        self.machine = machine
+        self._agenda = agenda
+        self._execute = execute
+        self._inbox: deque[E | Tick] = deque()
+        self._is_running = False
+        self._timer = -1
+        self._timer_us = -1
+        """When the next Tick comes; -1 if none does."""
+
+    def __repr__(self) -> str:
+        return f"<VirtualShell of {self.machine!r}>"
+
+    def feed(self, event: E | Tick) -> None:
+        """The event was handled, and all that its commands led to; during a command, it is handled behind those that
+        the same step still has."""
+        self._inbox.append(event)
+        if self._is_running:
+            return
+        self._is_running = True
+        while self._inbox:
+            for command in self.machine.step(self._inbox.popleft(), self._agenda.now_us):
+                self._execute(command)
+        self._is_running = False
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due_us = self.machine.due_us
+        at_us = -1 if due_us is None else max(due_us, self._agenda.now_us)
+        if at_us != self._timer_us:
+            self._agenda.cancel(self._timer)
+            self._timer_us = at_us
+            self._timer = -1 if at_us < 0 else self._agenda.put(at_us, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_us = -1
+        self.feed(TICK)

@@ -51,7 +51,7 @@ def stream_of(router: Router, asked: GenerateRequest) -> AsyncGenerator[Output, 
 
 def where(it: World, router: Router) -> str:
     """The name of the worker that the only request is on."""
-    (flight,) = router.attempts.open.values()
+    (flight,) = router.scheduler.running
     return next(name for name in it.workers if worker_id(it, name) == flight.worker)
 
 

@@ -37,7 +37,7 @@ async def test_nothing_breaks_and_nothing_is_left(tmp_path: Path) -> None:
         assert found.statuses["400"] > ATTEMPTS / 5
         assert len(found.manners) == 7
         await eventually(lambda: not server.connections, "the end of all connections")
-        await eventually(lambda: not router.attempts.open, "the end of all flights")
+        await eventually(lambda: not router.scheduler.running, "the end of all flights")
         await eventually(lambda: not worker.engine.load().running, "an idle engine")
         await eventually(lambda: len(asyncio.all_tasks()) <= tasks, "the end of all tasks")
         await server.stop(grace_s=1)

@@ -204,9 +204,9 @@ class ReplicaPart(Part):
         readiness = router.ready()
         if not readiness.ready:
             yield f"not ready: {readiness.waiting_for}"
-        if not router.publisher.outbox.idle or router.attempts.open:
+        if not router.publisher.outbox.idle or router.scheduler.running:
             yield "has not said all"
-        if len(router.dispatch.late_binding):
+        if len(router.scheduler.held):
             yield "holds requests"
         if len(router.publisher.ahead):
             yield "has not read all back"

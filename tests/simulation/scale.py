@@ -12,7 +12,7 @@ from unittest import mock
 import actors.consistency.snapshot_schedule
 import actors.disagg.remote_prefill
 import actors.membership.failure_detector
-import actors.router.late_binding
+import actors.router.request_scheduler
 import actors.router.routing_publisher
 import projections.policy.binding_plan
 from actors.disagg.prefill_service import PrefillService
@@ -55,7 +55,7 @@ def scaled(options: Options) -> Iterator[None]:
                 projections.policy.binding_plan, PASS_TOKENS=options.pass_tokens, LIGHT_TOKENS=light, SMALL_TOKENS=small
             )
             patches.enter_context(of_a_pass)
-            patches.enter_context(mock.patch.object(actors.router.late_binding, "LIGHT_TOKENS", light))
+            patches.enter_context(mock.patch.object(actors.router.request_scheduler, "LIGHT_TOKENS", light))
         if options.pending_events_max:
             voices = replace(actors.router.routing_publisher.LIMITS, pending_events_max=options.pending_events_max)
             others = replace(defaults["limits"], pending_events_max=options.pending_events_max)

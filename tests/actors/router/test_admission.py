@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from actors.engines.simulated.simulated_engine import SimulatedSettings
-from actors.router import admission as admission_module
+from actors.router import request_scheduler
+from actors.router.request_scheduler import Draining
 from actors.router.router import Router
 from core.events import RequestFinished, RequestRouted
 from core.events.routing import RequestQueued, RequestTurnedAway
-from core.generation import GenerateRequest
 from core.models import DeadlineExceeded, NoWorkers, Overloaded, RateLimited
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
@@ -54,14 +54,14 @@ def ask(router: Router, id: str, max_tokens: int = 1, **options: object) -> asyn
 
 async def held(router: Router, id: str = "holder", **options: object) -> asyncio.Task[list[int]]:
     """A request that has its place and keeps it."""
-    before = len(router.attempts.open)
+    before = len(router.scheduler.running)
     task = ask(router, id, LONG, **options)
-    await eventually(lambda: len(router.attempts.open) == before + 1, "the holder is in flight")
+    await eventually(lambda: len(router.scheduler.running) == before + 1, "the holder is in flight")
     return task
 
 
 async def waiting(router: Router, count: int) -> None:
-    await eventually(lambda: router.admission.waiting == count, f"{count} wait: {router.admission!r}")
+    await eventually(lambda: router.scheduler.waiting == count, f"{count} wait: {router.scheduler!r}")
 
 
 async def let_go(*tasks: asyncio.Task[list[int]]) -> None:
@@ -80,7 +80,7 @@ async def test_with_free_places_nobody_waits_and_nothing_is_said() -> None:
         await waiting(router, 1)
         await let_go(*holders[:2])
         assert len(await late) == 1
-        assert router.admission.describe()["models"] == [{"model": "sim", "active": 1, "waiting": 0}]
+        assert router.scheduler.describe()["models"] == [{"model": "sim", "active": 1, "waiting": 0}]
         await let_go(*holders)
         await it.settled(router)
         (queued,) = await it.told(ROUTING, RequestQueued)
@@ -89,8 +89,8 @@ async def test_with_free_places_nobody_waits_and_nothing_is_said() -> None:
         assert routed == ["holder-0", "holder-1", "holder-2", "late"]
         ended = {event.request: event for event in await it.told(ROUTING, RequestFinished)}
         assert ended["late"].ttft_ms >= 0
-        assert router.admission.describe()["models"][0]["active"] == 0
-        assert router.admission.describe()["tenants"] == []
+        assert router.scheduler.describe()["models"][0]["active"] == 0
+        assert router.scheduler.describe()["tenants"] == []
 
 
 async def test_an_id_that_is_used_twice_at_once_has_one_name_all_along() -> None:
@@ -106,20 +106,7 @@ async def test_an_id_that_is_used_twice_at_once_has_one_name_all_along() -> None
         (queued,) = await it.told(ROUTING, RequestQueued)
         assert queued.request.startswith("same.")
         assert [event.request for event in await it.told(ROUTING, RequestRouted)] == ["same", queued.request, "same"]
-        assert not router.attempts._names
-
-
-async def test_a_place_is_filled_in_the_turn_in_which_it_is_given_back() -> None:
-    """No look, no timer: the next one is let in before anything else runs."""
-    async with serving() as (_, router):
-        place = await router.admission.enter("sim", request(range(20), 1))
-        entering = asyncio.create_task(router.admission.enter("sim", request(range(20), 1)))
-        await waiting(router, 1)
-        place.close()
-        assert router.admission.waiting == 0
-        place.close()  # changes nothing any more
-        (await entering).close()
-        assert router.admission.describe()["models"] == [{"model": "sim", "active": 0, "waiting": 0}]
+        assert not router.scheduler.requests
 
 
 async def test_priority_first_then_fair_between_tenants() -> None:
@@ -153,7 +140,7 @@ async def test_when_too_many_wait_the_last_of_whoever_has_most_leaves() -> None:
             with pytest.raises(RateLimited, match="too many of them yours: send fewer at a time") as limited:
                 await task
             assert 1 <= limited.value.retry_after_s <= 60
-        assert router.admission.waiting == 3
+        assert router.scheduler.waiting == 3
         with pytest.raises(Overloaded):
             await ask(router, "d", tenant="d")
         with pytest.raises(RateLimited):
@@ -171,7 +158,7 @@ async def test_when_too_many_wait_the_last_of_whoever_has_most_leaves() -> None:
         }
         assert (away["more"].waited_ms, away["d"].waited_ms) == (-1, -1)
         assert away["greedy-1"].waited_ms >= 0
-        counts = {row["reason"]: row["requests"] for row in router.admission.describe()["turned_away"]}
+        counts = {row["reason"]: row["requests"] for row in router.scheduler.describe()["turned_away"]}
         assert counts == {"queue_full": 2, "tenant_share": 3}
 
 
@@ -182,17 +169,17 @@ async def test_who_does_not_wait_any_longer_leaves_at_once() -> None:
         gone = ask(router, "gone")
         await waiting(router, 1)
         await let_go(gone)
-        assert router.admission.waiting == 0
+        assert router.scheduler.waiting == 0
         with pytest.raises(DeadlineExceeded, match=r"within 0\.05 s, and that was the request's deadline"):
             await ask(router, "hurried", deadline_ms=50)
         with pytest.raises(Overloaded, match=r"no free place|had a free place within 0\.3 s: try again in 1 s"):
             await ask(router, "patient", deadline_ms=5000)
-        assert router.admission.waiting == 0
+        assert router.scheduler.waiting == 0
         await let_go(holder)
         await it.settled(router)
         away = {event.request: (event.reason, event.status) for event in await it.told(ROUTING, RequestTurnedAway)}
         assert away == {"gone": ("client_gone", 499), "hurried": ("deadline", 504), "patient": ("queue_wait", 503)}
-        assert router.admission.describe()["models"][0]["active"] == 0
+        assert router.scheduler.describe()["models"][0]["active"] == 0
 
 
 async def test_without_a_queue_there_is_a_refusal_at_once() -> None:
@@ -209,7 +196,7 @@ async def test_what_could_not_be_served_in_time_is_refused_at_once() -> None:
     async with serving(RoutingSettings(active_max=1, queue_wait_max_ms=1000)) as (_, router):
         await ask(router, "teaches", 25)  # half a second
         holder = await held(router)
-        queue = router.admission._queues["sim"]
+        queue = router.scheduler._queues["sim"]
         most = queue.waiting_max(router.settings)
         assert 1 <= most <= 5
         tasks = [ask(router, f"waits-{number}") for number in range(most)]
@@ -230,7 +217,7 @@ async def test_places_come_and_go_with_workers_and_settings() -> None:
         await waiting(router, 1)
         await router._registry.put("settings/routing", b'{"active_max": 2}')
         await waiting(router, 0)
-        await eventually(lambda: len(router.attempts.open) == 3, "all three are in flight")
+        await eventually(lambda: len(router.scheduler.running) == 3, "all three are in flight")
         holders += [await held(router, "last")]
         late = ask(router, "late")
         await waiting(router, 1)
@@ -245,7 +232,7 @@ async def test_places_come_and_go_with_workers_and_settings() -> None:
 async def test_engines_that_queue_too_much_get_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """`waiting_max`: the request waits here until the engine's own line is shorter, and is not refused. That holds from
     the report on, however lately places were counted."""
-    monkeypatch.setattr(admission_module, "SHARE_FRESH_MS", 60_000)
+    monkeypatch.setattr(request_scheduler, "SHARE_FRESH_MS", 60_000)
     async with serving(msgspec.structs.replace(SENT_AT_ONCE, active_max=8, waiting_max=1)) as (it, router):
         holders = [await held(router, f"holder-{number}") for number in range(4)]  # two run, two wait there
         worker = next(member.worker for member in router.state.serving())
@@ -266,13 +253,15 @@ async def test_no_replica_starves_behind_another() -> None:
         second = await it.router("frontend-1", settings=settings)
         await it.ready(second)
         tasks = [ask(first, f"first-{number}", LONG) for number in range(6)]
-        await eventually(lambda: (len(first.attempts.open), first.admission.waiting) == (4, 2), "all places are full")
+        await eventually(
+            lambda: (len(first.scheduler.running), first.scheduler.waiting) == (4, 2), "all places are full"
+        )
         tasks += [ask(second, f"second-{number}", LONG) for number in range(3)]
-        await eventually(lambda: len(second.attempts.open) == 2, "its share of the places")
-        assert second.admission.waiting == 1
+        await eventually(lambda: len(second.scheduler.running) == 2, "its share of the places")
+        assert second.scheduler.waiting == 1
         await let_go(tasks[0], tasks[1])  # too many are in flight now: nobody follows on these
         await asyncio.sleep(0.1)
-        assert (len(first.attempts.open), first.admission.waiting) == (2, 2)
+        assert (len(first.scheduler.running), first.scheduler.waiting) == (2, 2)
         await let_go(*tasks)
 
 
@@ -282,53 +271,9 @@ async def test_an_end_of_the_replica_ends_the_wait() -> None:
         holder = await held(router)
         task = ask(router, "waits")
         await waiting(router, 1)
-        router.admission.close()
+        router.requests.feed(Draining())
         with pytest.raises(NoWorkers, match="stopping"):
             await task
         await let_go(holder)
         await it.settled(router)
         assert [event.reason for event in await it.told(ROUTING, RequestTurnedAway)] == ["stopping"]
-
-
-async def test_a_place_given_to_one_that_hangs_up_in_that_moment_goes_on() -> None:
-    """It is let in and cancelled in one turn: the next one has the place, and none is lost."""
-    async with serving() as (_, router):
-        place = await router.admission.enter("sim", request(range(20), 1))
-        first, second = (asyncio.create_task(router.admission.enter("sim", request(range(20), 1))) for _ in range(2))
-        await waiting(router, 2)
-        place.close()
-        first.cancel()
-        (await asyncio.wait_for(second, 5)).close()
-        assert first.cancelled() or isinstance(await asyncio.gather(first, return_exceptions=True), list)
-        assert router.admission.describe()["models"] == [{"model": "sim", "active": 0, "waiting": 0}]
-
-
-async def test_only_so_many_tenants_are_named() -> None:
-    """Whoever invents names makes one more label at most."""
-    async with serving(RoutingSettings(active_max=64)) as (_, router):
-        places = [await router.admission.enter("sim", _of_tenant(f"tenant-{number}")) for number in range(20)]
-        places.append(await router.admission.enter("sim", _of_tenant("tenant-7")))
-        rows = router.admission.describe()["tenants"]
-        assert len(rows) == 17
-        assert rows[0] == {"model": "sim", "tenant": "tenant-7", "active": 2}
-        assert rows[-1] == {"model": "sim", "tenant": "other", "active": 4}
-        for place in places:
-            place.close()
-        assert router.admission.describe()["tenants"] == []
-
-
-async def test_a_tenant_may_have_the_name_of_all_others() -> None:
-    """Its requests are counted with theirs: no label stands there twice."""
-    async with serving(RoutingSettings(active_max=64)) as (_, router):
-        tenants = ["other", "other", *(f"tenant-{number}" for number in range(20))]
-        places = [await router.admission.enter("sim", _of_tenant(tenant)) for tenant in tenants]
-        rows = router.admission.describe()["tenants"]
-        assert len({row["tenant"] for row in rows}) == len(rows) == 16
-        assert sum(row["active"] for row in rows) == len(places)
-        assert {"model": "sim", "tenant": "other", "active": 7} in rows
-        for place in places:
-            place.close()
-
-
-def _of_tenant(tenant: str) -> GenerateRequest:
-    return request(range(20), 1, tenant=tenant)

@@ -86,8 +86,8 @@ async def test_many_hang_ups_leave_nothing() -> None:
         await eventually(lambda: not any(engine.load().blocks_used for engine in engines), "engines idle")
         assert not any(engine.load().running + engine.load().waiting for engine in engines)
         await it.settled(router)
-        assert not router.attempts.open
-        assert not router.attempts._names
+        assert not router.scheduler.running
+        assert not router.scheduler.requests
         assert not router.state.routing.in_flight_load.busy
         assert not router.publisher.ahead.in_flight_load.busy
         assert not any(link.streams for link in router.fleet.links.values())

@@ -17,6 +17,7 @@ from core.clock import ManualClock
 from core.ids import WorkerId, new_id
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.actors.scripted_engine import ScriptedHost
+from tests.actors.transport.linking import TokenReader
 from tests.actors.world import request
 from tests.fixtures.eventually import eventually
 
@@ -165,7 +166,7 @@ async def test_nothing_is_kept_of_a_worker_that_is_over() -> None:
         assert not it.fleet.unneeded({worker})
         (link,) = it.fleet.unneeded(set())
         assert not (it.fleet._reported_ms or it.fleet._failed_ms or it.fleet._absent_ms)
-        stream = link.open("sim", request(range(4)))
+        stream = TokenReader.of(link, request(range(4)))
         assert link.streams == 1
         it.fleet.drop(link)
         stream.close()

@@ -6,27 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from actors.engines.simulated.simulated_engine import SimulatedSettings
-from actors.router import dispatch as dispatch_module
-from actors.router import late_binding as late_binding_module
-from actors.router.routed_request import Attempt
+from actors.router import request_scheduler
 from actors.router.router import Router
 from core.codec import decode_message
-from core.errors import CallerError
 from core.events import RequestFinished, RequestPrefilled, RequestRouted
 from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest
-from core.ids import RequestId, StreamSeq
-from core.prompt import Prompt, tokens_to_bytes
+from core.ids import StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.policy.binding_plan import LIGHT_TOKENS, PlannedRequest, UnboundRequest, plan
-from projections.policy.decide import Decision
-from projections.policy.view import RouteRequest, View
+from projections.policy.binding_plan import PlannedRequest, UnboundRequest, plan
+from projections.policy.view import View
 from replay.recording.recording import Recording
 from replay.verify.verify import verify
 from streams.live_settings import SETTINGS_KEY
@@ -83,7 +78,7 @@ async def test_one_prompt_at_a_time(it: World) -> None:
         assert told.index((before, "RequestPrefilled")) < told.index((after, "RequestRouted"))
     queued = await it.told(ROUTING, RequestQueued)
     assert {(each.request, each.why) for each in queued} == {(each, HELD) for each in routed[1:]}
-    assert not len(router.dispatch.late_binding)
+    assert not len(router.scheduler.held)
 
 
 async def test_small_ones_share_a_pass(it: World) -> None:
@@ -92,35 +87,6 @@ async def test_small_ones_share_a_pass(it: World) -> None:
     small = [request(range(k * 500, k * 500 + 300), id=f"s{k}") for k in range(5)]
     await asyncio.gather(*(collect(router, each) for each in small))
     assert await it.told(ROUTING, RequestQueued) == []
-
-
-async def test_a_light_one_leaves_at_once(it: World) -> None:
-    """Before the loop's next turn, if nobody waits; beside one that waits it is planned with that."""
-    router = await replica(it, workers=2)
-    await collect(router, request(range(300)))  # its worker is known to have said all
-    late_binding, sent = router.dispatch.late_binding, list[str]()
-    light, large = route_request("light", LIGHT_TOKENS), route_request("large", TOKENS)
-
-    def send(asked: RouteRequest, decision: Decision) -> Attempt:
-        sent.append(asked.id)
-        return cast("Attempt", decision)
-
-    assert late_binding.bind_now(large, send, since_ms=0) is None
-    assert late_binding.bind_now(light, send, since_ms=0) is not None
-    assert sent == ["light"]
-    waiting = asyncio.create_task(late_binding.hold(large, send, since_ms=router.dispatch._wall_ms(), workers=2))
-    await asyncio.sleep(0)
-    assert len(late_binding) == 1
-    assert late_binding.bind_now(light, send, since_ms=0) is None
-    assert await waiting is not None
-    assert sent == ["light", "large"]
-
-
-def route_request(name: str, tokens: int) -> RouteRequest:
-    """For the simulated model."""
-    return RouteRequest(
-        RequestId(name), 0, "sim", Prompt(tokens_to_bytes(range(tokens)), ENGINE.block_size, KEY.hash_seed)
-    )
 
 
 async def test_each_worker_has_its_own(it: World) -> None:
@@ -142,10 +108,10 @@ async def test_not_for_longer_than_allowed(it: World) -> None:
 
 async def test_no_more_than_so_many(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one more comes, the first one goes at once: it is not overtaken by whoever came later."""
-    monkeypatch.setattr(late_binding_module, "held_max", lambda _workers: 2)
+    monkeypatch.setattr(request_scheduler, "held_max", lambda _workers: 2)
     router = await replica(it)
     first = asyncio.create_task(collect(router, asked(9)))
-    await eventually(lambda: len(router.attempts.open) == 1, "the first is under way")
+    await eventually(lambda: len(router.scheduler.running) == 1, "the first is under way")
     await asyncio.gather(first, *(collect(router, asked(number)) for number in range(4)))
     assert {each.request for each in await it.told(ROUTING, RequestQueued)} == {"r2", "r3"}
     assert [each.request for each in await it.told(ROUTING, RequestRouted)][1:3] == ["r0", "r1"]
@@ -160,14 +126,14 @@ async def test_each_model_has_a_bound_of_its_own(it: World, monkeypatch: pytest.
         planned.append({held.request.model for held in queue})
         return plan(view, queue, *rest)
 
-    monkeypatch.setattr(late_binding_module, "held_max", lambda workers: 2 // workers)
-    monkeypatch.setattr(late_binding_module, "plan", noted)
+    monkeypatch.setattr(request_scheduler, "held_max", lambda workers: 2 // workers)
+    monkeypatch.setattr(request_scheduler, "plan", noted)
     for model in ("sim", "other"):
         await it.worker(f"worker-of-{model}", model, settings=ENGINE)
     router = await it.router(settings=RoutingSettings(policy="time", hold_max_ms=10_000))
     await it.ready(router, 2)
     first = [asyncio.create_task(collect(router, asked(number), model)) for number, model in ((0, "sim"), (1, "other"))]
-    await eventually(lambda: len(router.attempts.open) == 2, "both workers compute a prompt")
+    await eventually(lambda: len(router.scheduler.running) == 2, "both workers compute a prompt")
     pairs = ((2, "sim"), (3, "other"), (4, "sim"), (5, "other"))
     await asyncio.gather(*first, *(collect(router, asked(number), model) for number, model in pairs))
     assert {each.request for each in await it.told(ROUTING, RequestQueued)} == {f"r{number}" for number, _ in pairs}
@@ -178,13 +144,13 @@ async def test_whoever_hangs_up_waits_no_more(it: World) -> None:
     """Its worker never hears of it, and the log says that it is gone."""
     router = await replica(it)
     first = asyncio.create_task(collect(router, asked(0, max_tokens=100)))
-    await eventually(lambda: len(router.attempts.open) == 1, "the first is under way")
+    await eventually(lambda: len(router.scheduler.running) == 1, "the first is under way")
     second = asyncio.create_task(collect(router, asked(1)))
-    await eventually(lambda: len(router.dispatch.late_binding) == 1, "the second is held")
+    await eventually(lambda: len(router.scheduler.held) == 1, "the second is held")
     await asyncio.sleep(0)
     second.cancel()
     await asyncio.wait([second])
-    assert not len(router.dispatch.late_binding)
+    assert not len(router.scheduler.held)
     await first
     told = await in_order(it, router)
     assert ("r1", "RequestTurnedAway") in told
@@ -195,11 +161,11 @@ async def test_holding_ends_with_the_setting(it: World) -> None:
     """Whoever waits goes at once."""
     router = await replica(it)
     first = asyncio.create_task(collect(router, asked(0, max_tokens=2000)))
-    await eventually(lambda: len(router.attempts.open) == 1, "the first is under way")
+    await eventually(lambda: len(router.scheduler.running) == 1, "the first is under way")
     second = asyncio.create_task(collect(router, asked(1)))
-    await eventually(lambda: len(router.dispatch.late_binding) == 1, "the second is held")
+    await eventually(lambda: len(router.scheduler.held) == 1, "the second is held")
     await it.registry("operator").register(SETTINGS_KEY, b'{"hold_max_ms": 0}')
-    await eventually(lambda: not len(router.dispatch.late_binding), "nobody is held")
+    await eventually(lambda: not len(router.scheduler.held), "nobody is held")
     await asyncio.gather(first, second)
 
 
@@ -247,7 +213,7 @@ async def test_a_busy_worker_declines(it: World, tmp_path: Path) -> None:
 
 async def test_declined_no_more_than_so_often(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it goes to the worker, busy or not."""
-    monkeypatch.setattr(dispatch_module, "DECLINED_MAX", 1)
+    monkeypatch.setattr(request_scheduler, "DECLINED_MAX", 1)
     await both_at_once(it)
     ends = await it.told(ROUTING, RequestFinished)
     assert sum(end.outcome == "declined" for end in ends) == 1
@@ -268,39 +234,19 @@ async def test_every_decision_is_made_again(it: World, tmp_path: Path) -> None:
     assert (found.holds, found.verified, found.different) == (True, 8, 0)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_hanging_up_in_the_turn_in_which_it_leaves(it: World, fails: bool) -> None:
-    """What left is closed, what failed is nobody's to hear; the client is gone in either case."""
-    late_binding = (await replica(it)).dispatch.late_binding
-    closed: list[str] = []
-
-    class Left:
-        def close(self) -> None:
-            closed.append("closed")
-
-    def send(_asked: RouteRequest, _decision: Decision) -> Attempt:
-        asyncio.get_running_loop().call_soon(leaving.cancel)
-        if fails:
-            raise CallerError("too long")
-        return cast(Attempt, Left())
-
-    since_ms = it.clock.wall_ms()
-    leaving = asyncio.create_task(late_binding.hold(route_request("r", TOKENS), send, since_ms, 1))
-    await asyncio.wait([leaving])
-    assert leaving.cancelled()
-    assert closed == ([] if fails else ["closed"])
-    assert not len(late_binding)
+def _may_hold(router: Router) -> bool:
+    return router.scheduler._budget.is_left(router._clock.monotonic_us())
 
 
 async def test_nobody_is_held_while_plans_take_too_much_time(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait go at once then, and so do those that come: nobody overtakes them."""
-    monkeypatch.setattr(late_binding_module, "PLANS_BURST_US", 1)
-    monkeypatch.setattr(late_binding_module, "PLANS_PARTS", 1 << 40)
+    monkeypatch.setattr(request_scheduler, "PLANS_BURST_US", 1)
+    monkeypatch.setattr(request_scheduler, "PLANS_PARTS", 1 << 40)
     router = await replica(it)
     await collect(router, asked(9))
-    assert router.dispatch.late_binding.enabled, "one alone takes nothing of the time for plans"
+    assert _may_hold(router), "one alone takes nothing of the time for plans"
     await asyncio.gather(*(collect(router, asked(number)) for number in range(3)))
-    assert not router.dispatch.late_binding.enabled
+    assert not _may_hold(router)
     await collect(router, asked(3))
     told = await in_order(it, router)
     assert [kind for _, kind in told[2:5]] == ["RequestRouted"] * 3

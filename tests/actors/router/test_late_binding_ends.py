@@ -9,18 +9,15 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from actors.router import dispatch as dispatch_module
-from actors.router.routed_request import Attempt
+from actors.router import router as router_module
 from actors.router.router import Router
 from core.events import RequestFinished, RequestPrefilled, RequestRouted
 from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.models import DeadlineExceeded, NoWorkers
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.policy.decide import Decision
-from projections.policy.view import RouteRequest
 from streams.memory.memory_log import MemoryLog
-from tests.actors.router.test_late_binding import ENGINE, TOKENS, asked, route_request
+from tests.actors.router.test_late_binding import ENGINE, asked
 from tests.actors.world import Discarding, World, collect, world
 from tests.fixtures.eventually import eventually
 
@@ -43,15 +40,15 @@ def ask(router: Router, number: int, max_tokens: int = 4, **options: object) -> 
 
 async def held(router: Router, count: int = 1) -> None:
     """So many are held, and the log knows."""
-    late_binding = router.dispatch.late_binding
+    late_binding = router.scheduler.held
     await eventually(lambda: len(late_binding._announced) == count, f"{count} are held")
 
 
 async def under_way(router: Router, number: int, max_tokens: int = 4) -> asyncio.Task[object]:
     """A request whose prompt a worker computes."""
-    before = len(router.attempts.open)
+    before = len(router.scheduler.running)
     task = ask(router, number, max_tokens)
-    await eventually(lambda: len(router.attempts.open) == before + 1, "it is under way")
+    await eventually(lambda: len(router.scheduler.running) == before + 1, "it is under way")
     return task
 
 
@@ -74,7 +71,7 @@ async def test_a_deadline_counts_in_the_router(it: World) -> None:
     first = await under_way(router, 0)
     with pytest.raises(DeadlineExceeded, match="no worker of model 'sim' was free within the request's deadline"):
         await ask(router, 1, deadline_ms=50)
-    assert not len(router.dispatch.late_binding)
+    assert not len(router.scheduler.held)
     assert await turned_away(it, router) == {"r1": ("deadline", 504)}
     await end(first)
     assert [event.request for event in await it.told(ROUTING, RequestRouted)] == ["r0"]
@@ -89,35 +86,11 @@ async def test_whoever_is_cancelled_for_its_deadline_did_not_hang_up(it: World) 
     requests = [asked(number) for number in (1, 2)]
     tasks = [asyncio.create_task(router.run("sim", each, Discarding())) for each in requests]
     await held(router)
-    await eventually(lambda: router.admission.waiting == 1, "the other one has no place")
+    await eventually(lambda: router.scheduler.waiting == 1, "the other one has no place")
     for task in reversed(tasks):
         task.cancel(DeadlineExceeded("too late"))
     await asyncio.wait(tasks)
     assert await turned_away(it, router) == {"r1": ("deadline", 504), "r2": ("deadline", 504)}
-    await end(first)
-
-
-async def test_whoever_was_declined_and_then_waits_in_vain_has_an_end(it: World) -> None:
-    """The log's last word of it is not that a worker declined; nor does it hear twice that it waits."""
-    await it.worker("w0", settings=SLOW)
-    router = await it.router(settings=SETTINGS)
-    await it.ready(router)
-    first = await under_way(router, 0)
-    late_binding, since_ms = router.dispatch.late_binding, router.dispatch._wall_ms()
-    declined = route_request("declined", TOKENS)._replace(attempt=1)
-
-    def send(_asked: RouteRequest, _decision: Decision) -> Attempt:
-        raise AssertionError("no worker is free")
-
-    with pytest.raises(DeadlineExceeded):
-        await late_binding.hold(declined, send, since_ms, 1, deadline_ms=20)
-    waiting = asyncio.create_task(late_binding.hold(declined, send, since_ms, 1))
-    await asyncio.sleep(0)
-    await end(waiting)
-    await eventually(lambda: router.publisher.outbox.idle, "all is said")
-    told = await it.told(ROUTING, RequestTurnedAway)
-    assert [(each.request, each.reason) for each in told] == [("declined", "deadline"), ("declined", "client_gone")]
-    assert await it.told(ROUTING, RequestQueued) == []
     await end(first)
 
 
@@ -165,7 +138,7 @@ async def test_with_the_last_worker_gone_nobody_is_held(it: World, how: str) -> 
     ended = asyncio.create_task(ending)
     with pytest.raises(NoWorkers, match="no worker can take requests for model 'sim' now"):
         await second
-    assert not len(router.dispatch.late_binding)
+    assert not len(router.scheduler.held)
     with pytest.raises(NoWorkers):
         await first
     await ended
@@ -179,7 +152,7 @@ async def test_a_worker_that_gets_nothing_more_for_now_is_waited_for(it: World) 
     await it.ready(router)
     runs = await under_way(router, 0, max_tokens=4000)
     worker = router.state.serving()[0].worker
-    await eventually(lambda: any(attempt.ttft_ms >= 0 for attempt in router.attempts.open.values()), "it runs")
+    await eventually(lambda: any(attempt.first_token_us >= 0 for attempt in router.scheduler.running), "it runs")
     others = [ask(router, number) for number in (1, 2)]
     await held(router)
     await eventually(lambda: router.state.loads.reports[worker].waiting == 1, "one waits in the engine")
@@ -192,7 +165,7 @@ async def test_a_worker_that_gets_nothing_more_for_now_is_waited_for(it: World) 
 
 async def test_while_the_log_is_away_nobody_is_held_for_others(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could not tell when their prompts are computed."""
-    monkeypatch.setattr(dispatch_module, "LOG_AWAY_S", 0.01)
+    monkeypatch.setattr(router_module, "LOG_AWAY_S", 0.01)
     await it.worker("w0", settings=ENGINE)
     here, there = await it.router(settings=SETTINGS), await it.router("other", settings=SETTINGS)
     for router in (here, there):
@@ -203,7 +176,7 @@ async def test_while_the_log_is_away_nobody_is_held_for_others(it: World, monkey
     it.log.away = True
     await theirs
     here.publisher.publish(RequestTurnedAway(request="x", model="sim", reason="queue_full", status=503, waited_ms=-1))
-    await eventually(lambda: here.publisher.outbox.away_s >= dispatch_module.LOG_AWAY_S, "it is away")
+    await eventually(lambda: here.publisher.outbox.away_s >= router_module.LOG_AWAY_S, "it is away")
     assert here.view().outstanding()
     await ask(here, 1)
     it.log.away = False

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.router import dispatch
+from actors.router import request_scheduler
 from api.cli.replay.text.explain_text import explain_text
 from core.events import RequestFinished, RequestMigrated, RequestRouted
 from core.generation import TASK_EMBED, Output
@@ -108,7 +108,7 @@ async def test_an_embedding_is_simply_made_again() -> None:
         router, engines = await scripted(it, "a", "b")
         asked = msgspec.structs.replace(greedy(max_tokens=1), id="x", task=TASK_EMBED)
         answer = asyncio.create_task(collect(router, asked))
-        await eventually(lambda: router.attempts.open, "it is on its way")
+        await eventually(lambda: router.scheduler.running, "it is on its way")
         for name, engine in engines.items():
             said = (
                 GenerationFailed("it broke") if name == where(it, router) else Output(embedding=b"1234", finish="stop")
@@ -139,7 +139,7 @@ async def test_what_is_left_of_the_deadline_goes_with_it() -> None:
 
 async def test_a_begun_answer_waits_for_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that comes within RESUME_WAIT_S goes on with it, and the log has no refusal."""
-    monkeypatch.setattr(dispatch, "RESUME_WAIT_S", 20.0)
+    monkeypatch.setattr(request_scheduler, "RESUME_WAIT_US", 20_000_000)
     async with world() as it:
         router = await fleet(it, "a")
         tokens: list[int] = []
@@ -163,13 +163,13 @@ async def test_without_a_worker_it_is_an_error_soon() -> None:
         await it.crash("a")
         with pytest.raises(GenerationFailed, match="the worker broke off, and no worker can take requests"):
             await rest(stream, tokens)
-        assert not router.attempts.open
-        assert not router.attempts._names
+        assert not router.scheduler.running
+        assert not router.scheduler.requests
 
 
 async def test_who_hangs_up_between_two_attempts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it waits for a worker nothing is in flight, and afterwards its id is free."""
-    monkeypatch.setattr(dispatch, "RESUME_WAIT_S", 20.0)
+    monkeypatch.setattr(request_scheduler, "RESUME_WAIT_US", 20_000_000)
     async with world() as it:
         router = await fleet(it, "a")
         tokens: list[int] = []
@@ -177,11 +177,11 @@ async def test_who_hangs_up_between_two_attempts_leaves_nothing(monkeypatch: pyt
         await until_more(stream, tokens, 5)
         await it.crash("a")
         more = asyncio.create_task(rest(stream, tokens))
-        await eventually(lambda: not router.attempts.open, "it waits")
+        await eventually(lambda: not router.scheduler.running, "it waits")
         more.cancel()
         await asyncio.wait([more])
         await stream.aclose()
-        assert not router.attempts._names
+        assert not router.scheduler.requests
 
 
 @pytest.mark.parametrize("bound_s", [0.0, 0.05])

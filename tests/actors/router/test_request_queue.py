@@ -4,37 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from actors.metrics.buckets import WAIT_MS
 from actors.metrics.replica_metrics import queue_metrics
+from actors.router.answer_progress import AnswerProgress
 from actors.router.capacity import UNBOUNDED, Capacity
-from actors.router.request_queue import RETRY_AFTER_MAX_S, QueueCounts, QueuedRequest, RequestQueue
-from core.generation import TASK_EMBED
+from actors.router.request_queue import RETRY_AFTER_MAX_S, QueueCounts, RequestQueue
+from actors.router.routed_request import RoutedRequest
+from core.ids import RequestId
 from core.settings import RoutingSettings
 from tests.actors.world import request
+
+
+def of_length(prompt_tokens: int, answer_max: int) -> RoutedRequest:
+    answer = AnswerProgress(request([], 1), 4096, 4, 0)
+    name = RequestId("r")
+    return RoutedRequest(id=name, model="sim", prompt_tokens=prompt_tokens, answer_max=answer_max, answer=answer)
 
 
 def test_work_is_prompt_and_a_usual_answer() -> None:
     """Who may get a longer answer than others got is not taken to need it; an embedding has no answer."""
     queue = RequestQueue("sim")
-    assert queue.work(request(range(100), 20)) == 120
-    assert queue.work(request(range(100), 4000)) == 356
+    assert queue.work(of_length(100, 20)) == 120
+    assert queue.work(of_length(100, 4000)) == 356
     for _ in range(200):
         queue.learn(1000, 40)
-    assert queue.work(request(range(100), 4000)) == 140
-    assert queue.work(msgspec.structs.replace(request(range(100), 20), task=TASK_EMBED)) == 100
-    assert queue.work(request([], 1)) == 1
+    assert queue.work(of_length(100, 4000)) == 140
+    assert queue.work(of_length(100, 0)) == 100
+    assert queue.work(of_length(0, 1)) == 1
 
 
-async def test_when_to_come_again_is_bounded() -> None:
+def test_when_to_come_again_is_bounded() -> None:
     """By the rate at which requests end; a second before anything is known, never more than a minute."""
     queue, settings = RequestQueue("sim"), RoutingSettings(queue_max=100, queue_wait_max_ms=5000)
     for number in range(50):
-        queue.fair_queue.push(QueuedRequest(request(range(9), 1), 0), 0, str(number % 3), 10)
+        queue.fair_queue.push(of_length(9, 1), 0, str(number % 3), 10)
     assert (queue.retry_after_s(), queue.waiting_max(settings)) == (1, 100)
     for _ in range(4):
         queue.begin("a")

@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from actors.membership.registration import Registration
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.metrics.prefill_counts import PrefillCounts
+from actors.router.capacity import find_capacity
 from actors.transport.frames import Generate
 from actors.transport.framing import decode_to_worker
 from core.events import RequestRouted
@@ -85,7 +86,7 @@ async def test_prefill_workers_add_places_to_workers_of_their_own_model() -> Non
         await it.ready(router)
 
         def places() -> int:
-            capacity = router.admission._capacity.of("sim")
+            capacity = find_capacity(router.view(), "sim", router.settings, router.slots)
             assert capacity is not None
             return capacity.places
 
@@ -171,7 +172,7 @@ async def test_the_queue_and_the_verdicts_are_metrics() -> None:
         await say(it, JOBS, d, asked("a", 1, tokens=700), about=asked_token(d))
         await say(it, JOBS, p, failed("b", 0, dead=True), about=answered_token(p))
         await eventually(lambda: len(router.state.jobs.parts) == 2, "they are folded")
-        router.attempts.prefills.note("sim", REPORT)
+        router.scheduler.prefills.note("sim", REPORT)
         metrics = FrontendMetrics()
         metrics.watch_replica(router.describe)
         lines = generate_latest(metrics.registry).decode().splitlines()

@@ -51,7 +51,7 @@ async def scripted(it: World) -> tuple[Router, ScriptedEngine]:
 async def outcomes(it: World, router: Router) -> list[tuple[str, int, str]]:
     """Every end that was said, once all is in the log and nothing is in flight."""
     await it.settled(router)
-    assert not router.attempts.open
+    assert not router.scheduler.running
     assert not router.state.routing.in_flight_load.busy
     assert not router.publisher.ahead.in_flight_load.busy
     ended = await it.told(ROUTING, RequestFinished)
@@ -129,8 +129,8 @@ async def test_one_id_twice_at_a_time_is_two_requests() -> None:
         engine.script("x").put_nowait(Output(tokens=(1,)))
         assert (await anext(first)).tokens == (1,)
         second = asyncio.create_task(collect(router, request(range(40), id="x")))
-        await eventually(lambda: len(router.attempts.open) == 2, "both are under way")
-        (other,) = {name for name, _ in router.attempts.open} - {"x"}
+        await eventually(lambda: len(router.scheduler.running) == 2, "both are under way")
+        (other,) = {each.id for each in router.scheduler.running} - {"x"}
         engine.script(other).put_nowait(Output(tokens=(2,), finish="stop"))
         assert (await second)[0] == [2]
         await first.aclose()
@@ -245,14 +245,14 @@ async def test_only_changes_of_what_we_alone_know_are_said() -> None:
     async with world() as it:
         router, _ = await scripted(it)
         worker = router.state.alive()[0].worker
-        router.view()
+        router.publisher.publish_local(router.view().local)
         router.fleet.failed(worker)
         for _ in range(3):
-            router.view()
-        router.publisher.restate(router.attempts.restated("test"))
+            router.publisher.publish_local(router.view().local)
+        router.publisher.restate(router.scheduler.restated("test"))
         router.fleet._failed_ms.clear()
         for _ in range(3):
-            router.view()
+            router.publisher.publish_local(router.view().local)
         await it.settled(router)
         said = [event.reasons for event in await it.told(ROUTING, LocalChanged) if event.worker == worker]
         assert said[-3:] == [("failed",), ("failed",), ()]

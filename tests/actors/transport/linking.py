@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 
 from actors.transport.frames import PROTOCOL, Hello, ToWorker, Welcome
 from actors.transport.framing import FRAME_BYTES_MAX, FrameSplitter, decode_to_worker, encode_frame
+from actors.transport.output_buffer import OutputBuffer
 from actors.transport.reconnecting_client import ReconnectingClient
-from actors.transport.worker_connection import TokenStream
+from actors.transport.worker_connection import WorkerConnection, WorkerDisconnected
 from actors.transport.worker_server import WorkerServer
-from core.generation import Output
+from core.generation import NO_HINT, GenerateRequest, Output
 from core.ids import WorkerId
 from tests.actors.scripted_engine import WORKER, ScriptedHost
 from tests.fixtures.eventually import eventually
@@ -93,7 +94,63 @@ async def up(link: ReconnectingClient) -> None:
     await eventually(lambda: link.up, "the link is up")
 
 
-async def rest(stream: TokenStream) -> list[int]:
+class TokenReader:
+    """Reads one stream of a connection in a task: what comes before `run` waits, merged."""
+
+    def __init__(self, connection: WorkerConnection | None, asked: GenerateRequest, model: str = "sim") -> None:
+        self._buffer = OutputBuffer()
+        self._error: Exception | None = None
+        self._take: Callable[[Output], bool] | None = None
+        self._over = asyncio.get_running_loop().create_future()
+        self._connection = connection
+        self._number = -1
+        if connection is None:
+            self.fail(WorkerDisconnected("no connection to the worker"))
+        else:
+            self._number = connection.open(self, model, asked, NO_HINT)
+
+    @staticmethod
+    def of(link: ReconnectingClient, asked: GenerateRequest) -> TokenReader:
+        """The request is sent over the link."""
+        return TokenReader(link.connection, asked)
+
+    async def run(self, take: Callable[[Output], bool]) -> None:
+        """Every output was taken, or no more was wanted; raises what ended the stream, or what `take` raised."""
+        self._take = take
+        if self._buffer:
+            self.put(self._buffer.take())
+        await self._over
+        if self._error is not None:
+            raise self._error
+
+    def put(self, output: Output) -> None:
+        if self._take is None:
+            self._buffer.add(output)
+            return
+        try:
+            wants_more = self._take(output)
+        except Exception as error:  # `run` raises it
+            self._error, wants_more = error, False
+        if output.finish is not None or not wants_more:
+            self.close()
+            self._settle()
+
+    def fail(self, error: Exception) -> None:
+        if not self._over.done():
+            self._error = error
+        self._settle()
+
+    def close(self) -> None:
+        """The worker is to stop."""
+        if self._connection is not None:
+            self._connection.cancel(self._number)
+
+    def _settle(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+
+async def rest(stream: TokenReader) -> list[int]:
     tokens: list[int] = []
 
     def take(output: Output) -> bool:

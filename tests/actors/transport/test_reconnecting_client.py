@@ -14,7 +14,7 @@ from actors.transport.output_stream import output_stream
 from actors.transport.worker_connection import WorkerDisconnected
 from core.generation import Output
 from tests.actors.scripted_engine import ScriptedHost
-from tests.actors.transport.linking import impostor, linked, port, rest, up, welcome
+from tests.actors.transport.linking import TokenReader, impostor, linked, port, rest, up, welcome
 from tests.actors.world import request
 from tests.fixtures.eventually import eventually
 from tests.fixtures.loops import Run, run
@@ -31,7 +31,7 @@ def test_it_comes_back_whenever_the_worker_does(run: Run) -> None:
             keeper = linked(address)
             link, changes = await keeper.__aenter__()
             await up(link)
-            answer = link.open("sim", request(range(4), id="a"))
+            answer = TokenReader.of(link, request(range(4), id="a"))
             stream = output_stream(lambda consumer: answer.run(consumer.on_output))
             host.engine.script("a").put_nowait(Output(tokens=(1, 2)))
             assert (await anext(stream)).tokens == (1, 2)
@@ -39,7 +39,7 @@ def test_it_comes_back_whenever_the_worker_does(run: Run) -> None:
         with pytest.raises(WorkerDisconnected, match="the connection broke"):
             await anext(stream)
         with pytest.raises(WorkerDisconnected, match="no connection"):
-            await rest(link.open("sim", request(range(4))))
+            await rest(TokenReader.of(link, request(range(4))))
         with pytest.raises(WorkerDisconnected, match="no connection to worker"):
             link.restate()
         assert not await link.ping(1)
@@ -168,7 +168,7 @@ def test_a_worker_that_breaks_the_protocol_is_cut_off(run: Run, sent: bytes) -> 
         async with impostor(answer) as (it, address), linked(address) as (link, _):
             await up(link)
             with pytest.raises(WorkerDisconnected):
-                await rest(link.open("sim", request(range(4))))
+                await rest(TokenReader.of(link, request(range(4))))
             await eventually(lambda: it.connections > 1, "it is tried again")
 
     run(scenario)

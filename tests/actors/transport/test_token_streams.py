@@ -8,12 +8,12 @@ import pytest
 
 from actors.transport.frames import Failed, Generate, StepTokens, Tokens, ToWorker
 from actors.transport.framing import FRAME_BYTES_MAX, encode_frame
-from actors.transport.worker_connection import TokenStream, WorkerConnection, WorkerDisconnected
+from actors.transport.worker_connection import WorkerConnection, WorkerDisconnected
 from core.errors import CallerError
-from core.generation import NO_HINT, GenerateRequest, Output, Sampling
+from core.generation import GenerateRequest, Output, Sampling
 from core.ids import RequestId
 from tests.actors.scripted_engine import ScriptedHost
-from tests.actors.transport.linking import impostor, linked, port, rest, up, welcome
+from tests.actors.transport.linking import TokenReader, impostor, linked, port, rest, up, welcome
 from tests.actors.world import request
 from tests.fixtures.eventually import eventually
 from tests.fixtures.loops import Run, run
@@ -28,12 +28,12 @@ def test_a_request_is_answered_to_its_end(run: Run) -> None:
         host = ScriptedHost()
         async with port(host) as address, linked(address) as (link, changes):
             await up(link)
-            stream = link.open("sim", request(range(4), id="a"))
+            stream = TokenReader.of(link, request(range(4), id="a"))
             host.engine.script("a").put_nowait(Output(tokens=(1, 2)))
             host.engine.script("a").put_nowait(Output(tokens=(3,), finish="stop"))
             assert await rest(stream) == [1, 2, 3]
             assert link.streams == 0
-            refused = link.open("sim", request(range(4), id="b"))
+            refused = TokenReader.of(link, request(range(4), id="b"))
             host.engine.script("b").put_nowait(CallerError("too long"))
             with pytest.raises(CallerError, match="too long"):
                 await rest(refused)
@@ -62,8 +62,8 @@ def test_late_tokens_of_a_closed_stream_are_nobodys(run: Run) -> None:
         asked.clear()
         async with impostor(answer) as (_, address), linked(address) as (link, _):
             await up(link)
-            link.open("sim", request(range(4), id="same")).close()
-            assert await rest(link.open("sim", request(range(4), id="same"))) == [1]
+            TokenReader.of(link, request(range(4), id="same")).close()
+            assert await rest(TokenReader.of(link, request(range(4), id="same"))) == [1]
 
     run(scenario)
 
@@ -82,7 +82,7 @@ async def test_one_frame_has_tokens_of_many() -> None:
     """Each stream takes its own, with what came for it alone before and after; one that is over is nobody's."""
     line = WorkerConnection()
     line.connection_made(Nowhere())
-    streams = [TokenStream(line, "sim", request(range(4), id=name), NO_HINT) for name in ("a", "b", "c")]
+    streams = [TokenReader(line, request(range(4), id=name)) for name in ("a", "b", "c")]
     streams[1].close()
     line.data_received(
         encode_frame(Tokens(stream=0, output=Output(tokens=(1,), cached_tokens=0)))
@@ -106,7 +106,7 @@ def test_who_has_enough_hears_of_no_end(run: Run, fault: str) -> None:
         for enough in (None, TooMuch()):
             line, taken = WorkerConnection(), list[tuple[int, ...]]()
             line.connection_made(Nowhere())
-            stream = TokenStream(line, "sim", request(range(4), id="a"), NO_HINT)
+            stream = TokenReader(line, request(range(4), id="a"))
 
             def take(output: Output, enough: Exception | None = enough, taken: list[tuple[int, ...]] = taken) -> bool:
                 taken.append(output.tokens)
@@ -136,7 +136,7 @@ def test_tokens_nobody_reads_are_merged(run: Run) -> None:
         host = ScriptedHost()
         async with port(host) as address, linked(address) as (link, _):
             await up(link)
-            stream = link.open("sim", request(range(4), id="a"))
+            stream = TokenReader.of(link, request(range(4), id="a"))
             host.engine.script("a").put_nowait(Output(tokens=(0,), cached_tokens=3))
             for token in range(1, 50):
                 await asyncio.sleep(0)
@@ -163,7 +163,7 @@ def test_a_reader_who_wants_no_more(run: Run) -> None:
         host = ScriptedHost()
         async with port(host) as address, linked(address) as (link, _):
             await up(link)
-            stream, taken = link.open("sim", request(range(4), id="a")), list[int]()
+            stream, taken = TokenReader.of(link, request(range(4), id="a")), list[int]()
             for token in (1, 2, 3):
                 host.engine.script("a").put_nowait(Output(tokens=(token,)))
 
@@ -186,7 +186,7 @@ def test_a_reader_who_fails_fails_alone(run: Run) -> None:
         host = ScriptedHost()
         async with port(host) as address, linked(address) as (link, changes):
             await up(link)
-            clumsy, other = (link.open("sim", request(range(4), id=name)) for name in ("a", "b"))
+            clumsy, other = (TokenReader.of(link, request(range(4), id=name)) for name in ("a", "b"))
             host.engine.script("a").put_nowait(Output(tokens=(1,)))
             with pytest.raises(ZeroDivisionError):
                 await clumsy.run(lambda output: 1 // (output.tokens[0] - 1) == 0)
@@ -205,10 +205,10 @@ def test_a_request_longer_than_a_frame_is_the_callers_error(run: Run) -> None:
         host = ScriptedHost()
         async with port(host) as address, linked(address) as (link, changes):
             await up(link)
-            stream = link.open("sim", request(range(4), id="a"))
+            stream = TokenReader.of(link, request(range(4), id="a"))
             long = GenerateRequest(id=RequestId("b"), tokens=bytes(FRAME_BYTES_MAX), sampling=Sampling(max_tokens=1))
             with pytest.raises(CallerError, match="at most"):
-                link.open("sim", long)
+                TokenReader.of(link, long)
             host.engine.script("a").put_nowait(Output(tokens=(1,), finish="stop"))
             assert await rest(stream) == [1]
             assert changes == [True]
@@ -222,7 +222,7 @@ def test_closing_ends_what_is_open(run: Run) -> None:
     async def scenario() -> None:
         async with impostor(welcome) as (it, address), linked(address) as (link, _):
             await up(link)
-            stream, question = link.open("sim", request(range(4))), asyncio.create_task(link.cached())
+            stream, question = TokenReader.of(link, request(range(4))), asyncio.create_task(link.cached())
             await asyncio.sleep(0)
             await link.close()
             for waiting in (rest(stream), question):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
-from actors.router.late_binding import cancel_reason
+from actors.router.live_requests import cancel_reason
 from api.app import create_app
 from api.config.api_settings import ApiSettings
 from api.server import exchange as exchange_module

@@ -1,0 +1,276 @@
+"""LiveRequests: drives the RequestScheduler of a live replica: real workers, real clients, the real clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+
+import msgspec
+
+from actors.router.answer_progress import AnswerProgress
+from actors.router.fleet import Fleet
+from actors.router.request_scheduler import (
+    Arrived,
+    AttemptBroke,
+    CancelAttempt,
+    ClientGone,
+    Complete,
+    Deliver,
+    Fail,
+    Measure,
+    OutputArrived,
+    PlanTook,
+    Publish,
+    PublishLocal,
+    ReaderStopped,
+    RequestScheduler,
+    SchedulerCommand,
+    SchedulerEvent,
+    Send,
+    WorkerFailed,
+)
+from actors.router.routed_request import RoutedRequest
+from actors.router.routing_publisher import RoutingPublisher
+from actors.transport.framing import FRAME_BYTES_MAX
+from actors.transport.worker_connection import WorkerConnection, WorkerDisconnected
+from core.clock import Clock
+from core.errors import CallerError, ContrailError
+from core.events.routing import INTERNAL
+from core.failure import detail_of, failure_in, mark_in_log
+from core.generation import TASK_GENERATE, GenerateRequest, Output, OutputConsumer
+from core.ids import RequestId
+from core.keys import session_key
+from core.models import DeadlineExceeded, GenerationFailed
+from core.prompt import TOKEN_BYTES
+from projections.folds.state import State
+from streams.machine_shell import MachineShell
+
+_logger = logging.getLogger(__name__)
+
+Shell = MachineShell[SchedulerEvent, SchedulerCommand]
+
+
+class LiveRequest:
+    """One request with its client and the stream of its present attempt."""
+
+    __slots__ = ("_clock", "_shell", "_tokens", "connection", "consumer", "done", "failure", "number", "request")
+
+    def __init__(
+        self, request: RoutedRequest, tokens: list[int], consumer: OutputConsumer, shell: Shell, clock: Clock
+    ) -> None:
+        self.request = request
+        self.consumer = consumer
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Set when the request is over, failed with what its caller is to raise."""
+        self.failure: Exception | None = None
+        """What the consumer raised."""
+        self.connection: WorkerConnection | None = None
+        self.number = -1
+        """The stream of the present attempt, over that connection."""
+        self._tokens = tokens
+        self._shell = shell
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<LiveRequest {self.request!r}>"
+
+    def put(self, output: Output) -> None:
+        """An output came: most of them pass from here to the consumer."""
+        request = self.request
+        if request.flowing and output.finish is None:
+            request.attempt_tokens += len(output.tokens)
+            self._tokens.extend(output.tokens)
+            self.deliver(output)
+        else:
+            self._shell.feed(OutputArrived(request.id, request.attempt, output, self._clock.monotonic_us()))
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more comes of the attempt."""
+        self._shell.feed(AttemptBroke(self.request.id, self.request.attempt, error))
+
+    def deliver(self, output: Output) -> None:
+        """The consumer has the output; if it wants no more, or fails, the request ends."""
+        try:
+            wants_more = self.consumer.on_output(output)
+        except Exception as error:  # noqa: BLE001  # `run` raises it: other requests have no part in it
+            self.failure = error
+            outcome, detail, is_whole = self._failed(error)
+        else:
+            if wants_more or output.finish is not None:
+                return
+            ended = self.consumer.outcome()
+            outcome, detail, is_whole = ended or "abort", "", ended is not None
+        self._shell.feed(ReaderStopped(self.request.id, outcome, detail, is_whole))
+
+    def _failed(self, error: Exception) -> tuple[str, str, bool]:
+        """How the log has it that the consumer raised this; it has a failure of ours with its place."""
+        if isinstance(error, GenerationFailed):
+            return "error", str(error), False
+        ended = self.consumer.outcome()
+        if isinstance(error, ContrailError):
+            return ended or "abort", "", ended is not None
+        mark_in_log(error)
+        return "error", detail_of(error), ended is not None
+
+    def gone(self, error: asyncio.CancelledError) -> ClientGone:
+        """What its cancellation is to the scheduler: the error of a client that waits no longer, or our failure."""
+        ended, failure, name = self.consumer.outcome(), failure_in(error), self.request.id
+        if failure is not None and not isinstance(failure, ContrailError):
+            mark_in_log(failure)
+            return ClientGone(name, INTERNAL, "error", detail_of(failure), ended is not None)
+        return ClientGone(name, cancel_reason(error), ended or "abort", "", ended is not None)
+
+
+class LiveRequests:
+    """The requests in progress of one replica; owned by one event loop."""
+
+    def __init__(
+        self,
+        scheduler: RequestScheduler,
+        fleet: Fleet,
+        state: State,
+        clock: Clock,
+        hash_seed: int,
+        *,
+        publisher: Callable[[], RoutingPublisher],
+        decided: Callable[[str, float], None],
+    ) -> None:
+        """`decided` hears of each decision: the policy, and how many seconds it took."""
+        self.scheduler = scheduler
+        self._shell: Shell = MachineShell(scheduler, clock, self._execute)
+        self._fleet = fleet
+        self._state = state
+        self._clock = clock
+        self._hash_seed = hash_seed
+        self._publisher = publisher
+        self._decided = decided
+        self._live: dict[RequestId, LiveRequest] = {}
+
+    def __repr__(self) -> str:
+        return f"<LiveRequests {self.scheduler!r}>"
+
+    def feed(self, event: SchedulerEvent) -> None:
+        """The scheduler has taken the event in, and its commands are executed."""
+        self._shell.feed(event)
+
+    def close(self) -> None:
+        """The scheduler is driven no longer."""
+        self._shell.close()
+
+    async def run(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> None:
+        """The consumer has the whole answer of the known model, or wants no more of it. A cancellation cancels at the
+        worker.
+
+        Overloaded, RateLimited, DeadlineExceeded or NoWorkers if the request got no worker, CallerError if no engine
+        can take it, GenerationFailed if its answer broke off and no worker could continue it; and what the consumer
+        raises.
+        """
+        if len(request.tokens) > FRAME_BYTES_MAX:  # its decision would be longer than the log takes, too
+            raise CallerError(
+                f"the prompt takes {len(request.tokens)} bytes; at most {FRAME_BYTES_MAX} can be sent to a worker"
+            )
+        live = self._begin(model, request, consumer)
+        self._live[live.request.id] = live
+        try:
+            self._shell.feed(Arrived(live.request))
+            await live.done
+        except asyncio.CancelledError as error:
+            self._shell.feed(live.gone(error))
+            if live.done.done() and not live.done.cancelled():
+                live.done.exception()  # it ended in the very turn in which it was cancelled
+            raise
+        finally:
+            del self._live[live.request.id]
+
+    def _begin(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> LiveRequest:
+        """Clients may send one id twice at a time: the second one goes by another."""
+        if request.id in self._live:
+            request = _renamed(request)
+        catalog, tenant = self._fleet.catalog, request.tenant or ""
+        progress = AnswerProgress(request, catalog.context_max(model), catalog.block_size(model), self._hash_seed)
+        routed = RoutedRequest(
+            id=request.id,
+            model=model,
+            prompt_tokens=len(request.tokens) // TOKEN_BYTES,
+            answer_max=request.sampling.max_tokens if request.task == TASK_GENERATE else 0,
+            answer=progress,
+            tenant=tenant,
+            priority=request.priority,
+            session=self._session_key(tenant, request.session),
+            session_parent=self._session_key(tenant, request.session_parent),
+            deadline_ms=request.deadline_ms,
+        )
+        return LiveRequest(routed, progress.tokens, consumer, self._shell, self._clock)
+
+    def _session_key(self, tenant: str, name: str | None) -> str:
+        """Sessions of different tenants are different ones."""
+        return session_key(f"{tenant}/{name}", self._hash_seed) if name else ""
+
+    def _execute(self, command: SchedulerCommand) -> None:  # noqa: C901  # one line for each command
+        match command:
+            case Publish(event):
+                self._publisher().publish(event)
+            case Deliver(request, output):
+                self._live[request.id].deliver(output)
+            case Send():
+                self._send(command)
+            case Measure(policy, queued):
+                self._measured(policy, queued)
+            case PublishLocal(local):
+                self._publisher().publish_local(local)
+            case Complete(request):
+                self._end(self._live[request.id], None)
+            case Fail(request, error):
+                self._end(self._live[request.id], error)
+            case CancelAttempt(request):
+                live = self._live[request.id]
+                if live.connection is not None:
+                    live.connection.cancel(live.number)
+            case WorkerFailed(request, worker, text):
+                self._fleet.failed(worker)
+                _logger.warning("trying another worker: %s", text, extra={"request_id": request.id})
+
+    def _send(self, command: Send) -> None:
+        request, worker, payload, hint = command
+        live, link = self._live[request.id], self._fleet.links.get(worker)
+        live.connection = None if link is None else link.connection
+        if live.connection is None:
+            live.fail(WorkerDisconnected("no connection to the worker"))
+            return
+        try:
+            live.number = live.connection.open(live, request.model, payload, hint)
+        except CallerError as error:
+            live.fail(error)
+            return
+        member = self._state.member(worker)
+        live.consumer.on_routed(member.joined.name if member is not None and member.joined is not None else worker)
+
+    def _measured(self, policy: str, queued: int) -> None:
+        took_us = self._clock.monotonic_us() - self._shell.step_began_us
+        if policy:
+            self._decided(policy, took_us / 1e6)
+        if queued > 1:
+            self._shell.feed(PlanTook(took_us, queued))
+
+    @staticmethod
+    def _end(live: LiveRequest, error: Exception | None) -> None:
+        if live.done.done():
+            return  # it was cancelled in this very turn of the loop
+        error = live.failure or error
+        if error is None:
+            live.done.set_result(None)
+        else:
+            live.done.set_exception(error)
+
+
+def cancel_reason(error: asyncio.CancelledError) -> str:
+    """Of TURNED_AWAY: a cancellation's reason is the error of a client that waits no longer, or a failure of ours."""
+    if failure_in(error) is not None:
+        return INTERNAL
+    return "deadline" if any(isinstance(each, DeadlineExceeded) for each in error.args) else "client_gone"
+
+
+def _renamed(request: GenerateRequest) -> GenerateRequest:
+    return msgspec.structs.replace(request, id=RequestId(f"{request.id}.{secrets.token_hex(4)}"))

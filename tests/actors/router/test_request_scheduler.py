@@ -1,0 +1,274 @@
+"""The machine alone: slots, queue, attempts and ends, event by event."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.router import request_scheduler
+from actors.router.request_scheduler import (
+    AttemptBroke,
+    ClientGone,
+    Complete,
+    Deliver,
+    Draining,
+    Fail,
+    LoadChanged,
+    OutputArrived,
+    Publish,
+    ReaderStopped,
+    SchedulerEvent,
+    Send,
+)
+from actors.router.routed_request import Phase, RoutedRequest
+from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
+from core.errors import CallerError
+from core.events import RequestFinished, RequestRouted
+from core.events.routing import RequestQueued, RequestTurnedAway
+from core.generation import Output
+from core.models import GenerationFailed, NoWorkers
+from core.settings import RoutingSettings
+from projections.folds.routing_fold import in_flight, restated_requests
+from tests.actors.router.scheduling import Scheduling
+
+HOLDING = RoutingSettings(policy="time", hold_max_ms=1000, active_max=2)
+
+
+def test_a_slot_that_is_given_back_goes_to_the_queue_in_the_next_tick() -> None:
+    """The step of the end makes no decision: the next one sees all that this one published."""
+    it = Scheduling()
+    first, second = it.arrive("first"), it.arrive("second")
+    assert (first.phase, second.phase) == (Phase.RUNNING, Phase.QUEUED)
+    commands = it.output(first, 1, finish="stop")
+    kinds = [type(command.event) if isinstance(command, Publish) else type(command) for command in commands]
+    assert kinds[-3:] == [RequestFinished, Deliver, Complete]
+    assert RequestRouted not in kinds
+    assert it.scheduler.due_us == 0
+    it.ticks()
+    assert second.phase is Phase.RUNNING
+    assert it.scheduler.describe()["models"] == [{"model": "sim", "active": 1, "waiting": 0}]
+
+
+def test_a_slot_given_to_a_client_that_hangs_up_goes_on() -> None:
+    """It was let in and is gone before its Tick: the next one has the slot, and none is lost."""
+    it = Scheduling()
+    first, second = it.arrive("first"), it.arrive("second")
+    it.output(first, 1, finish="stop")
+    third = it.arrive("third")  # before the Tick: the slot is the second one's
+    assert (second.phase, third.phase) == (Phase.READY, Phase.QUEUED)
+    it.hang_up(second)
+    it.ticks()
+    assert third.phase is Phase.RUNNING
+    assert it.scheduler.describe()["models"] == [{"model": "sim", "active": 1, "waiting": 0}]
+    assert [event.reason for event in it.published(RequestTurnedAway)] == ["client_gone"]  # type: ignore[union-attr]
+
+
+def test_only_so_many_tenants_are_named() -> None:
+    """However many names are invented, there is one label more at most; a tenant may have the name of all others."""
+    it = Scheduling(RoutingSettings(policy="kv", active_max=64))
+    tenants = ["other", "other", *(f"tenant-{number}" for number in range(20)), "tenant-7"]
+    requests = [it.arrive(f"r{number}", tenant=tenant) for number, tenant in enumerate(tenants)]
+    rows = it.scheduler.describe()["tenants"]
+    assert len({row["tenant"] for row in rows}) == len(rows) == 16
+    assert sum(row["active"] for row in rows) == len(requests)
+    assert {"model": "sim", "tenant": "tenant-7", "active": 2} in rows
+    for each in requests:
+        it.output(each, 1, finish="stop")
+    assert it.scheduler.describe()["tenants"] == []
+
+
+def test_a_light_prompt_is_sent_in_the_step_of_its_arrival_and_a_long_one_in_a_tick() -> None:
+    """Where none is held. Beside a held one it is planned with that."""
+    it = Scheduling(HOLDING)
+    light = it.arrive("light", 300)
+    assert light.phase is Phase.RUNNING
+    it.output(light, 1, finish="stop")
+    long = it.arrive("long", 5000)
+    assert long.phase is Phase.HELD
+    assert it.arrive("beside", 300).phase is Phase.HELD
+    it.ticks()
+    assert it.routed == ["light", "beside", "long"][: len(it.routed)]
+    assert "beside" in it.routed
+
+
+def test_a_declined_request_that_waits_in_vain_has_an_end() -> None:
+    """The log's last word of it is not that a worker declined; nor has it a RequestQueued."""
+    it = Scheduling(HOLDING)
+    first = it.arrive("first", 5000)
+    it.ticks()
+    it.feed(AttemptBroke(first.id, 0, WorkerDeclined("5000")))
+    it.ticks()
+    assert (first.phase, first.declined) == (Phase.HELD, 1)
+    it.hang_up(first)
+    assert [event.outcome for event in it.published(RequestFinished)] == ["declined"]  # type: ignore[union-attr]
+    assert [event.reason for event in it.published(RequestTurnedAway)] == ["client_gone"]  # type: ignore[union-attr]
+    assert it.published(RequestQueued) == []
+    assert len(it.scheduler.held) == 0
+
+
+def test_a_decline_counts_until_the_worker_should_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No longer; and after so many declines the request goes where it costs least."""
+    monkeypatch.setattr(request_scheduler, "DECLINED_MAX", 2)
+    it = Scheduling(RoutingSettings(policy="time", hold_max_ms=60_000, prefill_us_per_token_m=50_000))
+    only = it.arrive("only", 5000)
+    it.ticks()
+    seen = [(only.phase, only.attempt)]
+    for attempt in range(2):
+        it.feed(AttemptBroke(only.id, attempt, WorkerDeclined("1000")))
+        for wait_us in (49_000, 2_000):
+            it.ticks(wait_us)
+            seen.append((only.phase, only.attempt))
+    running = [(Phase.RUNNING, 0), (Phase.HELD, 1), (Phase.RUNNING, 1), (Phase.RUNNING, 2), (Phase.RUNNING, 2)]
+    assert seen == running
+
+
+def test_a_restatement_names_what_the_fold_would_have() -> None:
+    """Worker, weight, and when each prefill was expected to begin; nothing of the latter once it is done."""
+    it = Scheduling(RoutingSettings(policy="kv", active_max=8))
+    waiting, done = it.arrive("waiting"), it.arrive("done")
+    it.output(done, 1)
+    assert waiting.routed is not None
+    assert done.routed is not None
+    told = dict(restated_requests(it.scheduler.restated("test")))
+    assert told[waiting.id, 0].begins_us == in_flight(waiting.routed).begins_us
+    assert told[done.id, 0] == in_flight(done.routed).prefilled()
+
+
+def test_the_log_has_an_error_where_the_last_output_cannot_continue_the_answer() -> None:
+    """Not a success that the client never saw."""
+    it = Scheduling(workers=2)
+    one = it.arrive("one")
+    one.answer.compares = True  # type: ignore[attr-defined]  # as for an answer that carries state
+    it.output(one, 5, 6)
+    it.feed(AttemptBroke(one.id, 0, WorkerDisconnected("gone")))
+    it.ticks()
+    it.output(one, 5, 7, finish="stop")
+    outcomes = [event.outcome for event in it.published(RequestFinished)]  # type: ignore[union-attr]
+    assert outcomes == ["worker_lost", "error"]
+    (failed,) = it.done(Fail)
+    assert isinstance(cast(Fail, failed).error, GenerationFailed)
+
+
+def test_a_defect_of_one_decision_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller gets the error; the slot is free, and others are served."""
+    it = Scheduling()
+    monkeypatch.setattr(request_scheduler, "decide", lambda *_: 1 / 0)
+    it.arrive("unlucky")
+    (failed,) = it.done(Fail)
+    assert isinstance(cast(Fail, failed).error, ZeroDivisionError)
+    monkeypatch.undo()
+    assert it.arrive("next").phase is Phase.RUNNING
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["arrive", "long", "token", "end", "break", "leave", "decline", "refuse", "stop", "hang up",
+                         "load", "tick", "later"]),
+        st.integers(0, 5),
+    ),
+    max_size=60,
+)  # fmt: skip
+
+
+def _event(kind: str, of: RoutedRequest, now_us: int) -> SchedulerEvent:
+    errors = {
+        "break": WorkerDisconnected("gone"), "leave": WorkerLeaving("leaves"), "decline": WorkerDeclined("900"),
+        "refuse": CallerError("too long"),
+    }  # fmt: skip
+    if kind in errors:
+        return AttemptBroke(of.id, of.attempt, errors[kind])
+    if kind == "stop":
+        return ReaderStopped(of.id, "stop")
+    if kind == "hang up":
+        return ClientGone(of.id, "client_gone", "abort")
+    if kind == "load":
+        return LoadChanged()
+    return OutputArrived(of.id, of.attempt, Output(tokens=(1,), finish="stop" if kind == "end" else None), now_us)
+
+
+@given(EVENTS, st.sampled_from([HOLDING, RoutingSettings(policy="kv", active_max=1, queue_max=3)]))
+@settings(deadline=None, max_examples=150)
+def test_whatever_happens_every_request_has_one_end_and_every_decision_one(
+    happened: list[tuple[str, int]], by: RoutingSettings
+) -> None:
+    """One phase and one place for each request, one decision in a step at most, no output behind the end; and when all
+    have ended nothing is left of them."""
+    it = Scheduling(by, workers=2)
+    requests: list[RoutedRequest] = []
+    hung_up = set[str]()
+    for number, (kind, which) in enumerate(happened):
+        if kind in {"arrive", "long"}:
+            requests.append(it.arrive(f"r{number}", 3000 if kind == "long" else 20, tenant=f"t{which}"))
+        elif kind in {"tick", "later"}:
+            it.ticks(which * (300_000 if kind == "later" else 0))
+        elif requests:
+            of = requests[which % len(requests)]
+            if kind == "hang up" and of.phase is not Phase.ENDED:
+                hung_up.add(of.id)
+            published = [
+                each.event for each in it.feed(_event(kind, of, it.agenda.now_us)) if isinstance(each, Publish)
+            ]
+            made = sum(isinstance(event, RequestRouted) for event in published)
+            assert made == 0 or not any(isinstance(event, RequestFinished) for event in published)
+            assert made <= 1
+        _check(it, requests)
+    it.feed(Draining())
+    it.ticks(10_000_000)
+    for each in requests:
+        if each.phase is not Phase.ENDED:
+            hung_up.add(each.id)
+            it.hang_up(each)
+    ended = [each.request.id for each in it.commands if isinstance(each, Complete | Fail)]
+    assert len(ended) == len(set(ended))
+    assert {each.id for each in requests} == set(ended) | hung_up
+    routed = [(event.request, event.attempt) for event in it.published(RequestRouted)]  # type: ignore[union-attr]
+    finished = [(event.request, event.attempt) for event in it.published(RequestFinished)]  # type: ignore[union-attr]
+    assert sorted(routed) == sorted(finished)
+    assert len(it.done(Send)) == len(routed)
+    assert not it.scheduler.requests
+    assert not len(it.scheduler.held)
+    for queue in it.scheduler._queues.values():
+        assert (queue.active, queue.coming, len(queue.fair_queue)) == (0, 0, 0)
+    assert all(kind in {"plan", "refresh"} for kind, _ in it.scheduler._timers._by_key)
+
+
+def _check(it: Scheduling, requests: list[RoutedRequest]) -> None:
+    """Each is where its phase says, and nowhere else."""
+    queues = it.scheduler._queues.values()
+    for each in requests:
+        queued = any(each in queue.fair_queue for queue in queues)
+        assert queued == (each.phase is Phase.QUEUED)
+        assert (each in it.scheduler.held) == (each.phase is Phase.HELD)
+        assert (each.routed is not None) == (each.phase is Phase.RUNNING)
+        assert (each.id in it.scheduler.requests) == (each.phase is not Phase.ENDED)
+    with_slot = sum(each.placed_us >= 0 for each in requests)
+    assert sum(queue.active for queue in queues) == with_slot
+
+
+def test_nothing_comes_of_events_that_come_too_late() -> None:
+    """Of an attempt that is over, or of a request that has ended."""
+    it = Scheduling(workers=2)
+    one = it.arrive("one")
+    it.feed(AttemptBroke(one.id, 0, WorkerDisconnected("gone")))
+    it.ticks()
+    assert one.attempt == 1
+    assert it.feed(AttemptBroke(one.id, 0, WorkerDisconnected("again"))) == []
+    assert it.feed(OutputArrived(one.id, 0, Output(tokens=(1,)), 0)) == []
+    it.output(one, 1, finish="stop")
+    for late in (
+        ReaderStopped(one.id, "stop"),
+        ClientGone(one.id, "client_gone", "abort"),
+        OutputArrived(one.id, 1, Output(), 0),
+    ):
+        assert it.feed(late) == []
+
+
+def test_without_any_worker_the_request_does_not_wait() -> None:
+    """The decision says why."""
+    it = Scheduling(workers=0)
+    it.arrive("alone")
+    (failed,) = it.done(Fail)
+    assert isinstance(cast(Fail, failed).error, NoWorkers)
