@@ -7,17 +7,12 @@ MemoryBacklog is a worker's, whose cache can be restated if the events are lost 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from core.codec import READABLE, encode_event
 from core.events import Event
 from streams.outbox.source_chain import SealedMessage
-
-LateEvent = Callable[[], Event]
-"""An event that is made only when its message is sealed, or when it is written to a journal."""
-Item = Event | LateEvent
 
 ENVELOPE_BYTES = 512
 """More than what a message takes beside its events."""
@@ -40,8 +35,6 @@ class OutboxLimits:
     """The same in bytes, in memory; a journal has its capacity instead."""
     journal_events_max: int = 262_144
     """Events not yet sealed in a journal: each is also ahead of the fold, and that is kept in memory."""
-    late_event_bytes: int = 4096
-    """What an event that is not made yet counts as."""
     pace_s: float = 0.002
     """From one message's first append to the next one's at least: what happens meanwhile goes with it, since the
     broker's answer costs as much for one event as for many. What comes after a pause goes at once."""
@@ -97,11 +90,11 @@ class Backlog(Protocol):
     def __len__(self) -> int:
         """Events that wait."""
 
-    def offer(self, item: Item) -> bool:
-        """True if the item waits now; False, and nothing changed, if that would pass a bound. EventTooLarge if it can
+    def offer(self, event: Event) -> bool:
+        """True if the event waits now; False, and nothing changed, if that would pass a bound. EventTooLarge if it can
         never be said."""
 
-    def restate(self, item: Item) -> bool:
+    def restate(self, event: Event) -> bool:
         """The same for what stands for all that was dropped: only the last bound holds it back."""
 
     def clear(self) -> int:
@@ -120,15 +113,11 @@ class Backlog(Protocol):
         """Another ended our chain: nothing more is taken. Returns how many events are lost by that."""
 
 
-class _Entry:
-    __slots__ = ("bounded", "encoded", "item", "readable", "size")
-
-    def __init__(self, item: Item, limits: OutboxLimits, *, bounded: bool) -> None:
-        self.item = item
-        self.bounded = bounded
-        self.encoded = None if callable(item) else encoded(item, limits)
-        self.readable = isinstance(item, READABLE)
-        self.size = limits.late_event_bytes if self.encoded is None else len(self.encoded)
+class _Entry(NamedTuple):
+    encoded: bytes
+    readable: bool
+    bounded: bool
+    """Whether it counts for the bounds: a restatement does not."""
 
 
 class MemoryBacklog:
@@ -155,17 +144,17 @@ class MemoryBacklog:
     def held(self) -> BacklogSize:
         return BacklogSize(len(self), self._bytes, self._limits.pending_bytes_max)
 
-    def offer(self, item: Item) -> bool:
-        entry = _Entry(item, self._limits, bounded=True)
+    def offer(self, event: Event) -> bool:
+        data = encoded(event, self._limits)
         full = self._bounded_events + 1 > self._limits.pending_events_max
-        if full or self._bounded_bytes + entry.size > self._limits.pending_bytes_max:
+        if full or self._bounded_bytes + len(data) > self._limits.pending_bytes_max:
             return False
-        self._add(entry)
+        self._add(event, data, bounded=True)
         return True
 
-    def restate(self, item: Item) -> bool:
-        """The item waits, whatever the bounds say."""
-        self._add(_Entry(item, self._limits, bounded=False))
+    def restate(self, event: Event) -> bool:
+        """The event waits, whatever the bounds say."""
+        self._add(event, encoded(event, self._limits), bounded=False)
         return True
 
     def clear(self) -> int:
@@ -180,13 +169,12 @@ class MemoryBacklog:
         readable = True
         while self._entries and len(encodings) < self._limits.events_max:
             entry = self._entries[0]
-            made = self._made(entry)
-            if encodings and len(made) > room:
+            if encodings and len(entry.encoded) > room:
                 break
             self._count(self._entries.popleft(), -1)
-            encodings.append(made)
+            encodings.append(entry.encoded)
             readable = readable and entry.readable
-            room -= len(made)
+            room -= len(entry.encoded)
         return Batch(encodings, readable)
 
     def seal(self, sealed: SealedMessage) -> None:
@@ -198,24 +186,14 @@ class MemoryBacklog:
     def abandon(self) -> int:
         return self.clear()
 
-    def _made(self, entry: _Entry) -> bytes:
-        """The entry's encoding, made now if it was not before."""
-        if callable(entry.item):
-            self._count(entry, -1)
-            entry.item = entry.item()
-            entry.encoded = encoded(entry.item, self._limits)
-            entry.readable = isinstance(entry.item, READABLE)
-            entry.size = len(entry.encoded)
-            self._count(entry, 1)
-        assert entry.encoded is not None
-        return entry.encoded
-
-    def _add(self, entry: _Entry) -> None:
+    def _add(self, event: Event, data: bytes, *, bounded: bool) -> None:
+        entry = _Entry(data, isinstance(event, READABLE), bounded)
         self._entries.append(entry)
         self._count(entry, 1)
 
     def _count(self, entry: _Entry, sign: int) -> None:
-        self._bytes += sign * entry.size
+        size = sign * len(entry.encoded)
+        self._bytes += size
         if entry.bounded:
             self._bounded_events += sign
-            self._bounded_bytes += sign * entry.size
+            self._bounded_bytes += size

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from core.codec import READABLE
 from core.errors import Corrupt
+from core.events import Event
 from core.ids import SourceId, StreamName
-from streams.outbox.backlog import ENVELOPE_BYTES, BacklogSize, Batch, Item, OutboxLimits, encoded
+from streams.outbox.backlog import ENVELOPE_BYTES, BacklogSize, Batch, OutboxLimits, encoded
 from streams.outbox.journal_file import (
     ALIGN,
     EVENT,
@@ -117,11 +118,11 @@ class Journal:
 
     # --- Backlog -----------------------------------------------------------------------------------------------
 
-    def offer(self, item: Item) -> bool:
-        return self._events < self._events_max and self._put(item, self._reserve)
+    def offer(self, event: Event) -> bool:
+        return self._events < self._events_max and self._put(event, self._reserve)
 
-    def restate(self, item: Item) -> bool:
-        return self._put(item, 0)
+    def restate(self, event: Event) -> bool:
+        return self._put(event, 0)
 
     def clear(self) -> int:
         dropped, self._events, self._bytes, self._next = self._events, 0, 0, self._tail
@@ -221,8 +222,7 @@ class Journal:
 
     # -----------------------------------------------------------------------------------------------------------
 
-    def _put(self, item: Item, reserve: int) -> bool:
-        event = item() if callable(item) else item
+    def _put(self, event: Event, reserve: int) -> bool:
         data = encoded(event, self._limits)
         kind = READABLE_EVENT if type(event) in _READABLE else EVENT
         length = len(data)

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from core.clock import Clock
 from core.codec import CHAIN_START, decode_message, digest
 from core.errors import Corrupt, Refused, Unavailable, WrongSequence
+from core.events import Event
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from streams.log import EventLog, Record
-from streams.outbox.backlog import Backlog, BacklogSize, EventTooLarge, Item, MemoryBacklog, OutboxLimits
+from streams.outbox.backlog import Backlog, BacklogSize, EventTooLarge, MemoryBacklog, OutboxLimits
 from streams.outbox.source_chain import SealedMessage, chain_digest, seal
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Outbox:
         chain_key: bytes,
         clock: Clock,
         *,
-        on_overflow: Callable[[], Sequence[Item]],
+        on_overflow: Callable[[], Sequence[Event]],
         on_superseded: Callable[[Record], None],
         limits: OutboxLimits = DEFAULT_LIMITS,
         backlog: Backlog | None = None,
@@ -93,7 +94,7 @@ class Outbox:
         self._closed = False
         self._discarding = False
         self._restatement_due = False
-        self._last_word: Item | None = None
+        self._last_word: Event | None = None
         """What is said instead of a restatement."""
         self._retry_s = limits.retry_min_s
         self._away_since_ms: int | None = None
@@ -155,13 +156,13 @@ class Outbox:
         """What is put from now on is counted as dropped; the backlog is not touched any more."""
         self._closed = True
 
-    def put(self, item: Item) -> None:
-        """The event (or what makes it when its message is sealed) waits to be appended, or is counted as dropped."""
+    def put(self, event: Event) -> None:
+        """The event waits to be appended, or is counted as dropped."""
         if self.drops:
             self.counts.dropped_events += 1
             return
         try:
-            waits = self._backlog.offer(item)
+            waits = self._backlog.offer(event)
         except EventTooLarge as error:
             self._not_said(error)
             return
@@ -170,12 +171,12 @@ class Outbox:
         if self._idling:
             self._wake.set()
 
-    def finish(self, item: Item) -> None:
+    def finish(self, event: Event) -> None:
         """The last event is put: where others are dropped, it comes instead of what would be said anew after them."""
         if self._discarding and not self.ended:
-            self._last_word = item
+            self._last_word = event
         else:
-            self.put(item)
+            self.put(event)
 
     async def drain(self, timeout_s: float) -> bool:
         """True once the log has acknowledged all; False if it has not in time, or never will."""
@@ -235,9 +236,9 @@ class Outbox:
         self._discarding = self._restatement_due = False
         self.counts.restated += 1
         alone = not self._backlog
-        for item in self._on_overflow() if self._last_word is None else [self._last_word]:
+        for event in self._on_overflow() if self._last_word is None else [self._last_word]:
             try:
-                if self._backlog.restate(item):
+                if self._backlog.restate(event):
                     continue
             except EventTooLarge as error:
                 self._not_said(error)

@@ -12,7 +12,7 @@ from core.events import CacheCleared, Event
 from core.ids import SourceId, StreamSeq
 from core.subjects import kv_stream, subject
 from streams.log import EventLog, Record
-from streams.outbox.backlog import Backlog, Item, OutboxLimits
+from streams.outbox.backlog import Backlog, OutboxLimits
 from streams.outbox.outbox import Outbox
 
 KV = kv_stream(0)
@@ -32,11 +32,11 @@ class Owner:
     """Who an outbox calls."""
 
     def __init__(self) -> None:
-        self.restatement: Sequence[Item] = [RESTATED]
+        self.restatement: Sequence[Event] = [RESTATED]
         self.restated = 0
         self.superseded: list[Record] = []
 
-    def restate(self) -> Sequence[Item]:
+    def restate(self) -> Sequence[Event]:
         self.restated += 1
         return self.restatement
 

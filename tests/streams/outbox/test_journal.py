@@ -88,7 +88,7 @@ def test_a_file_without_a_header_is_corrupt(tmp_path: Path, length: int) -> None
 def test_readable_messages(tmp_path: Path) -> None:
     """Events of low rate are JSON out of a journal as out of memory, and only if they are alone."""
     journal = new_journal(tmp_path)
-    assert journal.offer(lambda: ReplicaLeft(reason="x"))
+    assert journal.offer(ReplicaLeft(reason="x"))
     assert seal_next(journal).payload.startswith(b"{")
     assert journal.offer(ReplicaLeft(reason="x"))
     put(journal, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from core.clock import ManualClock
 from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
 from core.errors import Refused
-from core.events import Event, WorkerLost
+from core.events import WorkerLost
 from core.ids import SourceId, StreamSeq
 from streams.memory.memory_log import MemoryLog
 from streams.outbox.backlog import OutboxLimits
@@ -132,24 +131,6 @@ async def test_the_last_word_is_not_dropped(log: MemoryLog, owner: Owner) -> Non
     calm = outbox_on(log, owner)
     calm.finish(said("left"))
     assert calm.depth == 1
-
-
-async def test_late_events(log: MemoryLog, owner: Owner) -> None:
-    """An event may be made when its message is sealed; it keeps its place, and is made once."""
-    made: list[int] = []
-
-    def make(i: int) -> Callable[[], Event]:
-        return lambda: made.append(i) or said(i)  # type: ignore[func-returns-value]
-
-    outbox = outbox_on(log, owner, OutboxLimits(message_bytes_max=600, late_event_bytes=10))
-    for i in range(20):
-        outbox.put(make(i) if i % 2 else said(i))
-    assert made == []
-    async with running(outbox):
-        assert await outbox.drain(5)
-    assert made == list(range(1, 20, 2))
-    assert reasons(await messages(log)) == [str(i) for i in range(20)]
-    assert outbox.bytes == 0
 
 
 @pytest.mark.parametrize("id_first", [False, True])
