@@ -28,7 +28,7 @@ from api.process.runtime_tuning import tune_garbage_collection
 from bench.figures import MICRO, Figure, main
 from core.block_spans import stretch
 from core.clock import SystemClock
-from core.codec import encode_event
+from core.codec import digest, encode_event
 from core.events import BlocksStored, Event, RequestFinished, RequestPrefilled, RequestRouted
 from core.ids import RequestId, SourceId, StreamName, StreamSeq, WorkerId, new_id
 from core.prompt import Prompt
@@ -43,7 +43,7 @@ from streams.jetstream.jetstream_log import JetStreamLog
 from streams.outbox.backlog import Backlog, MemoryBacklog, OutboxLimits
 from streams.outbox.journal import Journal, identity
 from streams.outbox.outbox import Outbox
-from streams.outbox.source_chain import chain_digest, seal
+from streams.outbox.source_chain import seal
 from streams.topology import Topology
 
 NAMESPACE = "bench"
@@ -252,7 +252,7 @@ def through(held: Journal, messages: Iterable[Sequence[Event]]) -> None:
         taken, at = held.take(), held.standing
         sealed = seal(held.source, at.n_acked, at.head, 1, taken.encodings, readable=taken.readable)
         held.seal(sealed)
-        held.acknowledge(at.n_acked + 1, chain_digest(sealed, CHAIN_KEY), 1)
+        held.acknowledge(at.n_acked + 1, digest(sealed.payload, CHAIN_KEY), 1)
 
 
 def step(what: str, work: Callable[[], object], requests: int = 2000) -> Figure:
@@ -296,7 +296,7 @@ async def reader_cost(log: JetStreamLog, batch: int) -> Figure:
             sealed = seal(source, n, heads[stream], 1, [encode_event(e) for e in told[stream]], readable=False)
             where = subject(NAMESPACE, stream, source)
             seqs[stream] = await log.append(stream, where, sealed.payload, sealed.message_id(source), seqs[stream])
-            heads[stream] = chain_digest(sealed, CHAIN_KEY)
+            heads[stream] = digest(sealed.payload, CHAIN_KEY)
     for stream in heads:
         state.open(stream, (await log.state(stream)).epoch)
     began_s = time.process_time()

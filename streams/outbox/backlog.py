@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from core.codec import READABLE, encode_event
 from core.events import Event
-from streams.outbox.source_chain import SealedMessage
+from core.ids import SourceId
 
 ENVELOPE_BYTES = 512
 """More than what a message takes beside its events."""
@@ -65,6 +65,18 @@ class Batch(NamedTuple):
     encodings: list[bytes]
     readable: bool
     """Whether all are of low rate (`core.codec.READABLE`)."""
+
+
+class SealedMessage(NamedTuple):
+    """What an append carries: fixed from the moment when it is first offered to the log until the log has it."""
+
+    n: int
+    payload: bytes
+    events: int
+
+    def message_id(self, source: SourceId) -> str:
+        """What tells the broker that an offer is a repeat."""
+        return f"{source}:{self.n}"
 
 
 class BacklogSize(NamedTuple):

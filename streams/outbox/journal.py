@@ -18,7 +18,7 @@ from core.codec import READABLE
 from core.errors import Corrupt
 from core.events import Event
 from core.ids import SourceId, StreamName
-from streams.outbox.backlog import ENVELOPE_BYTES, BacklogSize, Batch, OutboxLimits, encoded
+from streams.outbox.backlog import ENVELOPE_BYTES, BacklogSize, Batch, OutboxLimits, SealedMessage, encoded
 from streams.outbox.journal_file import (
     ALIGN,
     EVENT,
@@ -32,7 +32,6 @@ from streams.outbox.journal_file import (
     next_lap,
     size_of,
 )
-from streams.outbox.source_chain import SealedMessage
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from core.ids import StreamSeq
 from core.keys import DeploymentKey
 from core.subjects import ROUTING, subject
 from streams.log import EventLog, Record
-from streams.outbox.backlog import OutboxLimits
+from streams.outbox.backlog import OutboxLimits, SealedMessage
 from streams.outbox.journal import Journal, identity
 from streams.outbox.journal_file import DRAFT_SUFFIX, SUFFIX
-from streams.outbox.source_chain import SealedMessage, chain_digest, seal
+from streams.outbox.source_chain import seal
 
 SETTLE_MAX = 8
 """How often in one go the place in the log is found anew when another writes there too."""
@@ -68,7 +68,7 @@ class JournalDrain:
         while (sealed := self._next()) is not None:
             message_id = sealed.message_id(self._journal.source)
             seq = await self._log.append(ROUTING, self._subject, sealed.payload, message_id, self._last_seq)
-            self._acknowledge(sealed.n, chain_digest(sealed, self._chain_key), seq)
+            self._acknowledge(sealed.n, digest(sealed.payload, self._chain_key), seq)
             self._last_seq = seq
             self._note_end(decode_message(sealed.payload))
             events += sealed.events

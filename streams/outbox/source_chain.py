@@ -1,24 +1,422 @@
-"""A sealed message: fixed from the moment when it is first offered to the log until the log has it."""
+"""SourceChain: the machine of one source's chain in one stream, from events to messages that stand in the log.
+
+1. One append in flight. Events that happen meanwhile go into the next message, so batches grow by themselves.
+2. A message is sealed when it is first offered: source, n, the digest of the message before it and its events are
+   fixed then. It is offered with the same bytes until the log has it; never dropped, merged or renumbered.
+3. Every append states the subject's last sequence as far as the chain knows it. If the log disagrees, its last message
+   tells why. It is the one in flight (an earlier try was stored), or another's (the chain is superseded and stops), or
+   it is not the last one known (the log was cut or rolled back, or retention took it: send on, then restate).
+4. Events that wait are bounded. An overflow drops all that is not sealed, and discards until the message in flight is
+   acknowledged; then the owner restates its whole state.
+5. They wait in a backlog: in memory, or in a journal from which a successor goes on.
+
+Three drivers: `streams.outbox.outbox` in an event loop, `streams.outbox.journal_recovery` for the chains of dead
+processes, and `replay.simulate.simulated_log` in virtual time.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from core.codec import decode_message, digest, encode_message, encode_readable
-from core.events import UnknownEvent
-from core.ids import SourceId
+import msgspec
+
+from core.codec import CHAIN_START, decode_message, digest, encode_message, encode_readable
+from core.errors import Corrupt, Refused, Unavailable, WrongSequence
+from core.events import Event, UnknownEvent
+from core.ids import LOST_SUFFIX, SourceId, StreamSeq
+from core.machine import Tick
+from streams.log import Record
+from streams.outbox.backlog import Backlog, BacklogSize, EventTooLarge, MemoryBacklog, OutboxLimits, SealedMessage
+
+DEFAULT_LIMITS = OutboxLimits()
+
+_logger = logging.getLogger(__name__)
 
 
-class SealedMessage(NamedTuple):
-    """What an append carries."""
+class Start(msgspec.Struct, frozen=True):
+    """The driver begins, or begins again after it was interrupted: an append without an answer is offered again."""
 
-    n: int
+
+class Put(msgspec.Struct, frozen=True):
+    """The event waits to be appended, or is counted as dropped."""
+
+    event: Event
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """The last event is put: where others are dropped, it comes instead of the restatement after them."""
+
+    event: Event
+
+
+class Close(msgspec.Struct, frozen=True):
+    """Events that are put from now on are counted as dropped; the backlog is not touched any more."""
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """The log has the message in flight, at this sequence."""
+
+    seq: StreamSeq
+
+
+class LastRead(msgspec.Struct, frozen=True):
+    """The last message of the subject; None if there is none."""
+
+    record: Record | None
+
+
+class LogFailed(msgspec.Struct, frozen=True):
+    """The append or the read failed. Unavailable and WrongSequence pass; any other error stops the chain."""
+
+    error: Exception
+
+
+class Restated(msgspec.Struct, frozen=True):
+    """The owner's whole state."""
+
+    events: Sequence[Event]
+
+
+ChainEvent = Start | Put | Finish | Close | Acknowledged | LastRead | LogFailed | Restated
+
+
+class Append(NamedTuple):
+    """Append the message; answered by Acknowledged or LogFailed."""
+
     payload: bytes
-    events: int
+    message_id: str
+    expected_seq: StreamSeq
 
-    def message_id(self, source: SourceId) -> str:
-        """What tells the broker that an offer is a repeat."""
-        return f"{source}:{self.n}"
+
+class ReadLast(NamedTuple):
+    """Read the last message of the subject; answered by LastRead or LogFailed."""
+
+
+class AskRestatement(NamedTuple):
+    """Ask the owner for its whole state; answered by Restated. Events that it puts from now on follow that state."""
+
+
+class Superseded(NamedTuple):
+    """Another ended the chain by this message. Nothing is appended any more."""
+
+    record: Record
+
+
+class Stopped(NamedTuple):
+    """The log refuses for good, or the chain cannot go on. Nothing is appended any more."""
+
+    error: Exception
+
+
+ChainCommand = Append | ReadLast | AskRestatement | Superseded | Stopped
+
+
+@dataclass(slots=True)
+class ChainCounts:
+    """Counts of messages and events since the chain was made."""
+
+    stored: int = 0
+    """Messages acknowledged."""
+    settled: int = 0
+    """Messages of which an unanswered try had been stored after all."""
+    retried: int = 0
+    """Appends that have to be made again."""
+    refused: int = 0
+    """Messages that the log refused for good: 0, or 1 and the end."""
+    cut: int = 0
+    """Times that the log did not end at the last message acknowledged."""
+    overflows: int = 0
+    restated: int = 0
+    """Times that the owner restated its whole state."""
+    dropped_events: int = 0
+
+
+class SourceChain:
+    """See the module's text. One driver owns it; to resume a chain, it sets `n_acked`, `head`, `last_seq` and `sealed`
+    before Start."""
+
+    def __init__(
+        self,
+        subject: str,
+        source: SourceId,
+        chain_key: bytes,
+        limits: OutboxLimits = DEFAULT_LIMITS,
+        backlog: Backlog | None = None,
+    ) -> None:
+        self.subject = subject
+        self.source = source
+        self.due_us: int | None = None
+        self.wall_offset_ms = 0
+        """The wall clock less `now_us`; the driver keeps it right."""
+        self.counts = ChainCounts()
+        self.n_acked = 0
+        """Messages acknowledged; the n of the next one to be."""
+        self.head = CHAIN_START
+        """Digest of the last message acknowledged."""
+        self.last_seq = StreamSeq(0)
+        """Where the subject ends, as far as the chain knows."""
+        self.error: Exception | None = None
+        """Why nothing is appended any more; None while all is well."""
+        self.superseded: Record | None = None
+        """The message by which another ended the chain."""
+        self._chain_key = chain_key
+        self._limits = limits
+        self._backlog = MemoryBacklog(limits) if backlog is None else backlog
+        self.sealed: SealedMessage | None = None
+        """The message in flight."""
+        self._is_idle = False
+        """Whether `due_us` is that of a look at the subject's end, since there is nothing to append."""
+        self._is_closed = False
+        self._is_discarding = False
+        self._restatement_due = False
+        self._last_event: Event | None = None
+        """It comes instead of a restatement."""
+        self._next_start_us = 0
+        """No message is sealed before it."""
+        self._retry_us = _microseconds(limits.retry_min_s)
+        self._away_since_us: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.subject} n {self.n_acked}, {self.depth} events wait>"
+
+    @property
+    def depth(self) -> int:
+        """Events that the log has not acknowledged."""
+        return len(self._backlog) + (self.sealed.events if self.sealed else 0)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the log has not acknowledged."""
+        return self._backlog.encoded_bytes + (len(self.sealed.payload) if self.sealed else 0)
+
+    @property
+    def held(self) -> BacklogSize:
+        """How full the backlog is; the message in flight is not counted."""
+        return self._backlog.held
+
+    @property
+    def n_next(self) -> int:
+        """The n of the next message to be sealed."""
+        return self.n_acked + (1 if self.sealed else 0)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the log holds all that was put, or a restatement of it."""
+        return not self.depth and not self._restatement_due
+
+    @property
+    def drops(self) -> bool:
+        """Whether an event that is put now is dropped: the chain has ended, or it overflowed and the log is still away;
+        then a restatement will follow."""
+        return self._is_discarding or self.error is not None or self.superseded is not None or self._is_closed
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will be appended any more."""
+        return self.error is not None or self.superseded is not None or self._is_closed
+
+    def away_us(self, now_us: int) -> int:
+        """For how long the log has acknowledged nothing though something waits, or would, had it not refused for good;
+        0 while all is well."""
+        if self._away_since_us is None or (self.idle and self.error is None):
+            return 0
+        return now_us - self._away_since_us
+
+    def step(self, event: ChainEvent | Tick, now_us: int) -> Sequence[ChainCommand]:
+        """See `core.machine.Machine`."""
+        if isinstance(event, Put):  # by far the most: 2.0 us each in an outbox, 2.6 if it is matched like the others
+            self._put(event.event, now_us)
+            return ()
+        match event:
+            case Tick():
+                return self._tick(now_us)
+            case Acknowledged(seq):
+                self._acknowledge(seq, now_us)
+            case Finish(last):
+                self._finish(last, now_us)
+            case LogFailed(error):
+                return self._fail(error, now_us)
+            case LastRead(record):
+                return self._settle(record, now_us)
+            case Restated(events):
+                self._restate(events, now_us)
+            case Start():
+                self._schedule(now_us)
+            case Close():
+                self._is_closed = True
+                self._is_idle, self.due_us = False, None
+        return ()
+
+    def _put(self, event: Event, now_us: int) -> None:
+        if self.drops:
+            self.counts.dropped_events += 1
+            return
+        try:
+            waits = self._backlog.offer(event)
+        except EventTooLarge as error:
+            self._drop(error)
+            return
+        if not waits:
+            self._overflow()
+        if self._is_idle:
+            self._schedule(now_us)
+
+    def _finish(self, event: Event, now_us: int) -> None:
+        if self.ended or not self._is_discarding:
+            self._put(event, now_us)
+        if self._is_discarding:
+            self._last_event = event
+
+    def _overflow(self) -> None:
+        self.counts.overflows += 1
+        self.counts.dropped_events += 1 + self._backlog.clear()
+        self._is_discarding = self._restatement_due = True
+        _logger.warning("a chain overflowed, will restate: %r", self)
+
+    def _drop(self, error: EventTooLarge) -> None:
+        """An event that no message can hold is dropped: it would end the chain."""
+        self.counts.dropped_events += 1
+        _logger.error("an event is dropped: %s: %r", error, self)
+
+    def _schedule(self, now_us: int) -> None:
+        """The next Tick is set; nothing is asked of the log now."""
+        self._is_idle = False
+        if self.sealed is not None or self._restatement_due:
+            self.due_us = now_us
+        elif self._backlog:  # events gather until the next message may start; after a pause it starts at once
+            self.due_us = max(now_us, self._next_start_us)
+        else:
+            self._is_idle = True
+            self.due_us = now_us + _microseconds(self._limits.idle_check_s)
+
+    def _tick(self, now_us: int) -> Sequence[ChainCommand]:
+        if self.due_us is None or now_us < self.due_us:
+            return ()
+        due_us, self.due_us, self._is_idle = self.due_us, None, False
+        if self.sealed is not None:
+            return self._offer(self.sealed)
+        if self._restatement_due:
+            self._is_discarding = self._restatement_due = False
+            if self._last_event is None:
+                return (AskRestatement(),)
+            self._restate([self._last_event], now_us)
+            return ()
+        if self._backlog:
+            self._next_start_us = due_us + _microseconds(self._limits.pace_s)
+            return self._offer(self._seal(now_us))
+        return (ReadLast(),)
+
+    def _seal(self, now_us: int) -> SealedMessage:
+        batch, now_ms = self._backlog.take(), now_us // 1000 + self.wall_offset_ms
+        sealed = seal(self.source, self.n_acked, self.head, now_ms, batch.encodings, readable=batch.readable)
+        self.sealed = sealed
+        self._backlog.seal(sealed)
+        return sealed
+
+    def _offer(self, sealed: SealedMessage) -> Sequence[ChainCommand]:
+        return (Append(sealed.payload, sealed.message_id(self.source), self.last_seq),)
+
+    def _acknowledge(self, seq: StreamSeq, now_us: int) -> None:
+        sealed, self.sealed = self.sealed, None
+        assert sealed is not None
+        assert sealed.n == self.n_acked
+        self.last_seq = seq
+        self.head = digest(sealed.payload, self._chain_key)
+        self.n_acked += 1
+        self.counts.stored += 1
+        self._backlog.acknowledge(self.n_acked, self.head, seq)
+        self._note_answer()
+        self._schedule(now_us)
+
+    def _note_answer(self) -> None:
+        """The log answered as it should."""
+        self._retry_us = _microseconds(self._limits.retry_min_s)
+        self._away_since_us = None
+
+    def _fail(self, error: Exception, now_us: int) -> Sequence[ChainCommand]:
+        if isinstance(error, WrongSequence):
+            return (ReadLast(),)
+        if isinstance(error, Unavailable):
+            self._pause(now_us)
+            return ()
+        self.error = error
+        self.counts.refused += isinstance(error, Refused)
+        self._note_away(now_us)
+        self._is_idle, self.due_us = False, None
+        return (Stopped(error),)
+
+    def _pause(self, now_us: int) -> None:
+        """The log is asked again later."""
+        self.counts.retried += self.sealed is not None
+        self._note_away(now_us)
+        self._schedule(now_us + self._retry_us)
+        self._retry_us = min(self._retry_us * 2, _microseconds(self._limits.retry_max_s))
+
+    def _note_away(self, now_us: int) -> None:
+        if self._away_since_us is None:
+            self._away_since_us = now_us
+
+    def _settle(self, record: Record | None, now_us: int) -> Sequence[ChainCommand]:
+        """The chain's end agrees with the log's again, or the chain is superseded."""
+        sealed = self.sealed
+        if sealed is None:
+            self._note_answer()
+        if record is not None and sealed is not None and record.payload == sealed.payload:
+            self.counts.settled += 1
+            self._acknowledge(record.seq, now_us)
+        elif record is not None and not self._is_ours(record):
+            self.superseded = record
+            self.counts.dropped_events += self._backlog.abandon()
+            _logger.warning("another ended a chain at %s: %r", record.seq, self)
+            return (Superseded(record),)
+        elif not self._is_as_known(record):
+            self._take_cut(record)
+            self._schedule(now_us)
+        elif sealed is not None:  # the log said that the sequence is wrong, and now that it is right
+            self._pause(now_us)
+        else:
+            self._schedule(now_us)
+        return ()
+
+    def _is_ours(self, record: Record) -> bool:
+        try:
+            return decode_message(record.payload).source != self.source + LOST_SUFFIX
+        except Corrupt:
+            return True  # damaged since: an end by another can be read, and says so
+
+    def _is_as_known(self, record: Record | None) -> bool:
+        if record is None:
+            return self.last_seq == 0
+        return record.seq == self.last_seq and digest(record.payload, self._chain_key) == self.head
+
+    def _take_cut(self, record: Record | None) -> None:
+        found = StreamSeq(0) if record is None else record.seq
+        _logger.warning("the log ends at %s, not at %s: will restate: %r", found, self.last_seq, self)
+        self.counts.cut += 1
+        self.counts.retried += self.sealed is not None
+        self.last_seq = found
+        self._restatement_due = True
+
+    def _restate(self, events: Sequence[Event], now_us: int) -> None:
+        """The owner's state follows all that waits, and comes before all that is put from now on."""
+        self.counts.restated += 1
+        alone = not self._backlog
+        for event in events:
+            try:
+                if self._backlog.restate(event):
+                    continue
+            except EventTooLarge as error:
+                self._drop(error)
+                continue
+            if not alone:  # with the backlog empty there will be room
+                self._overflow()
+                break
+            self.counts.dropped_events += 1
+            _logger.error("a restatement finds no room in an empty backlog: %r", self)
+        self._schedule(now_us)
 
 
 def seal(
@@ -32,6 +430,5 @@ def seal(
     return SealedMessage(n, payload, len(encodings))
 
 
-def chain_digest(sealed: SealedMessage, chain_key: bytes) -> bytes:
-    """What the next message names as the one before it."""
-    return digest(sealed.payload, chain_key)
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1_000_000)

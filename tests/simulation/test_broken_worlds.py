@@ -22,15 +22,15 @@ from projections.index.prefix_index import PrefixIndex
 from projections.policy.view import View
 from streams.memory.memory_stream import MemoryStream
 from streams.outbox.journal_recovery import JournalRecovery
-from streams.outbox.outbox import Outbox
+from streams.outbox.source_chain import SourceChain
 from tests.simulation.breaking import KEPT, Broken, does_nothing, replaces
 
 
-def _renumbers(offer: Any) -> Any:
-    async def new(self: Outbox, sealed: Any) -> None:
-        await offer(self, sealed)
-        if self._sealed is not None and self._backlog:  # not answered: the n goes to the next message
-            self._sealed = None
+def _renumbers(pause: Any) -> Any:
+    def new(self: SourceChain, now_us: int) -> None:
+        if self.sealed is not None and self._backlog:  # not answered: the n goes to the next message
+            self.sealed = None
+        pause(self, now_us)
 
     return new
 
@@ -116,7 +116,7 @@ def _keeps_blocks(end: Any) -> Any:
 
 BROKEN = {
     "an outbox that gives a number to another message": Broken(
-        replaces(Outbox, "_offer", _renumbers), "other bytes", {"answer_lost": 0.2, **KEPT}
+        replaces(SourceChain, "_pause", _renumbers), "other bytes", {"answer_lost": 0.2, **KEPT}
     ),
     "a log that acknowledges what it does not store": Broken(
         replaces(MemoryStream, "store", _acknowledges_nothing), "the log has it not", KEPT

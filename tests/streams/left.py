@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from core.codec import decode_message, encode_message
+from core.codec import decode_message, digest, encode_message
 from core.events import CacheCleared, Event
 from core.keys import DeploymentKey
 from core.subjects import ROUTING
-from streams.outbox.backlog import OutboxLimits
+from streams.outbox.backlog import OutboxLimits, SealedMessage
 from streams.outbox.journal import Journal, identity
 from streams.outbox.journal_file import JournalIdentity
-from streams.outbox.source_chain import SealedMessage, chain_digest, seal
+from streams.outbox.source_chain import seal
 from tests.streams.source import SOURCE, said
 
 NAMESPACE = "test"
@@ -52,7 +52,7 @@ def seal_next(journal: Journal) -> SealedMessage:
 
 
 def acknowledge(journal: Journal, sealed: SealedMessage, seq: int) -> None:
-    journal.acknowledge(sealed.n + 1, chain_digest(sealed, KEY), seq)
+    journal.acknowledge(sealed.n + 1, digest(sealed.payload, KEY), seq)
 
 
 def waiting(journal: Journal) -> list[str]:

@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from streams.outbox.backlog import OutboxLimits
-from streams.outbox.source_chain import SealedMessage
+from streams.outbox.backlog import OutboxLimits, SealedMessage
 from tests.streams.left import acknowledge, left_journal, new_journal, seal_next
 from tests.streams.source import SOURCE, said
 

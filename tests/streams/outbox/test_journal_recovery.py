@@ -18,10 +18,9 @@ from core.subjects import ROUTING, subject
 from streams.log import EventLog
 from streams.memory.memory_log import MemoryLog
 from streams.outbox import journal_recovery
-from streams.outbox.backlog import OutboxLimits
+from streams.outbox.backlog import OutboxLimits, SealedMessage
 from streams.outbox.journal import Journal, identity
 from streams.outbox.journal_recovery import REASON, JournalRecovery
-from streams.outbox.source_chain import SealedMessage
 from tests.streams.left import DEPLOYMENT, KEY, NAMESPACE, acknowledge, new_journal, put, seal_next, whose
 from tests.streams.source import SOURCE, said
 
@@ -163,7 +162,7 @@ async def test_interrupted_and_resumed(
     tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, way: str, turns: int
 ) -> None:
     """A successor that is itself killed, or that the log leaves at any step, leaves the rest to the next look."""
-    monkeypatch.setattr(journal_recovery, "LIMITS", OutboxLimits(events_max=3))
+    monkeypatch.setattr(journal_recovery, "LIMITS", OutboxLimits(events_max=3, pace_s=0.0))
     journal = new_journal(tmp_path)
     await told(journal, log, "a")
     put(journal, *"bcdefghijk")

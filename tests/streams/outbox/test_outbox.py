@@ -275,8 +275,7 @@ async def test_refused(log: MemoryLog, owner: Owner, monkeypatch: pytest.MonkeyP
         raise Refused("too large")
 
     monkeypatch.setattr(log, "append", refuse)
-    clock = ManualClock(5)
-    outbox = outbox_on(log, owner, clock=clock)
+    outbox = outbox_on(log, owner)
     outbox.put(said(0))
     async with running(outbox) as task:
         assert not await outbox.drain(5)
@@ -284,8 +283,7 @@ async def test_refused(log: MemoryLog, owner: Owner, monkeypatch: pytest.MonkeyP
             await task
     assert isinstance(outbox.error, Refused)
     assert (outbox.counts.refused, outbox.depth) == (1, 1)
-    clock.advance(7000)
-    assert outbox.away_s == 7
+    await eventually(lambda: outbox.away_s > 0)
 
 
 async def test_cancelled_and_run_again(log: MemoryLog, owner: Owner) -> None:
@@ -343,9 +341,8 @@ async def test_pace(log: MemoryLog, owner: Owner) -> None:
 
 
 async def test_away(log: MemoryLog, owner: Owner) -> None:
-    """How long the log has acknowledged nothing while something waits; nothing grows meanwhile, and it ends."""
-    clock = ManualClock(5)
-    outbox = outbox_on(log, owner, clock=clock)
+    """How long the log has acknowledged nothing while something waits; one task waits with it, and it ends."""
+    outbox = outbox_on(log, owner)
     async with running(outbox):
         assert outbox.away_s == 0
         log.away = True
@@ -354,10 +351,8 @@ async def test_away(log: MemoryLog, owner: Owner) -> None:
         outbox.put(said(0))
         await eventually(lambda: outbox.counts.retried)
         began = outbox.away_s
-        clock.advance(3 * 3_600_000)
-        retried = outbox.counts.retried
-        await eventually(lambda: outbox.counts.retried > retried + 10)
-        assert outbox.away_s == began + 3 * 3600
+        await eventually(lambda: outbox.counts.retried > 10)
+        assert outbox.away_s > began
         assert (outbox.depth, len(await tasks_of(outbox))) == (1, 1)
         log.away = False
         assert await outbox.drain(5)
