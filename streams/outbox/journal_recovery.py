@@ -20,12 +20,13 @@ from core.errors import Corrupt, Refused, Unavailable, WrongSequence
 from core.events import ReplicaLeft, UnknownEvent
 from core.ids import StreamSeq
 from core.keys import DeploymentKey
+from core.machine import TICK
 from core.subjects import ROUTING, subject
 from streams.log import EventLog, Record
 from streams.outbox.backlog import OutboxLimits, SealedMessage
 from streams.outbox.journal import Journal, identity
 from streams.outbox.journal_file import DRAFT_SUFFIX, SUFFIX
-from streams.outbox.source_chain import seal
+from streams.outbox.source_chain import Acknowledged, Append, Finish, SourceChain, Start
 
 SETTLE_MAX = 8
 """How often in one go the place in the log is found anew when another writes there too."""
@@ -64,34 +65,30 @@ class JournalDrain:
         raise Unavailable(f"{self._subject} is written to by others all the time")
 
     async def _drain_rest(self) -> int:
-        events = 0
-        while (sealed := self._next()) is not None:
-            message_id = sealed.message_id(self._journal.source)
-            seq = await self._log.append(ROUTING, self._subject, sealed.payload, message_id, self._last_seq)
-            self._acknowledge(sealed.n, digest(sealed.payload, self._chain_key), seq)
-            self._last_seq = seq
-            self._note_end(decode_message(sealed.payload))
-            events += sealed.events
+        """The chain goes on where the journal is. It only appends: restating is for the living."""
+        at, events, clock = self._journal.standing, 0, self._clock
+        chain = SourceChain(self._subject, self._journal.source, self._chain_key, LIMITS, self._journal)
+        chain.n_acked, chain.head, chain.last_seq, chain.sealed = at.n_acked, at.head, self._last_seq, self._sealed
+        chain.wall_offset_ms = clock.wall_ms() - clock.monotonic_ms()
+        chain.step(Start(), clock.monotonic_us())
+        while not (chain.idle and self._ended):
+            if chain.idle:
+                self._finish(chain)
+            (append,) = chain.step(TICK, clock.monotonic_us())
+            assert isinstance(append, Append)
+            self._sealed = chain.sealed
+            seq = await self._log.append(ROUTING, self._subject, *append)
+            chain.step(Acknowledged(seq), clock.monotonic_us())
+            self._sealed = None
+            message = decode_message(append.payload)
+            self._note_end(message)
+            events += len(message.events)
         return events
 
-    def _next(self) -> SealedMessage | None:
-        """The message to be told now; None when all is told."""
-        if self._sealed is None and not self._journal and not self._ended:
-            self._add_end()
-        if self._sealed is None and self._journal:
-            self._seal()
-        return self._sealed
-
-    def _add_end(self) -> None:
-        if not self._journal.restate(ReplicaLeft(reason=REASON)):
+    def _finish(self, chain: SourceChain) -> None:
+        chain.step(Finish(ReplicaLeft(reason=REASON)), self._clock.monotonic_us())
+        if chain.drops:
             raise Unavailable(f"no room for the end of {self._journal!r}")
-
-    def _seal(self) -> None:
-        batch, at = self._journal.take(), self._journal.standing
-        now_ms = self._clock.wall_ms()
-        source = self._journal.source
-        self._sealed = seal(source, at.n_acked, at.head, now_ms, batch.encodings, readable=batch.readable)
-        self._journal.seal(self._sealed)
 
     def _acknowledge(self, n: int, head: bytes, seq: StreamSeq) -> None:
         self._journal.acknowledge(n + 1, head, seq)
@@ -168,7 +165,7 @@ DRAFT_AGE_S = 60.0
 """A draft that is older than this was left by a process that was killed while it made it."""
 BROKEN_SUFFIX = ".broken"
 """What is added to the name of a journal that cannot be read: it is kept for a person to look at."""
-LIMITS = OutboxLimits()
+LIMITS = OutboxLimits(pace_s=0.0)
 
 
 @dataclass(slots=True)

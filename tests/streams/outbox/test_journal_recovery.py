@@ -145,6 +145,21 @@ async def test_an_end_is_told_once(tmp_path: Path, log: MemoryLog, case: str) ->
     assert not list(tmp_path.iterdir())
 
 
+async def test_no_room_for_the_end(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal on a full disk stays until its source's end finds room; nothing is told twice."""
+    journal = new_journal(tmp_path)
+    put(journal, "a")
+    journal.close(delete=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "offer", lambda *_: False)
+        await successor(tmp_path, log).recover()
+    assert await history(log) == ["a"]
+    assert list(tmp_path.iterdir())
+    await successor(tmp_path, log).recover()
+    assert await history(log) == ["a", END]
+    assert not list(tmp_path.iterdir())
+
+
 async def test_two_successors_at_once(tmp_path: Path, log: MemoryLog) -> None:
     """The lock decides: each journal is told by one of them."""
     journal = new_journal(tmp_path)
