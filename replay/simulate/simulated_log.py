@@ -7,19 +7,21 @@ passed. If an archive is wanted, every message goes there when it is written.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from core.codec import CHAIN_START, READABLE, decode_message, digest, encode_event, encode_message, encode_readable
-from core.events import Event
+from core.codec import Message, decode_message
+from core.events import Event, UnknownEvent
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
 from core.keys import DeploymentKey
+from core.machine import TICK
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream, subject
 from projections.folds.jobs_fold import JobsFold
 from replay.recording.recording import RecordedFrame
 from replay.simulate.virtual_time import Agenda
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
-from streams.outbox.backlog import ENVELOPE_BYTES, OutboxLimits
+from streams.outbox.backlog import OutboxLimits
+from streams.outbox.source_chain import Acknowledged, Append, Put, SourceChain, Start
 
 NAMESPACE = "simulated"
 KEY = DeploymentKey(b"a simulation's key is no secret.")
@@ -74,10 +76,10 @@ class SimulatedLog:
         self.messages = 0
         self.begun = False
         """Whether readers lag: a replica takes requests only when it has read what the log had at its start."""
-        self._agenda = agenda
+        self.agenda = agenda
         self._archive = archive
         self._readers: list[LogReader] = []
-        self._last = dict.fromkeys(self.streams, 0)
+        self._last = dict.fromkeys(self.streams, StreamSeq(0))
         if archive is not None:
             for stream in self.streams:
                 archive.open(stream, EPOCH, 1, 1)
@@ -88,78 +90,100 @@ class SimulatedLog:
     @property
     def now_ms(self) -> int:
         """The virtual wall clock."""
-        return START_MS + self._agenda.now_us // 1000
+        return START_MS + self.agenda.now_us // 1000
 
     def reader(self, lag_us: int, much: Callable[[], object] = lambda: None) -> LogReader:
         """Reads whatever is written from now on, when it likes or when it is told that it is `much`."""
         self._readers.append(LogReader(lag_us, much))
         return self._readers[-1]
 
-    def append(self, stream: StreamName, owner: str, payload: bytes, head: bytes, token: str = "") -> None:
+    def next_seq(self, stream: StreamName) -> StreamSeq:
+        """Of the next message in the stream."""
+        return StreamSeq(self._last[stream] + 1)
+
+    def append(self, stream: StreamName, owner: str, payload: bytes, head: bytes, token: str = "") -> Message:
         """The message stands at the end of its stream; `head` is its digest, and `token` the end of its subject, if
         that is more than the owner."""
         self.messages += 1
-        seq = self._last[stream] = self._last[stream] + 1
+        seq = self._last[stream] = self.next_seq(stream)
         message = decode_message(payload)
-        frame = RecordedFrame(stream, StreamSeq(seq), self.now_ms, owner, head, message)
+        frame = RecordedFrame(stream, seq, self.now_ms, owner, head, message)
         if stream == JOBS:
             self.jobs.apply(owner, message, head)
         for reader in self._readers:
-            reader.put(self._agenda.now_us, frame, begun=self.begun)
+            reader.put(self.agenda.now_us, frame, begun=self.begun)
         if self._archive is not None:
             where = subject(NAMESPACE, stream, token or owner)
-            self._archive.add(Record(stream, StreamSeq(seq), frame.time_ms, where, payload))
+            self._archive.add(Record(stream, seq, frame.time_ms, where, payload))
+        return message
 
 
-MESSAGE_BYTES_MAX = OutboxLimits().message_bytes_max
-EVENTS_MAX = OutboxLimits().events_max
 CHAIN_KEY = KEY.chain_key
+AT_ONCE = OutboxLimits(pace_s=0.0)
 
 
-class SimulatedSource:
-    """Its messages follow each other as those of a real source do: number, digest of the one before, digest."""
+class SimulatedSource(SourceChain):
+    """A source's chain in virtual time: the log takes each message at once, and is never cut."""
 
-    def __init__(self, log: SimulatedLog, stream: StreamName, owner: str, source: str = "", token: str = "") -> None:
-        """`source` is who writes, if not the owner of the subject; `token` is the end of the subject, if that is more
-        than the owner."""
-        self.n = 0
-        """Of the next message."""
-        self.head = CHAIN_START
-        """Digest of the last one."""
+    def __init__(
+        self,
+        log: SimulatedLog,
+        stream: StreamName,
+        owner: str,
+        source: str = "",
+        token: str = "",
+        *,
+        limits: OutboxLimits = AT_ONCE,
+        on_stored: Callable[[Sequence[Event | UnknownEvent]], None] = lambda _: None,
+    ) -> None:
+        """`source` writes, if that is not the owner of the subject; `token` is the end of the subject, if that is more
+        than the owner. `on_stored` gets the events of each message that the log has taken."""
+        super().__init__(subject(NAMESPACE, stream, token or owner), SourceId(source or owner), CHAIN_KEY, limits)
         self._log = log
         self._stream = stream
         self._owner = owner
         self._token = token
-        self._source = SourceId(source or owner)
-
-    def __repr__(self) -> str:
-        return f"<SimulatedSource {self._source} in {self._stream}, {self.n} messages>"
+        self._on_stored = on_stored
+        self._timer_us: int | None = None
+        self.wall_offset_ms = START_MS
+        self.step(Start(), log.agenda.now_us)
 
     def ended_by(self, source: str) -> SimulatedSource:
-        """Who says under the same subject that this one has ended."""
+        """The chain of another source that writes the end of this one under the same subject."""
         return SimulatedSource(self._log, self._stream, self._owner, source, self._token)
 
-    def say(self, events: list[Event]) -> None:
-        """The events stand in the log, as one message, or as few as its bounds allow."""
-        batch: list[Event] = []
-        encodings: list[bytes] = []
-        size = ENVELOPE_BYTES
-        for event in events:
-            encoding = encode_event(event)
-            if batch and (size + len(encoding) > MESSAGE_BYTES_MAX or len(batch) == EVENTS_MAX):
-                self._append(batch, encodings)
-                batch, encodings, size = [], [], ENVELOPE_BYTES
-            batch.append(event)
-            encodings.append(encoding)
-            size += len(encoding)
-        if batch:
-            self._append(batch, encodings)
+    def put(self, event: Event) -> None:
+        """The event stands in the log when the chain's pace lets it."""
+        self.step(Put(event), self._log.agenda.now_us)
+        self._set_timer()
 
-    def _append(self, events: list[Event], encodings: list[bytes]) -> None:
-        now_ms = self._log.now_ms
-        if all(isinstance(event, READABLE) for event in events):
-            payload = encode_readable(self._source, self.n, self.head, now_ms, events)
-        else:
-            payload = encode_message(self._source, self.n, self.head, now_ms, encodings)
-        self.n, self.head = self.n + 1, digest(payload, CHAIN_KEY)
-        self._log.append(self._stream, self._owner, payload, self.head, self._token)
+    def say(self, events: Sequence[Event]) -> None:
+        """The events stand in the log, as one message, or as few as its bounds allow."""
+        for event in events:
+            self.step(Put(event), self._log.agenda.now_us)
+        self.flush()
+
+    def flush(self) -> None:
+        """All that was put stands in the log, whatever the pace."""
+        while not self.idle:
+            assert self.due_us is not None
+            self._take_turn(max(self.due_us, self._log.agenda.now_us))
+
+    def _set_timer(self) -> None:
+        due_us = self.due_us
+        if due_us is not None and due_us != self._timer_us and not self.idle:
+            self._timer_us = due_us
+            self._log.agenda.put(due_us, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_us = None
+        self._take_turn(self._log.agenda.now_us)
+        self._set_timer()
+
+    def _take_turn(self, now_us: int) -> None:
+        """What is due is appended."""
+        for command in self.step(TICK, now_us):
+            assert isinstance(command, Append)
+            self.step(Acknowledged(self._log.next_seq(self._stream)), now_us)  # now `head` is the message's digest
+            message = self._log.append(self._stream, self._owner, command.payload, self.head, self._token)
+            self._on_stored(message.events)

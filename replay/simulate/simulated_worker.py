@@ -265,7 +265,7 @@ class SimulatedWorker:
         lost = WorkerLost(by=by, reason="no lease, no answer")
         for stream in (KV, LOAD):
             SimulatedSource(self._log, stream, self.id, self.id + LOST_SUFFIX).say([lost])
-        if self.jobs is not None and self.jobs.n:
+        if self.jobs is not None and self.jobs.n_acked:
             self.jobs.ended_by(self.id + LOST_SUFFIX).say([lost])
 
     def _step_by(self, at_us: int) -> None:
@@ -323,7 +323,7 @@ class SimulatedWorker:
             waiting=load.waiting,
             blocks_used=load.blocks_used,
             blocks_total=load.blocks_total,
-            kv_n=self._kv.n,
+            kv_n=self._kv.n_acked,
             kv_head=self._kv.head,
             prompt_tokens=self._totals[0],
             cached_tokens=self._totals[1],

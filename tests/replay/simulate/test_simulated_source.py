@@ -7,15 +7,7 @@ from core.events import BlocksRemoved, Event, WorkerLeft
 from core.prompt import hashes_to_bytes
 from core.subjects import owner
 from replay.recording.recording import RecordedFrame
-from replay.simulate.simulated_log import (
-    EVENTS_MAX,
-    KEY,
-    KV,
-    MESSAGE_BYTES_MAX,
-    START_MS,
-    SimulatedLog,
-    SimulatedSource,
-)
+from replay.simulate.simulated_log import AT_ONCE, KEY, KV, START_MS, SimulatedLog, SimulatedSource
 from replay.simulate.virtual_time import Agenda
 from streams.log import Record
 
@@ -73,8 +65,8 @@ def test_messages_are_bounded() -> None:
     """In bytes and in events; what does not fit goes into the next, and the chain holds."""
     large = gone(8000)  # four of them fit
 
-    frames, records = said([large] * 9, [gone(0)] * (EVENTS_MAX + 1))
+    frames, records = said([large] * 9, [gone(0)] * (AT_ONCE.events_max + 1))
 
-    assert [len(frame.message.events) for frame in frames if frame.message] == [4, 4, 1, EVENTS_MAX, 1]
-    assert max(len(record.payload) for record in records) <= MESSAGE_BYTES_MAX
+    assert [len(frame.message.events) for frame in frames if frame.message] == [4, 4, 1, AT_ONCE.events_max, 1]
+    assert max(len(record.payload) for record in records) <= AT_ONCE.message_bytes_max
     assert [frame.message.n for frame in frames if frame.message] == list(range(5))
