@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY, DigestCheckpoints
 from actors.consistency.digest_exchange import REPORT_EVERY_MS
 from actors.router.request_scheduler import RequestScheduler, SchedulerCommand, SchedulerEvent
 from actors.router.routing_publisher import LIMITS
-from core.events import Event, LocalChanged, ReplicaJoined, RequestFinished, RequestPrefilled, SettingsChanged
+from core.events import (
+    Event,
+    LocalChanged,
+    ReplicaJoined,
+    RequestFinished,
+    RequestPrefilled,
+    SettingsChanged,
+    UnknownEvent,
+)
 from core.ids import ReplicaId, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
@@ -19,8 +27,6 @@ from projections.policy.view import Local, RouteRequest, View, local_by_worker
 from replay.simulate.simulated_log import CHAIN_KEY, EPOCH, START_MS, SimulatedLog, SimulatedSource
 from replay.simulate.virtual_time import Agenda, VirtualShell
 
-PACE_US = round(LIMITS.pace_s * 1_000_000)
-"""From one message to the next at least; what comes after a pause goes at once."""
 REPORT_EVERY_US = REPORT_EVERY_MS * 1000
 REVISION = 0
 """Of the settings: they hold for the whole run."""
@@ -62,16 +68,13 @@ class SimulatedReplica:
         self._agenda = agenda
         self._log = log
         self._reader = log.reader(lag_us, self._catch_up)
-        self._source = SimulatedSource(log, ROUTING, id)
+        self._source = SimulatedSource(log, ROUTING, id, limits=LIMITS, on_stored=self._on_stored)
         self._state = State(CHAIN_KEY)
         for stream in log.streams:
             self._state.open(stream, EPOCH)
         self._milestones = DigestCheckpoints(self._state)
         self._reported_us = 0
         self._ahead = PendingEvents()
-        self._waiting: list[Event] = []
-        """Said, and not in the log yet."""
-        self._appended_us = -PACE_US
         self._local: dict[WorkerId, tuple[str, ...]] = {}
         self.say(ReplicaJoined(name=name, version="simulated"))
         self.say(SettingsChanged(revision=REVISION, settings=settings.to_mapping()))
@@ -86,18 +89,15 @@ class SimulatedReplica:
     def say(self, event: Event) -> None:
         """It counts here at once, and is on its way to the log."""
         self._ahead.emit(event, self._state.routing.replicas.get(self.id))
-        if not self._waiting:
-            self._agenda.put(self._appended_us + PACE_US, self.flush)
-        self._waiting.append(event)
+        self._source.put(event)
 
     def flush(self) -> None:
         """The log has all that was said."""
-        if self._waiting:
-            self._appended_us = self._agenda.now_us
-            waiting, self._waiting = self._waiting, []
-            self._source.say(waiting)
-            if any(isinstance(event, RequestPrefilled | RequestFinished) for event in waiting):
-                self._freed()
+        self._source.flush()
+
+    def _on_stored(self, events: Sequence[Event | UnknownEvent]) -> None:
+        if any(isinstance(event, RequestPrefilled | RequestFinished) for event in events):
+            self._freed()
 
     def publish_local(self, local: Local) -> None:
         """The log has what only this replica knows, before a decision rests on it; and now and then what its folds
