@@ -1,49 +1,118 @@
-"""DecodeRole: a worker that decodes, and may have long prompts computed by others."""
+"""DecodeRole: a worker that decodes, and may have long prompts computed by others: the shell of `RemotePrefill`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing
+from typing import Any, assert_never, cast
+
+import msgspec
 
 from actors.disagg.jobs_follower import JobsFollower
-from actors.disagg.prefill_job_client import PrefillJobClient
-from actors.disagg.prefill_peers import Kind, PrefillConnection, PrefillPeers
-from actors.disagg.remote_prefill import RemotePrefill
+from actors.disagg.prefill_job import PublishJob
+from actors.disagg.prefill_peers import Kind, PrefillConnection
+from actors.disagg.remote_prefill import (
+    CacheForgotten,
+    ComputeHere,
+    Decline,
+    DecodeCommand,
+    DeliverPulled,
+    EndPull,
+    FailRequest,
+    ForgetCache,
+    JobEventRead,
+    PrefillDisconnected,
+    PrefillFrameArrived,
+    PrefillRegistered,
+    PullFailed,
+    PullSettled,
+    PullStarted,
+    RemotePrefill,
+    RequestClosed,
+    RequestSubmitted,
+    SendToPrefill,
+    SpoilEngine,
+    StartPull,
+)
 from actors.disagg.worker_role import RoleContext
+from actors.engines.engine import BlockTransfer, EngineLoad
+from actors.membership.registration import registration_of
 from actors.transport.frames import FromPrefill, Generate
-from core.generation import Output
-from core.kv_transfer import TRANSPORTS
+from core.errors import ContrailError
+from core.events.kv import PREFILL
+from core.generation import GenerateRequest, Hint, Output, PrefillReport
+from core.ids import WorkerId, new_id
+from core.kv_transfer import TRANSPORTS, KvPull
+from core.prompt import Prompt, scope_bytes
+from core.settings import RoutingSettings
+from projections.folds.jobs_fold import JobsFold
 from streams.live_settings import LiveSettings
+from streams.machine_shell import MachineShell
+from streams.registry import Change
+
+LOG_AWAY_S = 0.5
+"""A log that acknowledges nothing for so long is asked for no help."""
+
+_logger = logging.getLogger(__name__)
+
+
+class PendingAnswer:
+    """One request: `decided` is set when its outputs may leave, or when it has failed."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = request
+        self.decided = asyncio.Event()
+        self.report: PrefillReport | None = None
+        """For the first output."""
+        self.error: ContrailError | None = None
+        self.pull: RunningPull | None = None
+        """The source of the outputs; None if the engine computes the prompt."""
+
+    def __repr__(self) -> str:
+        return f"<PendingAnswer to {self.request.id}, {'decided' if self.decided.is_set() else 'waits'}>"
+
+
+class RunningPull:
+    """A request that the engine serves from fetched blocks. Its first output waits here until it may leave."""
+
+    def __init__(self, outputs: AsyncGenerator[Output, None]) -> None:
+        self.outputs = outputs
+        self.first: Output | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """The engine has the request no more."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task])
+        await self.outputs.aclose()
 
 
 class DecodeRole:
-    """See `actors.disagg.worker_role.WorkerRole`."""
+    """See `actors.disagg.worker_role.WorkerRole`; to its machine it is the `DecodeView`."""
 
     def __init__(self, context: RoleContext) -> None:
         info, transfer = context.engine.info, context.engine.transfer
         assert transfer is not None
         assert context.mirror is not None
-        self._context = context
-        self._live = LiveSettings(context.routing, lambda: None)
-        self._peers = PrefillPeers(Kind(info.model, info.block_size, transfer.address.layout))
-        self._job_client = PrefillJobClient(
-            self._peers,
-            context.clock,
-            say=lambda event: context.present().say_job(event),
-            away_s=lambda: context.present().jobs_away_s,
-            decline=transfer.decline,
-        )
-        self._jobs_follower = JobsFollower(context.log, context.clock, context.key.chain_key, self._job_client.on_event)
         self.remote_prefill = RemotePrefill(
-            context.engine,
-            context.mirror,
-            self._job_client,
-            self._live,
-            context.clock,
-            context.key.hash_seed,
-            jobs=lambda: self._jobs_follower.jobs,
-            broken=lambda why: context.leave(f"engine dead: {why}"),
+            Kind(info.model, info.block_size, transfer.address.layout), info.slots, self
         )
+        self.overlap, self.holds = context.mirror.overlap, context.mirror.holds
+        self._context = context
+        self._model = info.model
+        self._transfer: BlockTransfer = transfer
+        self._live = LiveSettings(context.routing, lambda: None)
+        self._shell = MachineShell(self.remote_prefill, context.clock, self._execute)
+        self._jobs_follower = JobsFollower(context.log, context.clock, context.key.chain_key, self._on_event)
+        self._answers: dict[str, PendingAnswer] = {}
+        self._pulls: dict[str, RunningPull] = {}
+        """Pulls whose outputs may not leave yet."""
+        self._ending: set[asyncio.Task[None]] = set()
+        """The ends of pulls that were given up."""
+        self._declining: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<DecodeRole {self.remote_prefill!r}>"
@@ -51,64 +120,217 @@ class DecodeRole:
     @property
     def jobs_open(self) -> int:
         """Those that it asked for."""
-        return len(self._job_client.jobs)
+        return len(self.remote_prefill.jobs)
 
     @property
     def waits_elsewhere(self) -> int:
         """For jobs, and for blocks that others fetch."""
         return self.remote_prefill.waiting
 
+    # --- as of `DecodeView` ----------------------------------------------------------------------------------------
+
+    @property
+    def routing(self) -> RoutingSettings:
+        """The present settings."""
+        return self._live.current
+
+    @property
+    def jobs(self) -> JobsFold:
+        """The jobs stream, as far as it was read."""
+        return self._jobs_follower.jobs
+
+    @property
+    def log_away(self) -> bool:
+        """Whether the log has acknowledged nothing for LOG_AWAY_S."""
+        return self._context.present().jobs_away_s > LOG_AWAY_S
+
+    def load(self) -> EngineLoad:
+        """The engine's."""
+        return self._context.engine.load()
+
+    # ---------------------------------------------------------------------------------------------------------------
+
     async def start(self) -> None:
-        """Settings, prefill workers and the queue are followed from now on, whenever what tells of them is there."""
+        """Settings, prefill workers and the queue are followed from now on, as soon as registry and log are there."""
         await self._live.follow(self._context.registry)
-        await self._peers.follow(self._context.registry)
+        await self._context.registry.watch("workers/", self._on_registered)
         self._jobs_follower.start()
 
     def rejoined(self) -> None:
-        """Jobs open under the old id go on: whoever has them answers over its connection."""
+        """Jobs that are open under the old id go on: their prefill workers answer over their connections."""
 
     async def quiet(self) -> None:
         """Requests end by themselves, and jobs with them."""
 
     async def stop(self) -> None:
-        """The queue is followed no more, and nobody holds blocks for us that we know of."""
+        """The queue is followed no more, and the holders of blocks have heard that these are not wanted."""
         await self._jobs_follower.stop()
-        await self.remote_prefill.close()
-        await self._job_client.close()
+        for task in self._ending:
+            task.cancel()
+        if waited := self._ending | self._declining:
+            await asyncio.wait(waited)
+        for pull in list(self._pulls.values()):
+            await pull.close()
+        self._shell.close()
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:
-        """From blocks of another engine, where that pays."""
-        return self.remote_prefill.generate(frame.request, frame.hint)
+        """From blocks of another engine, where that pays. The first output has the report."""
+        return self._generate(frame.request, frame.hint)
 
     def on_frame(self, connection: PrefillConnection, frame: FromPrefill) -> None:
-        """A prefill worker spoke."""
-        self._job_client.on_frame(connection, frame)
+        """A frame of a prefill worker."""
+        self._shell.feed(PrefillFrameArrived(connection, frame))
 
     def on_disconnect(self, connection: PrefillConnection) -> None:
         """A connection broke."""
-        self._job_client.on_disconnect(connection)
+        self._shell.feed(PrefillDisconnected(connection))
 
     def totals(self) -> dict[str, int]:
         """Prompts by where they were computed, and what was moved."""
-        counts = self._job_client.counts
+        machine = self.remote_prefill
+        counts = machine.counts
         recomputed = sum(counts.values()) - counts["pulled"] - counts["client_gone"]
         return {
-            "prefill_local": sum(self.remote_prefill.verdicts.values()) - self.remote_prefill.verdicts["long"],
+            "prefill_local": sum(machine.verdicts.values()) - machine.verdicts["long"],
             "prefill_remote": counts["pulled"],
             "prefill_recomputed": recomputed,
-            "blocks_pulled": self.remote_prefill.pulled_blocks,
-            **{f"pulled_by_{name}": self._job_client.transports[name] for name in TRANSPORTS},
+            "blocks_pulled": machine.pulled_blocks,
+            **{f"pulled_by_{name}": machine.transports[name] for name in TRANSPORTS},
         }
 
     def describe(self) -> dict[str, Any]:
-        """Where prompts were computed and why, and who could compute them now."""
-        transfer = self._context.engine.transfer
-        assert transfer is not None
+        """Where prompts were computed and why, and the prefill workers that could compute them now."""
+        machine = self.remote_prefill
         return {
-            "prefill_workers": self._peers.able(),
-            "jobs_open": len(self._job_client.jobs),
+            "prefill_workers": machine.peers.able(),
+            "jobs_open": len(machine.jobs),
             "settings_revision": self._live.revision,
-            "verdicts": dict(sorted(self.remote_prefill.verdicts.items())),
-            "jobs": dict(sorted(self._job_client.counts.items())),
-            "engine": transfer.totals()._asdict(),
+            "verdicts": dict(sorted(machine.verdicts.items())),
+            "jobs": dict(sorted(machine.counts.items())),
+            "engine": self._transfer.totals()._asdict(),
         }
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    async def _generate(self, request: GenerateRequest, hint: Hint) -> AsyncGenerator[Output, None]:
+        job, block_size = new_id(), self._context.engine.info.block_size
+        scope = scope_bytes(request.adapter, request.cache_salt)
+        prompt = Prompt(request.tokens, block_size, self._context.key.hash_seed, scope)
+        answer = self._answers[job] = PendingAnswer(request)
+        self._shell.feed(RequestSubmitted(job, request, prompt, hint))
+        try:
+            await answer.decided.wait()
+            if answer.error is not None:
+                raise answer.error
+            async with aclosing(self._outputs(answer)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            del self._answers[job]
+            self._shell.feed(RequestClosed(job))
+            if answer.pull is not None:
+                await answer.pull.outputs.aclose()
+
+    async def _outputs(self, answer: PendingAnswer) -> AsyncGenerator[Output, None]:
+        # by the engine's contract its iterator can be closed, as generators can
+        pull = answer.pull
+        source = self._start(answer.request) if pull is None else pull.outputs
+        async with aclosing(source) as outputs:
+            first = await anext(outputs) if pull is None or pull.first is None else pull.first
+            yield first if answer.report is None else msgspec.structs.replace(first, prefill=answer.report)
+            async for output in outputs:
+                yield output
+
+    def _start(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncGenerator[Output, None]:
+        # by the engine's contract its iterator can be closed, as generators can
+        return cast(AsyncGenerator[Output, None], self._context.engine.generate(request, pull))
+
+    def _on_event(self, source: str, event: object) -> None:
+        self._shell.feed(JobEventRead(source, event))
+
+    def _on_registered(self, change: Change) -> None:
+        worker, registration = WorkerId(change.key.rpartition("/")[2]), registration_of(change)
+        if registration is None:
+            self._shell.feed(PrefillRegistered(worker, None))
+        elif registration.kv is not None and (registration.role, registration.model) == (PREFILL, self._model):
+            self._shell.feed(PrefillRegistered(worker, registration.kv))
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def _execute(self, command: DecodeCommand) -> None:  # noqa: C901  # one line for each command
+        match command:
+            case ComputeHere(job, report):
+                self._compute(job, report)
+            case StartPull(job, pull):
+                running = self._pulls[job] = RunningPull(self._start(self._answers[job].request, pull))
+                running.task = asyncio.create_task(self._pull(job, running), name=f"pull {job}")
+                running.task.add_done_callback(_report)
+            case DeliverPulled(job):
+                answer = self._answers[job.id]
+                answer.report, answer.pull = job.report, self._pulls.pop(job.id)
+                answer.decided.set()
+            case FailRequest(job, error):
+                self._answers[job].error = error
+                self._answers[job].decided.set()
+            case EndPull(job):
+                self._spawn(self._end_pull(job), self._ending)
+            case ForgetCache(job):
+                self._spawn(self._forget(job), self._ending)
+            case SpoilEngine(reason):
+                self._context.leave(f"engine dead: {reason}")
+            case SendToPrefill(connection, frame):
+                connection.send(frame)
+            case Decline(pull):
+                self._spawn(self._transfer.decline(pull), self._declining)
+            case PublishJob(event):
+                self._context.present().say_job(event)
+            case _:
+                assert_never(command)
+
+    def _compute(self, job: str, report: PrefillReport | None) -> None:
+        answer = self._answers[job]
+        answer.report = report
+        answer.decided.set()
+        if report is not None and report.outcome:
+            why = report.detail or report.outcome
+            _logger.warning("prefill here after all: %s", why, extra={"request_id": answer.request.id})
+
+    async def _pull(self, job: str, running: RunningPull) -> None:
+        try:
+            running.first = await anext(running.outputs)
+        except ContrailError as error:
+            del self._pulls[job]
+            await running.outputs.aclose()
+            self._shell.feed(PullFailed(job, error))
+        else:
+            self._shell.feed(PullStarted(job, running.first.cached_tokens or 0))
+
+    async def _end_pull(self, job: str) -> None:
+        try:
+            if (running := self._pulls.pop(job, None)) is not None:
+                await running.close()
+            await self._context.engine.settle()
+        except Exception as error:  # noqa: BLE001  # of any kind: the machine judges the cache by it
+            self._shell.feed(PullSettled(job, error))
+        else:
+            self._shell.feed(PullSettled(job))
+
+    async def _forget(self, job: str) -> None:
+        _logger.warning("blocks came that may be wrong: the cache is forgotten", extra={"job": job})
+        try:
+            await self._transfer.forget()
+        except Exception as error:  # noqa: BLE001  # as above
+            self._shell.feed(CacheForgotten(job, error))
+        else:
+            self._shell.feed(CacheForgotten(job))
+
+    def _spawn(self, coroutine: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
+        task = asyncio.create_task(coroutine)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        task.add_done_callback(_report)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _logger.error("a part of the decode worker failed by a defect", exc_info=task.exception())

@@ -1,25 +1,43 @@
-"""PrefillExecution: one job at a prefill worker, from the claim to its end here."""
+"""PrefillExecution: a prefill worker's machine: it takes jobs, has prompts computed, keeps their blocks until fetched.
+
+1. Jobs come from the shared queue, oldest first, when a slot is free; or by an offer, which is taken only while the
+   queue has nothing for this worker: then no job is passed over that has waited longer.
+2. A job is computed only if its requester, asked for the prompt, still wants it from this worker. So repeated and old
+   messages do no harm, and one job has one effect.
+3. The queue's message is acknowledged when the job is over here and kept alive until then. After a failure it is handed
+   out again, and given up as a dead letter after so many times.
+4. A requester is gone when its connection is: nothing is computed or held for it any longer.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, assert_never
 
-from actors.disagg.block_leases import BlockLeases
-from actors.disagg.requester_connections import RequesterConnections
-from actors.engines.engine import BlockTransfer, Engine
-from actors.transport.frames import Claim, JobCompleted, JobFailed, JobPrompt
-from core.clock import Clock
-from core.errors import CallerError, ContrailError, Unavailable
-from core.events import Event
+from actors.disagg.prefill_job import PublishJob
+from actors.disagg.prefill_peers import Kind
+from actors.transport.frames import (
+    Claim,
+    Confirm,
+    FromPrefill,
+    JobCompleted,
+    JobFailed,
+    JobOffer,
+    JobPrompt,
+    Release,
+    StillHeld,
+    ToPrefill,
+)
+from core.errors import CallerError, ContrailError
 from core.events.jobs import PrefillCompleted, PrefillFailed, PrefillStarted
 from core.generation import GenerateRequest
 from core.ids import WorkerId
-from core.kv_transfer import answer_digest
-from core.prompt import TOKEN_BYTES, scope_bytes
+from core.kv_transfer import KvBlocks, answer_digest
+from core.machine import Tick
+from core.prompt import scope_bytes
+from core.timers import Timers
 from streams.log import Delivery, QueueLimits
 
 CLAIM_TIMEOUT_S = 5.0
@@ -29,198 +47,474 @@ CONNECT_WAIT_S = 2.0
 CONNECT_LOOK_S = 0.02
 AGAIN_S = 1.0
 """After so long a job that failed here is handed out again."""
+TAKE_RETRY_S = 0.5
+"""Between tries while the queue is away."""
 KEEPALIVE_PARTS = 3
 """The queue hears of work under way so many times in the time after which it would hand it out again."""
 OVER_KEPT = 1024
 """Jobs remembered as over, so that their messages need no question."""
 WITHDRAWN = "withdrawn"
+TAKE, KEEP, CLAIM, LEASE = "take", "keep", "claim", "lease"
+"""Of timers: the next try to take a job, the next sign of work, the end of a wait, the end of a lease."""
 
-_logger = logging.getLogger(__name__)
+
+class RequesterView(Protocol):
+    """What the machine reads of its connections to decode workers."""
+
+    def connected(self, worker: WorkerId) -> bool:
+        """Whether frames reach it now."""
+
+    def unreachable(self, worker: WorkerId) -> bool:
+        """Whether a try to connect to it has failed since it was last connected."""
+
+    def has_departed(self, worker: WorkerId) -> bool:
+        """Whether it was registered, and is neither registered nor connected any more."""
 
 
-class PrefillWorkerState:
-    """What all executions of one prefill worker share."""
+class Started(NamedTuple):
+    """Jobs are taken from now on."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        transfer: BlockTransfer,
-        requesters: RequesterConnections,
-        clock: Clock,
-        limits: QueueLimits,
-        say: Callable[[Event], None],
-        served: Callable[[int, int], None],
-    ) -> None:
-        self.engine = engine
-        self.transfer = transfer
-        self.requesters = requesters
-        self.leases = BlockLeases(transfer)
-        self.clock = clock
-        self.limits = limits
-        self.say = say
-        self.served = served
+
+class Drain(NamedTuple):
+    """No job is taken any more."""
+
+
+class Stop(NamedTuple):
+    """Nothing is computed or held any more."""
+
+
+class Delivered(NamedTuple):
+    """The queue's answer to `TakeNext`. `job` is None for a message that asks for none."""
+
+    job: str | None
+    requester: WorkerId
+    delivery: Delivery
+
+
+class TakeFailed(NamedTuple):
+    """The queue is away."""
+
+
+class RequesterFrameArrived(NamedTuple):
+    """A frame of a decode worker."""
+
+    requester: WorkerId
+    frame: ToPrefill
+
+
+class RequesterDisconnected(NamedTuple):
+    """The connection to a decode worker broke."""
+
+    requester: WorkerId
+
+
+class Prefilled(NamedTuple):
+    """The engine holds the blocks of the job's prompt."""
+
+    job: str
+    blocks: KvBlocks
+    cached_tokens: int
+
+
+class PrefillBroke(NamedTuple):
+    """The engine did not compute the prompt."""
+
+    job: str
+    error: ContrailError
+
+
+PrefillEvent = (
+    Started
+    | Drain
+    | Stop
+    | Delivered
+    | TakeFailed
+    | RequesterFrameArrived
+    | RequesterDisconnected
+    | Prefilled
+    | PrefillBroke
+)
+
+
+class TakeNext(NamedTuple):
+    """The queue is asked for its oldest message: `Delivered` or `TakeFailed` follows."""
+
+
+class SendToRequester(NamedTuple):
+    """The frame goes to a decode worker."""
+
+    requester: WorkerId
+    frame: FromPrefill
+
+
+class AnswerConfirm(NamedTuple):
+    """The requester hears whether the engine has held these blocks without a break until now."""
+
+    requester: WorkerId
+    job: str
+    blocks: KvBlocks
+
+
+class ComputePrompt(NamedTuple):
+    """The engine computes the prompt and holds its blocks: `Prefilled` or `PrefillBroke` follows."""
+
+    job: str
+    request: GenerateRequest
+
+
+class AbortCompute(NamedTuple):
+    """The engine gives the prompt up; no event follows."""
+
+    job: str
+
+
+class ReleaseBlocks(NamedTuple):
+    """The engine holds the blocks no longer."""
+
+    blocks: KvBlocks
+
+
+class CountPrompt(NamedTuple):
+    """A prompt of so many tokens was computed, of which so many came from the cache."""
+
+    tokens: int
+    cached_tokens: int
+
+
+class Acknowledge(NamedTuple):
+    """The queue hands the message out no more."""
+
+    delivery: Delivery
+
+
+class Postpone(NamedTuple):
+    """The queue hands the message out again after the delay."""
+
+    delivery: Delivery
+    delay_s: float
+
+
+class KeepAlive(NamedTuple):
+    """The queue's time until it hands the message out again begins anew."""
+
+    delivery: Delivery
+
+
+PrefillCommand = (
+    TakeNext
+    | SendToRequester
+    | AnswerConfirm
+    | ComputePrompt
+    | AbortCompute
+    | ReleaseBlocks
+    | CountPrompt
+    | Acknowledge
+    | Postpone
+    | KeepAlive
+    | PublishJob
+)
+
+
+@dataclass(slots=True, eq=False)
+class JobExecution:
+    """One job under way here."""
+
+    job: str
+    requester: WorkerId
+    number: int
+    """How often the queue had handed it out; 0 if it was offered."""
+    deliveries: list[Delivery]
+    """The queue's messages of the job that are held: none if it was offered, several if one came again."""
+    connect_by_us: int
+    claimed: bool = False
+    """The requester was asked for the prompt."""
+    attempt: int = -1
+    request: GenerateRequest | None = field(default=None, repr=False)
+    """The prompt, from when it is computed on."""
+    started_us: int = 0
+
+
+class BlockLease(NamedTuple):
+    """Blocks of one job, held until they are released or the engine's own time for them is over."""
+
+    requester: WorkerId
+    blocks: KvBlocks
+
+
+class PrefillExecution:
+    """One prefill worker's. `keep_ms` is how long its engine holds blocks for others."""
+
+    def __init__(self, kind: Kind, keep_ms: int, slots: int, limits: QueueLimits, requesters: RequesterView) -> None:
+        assert slots > 0
+        self.executions: dict[str, JobExecution] = {}
+        """Jobs under way; one more than there are slots, if one was offered and one came at the same moment."""
+        self.leases: dict[str, BlockLease] = {}
+        """By job."""
         self.counts = Counter[str]()
         """Jobs by how they ended here: `completed`, `failed`, `dead`, `not_wanted`, `withdrawn`."""
         self.started = 0
         """Jobs that the log knows to be under way here."""
-        self.over: dict[str, None] = {}
-
-    def note_over(self, job: str) -> None:
-        """The job's messages need no question any more."""
-        self.over[job] = None
-        if len(self.over) > OVER_KEPT:
-            del self.over[next(iter(self.over))]
-
-
-class PrefillExecution:
-    """`run` ends when the job is over here, and then the queue knows what to do with its messages."""
-
-    def __init__(self, state: PrefillWorkerState, job: str, requester: WorkerId, delivery: Delivery | None) -> None:
-        self.job = job
-        self.requester = requester
-        self.deliveries = [] if delivery is None else [delivery]
-        """The queue's messages of this job that we hold: none if it was offered, several if one came again."""
-        self.delivered = 0 if delivery is None else delivery.number
-        self.prompt: asyncio.Future[JobPrompt] = asyncio.get_running_loop().create_future()
-        self.task: asyncio.Task[None] | None = None
-        self._state = state
-        self._attempt = -1
-        self._started = False
-        self._broken_off = ""
+        self.draining = True
+        """No job is taken: before `Started`, after `Drain`."""
+        self._kind = kind
+        self._keep_ms = keep_ms
+        self._slots = slots
+        self._limits = limits
+        self._requesters = requesters
+        self._taking = False
+        """Whether the queue was asked for a job, and has none for us."""
+        self._over: dict[str, None] = {}
+        self._timers: Timers[tuple[str, str]] = Timers()
+        self._commands: list[PrefillCommand] = []
+        self._now_us = 0
 
     def __repr__(self) -> str:
-        return f"<PrefillExecution on {self.job} for {self.requester}, {'started' if self._started else 'not started'}>"
+        return f"<PrefillExecution {len(self.executions)} jobs under way, {len(self.leases)} prompts held>"
 
-    def break_off(self, why: str) -> None:
-        """Nothing more is computed for it; the reason is told once."""
-        if self.task is not None and not self._broken_off:
-            self._broken_off = why
-            self.task.cancel()
+    @property
+    def due_us(self) -> int | None:
+        """See `core.machine`."""
+        return self._timers.due_us
 
-    async def run(self) -> None:
-        """Raises nothing but defects."""
-        keeping = asyncio.create_task(self._keep_alive(), name=f"keep {self.job}")
-        try:
-            await self._try()
-        finally:
-            keeping.cancel()
-            await asyncio.wait([keeping])
+    def step(self, event: PrefillEvent | Tick, now_us: int) -> Sequence[PrefillCommand]:  # noqa: C901  # one per event
+        """See `core.machine`."""
+        self._now_us, self._commands = now_us, []
+        match event:
+            case Tick():
+                self._tick()
+            case Started():
+                self.draining = False
+            case Drain():
+                self.draining = True
+            case Stop():
+                self._stop()
+            case Delivered(job, requester, delivery):
+                self._on_delivered(job, requester, delivery)
+            case TakeFailed():
+                self._taking = False
+                self._set_timer(TAKE, "", TAKE_RETRY_S)
+            case RequesterFrameArrived(requester, frame):
+                self._on_frame(requester, frame)
+            case RequesterDisconnected(requester):
+                self._drop_requester(requester, "the decode worker is gone")
+            case Prefilled(job, blocks, cached_tokens):
+                self._on_prefilled(job, blocks, cached_tokens)
+            case PrefillBroke(job, error):
+                self._on_broke(job, error)
+            case _:
+                assert_never(event)
+        self._take()
+        return self._commands
 
-    async def _try(self) -> None:
-        deliveries_max = self._state.limits.deliveries_max
-        try:
-            if self.delivered > deliveries_max:
-                await self._give_up(f"handed out {deliveries_max} times in vain", dead=True)
-                return
-            prompt = await self._claim()
-            if prompt.request is None:
-                await self._leave_it(prompt.why)
-                return
-            self._attempt = prompt.attempt
-            await self._compute(prompt.request)
-            await self._settle(again=False)
-        except CallerError as error:
-            await self._give_up(str(error), dead=True)  # no other engine of this kind would take it either
-        except ContrailError as error:
-            await self._give_up(str(error), dead=self.delivered >= deliveries_max)
-        except asyncio.CancelledError:
-            await self._give_up(self._broken_off or "stopped", dead=False)
-            if not self._broken_off:
-                raise
+    def _tick(self) -> None:
+        while (key := self._timers.pop_due(self._now_us)) is not None:
+            what, job = key
+            if what == KEEP:
+                self._keep_alive(self.executions[job])
+            elif what == CLAIM:
+                self._claim(self.executions[job])
+            elif what == LEASE:
+                del self.leases[job]
 
-    async def _claim(self) -> JobPrompt:
-        """What the requester says: the prompt, or why there is none. Unavailable if it says nothing."""
-        requesters = self._state.requesters
-        try:
-            async with asyncio.timeout(CONNECT_WAIT_S):
-                while not requesters.connected(self.requester):
-                    if requesters.unreachable(self.requester):
-                        raise Unavailable(f"decode worker {self.requester} cannot be reached")
-                    await asyncio.sleep(CONNECT_LOOK_S)
-            requesters.send(self.requester, Claim(job=self.job, delivery=self.delivered))
-            async with asyncio.timeout(CLAIM_TIMEOUT_S):
-                return await self.prompt
-        except TimeoutError as error:
-            raise Unavailable(f"decode worker {self.requester} does not answer") from error
+    def _set_timer(self, what: str, job: str, delay_s: float) -> None:
+        self._timers.set((what, job), self._now_us + round(delay_s * 1e6))
 
-    async def _leave_it(self, why: str) -> None:
-        """It is over, or another has it, who may fail: then it is looked at again."""
-        self._state.counts["not_wanted"] += 1
-        if why == "over":
-            self._state.note_over(self.job)
-        await self._settle(again=why != "over", delay_s=self._state.limits.ack_wait_s)
+    # --- the queue -------------------------------------------------------------------------------------------------
 
-    async def _compute(self, request: GenerateRequest) -> None:
+    def _take(self) -> None:
+        """The queue is asked for a job if a slot is free."""
+        is_full = len(self.executions) >= self._slots
+        if not (self._taking or self.draining or is_full or (TAKE, "") in self._timers):
+            self._taking = True
+            self._commands.append(TakeNext())
+
+    def _on_delivered(self, job: str | None, requester: WorkerId, delivery: Delivery) -> None:
+        self._taking = False
+        if job is None or job in self._over or self._requesters.has_departed(requester):
+            self._commands.append(Acknowledge(delivery))
+        elif job in self.executions:
+            self.executions[job].deliveries.append(delivery)
+        elif self.draining:
+            self._commands.append(Postpone(delivery, 0.0))
+        else:
+            self._begin(job, requester, delivery)
+
+    def _keep_alive(self, execution: JobExecution) -> None:
+        self._commands += [KeepAlive(delivery) for delivery in execution.deliveries]
+        self._set_timer(KEEP, execution.job, self._limits.ack_wait_s / KEEPALIVE_PARTS)
+
+    # --- jobs ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, job: str, requester: WorkerId, delivery: Delivery | None) -> None:
+        number, deliveries = (0, []) if delivery is None else (delivery.number, [delivery])
+        connect_by_us = self._now_us + round(CONNECT_WAIT_S * 1e6)
+        execution = self.executions[job] = JobExecution(job, requester, number, deliveries, connect_by_us)
+        self._set_timer(KEEP, job, self._limits.ack_wait_s / KEEPALIVE_PARTS)
+        if number > self._limits.deliveries_max:
+            self._fail(execution, f"handed out {self._limits.deliveries_max} times in vain")
+        else:
+            self._claim(execution)
+
+    def _claim(self, execution: JobExecution) -> None:
+        """The requester is asked for the prompt as soon as it is connected; without an answer in time the job fails."""
+        job, requester = execution.job, execution.requester
+        if execution.claimed:
+            self._fail(execution, f"decode worker {requester} does not answer")
+        elif self._requesters.connected(requester):
+            execution.claimed = True
+            self._set_timer(CLAIM, job, CLAIM_TIMEOUT_S)
+            self._send(requester, Claim(job=job, delivery=execution.number))
+        elif self._requesters.unreachable(requester):
+            self._fail(execution, f"decode worker {requester} cannot be reached")
+        elif self._now_us >= execution.connect_by_us:
+            self._fail(execution, f"decode worker {requester} does not answer")
+        else:
+            self._set_timer(CLAIM, job, CONNECT_LOOK_S)
+
+    def _on_prompt(self, execution: JobExecution, prompt: JobPrompt) -> None:
+        if prompt.request is None:
+            self.counts["not_wanted"] += 1
+            if prompt.why == "over":
+                self._note_over(execution.job)
+                self._end(execution)
+            else:
+                self._end(execution, again_s=self._limits.ack_wait_s)  # another has it, and may fail
+            return
+        self._timers.cancel((CLAIM, execution.job))
+        execution.attempt, execution.request, execution.started_us = prompt.attempt, prompt.request, self._now_us
+        self.started += 1
+        event = PrefillStarted(
+            job=execution.job,
+            requester=execution.requester,
+            attempt=execution.attempt,
+            delivery=execution.number,
+            open=self.started,
+        )
+        self._commands += (PublishJob(event), ComputePrompt(execution.job, prompt.request))
+
+    def _on_prefilled(self, job: str, blocks: KvBlocks, cached_tokens: int) -> None:
         """The blocks are held, and requester and log know it."""
-        state, info, started_ms = self._state, self._state.engine.info, self._state.clock.monotonic_ms()
-        self._count(started=True)
-        state.say(
-            PrefillStarted(
-                job=self.job,
-                requester=self.requester,
-                attempt=self._attempt,
-                delivery=self.delivered,
-                open=state.started,
-            )
-        )
-        blocks, cached_tokens = await state.transfer.prefill(request)
-        state.leases.add(self.job, self.requester, blocks)
-        self._count(started=False)
+        execution = self.executions.get(job)
+        if execution is None or execution.request is None:
+            self._commands.append(ReleaseBlocks(blocks))
+            return
+        request = execution.request
+        self.leases[job] = BlockLease(execution.requester, blocks)
+        self._set_timer(LEASE, job, self._keep_ms / 1000)
+        self.started -= 1
         canonical = scope_bytes(request.adapter, request.cache_salt) + request.tokens
-        completed = PrefillCompleted(
-            job=self.job,
-            requester=self.requester,
-            attempt=self._attempt,
-            model=info.model,
-            block_size=info.block_size,
-            layout=state.transfer.address.layout,
-            digest=answer_digest(canonical, self.job, self._attempt),
+        event = PrefillCompleted(
+            job=job,
+            requester=execution.requester,
+            attempt=execution.attempt,
+            model=self._kind.model,
+            block_size=self._kind.block_size,
+            layout=self._kind.layout,
+            digest=answer_digest(canonical, job, execution.attempt),
             blocks=blocks,
-            keep_ms=state.transfer.keep_ms,
-            compute_ms=state.clock.monotonic_ms() - started_ms,
+            keep_ms=self._keep_ms,
+            compute_ms=(self._now_us - execution.started_us) // 1000,
             cached_tokens=cached_tokens,
-            open=state.started,
+            open=self.started,
         )
-        state.counts["completed"] += 1
-        state.note_over(self.job)
-        state.served(len(request.tokens) // TOKEN_BYTES, cached_tokens)
-        state.requesters.send(self.requester, JobCompleted(event=completed))
-        state.say(completed)
+        self.counts["completed"] += 1
+        self._note_over(job)
+        self._commands.append(CountPrompt(blocks.tokens, cached_tokens))
+        self._send(execution.requester, JobCompleted(event=event))
+        self._commands.append(PublishJob(event))
+        self._end(execution)
 
-    async def _give_up(self, reason: str, *, dead: bool) -> None:
-        """Requester and log know, and the queue hands the job out again unless nobody wants it any more."""
-        state, withdrawn = self._state, self._broken_off == WITHDRAWN
-        state.counts[WITHDRAWN if withdrawn else "dead" if dead else "failed"] += 1
-        if self._started or dead:
-            self._count(started=False)
+    def _on_broke(self, job: str, error: ContrailError) -> None:
+        if job in self.executions:  # an error of the caller's: no other engine of this kind would take it either
+            self._fail(self.executions[job], str(error), in_vain=isinstance(error, CallerError))
+
+    def _fail(self, execution: JobExecution, reason: str, *, in_vain: bool = False) -> None:
+        """The job is handed out again, unless that was often enough or is in vain."""
+        self._give_up(execution, reason, dead=in_vain or execution.number >= self._limits.deliveries_max)
+
+    def _give_up(self, execution: JobExecution, reason: str, *, dead: bool = False) -> None:
+        """Requester and log know, and the queue."""
+        withdrawn = reason == WITHDRAWN
+        self.counts[WITHDRAWN if withdrawn else "dead" if dead else "failed"] += 1
+        is_started = execution.request is not None
+        if is_started or dead:
+            self.started -= is_started
             event = PrefillFailed(
-                job=self.job,
-                requester=self.requester,
-                attempt=self._attempt,
+                job=execution.job,
+                requester=execution.requester,
+                attempt=execution.attempt,
                 reason=reason,
                 dead=dead,
-                open=state.started,
+                open=self.started,
             )
             if not withdrawn:
-                state.requesters.send(self.requester, JobFailed(event=event))
-            state.say(event)
-        if dead:
-            _logger.error("prefill job %s is given up: %s", self.job, reason)
-        await self._settle(again=not (dead or withdrawn), delay_s=AGAIN_S)
+                self._send(execution.requester, JobFailed(event=event))
+            self._commands.append(PublishJob(event))
+        self._end(execution, again_s=None if dead or withdrawn else AGAIN_S)
 
-    def _count(self, *, started: bool) -> None:
-        self._state.started += started - self._started
-        self._started = started
+    def _end(self, execution: JobExecution, again_s: float | None = None) -> None:
+        """The job is over here; its messages are handed out again after `again_s`, if that is given."""
+        del self.executions[execution.job]
+        self._timers.cancel((KEEP, execution.job))
+        self._timers.cancel((CLAIM, execution.job))
+        for delivery in execution.deliveries:
+            self._commands.append(Acknowledge(delivery) if again_s is None else Postpone(delivery, again_s))
 
-    async def _settle(self, *, again: bool, delay_s: float = 0.0) -> None:
-        """The queue knows, unless it is away: then it hands the job out again, which does no harm."""
-        for delivery in self.deliveries:
-            with suppress(Unavailable):
-                await (delivery.again(delay_s) if again else delivery.done())
+    def _break_off(self, execution: JobExecution, reason: str) -> None:
+        if execution.request is not None:
+            self._commands.append(AbortCompute(execution.job))
+        self._give_up(execution, reason)
 
-    async def _keep_alive(self) -> None:
-        while True:
-            await asyncio.sleep(self._state.limits.ack_wait_s / KEEPALIVE_PARTS)
-            for delivery in self.deliveries:
-                with suppress(Unavailable):
-                    await delivery.working()
+    def _note_over(self, job: str) -> None:
+        self._over[job] = None
+        if len(self._over) > OVER_KEPT:
+            del self._over[next(iter(self._over))]
+
+    # --- decode workers --------------------------------------------------------------------------------------------
+
+    def _on_frame(self, requester: WorkerId, frame: ToPrefill) -> None:
+        execution = self.executions.get(frame.job)
+        match frame:
+            case JobPrompt():
+                if execution is not None and execution.claimed and execution.request is None:
+                    self._on_prompt(execution, frame)
+            case JobOffer(job=job):
+                is_free = self._taking and not self.draining and len(self.executions) < self._slots
+                if is_free and execution is None:
+                    self._begin(job, requester, None)
+            case Confirm(job=job):
+                lease = self.leases.get(job)
+                if lease is None:
+                    self._send(requester, StillHeld(job=job, held=False))
+                else:
+                    self._commands.append(AnswerConfirm(requester, job, lease.blocks))
+            case Release(job=job):
+                self._note_over(job)
+                self._release(job)
+                if execution is not None:
+                    self._break_off(execution, WITHDRAWN)
+            case _:
+                assert_never(frame)
+
+    def _release(self, job: str) -> None:
+        lease = self.leases.pop(job, None)
+        if lease is not None:
+            self._timers.cancel((LEASE, job))
+            self._commands.append(ReleaseBlocks(lease.blocks))
+
+    def _drop_requester(self, requester: WorkerId, reason: str) -> None:
+        """Nothing is computed or held for it."""
+        for job in [job for job, lease in self.leases.items() if lease.requester == requester]:
+            self._release(job)
+        for execution in [each for each in self.executions.values() if each.requester == requester]:
+            self._break_off(execution, reason)
+
+    def _stop(self) -> None:
+        self.draining = True
+        for execution in list(self.executions.values()):
+            self._break_off(execution, "the prefill worker ends")
+        for job in list(self.leases):
+            self._release(job)
+
+    def _send(self, requester: WorkerId, frame: FromPrefill) -> None:
+        self._commands.append(SendToRequester(requester, frame))

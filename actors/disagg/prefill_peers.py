@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple, Protocol
 
-from actors.membership.registration import registration_of
 from actors.transport.frames import Introduce, ToPrefill
-from core.events.kv import PREFILL
 from core.ids import WorkerId
 from core.kv_transfer import KvAddress
-from streams.registry import Change, Registry
 
 _logger = logging.getLogger(__name__)
 
@@ -39,7 +36,7 @@ class PrefillPeer(NamedTuple):
 
 
 class PrefillPeers:
-    """Follows the registry; what it knew goes on counting while that is away."""
+    """A table of registrations and connections; an entry of the registry goes on counting while that is away."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -51,9 +48,13 @@ class PrefillPeers:
     def __repr__(self) -> str:
         return f"<PrefillPeers {len(self._workers)} connected, {len(self._addresses)} registered>"
 
-    async def follow(self, registry: Registry) -> None:
-        """The registry's prefill workers are known, and whatever it says from now on."""
-        await registry.watch("workers/", self._on_registered)
+    def register(self, worker: WorkerId, address: KvAddress | None) -> None:
+        """The registry has this address for the worker's blocks; None if the worker is registered no more."""
+        if address is not None:
+            self._addresses[worker] = address
+        else:
+            self._addresses.pop(worker, None)
+            self._misfits.pop(worker, None)
 
     def introduced(self, connection: PrefillConnection, frame: Introduce) -> bool:
         """A prefill worker says who it is; False if its blocks are of no use here, which is said once."""
@@ -84,12 +85,3 @@ class PrefillPeers:
     def worker_of(self, connection: PrefillConnection) -> WorkerId | None:
         """Who speaks over this connection; None before it said so, or if it is none of ours."""
         return self._workers.get(connection)
-
-    def _on_registered(self, change: Change) -> None:
-        worker = WorkerId(change.key.rpartition("/")[2])
-        registration = registration_of(change)
-        if registration is None:
-            self._addresses.pop(worker, None)
-            self._misfits.pop(worker, None)
-        elif registration.role == PREFILL and registration.model == self.kind.model and registration.kv is not None:
-            self._addresses[worker] = registration.kv

@@ -1,75 +1,133 @@
-"""PrefillRole: a worker that computes prompts for decode workers, and serves no requests of its own."""
+"""PrefillRole: a worker that computes prompts for decode workers, and serves no requests: the shell of
+`PrefillExecution`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, assert_never
 
-from actors.disagg.prefill_peers import PrefillConnection
-from actors.disagg.prefill_service import PrefillService
+from actors.disagg.prefill_execution import (
+    AbortCompute,
+    Acknowledge,
+    AnswerConfirm,
+    ComputePrompt,
+    CountPrompt,
+    Delivered,
+    Drain,
+    KeepAlive,
+    Postpone,
+    PrefillBroke,
+    PrefillCommand,
+    Prefilled,
+    PrefillExecution,
+    ReleaseBlocks,
+    RequesterDisconnected,
+    RequesterFrameArrived,
+    SendToRequester,
+    Started,
+    Stop,
+    TakeFailed,
+    TakeNext,
+)
+from actors.disagg.prefill_job import PublishJob
+from actors.disagg.prefill_peers import Kind, PrefillConnection
 from actors.disagg.requester_connections import RequesterConnections
 from actors.disagg.worker_role import RoleContext, unavailable_outputs
-from actors.transport.frames import PROTOCOL, FromPrefill, Generate, Hello, Introduce, ToPrefill
-from core.generation import Output
+from actors.transport.frames import PROTOCOL, FromPrefill, Generate, Hello, Introduce, StillHeld, ToPrefill
+from core.codec import decode_message
+from core.errors import ContrailError, Corrupt, PeerError, Refused, Unavailable
+from core.events.jobs import JobEvent, PrefillFailed, PrefillRequested
+from core.generation import GenerateRequest, Output
 from core.ids import WorkerId
+from core.subjects import JOBS, asked_wildcard, job_kind, owner
+from streams.log import QUEUE_LIMITS, Delivery, Queue, QueueLimits
+from streams.machine_shell import MachineShell
+
+PULL_WAIT_S = 5.0
+"""How long one look at the queue waits."""
+QUIET_LOOK_S = 0.05
+
+_logger = logging.getLogger(__name__)
+
+
+def queue_name(kind: str) -> str:
+    """Of the queue that all prefill workers of a kind share: the name of its durable consumer."""
+    return f"prefill-{kind}"
 
 
 class PrefillRole:
     """See `actors.disagg.worker_role.WorkerRole`."""
 
-    def __init__(self, context: RoleContext, slots: int) -> None:
-        assert context.engine.transfer is not None
-        self._context = context
-        self._requesters = RequesterConnections(
-            context.engine.info.model,
+    def __init__(self, context: RoleContext, slots: int, *, limits: QueueLimits = QUEUE_LIMITS) -> None:
+        info, transfer = context.engine.info, context.engine.transfer
+        assert transfer is not None
+        self.requesters = RequesterConnections(
+            info.model,
             self._hello,
             self._introduce,
             on_frame=self._on_frame,
             on_disconnect=self._on_disconnect,
         )
-        self.service = PrefillService(
-            context.engine,
-            context.log,
-            self._requesters,
-            context.clock,
-            context.namespace,
-            slots=slots,
-            say=lambda event: context.present().say_job(event),
-            served=context.served,
-        )
+        kind = Kind(info.model, info.block_size, transfer.address.layout)
+        self.execution = PrefillExecution(kind, transfer.keep_ms, slots, limits, self.requesters)
+        self._context = context
+        self._transfer = transfer
+        self._limits = limits
+        self._shell = MachineShell(self.execution, context.clock, self._execute)
+        self._queue: Queue | None = None
+        self._taking: asyncio.Task[None] | None = None
+        self._computing: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Words to the queue, and releases of blocks."""
 
     def __repr__(self) -> str:
-        return f"<PrefillRole {self.service!r}>"
+        return f"<PrefillRole {self.execution!r}, {self.requesters!r}>"
 
     @property
     def jobs_open(self) -> int:
         """Those that it said it began."""
-        return self.service.state.started
+        return self.execution.started
 
     @property
     def waits_elsewhere(self) -> int:
-        """Nobody does: it serves no requests."""
+        """None: it serves no requests."""
         return 0
 
     async def start(self) -> None:
-        """Decode workers are connected to and jobs taken from now on, whenever registry and log are there."""
-        await self._requesters.follow(self._context.registry)
-        self.service.start()
+        """Decode workers are connected to and jobs taken from now on, as soon as registry and log are there."""
+        await self.requesters.follow(self._context.registry)
+        self._shell.feed(Started())
 
     def rejoined(self) -> None:
-        """Everybody hears who we are now."""
-        self._requesters.introduce_again()
+        """All decode workers hear the new id."""
+        self.requesters.introduce_again()
 
     async def quiet(self) -> None:
         """No job is taken any more, and those under way are over."""
-        self.service.draining = True
-        await self.service.quiet()
+        self._shell.feed(Drain())
+        while self.execution.executions or self.execution.leases:  # noqa: ASYNC110  # leases end by time, too
+            await asyncio.sleep(QUIET_LOOK_S)
 
     async def stop(self) -> None:
-        """Nothing is computed or held any more."""
-        await self.service.stop()
+        """Nothing is computed, held or connected any more; the queue hands out again what was not done."""
+        computing = list(self._computing.values())
+        self._shell.feed(Stop())
+        if self._taking is not None:
+            self._taking.cancel()
+            computing.append(self._taking)
+        if waited := {*computing, *self._tasks}:
+            await asyncio.wait(waited)
+        if self._queue is not None:
+            await self._queue.close()
+        self._shell.close()
+        await self.requesters.close()
 
-    def generate(self, frame: Generate) -> AsyncIterator[Output]:  # noqa: ARG002  # whatever it is
+    def generate(self, frame: Generate) -> AsyncIterator[Output]:  # noqa: ARG002  # of any request
         """Unavailable: such a worker decodes nothing."""
         return unavailable_outputs("this worker computes prompts for decode workers and serves no requests")
 
@@ -81,25 +139,27 @@ class PrefillRole:
 
     def totals(self) -> dict[str, int]:
         """Jobs by how they ended here."""
-        counts = self.service.state.counts
+        counts = self.execution.counts
         return {f"jobs_{how}": counts[how] for how in ("completed", "failed", "dead", "not_wanted", "withdrawn")}
 
     def describe(self) -> dict[str, Any]:
         """What it works on and keeps."""
-        state = self.service.state
+        machine = self.execution
         return {
-            "jobs_under_way": self.service.under_way,
-            "prompts_held": len(state.leases),
-            "decode_workers": sum(client.up for client in self._requesters.clients.values()),
-            "jobs": dict(sorted(state.counts.items())),
-            "engine": state.transfer.totals()._asdict(),
+            "jobs_under_way": len(machine.executions),
+            "prompts_held": len(machine.leases),
+            "decode_workers": sum(client.up for client in self.requesters.clients.values()),
+            "jobs": dict(sorted(machine.counts.items())),
+            "engine": self._transfer.totals()._asdict(),
         }
 
-    def _on_frame(self, worker: WorkerId, frame: ToPrefill) -> None:
-        self.service.on_frame(worker, frame)
+    # --- events ----------------------------------------------------------------------------------------------------
 
-    def _on_disconnect(self, worker: WorkerId) -> None:
-        self.service.on_disconnect(worker)
+    def _on_frame(self, requester: WorkerId, frame: ToPrefill) -> None:
+        self._shell.feed(RequesterFrameArrived(requester, frame))
+
+    def _on_disconnect(self, requester: WorkerId) -> None:
+        self._shell.feed(RequesterDisconnected(requester))
 
     def _hello(self) -> Hello:
         present = self._context.present()
@@ -108,12 +168,112 @@ class PrefillRole:
         )
 
     def _introduce(self) -> Introduce:
-        present, info, transfer = self._context.present(), self._context.engine.info, self._context.engine.transfer
-        assert transfer is not None
+        present, info = self._context.present(), self._context.engine.info
         return Introduce(
             worker=present.id,
             name=present.joined.name,
             model=info.model,
             block_size=info.block_size,
-            layout=transfer.address.layout,
+            layout=self._transfer.address.layout,
         )
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def _execute(self, command: PrefillCommand) -> None:  # noqa: C901  # one line for each command
+        match command:
+            case TakeNext():
+                self._taking = asyncio.create_task(self._take(), name="prefill queue")
+                self._taking.add_done_callback(_report)
+            case SendToRequester(requester, frame):
+                self.requesters.send(requester, frame)
+            case AnswerConfirm(requester, job, blocks):
+                self.requesters.send(requester, StillHeld(job=job, held=self._transfer.still_held(blocks)))
+            case ComputePrompt(job, request):
+                task = self._computing[job] = asyncio.create_task(self._compute(job, request), name=f"prefill {job}")
+                task.add_done_callback(_report)
+            case AbortCompute(job):
+                self._computing.pop(job).cancel()
+            case ReleaseBlocks(blocks):
+                self._spawn(self._transfer.release(blocks))
+            case CountPrompt(tokens, cached_tokens):
+                self._context.served(tokens, cached_tokens)
+            case Acknowledge(delivery):
+                self._spawn(_tell_queue(delivery.done))
+            case Postpone(delivery, delay_s):
+                self._spawn(_tell_queue(partial(delivery.again, delay_s)))
+            case KeepAlive(delivery):
+                self._spawn(_tell_queue(delivery.working))
+            case PublishJob(event):
+                self._publish(event)
+            case _:
+                assert_never(command)
+
+    def _publish(self, event: JobEvent) -> None:
+        if isinstance(event, PrefillFailed) and event.dead:
+            _logger.error("prefill job %s is given up: %s", event.job, event.reason)
+        self._context.present().say_job(event)
+
+    async def _take(self) -> None:
+        delivery = None
+        try:
+            if self._queue is None:
+                self._queue = await self._open_queue()
+            while delivery is None and not self.execution.draining:
+                delivery = await self._queue.next(PULL_WAIT_S)
+        except (Unavailable, Refused) as error:
+            _logger.warning("the prefill queue is away, trying again: %s", error)
+            self._shell.feed(TakeFailed())
+            return
+        if delivery is not None:
+            event, requester = _requested(delivery), WorkerId(owner(delivery.record.subject))
+            self._shell.feed(Delivered(None if event is None else event.job, requester, delivery))
+
+    async def _open_queue(self) -> Queue:
+        info = self._context.engine.info
+        kind = job_kind(info.model, info.block_size)
+        wildcard = asked_wildcard(self._context.namespace, kind)
+        return await self._context.log.queue(JOBS, queue_name(kind), wildcard, self._limits)
+
+    async def _compute(self, job: str, request: GenerateRequest) -> None:
+        try:
+            blocks, cached_tokens = await self._transfer.prefill(request)
+        except ContrailError as error:
+            self._broke(job, error)
+        except Exception as error:
+            self._broke(job, PeerError(f"a defect: {error!r}"))
+            raise
+        else:
+            del self._computing[job]
+            self._shell.feed(Prefilled(job, blocks, cached_tokens))
+
+    def _broke(self, job: str, error: ContrailError) -> None:
+        if self._computing.get(job) is asyncio.current_task():  # else it was aborted, and failed on its way out
+            del self._computing[job]
+            self._shell.feed(PrefillBroke(job, error))
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_report)
+
+
+async def _tell_queue(word: Callable[[], Coroutine[None, None, None]]) -> None:
+    """The queue has heard it, unless it is away: then it hands the message out again, which does no harm."""
+    with suppress(Unavailable):
+        await word()
+
+
+def _requested(delivery: Delivery) -> PrefillRequested | None:
+    """The job that the message asks for; None for a message that ends one, or that is none of ours."""
+    try:
+        events = decode_message(delivery.record.payload).events
+    except Corrupt as error:
+        _logger.warning("%s:%d cannot be read: %s", delivery.record.stream, delivery.record.seq, error)
+        return None
+    return next((event for event in events if isinstance(event, PrefillRequested)), None)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _logger.error("a part of the prefill worker failed by a defect", exc_info=task.exception())

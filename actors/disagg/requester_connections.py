@@ -37,7 +37,7 @@ class RequesterConnections:
         self._introduce = introduce
         self._on_frame = on_frame
         self._on_disconnect = on_disconnect
-        self.departed: dict[WorkerId, None] = {}
+        self._departed: dict[WorkerId, None] = {}
         """Those that were registered, and are neither that nor connected any more; the last of them."""
         self._registered: set[WorkerId] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -69,6 +69,10 @@ class RequesterConnections:
         """Whether a try to connect to it has failed since it was last there."""
         return worker in self.clients and not self.clients[worker].up and self.clients[worker].failures > 0
 
+    def has_departed(self, worker: WorkerId) -> bool:
+        """Whether it was registered, and is neither registered nor connected any more."""
+        return worker in self._departed
+
     def send(self, worker: WorkerId, frame: FromPrefill) -> None:
         """The frame is on its way, unless the connection is gone."""
         if worker in self.clients:
@@ -82,7 +86,7 @@ class RequesterConnections:
         self._registered.discard(worker)
         if registration is not None and registration.role != PREFILL and registration.model == self._model:
             self._registered.add(worker)
-            self.departed.pop(worker, None)
+            self._departed.pop(worker, None)
             if registration.kv is not None and worker not in self.clients:
                 self._connect(worker, registration.address)
         self._drop_if_over(worker)
@@ -103,9 +107,9 @@ class RequesterConnections:
     def _drop_if_over(self, worker: WorkerId) -> None:
         """A worker that is registered no more is kept for as long as it speaks to us: the registry may be wrong."""
         if worker in self.clients and worker not in self._registered and not self.clients[worker].up:
-            self.departed[worker] = None
-            if len(self.departed) > DEPARTED_KEPT:
-                del self.departed[next(iter(self.departed))]
+            self._departed[worker] = None
+            if len(self._departed) > DEPARTED_KEPT:
+                del self._departed[next(iter(self._departed))]
             self._drop(worker)
 
     def _drop(self, worker: WorkerId) -> None:

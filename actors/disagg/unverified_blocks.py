@@ -7,69 +7,33 @@ take them for good. So it waits, and then finds them in the cache, or computes t
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from core.prompt import Prompt
 
 
 class UnverifiedBlocks:
-    """Of one engine's requests."""
+    """Of one engine's cache, by job: each entry is the first block that is fetched for it."""
 
     def __init__(self) -> None:
-        self._open: dict[asyncio.Event, tuple[int, int]] = {}
-        """Depth and key of the first block that is being fetched."""
-        self._live: dict[int, Prompt] = {}
-        self._numbers = 0
-        self.waiting = 0
-        """Requests that wait for others' blocks."""
+        self._first: dict[str, tuple[int, int]] = {}
+        """Depth (from 1) and key of the block."""
 
     def __repr__(self) -> str:
-        return f"<UnverifiedBlocks {len(self._open)} open, {len(self._live)} requests>"
+        return f"<UnverifiedBlocks of {len(self._first)} jobs>"
 
-    @contextmanager
-    def live(self, prompt: Prompt) -> Iterator[None]:
-        """Within, the engine has a request with this prompt, or will."""
-        self._numbers += 1
-        number = self._numbers
-        self._live[number] = prompt
-        try:
-            yield
-        finally:
-            del self._live[number]
+    def add(self, job: str, prompt: Prompt, depth: int) -> None:
+        """The prompt's blocks from that depth on (from 1) are not to be built on. A partial block is named by none."""
+        if depth <= prompt.blocks:
+            self._first[job] = (depth, prompt.key(depth))
 
-    @contextmanager
-    def about(self, prompt: Prompt, depth: int) -> Iterator[None]:
-        """Within, the prompt's blocks from that depth on (from 1) are not to be built on."""
-        over = asyncio.Event()
-        self._open[over] = (depth, prompt.key(depth))
-        try:
-            yield
-        finally:
-            del self._open[over]
-            over.set()
+    def remove(self, job: str) -> None:
+        """The job's blocks are right, or gone from the cache."""
+        self._first.pop(job, None)
 
-    def shared(self, prompt: Prompt, depth: int) -> bool:
-        """Whether the block at that depth belongs to another live request too. O(live requests)."""
-        if depth > prompt.blocks:
-            return False
-        key = prompt.key(depth)
-        return any(
-            other is not prompt and other.blocks >= depth and other.key(depth) == key for other in self._live.values()
-        )
+    def block(self, prompt: Prompt) -> bool:
+        """Whether the prompt builds on an unverified block. O(jobs)."""
+        return any(prompt.blocks >= depth and prompt.key(depth) == key for depth, key in self._first.values())
 
-    async def clear(self, prompt: Prompt) -> None:
-        """Returns when the prompt can be computed: none of its blocks is in doubt. Bounded by what the others wait."""
-        self.waiting += 1
-        try:
-            while (doubt := self._first(prompt)) is not None:
-                await doubt.wait()
-        finally:
-            self.waiting -= 1
 
-    def _first(self, prompt: Prompt) -> asyncio.Event | None:
-        for over, (depth, key) in self._open.items():
-            if prompt.blocks >= depth and prompt.key(depth) == key:
-                return over
-        return None
+def share_block(prompt: Prompt, other: Prompt, depth: int) -> bool:
+    """Whether the block at that depth (from 1) is the same in both prompts."""
+    return prompt.blocks >= depth <= other.blocks and prompt.key(depth) == other.key(depth)

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from actors.disagg.prefill_service import queue_name
+from actors.disagg.prefill_role import queue_name
 from core.subjects import JOBS, asked_wildcard, job_kind
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from actors.disagg.prefill_service import queue_name
+from actors.disagg.prefill_role import queue_name
 from actors.transport.frames import PROTOCOL, Hello
 from actors.transport.reconnecting_client import ReconnectingClient
 from core.errors import ContrailError

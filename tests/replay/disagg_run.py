@@ -91,7 +91,7 @@ async def _computing(it: World) -> str:
 
     def look() -> bool:
         workers = [(name, worker) for name, worker in it.workers.items() if name.startswith("prefill")]
-        found[:] = [name for name, worker in workers if prefill_role(worker).service.state.started]
+        found[:] = [name for name, worker in workers if prefill_role(worker).execution.started]
         return bool(found)
 
     await eventually(look, "a prefill worker computes")

@@ -6,35 +6,36 @@ import random
 
 import msgspec
 
-from actors.disagg.prefill_execution import PrefillWorkerState
-from actors.transport.frames import FromPrefill, JobCompleted
-from core.events import Event
+from actors.disagg.prefill_execution import PrefillCommand, SendToRequester
+from actors.disagg.prefill_job import PublishJob
+from actors.disagg.prefill_role import PrefillRole
+from actors.transport.frames import JobCompleted
 from core.events.jobs import PrefillCompleted
-from core.ids import WorkerId
 
 
 class MixUps:
     """Job, attempt and times of an answer are right; prompt and blocks are those of the answer before it."""
 
-    def __init__(self, state: PrefillWorkerState, random_: random.Random, share: float) -> None:
+    def __init__(self, role: PrefillRole, random_: random.Random, share: float) -> None:
         self._random = random_
         self._share = share
         self._before: PrefillCompleted | None = None
         self._told: dict[str, PrefillCompleted] = {}
-        self._say, self._send = state.say, state.requesters.send
-        state.say = self.say
-        state.requesters.send = self.send  # type: ignore[method-assign]
+        self._execute = role._shell._execute
+        role._shell._execute = self.execute
 
     def __repr__(self) -> str:
         return f"<MixUps in {self._share:.0%} of the answers>"
 
-    def send(self, worker: WorkerId, frame: FromPrefill) -> None:
-        """Over TCP."""
-        self._send(worker, JobCompleted(event=self._mixed(frame.event)) if isinstance(frame, JobCompleted) else frame)
-
-    def say(self, event: Event) -> None:
-        """To the log: the same as over TCP."""
-        self._say(self._mixed(event) if isinstance(event, PrefillCompleted) else event)
+    def execute(self, command: PrefillCommand) -> None:
+        """Over TCP and in the log the same is said."""
+        match command:
+            case SendToRequester(worker, JobCompleted(event=event)):
+                self._execute(SendToRequester(worker, JobCompleted(event=self._mixed(event))))
+            case PublishJob(PrefillCompleted() as event):
+                self._execute(PublishJob(self._mixed(event)))
+            case _:
+                self._execute(command)
 
     def _mixed(self, event: PrefillCompleted) -> PrefillCompleted:
         known = self._told.get(event.job)

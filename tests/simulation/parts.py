@@ -102,9 +102,9 @@ class WorkerPart(Part):
         await self.worker.start({})
         self.first_id = self.id
         if isinstance(self.worker.role, PrefillRole) and options.mixed_up:
-            MixUps(self.worker.role.service.state, random_, options.mixed_up)
+            MixUps(self.worker.role, random_, options.mixed_up)
         if isinstance(self.worker.role, DecodeRole):
-            timed(self.worker.role.remote_prefill, self.process, witness, most_waited_s(options))
+            timed(self.worker.role, self.process, witness, most_waited_s(options))
         self.started = True
 
     @property
@@ -128,8 +128,8 @@ class WorkerPart(Part):
         assert isinstance(self.worker.role, PrefillRole)
         moves = self.moving._moves
         assert moves is not None
-        for hold in self.worker.role.service.state.leases._held.values():
-            moves.free(hold.blocks.request, fetched=False)
+        for lease in self.worker.role.execution.leases.values():
+            moves.free(lease.blocks.request, fetched=False)
 
     @property
     def id(self) -> WorkerId:

@@ -15,7 +15,7 @@ import actors.membership.failure_detector
 import actors.router.request_scheduler
 import actors.router.routing_publisher
 import projections.policy.binding_plan
-from actors.disagg.prefill_service import PrefillService
+from actors.disagg.prefill_role import PrefillRole
 from streams.log import QUEUE_LIMITS
 from streams.outbox.journal_file import JournalFile
 from streams.outbox.outbox import Outbox
@@ -35,7 +35,7 @@ QUEUE = QUEUE_LIMITS._replace(ack_wait_s=1.5)
 def scaled(options: Options) -> Iterator[None]:
     """Within it, bounds are as the options say, and every journal that a process opens is known to it."""
     defaults = Outbox.__init__.__kwdefaults__
-    prefill_defaults = PrefillService.__init__.__kwdefaults__
+    prefill_defaults = PrefillRole.__init__.__kwdefaults__
     assert defaults is not None
     assert prefill_defaults is not None
     with ExitStack() as patches:

@@ -7,10 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-import actors.disagg.prefill_job_client
 import actors.disagg.remote_prefill
-from actors.disagg.prefill_job import PrefillJob
-from actors.disagg.prefill_job_client import PrefillJobClient
+from actors.disagg.prefill_job import JobPhase, PrefillJob
 from actors.disagg.remote_prefill import RemotePrefill
 from actors.disagg.unverified_blocks import UnverifiedBlocks
 from actors.engines.simulated.block_holds import BlockHolds
@@ -18,7 +16,7 @@ from actors.engines.simulated.block_pool import BlockPool
 from core.generation import PrefillReport
 from core.ids import RequestId
 from projections.policy.prefill_choice import PrefillInputs
-from tests.simulation.breaking import KEPT, Broken, Patch, does_nothing, replaces
+from tests.simulation.breaking import KEPT, Broken, Patch, replaces
 from tests.simulation.options import MESSAGES, PREFILL_RATES, RATES
 
 QUIET = {**KEPT, **dict.fromkeys((*MESSAGES, *RATES, *PREFILL_RATES), 0.0), "slow": 0.0, "mixed_up": 0.0}
@@ -38,8 +36,13 @@ CROWDED = {
 USUAL = {**KEPT, "prefill_workers": 2}
 
 
+def _believes(self: RemotePrefill, job: PrefillJob, phase: JobPhase) -> None:
+    job.phase = phase
+    self._answer_confirm(job, held=True)
+
+
 def _trusts_its_peers(patch: Patch) -> None:
-    patch.setattr(PrefillJobClient, "confirm", does_nothing)
+    patch.setattr(RemotePrefill, "_confirm", _believes)
 
 
 def _trusts_the_time(patch: Patch) -> None:
@@ -49,21 +52,27 @@ def _trusts_the_time(patch: Patch) -> None:
 
 
 def _doubts_nothing(patch: Patch) -> None:
-    patch.setattr(UnverifiedBlocks, "clear", does_nothing)
-    patch.setattr(UnverifiedBlocks, "shared", lambda *_: False)
+    patch.setattr(UnverifiedBlocks, "block", lambda *_: False)
+    patch.setattr(actors.disagg.remote_prefill, "share_block", lambda *_: False)
 
 
-def _waits_longer(init: Any) -> Any:
-    def new(self: PrefillJob, request: Any, canonical: bytes, asked_ms: int, wait_ms: int) -> None:
-        init(self, request, canonical, asked_ms, 2 * wait_ms)
+def _waits_longer(open_job: Any) -> Any:
+    def new(self: RemotePrefill, job: PrefillJob) -> None:
+        open_job(self, job)
+        job.deadline_us += job.deadline_us - job.asked_us
 
     return new
 
 
-def _ends_in_silence(self: PrefillJobClient, job: PrefillJob, *_: str) -> None:
-    if not job.over:
-        job.over = True
-        del self.jobs[job.id]
+def _ends_in_silence(self: RemotePrefill, job: PrefillJob, *_: str) -> None:
+    del self.jobs[job.id]
+    self._timers.cancel(job.id)
+    if job in self.ready:
+        self.ready.remove(job)
+
+
+def _keeps_what_may_be_wrong(self: RemotePrefill, job: PrefillJob) -> None:
+    self._end_pull(job)
 
 
 def _throws_dice(decide: Any) -> Any:
@@ -81,7 +90,7 @@ def _leaks(self: BlockHolds, id: RequestId, _: BlockPool, *, fetched: bool) -> N
 
 BROKEN = {
     "a decode worker that takes any answer": Broken(
-        replaces(actors.disagg.prefill_job_client, "mismatch", lambda _: lambda *_, **__: ""),
+        replaces(actors.disagg.remote_prefill, "mismatch", lambda _: lambda *_, **__: ""),
         "wrong text",
         {**USUAL, "mixed_up": 0.3},
     ),
@@ -92,17 +101,19 @@ BROKEN = {
         _trusts_the_time, "wrong text", {**CROWDED, "keep_ms": 500}
     ),
     "a decode worker that keeps what may be wrong": Broken(
-        replaces(RemotePrefill, "_mistrust", lambda _: does_nothing), "wrong text", {**CROWDED, "give_blocks_up": 3.0}
+        replaces(RemotePrefill, "_forget", lambda _: _keeps_what_may_be_wrong),
+        "wrong text",
+        {**CROWDED, "give_blocks_up": 3.0},
     ),
     "requests that build on what is in doubt": Broken(
         _doubts_nothing, "wrong text", {**CROWDED, "requests_per_s": 6.0, "give_blocks_up": 6.0}
     ),
     "a deadline that is not kept": Broken(
-        replaces(PrefillJob, "__init__", _waits_longer), " took ", {**USUAL, "pause_worker": 0.5}
+        replaces(RemotePrefill, "_open", _waits_longer),
+        " took ",
+        {**USUAL, "prefill_us_per_token": 10_000, "prefill_workers": 1, "pause_worker": 0.5},
     ),
-    "jobs that end in silence": Broken(
-        replaces(PrefillJobClient, "cancel", lambda _: _ends_in_silence), " ends", USUAL
-    ),
+    "jobs that end in silence": Broken(replaces(RemotePrefill, "_cancel", lambda _: _ends_in_silence), " ends", USUAL),
     "a verdict with dice of its own": Broken(
         replaces(actors.disagg.remote_prefill, "decide_prefill", _throws_dice),
         "replays",

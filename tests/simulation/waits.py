@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from actors.disagg.prefill_job_client import CONFIRM_TIMEOUT_S
-from actors.disagg.remote_prefill import RemotePrefill
-from core.generation import NO_HINT, GenerateRequest, Hint, Output
+from actors.disagg.decode_role import DecodeRole
+from actors.disagg.remote_prefill import CONFIRM_TIMEOUT_S
+from actors.transport.frames import Generate
+from core.generation import Output
 from tests.simulation.loop import Process
 from tests.simulation.options import Options
 from tests.simulation.scale import PREFILL_WAIT_MAX_MS, PULL_TIMEOUT_S
@@ -28,19 +29,21 @@ def most_waited_s(options: Options) -> float:
     return 2 * most_job_s(options, PREFILL_WAIT_MAX_MS) + ENGINE_S
 
 
-def timed(remote_prefill: RemotePrefill, process: Process, witness: Witness, most_s: float) -> None:
+def timed(role: DecodeRole, process: Process, witness: Witness, most_s: float) -> None:
     """The witness hears of every first token that comes later than that, unless the process stood still."""
-    inner = remote_prefill.generate
+    inner = role._generate
 
-    async def generate(request: GenerateRequest, hint: Hint = NO_HINT) -> AsyncGenerator[Output, None]:
-        loop, pauses = asyncio.get_running_loop(), process.pauses
+    async def generate(frame: Generate) -> AsyncGenerator[Output, None]:
+        loop, pauses, request = asyncio.get_running_loop(), process.pauses, frame.request
         began_s, first = loop.time(), True
-        async with aclosing(inner(request, hint)) as outputs:
+        async with aclosing(inner(request, frame.hint)) as outputs:
             async for output in outputs:
                 waited_s = loop.time() - began_s
                 if first and waited_s > most_s and process.pauses == pauses:
-                    witness.late.append(f"{request.id} waited {waited_s:.3f} s at {process.name}, at most {most_s:g} s")
+                    witness.late.append(
+                        f"{frame.request.id} waited {waited_s:.3f} s at {process.name}, at most {most_s:g} s"
+                    )
                 first = False
                 yield output
 
-    remote_prefill.generate = generate  # type: ignore[method-assign]
+    role.generate = generate  # type: ignore[method-assign]

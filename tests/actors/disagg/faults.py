@@ -65,7 +65,7 @@ class Site:
 def cut_off(side: WorkerRole) -> None:
     """A prefill worker's connections break, before anything can be said over them."""
     if isinstance(side, PrefillRole):
-        for client in side.service.requesters.clients.values():
+        for client in side.requesters.clients.values():
             client.cut()
 
 
@@ -89,13 +89,13 @@ async def prefill_killed_before(site: Site) -> None:
 
 async def prefill_killed_during(site: Site) -> None:
     """It dies while it computes."""
-    await site.kill(await _when(site, lambda worker: prefill_role(worker).service.state.started))
+    await site.kill(await _when(site, lambda worker: prefill_role(worker).execution.started))
     await site.start("prefill")
 
 
 async def prefill_killed_after(site: Site) -> None:
     """It dies when its answer is out and its blocks are not fetched yet."""
-    await site.kill(await _when(site, lambda worker: len(prefill_role(worker).service.state.leases)))
+    await site.kill(await _when(site, lambda worker: len(prefill_role(worker).execution.leases)))
     await site.start("prefill")
 
 
@@ -130,10 +130,11 @@ async def delivered_twice(site: Site) -> None:
 
 async def lease_over(site: Site) -> None:
     """Blocks are freed and written over before they are fetched, and the holder knows it."""
-    name = await _when(site, lambda worker: len(prefill_role(worker).service.state.leases))
-    state = prefill_role(site.it.workers[name]).service.state
-    for hold in list(state.leases._held.values()):
-        await state.transfer.release(hold.blocks)
+    name = await _when(site, lambda worker: len(prefill_role(worker).execution.leases))
+    worker = site.it.workers[name]
+    assert worker.engine.transfer is not None
+    for lease in list(prefill_role(worker).execution.leases.values()):
+        await worker.engine.transfer.release(lease.blocks)
 
 
 async def registry_away(site: Site) -> None:
@@ -163,7 +164,7 @@ async def other_block_size(site: Site) -> None:
     settings = dataclasses.replace(SMALL, block_size=SMALL.block_size * 2)
     worker = await prefill(site.it, f"odd-{site.chance.randrange(10**6)}", settings)
     await site.load.more(3)
-    assert not prefill_role(worker).service.state.counts["completed"]
+    assert not prefill_role(worker).execution.counts["completed"]
     name = worker.options.name
     del site.it.workers[name]
     await worker.stop("over", drain=False)

@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.disagg import prefill_job_client, prefill_service, remote_prefill
-from actors.disagg.prefill_job_client import PrefillJobClient
+from actors.disagg import prefill_role, remote_prefill
+from actors.disagg.decode_role import DecodeRole
+from actors.disagg.prefill_job import JobPhase, PrefillJob
 from actors.disagg.prefill_peers import PrefillPeers
+from actors.disagg.remote_prefill import RemotePrefill
 from actors.membership import worker_membership
 from actors.worker.worker import Worker
 from core.events.jobs import PrefillCancelled
@@ -20,6 +22,7 @@ from core.kv_transfer import KvBlocks
 from core.prompt import tokens_to_bytes
 from core.subjects import JOBS
 from tests.actors.disagg.disagg import SMALL, alone, at_rest, decode, disagg, linked, prefill
+from tests.actors.disagg.disagg import prefill_role as prefill_role_of
 from tests.actors.world import World, collect, request
 
 PROMPT = [7, 8, 9, *range(200, 600)]
@@ -74,9 +77,9 @@ async def test_another_prompt(checked: bool, monkeypatch: pytest.MonkeyPatch) ->
 async def test_another_block_size(checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async with disagg() as it:
         if not checked:
-            monkeypatch.setattr(prefill_job_client, "mismatch", lambda *_, **__: "")
+            monkeypatch.setattr(remote_prefill, "mismatch", lambda *_, **__: "")
             monkeypatch.setattr(PrefillPeers, "introduced", _take_anybody)
-            for module in (worker_membership, prefill_service):
+            for module in (worker_membership, prefill_role):
                 monkeypatch.setattr(module, "job_kind", lambda *_: "any")
         router, decoder, prefiller = await _one_of_each(it, dataclasses.replace(SMALL, block_size=32))
         await asyncio.sleep(0.1)
@@ -98,30 +101,31 @@ async def test_blocks_that_are_no_longer_held(checked: bool, monkeypatch: pytest
         small = dataclasses.replace(SMALL, capacity_blocks=64)
         router, decoder, prefiller = await _one_of_each(it, small)
         await linked([decoder], 1)
-        slot = remote_prefill.RemotePrefill._slot
+        pull = DecodeRole._pull
 
-        async def late(self: remote_prefill.RemotePrefill, until_ms: int) -> None:
-            await slot(self, until_ms)
+        async def late(self: DecodeRole, job: str, running: Any) -> None:
             await write_over(prefiller)
+            await pull(self, job, running)
 
-        monkeypatch.setattr(remote_prefill.RemotePrefill, "_slot", late)
+        monkeypatch.setattr(DecodeRole, "_pull", late)
         if not checked:
-            monkeypatch.setattr(PrefillJobClient, "confirm", _believes)
+            monkeypatch.setattr(RemotePrefill, "_confirm", _believes)
         assert await _wrong_and_poisoned(router) == (not checked, not checked)
         assert set(await _cancelled_for(it)) == ({"unconfirmed"} if checked else set())
         await at_rest([decoder, prefiller])
 
 
-async def _believes(*_: object) -> None:
+def _believes(self: RemotePrefill, job: PrefillJob, phase: JobPhase) -> None:
     """The check that is switched off."""
+    job.phase = phase
+    self._answer_confirm(job, held=True)
 
 
 async def write_over(worker: Worker) -> None:
     """The engine gave the blocks up, and others stand there now."""
     transfer = worker.engine.transfer
     assert transfer is not None
-    held = worker.role.service.state.leases._held  # type: ignore[attr-defined]
-    for hold in held.values():
-        await transfer.release(hold.blocks)
+    for lease in prefill_role_of(worker).execution.leases.values():
+        await transfer.release(lease.blocks)
     async for _ in worker.engine.generate(request(range(3000, 3000 + 62 * 16), max_tokens=1)):
         pass

@@ -106,7 +106,7 @@ async def test_a_worker_that_goes_on_under_another_id_keeps_its_jobs(who: str) -
         await linked([workers["decode"]], 1)
         asked = request(list(TOKENS)[:300])
         answer = asyncio.create_task(collect(router, asked))
-        await eventually(lambda: prefill_role(workers["prefill"]).service.state.started == 1, "the prefill to begin")
+        await eventually(lambda: prefill_role(workers["prefill"]).execution.started == 1, "the prefill to begin")
         old = workers[who].presence
         assert old is not None
         await it.write_off(router, kv_stream(old.joined.partition), old.id)
@@ -128,7 +128,7 @@ async def test_waiting_in_the_queue_takes_nothing_of_the_time_that_blocks_are_he
         await linked(workers[:1], 1)
         first, then = request(list(TOKENS)[:250]), request(range(5000, 5100))
         answers = [asyncio.create_task(collect(router, first))]
-        await eventually(lambda: prefill_role(workers[1]).service.state.started == 1, "the prefill to begin")
+        await eventually(lambda: prefill_role(workers[1]).execution.started == 1, "the prefill to begin")
         answers.append(asyncio.create_task(collect(router, then)))
         for answer, asked in zip(await asyncio.gather(*answers), (first, then), strict=True):
             assert answer[0] == await alone(asked)

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from actors.disagg import remote_prefill
-from actors.disagg.prefill_job import PrefillAnswer, PrefillJob
-from actors.disagg.prefill_job_client import PrefillJobClient
+from actors.disagg.decode_role import DecodeRole
+from actors.disagg.prefill_execution import AnswerConfirm
+from actors.disagg.prefill_role import PrefillRole
 from actors.transport.frames import Confirm
 from actors.worker.worker import Worker
 from core.errors import EngineDead, Unavailable
-from tests.actors.disagg.disagg import SMALL, alone, at_rest, decode, decode_role, disagg, linked, prefill
+from tests.actors.disagg.disagg import SMALL, alone, at_rest, decode, decode_role, disagg, linked, prefill, prefill_role
 from tests.actors.disagg.test_checks_off import PROMPT, write_over
 from tests.actors.world import World, collect, request
 from tests.fixtures.eventually import eventually
@@ -42,21 +42,22 @@ async def doubtful(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Doubtful]:
         router = await it.router()
         await it.ready(router, 1)
         await linked([decoder], 1)
-        slot, lost = remote_prefill.RemotePrefill._slot, list[bool]()
+        pull, lost = DecodeRole._pull, list[bool]()
 
-        async def late(self: remote_prefill.RemotePrefill, until_ms: int) -> None:
-            await slot(self, until_ms)
+        async def late(self: DecodeRole, job: str, running: Any) -> None:
             if not lost:
                 lost.append(True)
                 await write_over(prefiller)
+            await pull(self, job, running)
 
-        monkeypatch.setattr(remote_prefill.RemotePrefill, "_slot", late)
+        monkeypatch.setattr(DecodeRole, "_pull", late)
         yield Doubtful(it, router, decoder, prefiller)
 
 
 def confirms(prefiller: Worker, monkeypatch: pytest.MonkeyPatch) -> list[Confirm]:
     """The questions that this holder is asked from now on, and never answers."""
-    heard, asked = prefiller.role.service.on_frame, list[Confirm]()  # type: ignore[attr-defined]
+    role, asked = prefill_role(prefiller), list[Confirm]()
+    heard = role.requesters._on_frame
 
     def deaf(who: Any, frame: Any) -> None:
         if isinstance(frame, Confirm):
@@ -64,23 +65,24 @@ def confirms(prefiller: Worker, monkeypatch: pytest.MonkeyPatch) -> list[Confirm
         else:
             heard(who, frame)
 
-    monkeypatch.setattr(prefiller.role.service, "on_frame", deaf)  # type: ignore[attr-defined]
+    monkeypatch.setattr(role.requesters, "_on_frame", deaf)
     return asked
 
 
 @pytest.mark.parametrize("more", [5, 200])
 async def test_a_prompt_that_goes_on_behind_them_waits(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the rest of it is to be computed here or elsewhere."""
-    async with doubtful(monkeypatch) as (_, router, decoder, _prefiller):
-        confirm, asked = PrefillJobClient.confirm, asyncio.Event()
+    async with doubtful(monkeypatch) as (_, router, decoder, prefiller):
+        answer, asked = PrefillRole._execute, asyncio.Event()
 
-        async def slow(self: PrefillJobClient, job: PrefillJob, answer: PrefillAnswer) -> None:
-            if job.request.id == "first" and not asked.is_set():
+        def slow(self: PrefillRole, command: Any) -> None:
+            if isinstance(command, AnswerConfirm) and not asked.is_set():
                 asked.set()
-                await asyncio.sleep(WORD_S)
-            await confirm(self, job, answer)
+                asyncio.get_running_loop().call_later(WORD_S, answer, self, command)
+            else:
+                answer(self, command)
 
-        monkeypatch.setattr(PrefillJobClient, "confirm", slow)
+        prefill_role(prefiller)._shell._execute = slow.__get__(prefill_role(prefiller))
         first = asyncio.create_task(collect(router, request(PROMPT, id="first")))
         await asked.wait()
         then = request([*PROMPT, *range(5000, 5000 + more)])
@@ -94,7 +96,7 @@ async def test_a_prompt_that_goes_on_behind_them_waits(more: int, monkeypatch: p
 @pytest.mark.parametrize("after", ["the question", "the second question"])
 async def test_a_client_that_goes_leaves_none_behind(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It hangs up while the holder, which lost them, is asked: they are found out about all the same."""
-    monkeypatch.setattr("actors.disagg.prefill_job_client.CONFIRM_TIMEOUT_S", WORD_S)
+    monkeypatch.setattr("actors.disagg.remote_prefill.CONFIRM_TIMEOUT_S", WORD_S)
     async with doubtful(monkeypatch) as (_, router, decoder, prefiller):
         asked = confirms(prefiller, monkeypatch)
         first = asyncio.create_task(collect(router, request(PROMPT)))
@@ -106,7 +108,7 @@ async def test_a_client_that_goes_leaves_none_behind(after: str, monkeypatch: py
         assert later == await alone(then)
         await eventually(lambda: decode_role(decoder).describe()["jobs"].get("client_gone") == 1, "the job to end")
         assert not decode_role(decoder).jobs_open
-        assert not decode_role(decoder).remote_prefill._judging
+        assert not decode_role(decoder)._ending
         await at_rest([decoder, prefiller])
 
 
