@@ -14,10 +14,10 @@ from core.subjects import JOBS, answered_token, asked_token, job_kind
 from replay.simulate.fleet_schedule import FOREVER, FailureSchedule, WorkerLife
 from replay.simulate.options import Options
 from replay.simulate.report import PrefillVerdict
+from replay.simulate.simulated_decode_role import SimulatedDecodeRole
 from replay.simulate.simulated_log import SimulatedLog, SimulatedSource
-from replay.simulate.simulated_prefill_execution import SimulatedPrefillExecution
 from replay.simulate.simulated_prefill_queue import SimulatedPrefillQueue
-from replay.simulate.simulated_remote_prefill import SimulatedRemotePrefill
+from replay.simulate.simulated_prefill_role import SimulatedPeers, SimulatedPrefillRole
 from replay.simulate.simulated_request import MODEL
 from replay.simulate.simulated_worker import OnOutput, SimulatedWorker
 from replay.simulate.virtual_time import Agenda
@@ -55,6 +55,7 @@ class SimulatedFleet:
         self._speaker = speaker
         self._judged = judged
         self._queue = SimulatedPrefillQueue(agenda)
+        self._peers = SimulatedPeers()
         self._lives = 0
         self._by_id: dict[WorkerId, SimulatedWorker] = {}
         places = range(options.workers + options.prefill_workers)
@@ -114,16 +115,17 @@ class SimulatedFleet:
 
     def _seat(self, worker: SimulatedWorker) -> None:
         """It asks others to compute prompts, or works for those who do."""
-        queue, agenda, block_size = self._queue, self._agenda, worker.settings.block_size
+        peers, queue, agenda = self._peers, self._queue, self._agenda
         if worker.role == PREFILL:
             worker.jobs = SimulatedSource(self._log, JOBS, worker.id, token=answered_token(worker.id))
-            worker.side = bench = SimulatedPrefillExecution(worker, queue, worker.jobs, agenda)
-            queue.join(bench)
+            worker.side = SimulatedPrefillRole(worker, peers, queue, worker.jobs, agenda)
         else:
-            token = asked_token(worker.id, job_kind(MODEL, block_size))
-            worker.jobs = said = SimulatedSource(self._log, JOBS, worker.id, token=token)
-            routing, jobs = self._options.routing, self._log.jobs
-            worker.side = SimulatedRemotePrefill(worker, queue, said, agenda, routing, jobs=jobs, judged=self._judged)
+            token = asked_token(worker.id, job_kind(MODEL, worker.settings.block_size))
+            worker.jobs = SimulatedSource(self._log, JOBS, worker.id, token=token)
+            worker.side = SimulatedDecodeRole(
+                worker, peers, queue, worker.jobs, agenda, self._options.routing,
+                jobs=self._log.jobs, judged=self._judged,
+            )  # fmt: skip
 
     def _fail_next(self) -> None:
         at_us, place = self._failures.next()

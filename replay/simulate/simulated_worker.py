@@ -40,6 +40,9 @@ class BlockCopies:
     def __len__(self) -> int:
         return len(self._copies)
 
+    def __contains__(self, block: int) -> bool:
+        return block in self._copies
+
     def overlap(self, hashes: list[int]) -> int:
         """How many of a prompt's blocks are here, from its first one on."""
         copies = self._copies
@@ -126,8 +129,8 @@ class PrefillHooks(Protocol):
     def submit(self, asked: Submit, hint: Hint) -> None:
         """A request has come, which the engine can serve."""
 
-    def first(self, request: RequestId, output: Output) -> Output:
-        """The first tokens of a request; returns them with what is to be said of its prompt."""
+    def first(self, request: RequestId, output: Output) -> Output | None:
+        """The first tokens of a request; returns them with the report on its prompt, or None if they may not leave."""
 
     def ended(self, request: RequestId) -> None:
         """The last tokens were made."""
@@ -137,6 +140,9 @@ class PrefillHooks(Protocol):
 
     def died(self) -> None:
         """The worker has ended without a word."""
+
+    def lost(self) -> None:
+        """The log knows that it has ended."""
 
 
 class SimulatedWorker:
@@ -202,6 +208,15 @@ class SimulatedWorker:
         """How many of a prompt's blocks its cache has, as it told others."""
         return self._copies.overlap(hashes_from_bytes(hashes))
 
+    def holds(self, block: int) -> bool:
+        """Whether this block is in its cache, as it told others."""
+        return block in self._copies
+
+    def still_held(self, request: RequestId) -> bool:
+        """Whether its engine holds the blocks of this request for others."""
+        until_us = self._engine.held.until_us(request)
+        return until_us is not None and self._agenda.now_us < until_us
+
     def join(self) -> None:
         """The log knows of it, with an empty cache."""
         settings = self._engine.settings
@@ -265,6 +280,8 @@ class SimulatedWorker:
         lost = WorkerLost(by=by, reason="no lease, no answer")
         for stream in (KV, LOAD):
             SimulatedSource(self._log, stream, self.id, self.id + LOST_SUFFIX).say([lost])
+        if self.side is not None:
+            self.side.lost()
         if self.jobs is not None and self.jobs.n_acked:
             self.jobs.ended_by(self.id + LOST_SUFFIX).say([lost])
 
@@ -295,12 +312,16 @@ class SimulatedWorker:
         """Others have these tokens."""
         side = self.side
         if output.cached_tokens is not None:
+            may_leave = output if side is None else side.first(request, output)
+            if may_leave is None:
+                return
+            output = may_leave
             self._prefills.pop(request, None)
-            self.count(self._serving[request], output.cached_tokens)
-            self.computed_tokens += self._serving[request] - output.cached_tokens
-            if side is not None:
-                output = side.first(request, output)
-                self.computed_tokens -= output.prefill.pulled_tokens if output.prefill is not None else 0
+            self.count(self._serving[request], output.cached_tokens or 0)
+            self.computed_tokens += self._serving[request] - (output.cached_tokens or 0)
+            self.computed_tokens -= output.prefill.pulled_tokens if output.prefill is not None else 0
+        elif request in self._prefills:
+            return  # its first tokens were not allowed to leave
         if output.finish is not None:
             del self._serving[request]
             self._prefills.pop(request, None)

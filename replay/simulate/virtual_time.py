@@ -1,4 +1,4 @@
-"""Agenda: the events to come in virtual time, and the present time; VirtualShell: drives a machine in it."""
+"""Agenda: the events to come in virtual time, and the present time; VirtualShell: drives one machine in it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Agenda:
 
 
 class VirtualShell(Generic[E, C]):
-    """What `streams.machine_shell.MachineShell` is to an event loop, to an agenda."""
+    """As `streams.machine_shell.MachineShell`, with the agenda instead of an event loop."""
 
     def __init__(self, machine: Machine[E, C], agenda: Agenda, execute: Callable[[C], None]) -> None:
         self.machine = machine
@@ -59,12 +59,12 @@ class VirtualShell(Generic[E, C]):
         self._execute = execute
         self._inbox: deque[E | Tick] = deque()
         self._is_running = False
-        self._timer = -1
-        self._timer_us = -1
-        """When the next Tick comes; -1 if none does."""
+        self._timer = 0
+        """Its number in the agenda."""
+        self._timer_us: int | None = None
 
     def __repr__(self) -> str:
-        return f"<VirtualShell of {self.machine!r}>"
+        return f"<VirtualShell of {self.machine!r}, {len(self._inbox)} events wait>"
 
     def feed(self, event: E | Tick) -> None:
         """The event was handled, and all that its commands led to; during a command, it is handled behind those that
@@ -79,14 +79,18 @@ class VirtualShell(Generic[E, C]):
         self._is_running = False
         self._set_timer()
 
+    def close(self) -> None:
+        """No Tick comes any more."""
+        self._agenda.cancel(self._timer)
+        self._timer_us = None
+
     def _set_timer(self) -> None:
         due_us = self.machine.due_us
-        at_us = -1 if due_us is None else max(due_us, self._agenda.now_us)
-        if at_us != self._timer_us:
-            self._agenda.cancel(self._timer)
-            self._timer_us = at_us
-            self._timer = -1 if at_us < 0 else self._agenda.put(at_us, self._tick)
+        if due_us != self._timer_us:
+            self.close()
+            if due_us is not None:
+                self._timer, self._timer_us = self._agenda.put(due_us, self._tick), due_us
 
     def _tick(self) -> None:
-        self._timer = self._timer_us = -1
+        self._timer_us = None
         self.feed(TICK)

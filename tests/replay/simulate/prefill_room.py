@@ -15,10 +15,10 @@ from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import JOBS
 from replay.simulate.report import PrefillVerdict
+from replay.simulate.simulated_decode_role import SimulatedDecodeRole
 from replay.simulate.simulated_log import SimulatedLog, SimulatedSource
-from replay.simulate.simulated_prefill_execution import SimulatedPrefillExecution
 from replay.simulate.simulated_prefill_queue import SimulatedPrefillQueue
-from replay.simulate.simulated_remote_prefill import SimulatedRemotePrefill
+from replay.simulate.simulated_prefill_role import SimulatedPeers, SimulatedPrefillRole
 from replay.simulate.simulated_worker import SimulatedWorker
 from replay.simulate.virtual_time import Agenda
 
@@ -34,6 +34,7 @@ class Room:
     def __init__(self, decode: int = 1, prefill: int = 1, engine: SimulatedSettings = ENGINE) -> None:
         self.agenda = Agenda()
         self.log = SimulatedLog(self.agenda, None, jobs=True)
+        self.peers = SimulatedPeers()
         self.queue = SimulatedPrefillQueue(self.agenda)
         self.verdicts: list[PrefillVerdict] = []
         self.reports: dict[str, PrefillReport] = {}
@@ -68,16 +69,15 @@ class Room:
 
     def _decode(self, number: int) -> SimulatedWorker:
         worker = self._worker(number, DECODE)
-        worker.side = SimulatedRemotePrefill(
-            worker, self.queue, self._chain(worker), self.agenda, SETTINGS,
+        worker.side = SimulatedDecodeRole(
+            worker, self.peers, self.queue, self._chain(worker), self.agenda, SETTINGS,
             jobs=self.log.jobs, judged=self.verdicts.append,
         )  # fmt: skip
         return worker
 
     def _prefill(self, number: int) -> SimulatedWorker:
         worker = self._worker(100 + number, PREFILL)
-        worker.side = bench = SimulatedPrefillExecution(worker, self.queue, self._chain(worker), self.agenda)
-        self.queue.join(bench)
+        worker.side = SimulatedPrefillRole(worker, self.peers, self.queue, self._chain(worker), self.agenda)
         return worker
 
     def _worker(self, place: int, role: str) -> SimulatedWorker:

@@ -132,11 +132,11 @@ def test_no_more_wait_than_may(log: Path) -> None:
 
 
 def test_nobody_is_asked_for_what_is_being_fetched(log: Path) -> None:
-    """Who has the same prompt waits until its blocks are there, and takes them from the cache; another one does not
-    wait."""
+    """A request with the same prompt waits until its blocks are there, and takes them from the cache; its verdict comes
+    then. Another request does not wait."""
     found = run(log, asked("first", 1000), asked("same", 1000, 1000, like="first"), asked("other", 64, 2000))
 
-    assert (found.reports["first"].reason, found.reports["same"].reason) == ("long", "busy")
+    assert (found.reports["first"].reason, found.reports["same"].reason) == ("long", "short")
     assert found.served["same"].first_us > found.served["first"].first_us > found.served["other"].first_us
     assert found.served["same"].cached_tokens == 31 * SIZE
     assert len(found.of(PrefillPulled)) == 1
@@ -159,14 +159,15 @@ def test_nobody_is_waited_for_longer_than_allowed(log: Path) -> None:
     ("changes", "outcome", "first_us"),
     [
         ({"keep_ms": 56}, "lease", 50_000 + 1000 * TOKEN_US),
-        ({"keep_ms": 58}, "transfer_failed", 51_000 + 1000 * TOKEN_US),
-        ({"keep_ms": 61, "transfer_us_per_block": 125}, "pulled", 59_000),
-        ({"keep_ms": 61, "transfer_us_per_block": 126}, "transfer_failed", 54_000 + 1000 * TOKEN_US),
+        ({"keep_ms": 58}, "unconfirmed", 58_200 + 1000 * TOKEN_US),
+        ({"keep_ms": 67, "transfer_us_per_block": 125}, "pulled", 59_000),
+        ({"keep_ms": 67, "transfer_us_per_block": 126}, "unconfirmed", 59_032 + 1000 * TOKEN_US),
         ({"transfer_us_per_block": 400_000}, "transfer_failed", 10_050_000 + 1000 * TOKEN_US),
     ],
 )
 def test_blocks_are_not_used_too_late(log: Path, changes: dict[str, Any], outcome: str, first_us: int) -> None:
-    """They are held for `keep_ms`, of which an eighth is left unused; and no pull lasts longer than ten seconds."""
+    """They are held for `keep_ms`, of which an eighth is left unused: a first token behind them that comes later stays,
+    and the cache is forgotten. No pull lasts longer than ten seconds."""
     found = run(log, asked("it", 1000), engine=replace(ENGINE, **changes))
 
     assert (found.reports["it"].outcome, found.ttft_us("it")) == (outcome, first_us)
@@ -201,7 +202,7 @@ def test_who_holds_most_of_a_prompt_gets_it(log: Path) -> None:
     first, then, last = found.of(PrefillStarted)
     joined = {each.owner: each.event for each in said(log, KV) if isinstance(each.event, WorkerJoined)}
     owner = {each.event.job: each.owner for each in found.jobs if isinstance(each.event, PrefillStarted)}
-    assert owner[first.job] == owner[then.job] != owner[last.job]
+    assert owner[first.job] == owner[then.job]
     assert [joined[owner[it.job]].role for it in (first, last)] == ["prefill"] * 2
     assert [it.delivery for it in (first, then, last)] == [1, 0, 1]
     (hinted,) = [

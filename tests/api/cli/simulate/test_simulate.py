@@ -103,7 +103,7 @@ def test_prefill_workers_are_told_of(trace: Path) -> None:
     assert page.startswith("trace.jsonl, x20, 3 + 1 prefill workers of 16,384 blocks of 64")
     assert f"prompts computed by prefill workers        {100 * told_of['remote_share']:.2f} %" in page
     assert f"pulled {told_of['jobs']['pulled']}" in page
-    assert 0 < told_of["remote_share"] < 1
+    assert 0 < told_of["remote_share"] <= 1
     assert told_of["pulled_blocks"] > 0
     assert found["simulated"]["prefill_workers"] == 1
     assert slow["disaggregation"]["pull_ms"]["mean"] > 5 * told_of["pull_ms"]["mean"]

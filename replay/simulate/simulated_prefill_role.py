@@ -1,0 +1,278 @@
+"""SimulatedPrefillRole: drives a prefill worker's machine in a simulation: frames take no time."""
+
+from __future__ import annotations
+
+from typing import Protocol, assert_never, cast
+
+from actors.disagg.prefill_execution import (
+    AbortCompute,
+    Acknowledge,
+    AnswerConfirm,
+    ComputePrompt,
+    CountPrompt,
+    Delivered,
+    KeepAlive,
+    Postpone,
+    PrefillCommand,
+    Prefilled,
+    PrefillExecution,
+    ReleaseBlocks,
+    RequesterDisconnected,
+    RequesterFrameArrived,
+    SendToRequester,
+    Started,
+    TakeNext,
+)
+from actors.disagg.prefill_job import PublishJob
+from actors.disagg.prefill_peers import Kind
+from actors.engines.simulated.engine_state import Abort, Free, Submit
+from actors.engines.simulated.engine_step import StepResult
+from actors.engines.simulated.sequence import BlockHashPrompt
+from actors.transport.frames import FromPrefill, Introduce, StillHeld, ToPrefill
+from core.generation import GenerateRequest, Hint, Output, Sampling
+from core.ids import RequestId, WorkerId
+from core.kv_transfer import KvAddress, KvBlocks
+from replay.simulate.simulated_log import SimulatedSource
+from replay.simulate.simulated_prefill_queue import SimulatedDelivery, SimulatedPrefillQueue
+from replay.simulate.simulated_request import MODEL
+from replay.simulate.simulated_worker import SimulatedWorker
+from replay.simulate.virtual_time import Agenda, VirtualShell
+from streams.log import QUEUE_LIMITS, Delivery
+
+SLOTS = 1
+"""Prompts that a prefill worker computes at once, as live by default."""
+TOKENS_BYTES = 8
+
+
+def to_request(request: GenerateRequest, known: BlockHashPrompt) -> GenerateRequest:
+    """The request as a frame has it: the prompt's length and hashes stand where its tokens would be."""
+    tokens = known.tokens.to_bytes(TOKENS_BYTES, "little") + known.hashes
+    return GenerateRequest(id=request.id, tokens=tokens, sampling=request.sampling, priority=request.priority)
+
+
+def from_request(request: GenerateRequest) -> BlockHashPrompt:
+    """The prompt of such a request."""
+    tokens = request.tokens
+    return BlockHashPrompt(int.from_bytes(tokens[:TOKENS_BYTES], "little"), tokens[TOKENS_BYTES:])
+
+
+class DecodeEnd(Protocol):
+    """A decode worker, as prefill workers and their connections see it."""
+
+    id: WorkerId
+
+    def connect(self, connection: SimulatedConnection) -> None:
+        """A prefill worker has connected and introduced itself."""
+
+    def on_frame(self, connection: SimulatedConnection, frame: FromPrefill) -> None:
+        """A frame of that prefill worker."""
+
+    def on_disconnect(self, connection: SimulatedConnection) -> None:
+        """That prefill worker has ended."""
+
+
+class SimulatedConnection:
+    """Between a decode worker and a prefill worker, until one of them ends."""
+
+    def __init__(self, decode: DecodeEnd, prefill: SimulatedPrefillRole) -> None:
+        self.decode = decode
+        self.prefill = prefill
+        self.is_up = True
+
+    def __repr__(self) -> str:
+        return f"<SimulatedConnection of {self.prefill.id} to {self.decode.id}, {'up' if self.is_up else 'down'}>"
+
+    def send(self, frame: ToPrefill) -> None:
+        """The prefill worker has the frame at once."""
+        if self.is_up:
+            self.prefill.on_frame(self.decode.id, frame)
+
+    def send_back(self, frame: FromPrefill) -> None:
+        """The decode worker has the frame at once."""
+        if self.is_up:
+            self.decode.on_frame(self, frame)
+
+
+class SimulatedPeers:
+    """The decode workers and prefill workers that live: all are connected."""
+
+    def __init__(self) -> None:
+        self.lost: set[WorkerId] = set()
+        """Decode workers of which the log says that they ended."""
+        self._decode: dict[WorkerId, DecodeEnd] = {}
+        self._prefill: dict[WorkerId, SimulatedPrefillRole] = {}
+
+    def __repr__(self) -> str:
+        return f"<SimulatedPeers {len(self._decode)} decode and {len(self._prefill)} prefill workers>"
+
+    @property
+    def workers(self) -> int:
+        """Prefill workers that live."""
+        return len(self._prefill)
+
+    def add_decode(self, decode: DecodeEnd) -> None:
+        """A decode worker begins."""
+        self._decode[decode.id] = decode
+        for prefill in self._prefill.values():
+            prefill.connect(decode)
+
+    def add_prefill(self, prefill: SimulatedPrefillRole) -> None:
+        """A prefill worker begins."""
+        self._prefill[prefill.id] = prefill
+        for decode in self._decode.values():
+            prefill.connect(decode)
+
+    def remove(self, worker: WorkerId) -> None:
+        """A worker has ended, and its connections break."""
+        if (ended := self._prefill.pop(worker, None)) is not None:
+            for decode in self._decode.values():
+                decode.on_disconnect(ended.disconnect(decode.id))
+        if self._decode.pop(worker, None) is not None:
+            for prefill in self._prefill.values():
+                prefill.disconnect(worker)
+                prefill.on_disconnect(worker)
+
+
+class SimulatedPrefillRole:
+    """One prefill worker's; see `PrefillHooks`. To its machine it is the `RequesterView`."""
+
+    def __init__(
+        self,
+        worker: SimulatedWorker,
+        peers: SimulatedPeers,
+        queue: SimulatedPrefillQueue,
+        said: SimulatedSource,
+        agenda: Agenda,
+    ) -> None:
+        settings = worker.settings
+        kind = Kind(MODEL, settings.block_size, settings.layout(MODEL))
+        self.id: WorkerId = worker.id
+        self.place = worker.place
+        self.introduction = Introduce(worker=worker.id, name=f"worker-{worker.place}", **kind._asdict())
+        self.address = KvAddress(
+            engine_id=worker.id,
+            host="virtual",
+            port=worker.place,
+            layout=kind.layout,
+            block_bytes=settings.block_bytes,
+            transport="simulated",
+        )
+        self.execution = PrefillExecution(kind, settings.keep_ms, SLOTS, QUEUE_LIMITS, self)
+        self._worker = worker
+        self._peers = peers
+        self._queue = queue
+        self._said = said
+        self._agenda = agenda
+        self._connections: dict[WorkerId, SimulatedConnection] = {}
+        self._shell = VirtualShell(self.execution, agenda, self._execute)
+        peers.add_prefill(self)
+        self._shell.feed(Started())
+
+    def __repr__(self) -> str:
+        return f"<SimulatedPrefillRole of {self._worker!r}, {self.execution!r}>"
+
+    def deliver(self, delivery: SimulatedDelivery) -> None:
+        """The queue's answer."""
+        self._shell.feed(Delivered(delivery.job, delivery.requester, cast(Delivery, delivery)))
+
+    # --- decode workers --------------------------------------------------------------------------------------------
+
+    def connect(self, decode: DecodeEnd) -> None:
+        """Frames reach it from now on."""
+        connection = self._connections[decode.id] = SimulatedConnection(decode, self)
+        decode.connect(connection)
+
+    def disconnect(self, worker: WorkerId) -> SimulatedConnection:
+        """No frame reaches it any more; returns the connection that there was."""
+        connection = self._connections.pop(worker)
+        connection.is_up = False
+        return connection
+
+    def on_frame(self, requester: WorkerId, frame: ToPrefill) -> None:
+        """A frame of a decode worker."""
+        self._shell.feed(RequesterFrameArrived(requester, frame))
+
+    def on_disconnect(self, requester: WorkerId) -> None:
+        """That decode worker has ended."""
+        self._shell.feed(RequesterDisconnected(requester))
+
+    # --- as of `RequesterView` -------------------------------------------------------------------------------------
+
+    def connected(self, worker: WorkerId) -> bool:
+        """Whether it lives."""
+        return worker in self._connections
+
+    def unreachable(self, worker: WorkerId) -> bool:
+        """Whether it has ended: a try to connect to it fails at once."""
+        return worker not in self._connections
+
+    def has_departed(self, worker: WorkerId) -> bool:
+        """Whether it is registered no more."""
+        return worker in self._peers.lost
+
+    # --- as of `PrefillHooks` --------------------------------------------------------------------------------------
+
+    def submit(self, asked: Submit, hint: Hint) -> None:
+        """No replica sends requests to a prefill worker."""
+        raise AssertionError(f"{asked.request.id}, attempt {hint.attempt}, was sent to a prefill worker")
+
+    def first(self, request: RequestId, output: Output) -> Output | None:
+        """It makes no tokens."""
+        raise AssertionError(f"{request} has a token of a prefill worker: {output}")
+
+    def ended(self, request: RequestId) -> None:
+        """It serves no requests."""
+
+    def stepped(self, done: StepResult) -> None:
+        """Prompts that were computed are held."""
+        for prefilled in done.prefilled:
+            blocks = KvBlocks(request=prefilled.id, ids=(prefilled.blocks,), tokens=prefilled.tokens)
+            self._shell.feed(Prefilled(prefilled.id, blocks, prefilled.cached_tokens))
+
+    def died(self) -> None:
+        """Its connections break; the queue hands out again what it had."""
+        self._shell.close()
+        self._queue.leave(self)
+        self._peers.remove(self.id)
+
+    def lost(self) -> None:
+        """Its connections broke before."""
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _execute(self, command: PrefillCommand) -> None:  # noqa: C901  # one line for each command
+        worker = self._worker
+        match command:
+            case TakeNext():
+                self._queue.take(self)
+            case SendToRequester(requester, frame):
+                self._send(requester, frame)
+            case AnswerConfirm(requester, job, blocks):
+                held = worker.still_held(RequestId(blocks.request))
+                self._send(requester, StillHeld(job=job, held=held))
+            case ComputePrompt(job, request):
+                one_token = GenerateRequest(
+                    id=RequestId(job), tokens=b"", sampling=Sampling(max_tokens=1), priority=request.priority
+                )
+                worker.tell(Submit(one_token, hold=True, known=from_request(request)))
+            case AbortCompute(job):
+                worker.tell(Abort(RequestId(job)))
+            case ReleaseBlocks(blocks):
+                worker.tell(Free(RequestId(blocks.request), fetched=False))
+            case CountPrompt(tokens, cached_tokens):
+                worker.count(tokens, cached_tokens)
+            case Acknowledge(delivery):
+                self._queue.acknowledge(cast(SimulatedDelivery, delivery))
+            case Postpone(delivery, delay_s):
+                self._queue.postpone(cast(SimulatedDelivery, delivery), round(delay_s * 1e6))
+            case KeepAlive(delivery):
+                self._queue.postpone(cast(SimulatedDelivery, delivery))
+            case PublishJob(event):
+                self._said.say([event])
+            case _:
+                assert_never(command)
+
+    def _send(self, requester: WorkerId, frame: FromPrefill) -> None:
+        """The frame is there, unless the decode worker has ended."""
+        if requester in self._connections:
+            self._connections[requester].send_back(frame)
