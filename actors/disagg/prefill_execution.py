@@ -399,6 +399,7 @@ class PrefillExecution:
             self._commands.append(ReleaseBlocks(blocks))
             return
         request = execution.request
+        self._release(job)  # of an earlier attempt
         self.leases[job] = BlockLease(execution.requester, blocks)
         self._set_timer(LEASE, job, self._keep_ms / 1000)
         self.started -= 1
