@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from replay.simulate.virtual_time import Agenda
+from core.machine import Tick
+from replay.simulate.virtual_time import Agenda, VirtualShell
 
 
 def test_things_happen_in_the_order_of_time() -> None:
@@ -42,3 +43,47 @@ def test_what_is_cancelled_does_not_happen() -> None:
     agenda.cancel(first)
 
     assert (said, agenda.now_us) == (["first"], 10)
+
+
+class Echo:
+    """Answers an event by two commands of its name; an event `N` asks for a Tick at that time."""
+
+    def __init__(self) -> None:
+        self.due_us: int | None = None
+        self.seen: list[tuple[str, int]] = []
+
+    def step(self, event: str | Tick, now_us: int) -> list[str]:
+        if isinstance(event, Tick):
+            self.due_us = None
+            self.seen.append(("tick", now_us))
+            return []
+        self.seen.append((event, now_us))
+        self.due_us = int(event) if event.isdecimal() else self.due_us
+        return [f"{event} one", f"{event} two"]
+
+
+def test_an_event_raised_by_a_command_comes_behind_the_commands_of_the_same_step() -> None:
+    done: list[str] = []
+
+    def execute(command: str) -> None:
+        done.append(command)
+        if command == "first one":
+            shell.feed("second")
+
+    shell = VirtualShell(Echo(), Agenda(), execute)
+    shell.feed("first")
+    assert done == ["first one", "first two", "second one", "second two"]
+
+
+def test_a_tick_comes_at_the_time_that_the_machine_wants_last() -> None:
+    """None comes after the end."""
+    agenda, machine = Agenda(), Echo()
+    shell = VirtualShell(machine, agenda, lambda _: None)
+    for word in ("50", "70"):
+        shell.feed(word)
+    while agenda.advance():
+        pass
+    assert machine.seen == [("50", 0), ("70", 0), ("tick", 70)]
+    shell.feed("90")
+    shell.close()
+    assert not agenda.advance()
