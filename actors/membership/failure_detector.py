@@ -1,252 +1,254 @@
-"""FailureDetector: from a vanished lease to WorkerLost, and never from a vanished registry.
+"""FailureDetector: decides which workers are suspected, and which sources of the log are over.
 
-1. A worker of the log without a registration is absent; a lease time later at most it is judged.
+1. A worker of the log without a registration is absent. Within a lease time it is judged.
 2. While the registry is away, or if more than half of the workers vanished within one lease time, the leases are
-   doubted, not the workers: no worker is suspected.
-3. A suspected worker is left out of decisions. If it is silent on TCP too (no connection can be made, or no answer
-   comes over the one that stands), its end is written to the log, expecting the last message of its subject: the first
-   append wins, and a message of the worker refutes its end.
+   doubted and not the workers: no worker is suspected.
+3. Decisions leave out a suspected worker. If the worker is silent on TCP too (no connection can be made, or a ping has
+   no answer), its end is written to the log, expecting the last message of its subject: the first append wins, and a
+   message of the worker refutes its end.
 4. The end of a worker is written on its load subject too, and on its jobs subject if it ever wrote there. A source that
-   is not registered, has no end and cannot be asked is over when nothing was read of it for some lease times: a
-   replica; a worker without a WorkerJoined in the log; the load reports and jobs of a worker that is over or in no kv
-   stream.
+   is not registered, has no end and cannot be asked is over after some lease times without a message: a replica; a
+   worker without a WorkerJoined in the log; load reports and jobs of a worker that is over or in no kv stream.
 5. A worker that is over keeps its connection for as long as it answers and tokens come over it: an open stream is
    trusted over any lease.
-6. A connection over which nothing comes for SILENT_S, not even the answer to a ping, is given up, whatever its lease:
-   its streams go on elsewhere. That says nothing of the worker: it is connected to again as soon as it answers.
+6. A connection without a message for SILENT_S, not even the answer to a ping, is closed, and its streams go on
+   elsewhere. The worker is not over by that: the connection is made again as soon as the worker answers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, assert_never
 
-from actors.router.fleet import Fleet
-from actors.transport.reconnecting_client import ReconnectingClient
-from core.clock import Clock
-from core.codec import CHAIN_START, decode_message, encode_event, encode_message
-from core.errors import ContrailError, Corrupt, WrongSequence
-from core.events import ReplicaLost, WorkerLost
-from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamName, StreamSeq, WorkerId
-from core.subjects import JOBS, LOAD, ROUTING, answered_token, asked_token, kv_stream, subject
-from projections.folds.kv_fold import Member
-from projections.folds.state import State
-from streams.log import EventLog, Record
+from core.ids import StreamName, WorkerId
+from core.machine import Tick
+from core.subjects import JOBS, LOAD
 
-CHECK_EVERY_S = 0.5
-PING_TIMEOUT_S = 2.0
-"""A worker that does not answer within this is silent."""
-LISTEN_EVERY_S = 0.5
+OBSERVE_EVERY_S = 0.5
+"""From one observation to the next."""
 MUTE_S = 2.0
 """A worker that has not answered a ping for so long gets nothing new while there are others …"""
 SILENT_S = 6.0
-"""… and after so long its connection is given up. It is counted in looks, not by the clock: a replica that was
-stopped itself has heard nobody. Shorter than a lease, and longer than a busy process keeps others waiting."""
+"""… and after so long its connection is closed. It is counted in observations, not by the clock: a replica that was
+stopped itself has heard no worker. Shorter than a lease, and longer than a busy process keeps others waiting."""
 REPLICA_LEASES = 2
-"""Who cannot be asked is over after so many lease times without a registration and without a word in the log."""
+"""A source that cannot be asked is over after so many lease times without a registration and without a message."""
 LOAD_LEASES = 1
-"""Load reports and jobs of a worker that is over, or in no kv stream, end after so many: it may be about to say so
-itself."""
+"""Load reports and jobs of a worker that is over, or in no kv stream, end after so many: it may write the end itself
+first."""
+WRITES_MAX = 64
+"""Ends that are written at once; the others are judged again at the next observation."""
+NO_ANSWER, NO_WORD = "no lease, no answer", "no lease, no word"
+"""Reasons in WorkerLost and ReplicaLost."""
+US_PER_S = 1_000_000
 
-_logger = logging.getLogger(__name__)
+
+class AliveWorker(NamedTuple):
+    """A worker that joined and has no end in the log."""
+
+    address: str
+    stream: StreamName
+    """Of its cache events."""
+
+
+class ConnectionState(NamedTuple):
+    """The connection to a worker."""
+
+    up: bool
+    failures: int
+    """Tries to connect that failed since it was last up."""
+    silence: int
+    """Observations since the worker's last message."""
+    streams: int
+    """Requests whose tokens are awaited over it."""
 
 
 class SilentSource(NamedTuple):
     """A source in the log that is not registered and cannot be asked."""
 
     stream: StreamName
-    who: str
+    source: str
     messages_seen: int
     """Messages so far: one more refutes that the source is over."""
-    leases: int
-    """Lease times of silence after which it is."""
+
+
+class Observed(NamedTuple):
+    """The log, the registry and the connections, as the replica sees them now."""
+
+    alive: Mapping[WorkerId, AliveWorker]
+    registered: AbstractSet[WorkerId]
+    registry_healthy: bool
+    connections: Mapping[WorkerId, ConnectionState]
+    silent_sources: Sequence[SilentSource]
+
+
+class PingResult(NamedTuple):
+    """A PingWorker was answered in time, or was not."""
+
+    worker: WorkerId
+    answered: bool
+
+
+class EndWritten(NamedTuple):
+    """A WriteEnd was tried. If it failed, the source is judged again."""
+
+    stream: StreamName
+    source: str
+
+
+class PingWorker(NamedTuple):
+    """The worker is to answer."""
+
+    worker: WorkerId
+
+
+class Connect(NamedTuple):
+    """A connection is to be made, and kept."""
+
+    worker: WorkerId
+    address: str
+
+
+class CutConnection(NamedTuple):
+    """Streams over the connection end; it is made again."""
+
+    worker: WorkerId
+    reason: str
+
+
+class DropConnection(NamedTuple):
+    """Streams over the connection end; it is not made again."""
+
+    worker: WorkerId
+
+
+class WriteEnd(NamedTuple):
+    """The end of the source is to stand in each stream, in this order; after one that fails, no other is tried."""
+
+    streams: tuple[StreamName, ...]
+    source: str
+    reason: str
+    messages_seen: int | None = None
+    """If the source wrote more than that in the stream, it is not over."""
+
+
+Event: TypeAlias = Observed | PingResult | EndWritten
+Command: TypeAlias = PingWorker | Connect | CutConnection | DropConnection | WriteEnd
 
 
 class FailureDetector:
-    """Judges which sources are absent or silent; decisions leave out `suspected` workers."""
+    """A machine (`core.machine`); decisions leave out `suspected` workers."""
 
-    def __init__(self, namespace: str, log: EventLog, fleet: Fleet, state: State, clock: Clock, lease_ms: int) -> None:
-        self._namespace = namespace
-        self._log = log
-        self._fleet = fleet
-        self._state = state
-        self._clock = clock
-        self._lease_ms = lease_ms
+    due_us = None
+    """It judges when it is given an observation."""
+
+    def __init__(self, lease_ms: int) -> None:
+        self._lease_us = lease_ms * 1000
+        self._absent_since: dict[WorkerId, int] = {}
         self._silent_since: dict[SilentSource, int] = {}
-        self._absent_workers: frozenset[WorkerId] = frozenset()
-        self._mute_workers: frozenset[WorkerId] = frozenset()
+        self._absent: frozenset[WorkerId] = frozenset()
+        self._mute: frozenset[WorkerId] = frozenset()
+        self._pinging: set[WorkerId] = set()
+        self._unanswered: set[WorkerId] = set()
+        """Workers that did not answer a ping since the last observation."""
+        self._writing: set[tuple[StreamName, str]] = set()
+        self._commands: list[Command] = []
+
+    def __repr__(self) -> str:
+        return f"<FailureDetector, {len(self._absent_since)} absent, {len(self._writing)} ends being written>"
 
     @property
     def suspected(self) -> frozenset[WorkerId]:
-        """Who is absent, and whose connection is silent: left out of decisions as long as there are others."""
-        return self._absent_workers | self._mute_workers if self._mute_workers else self._absent_workers
+        """Absent workers, and workers with a silent connection: left out of decisions while there are others."""
+        return self._absent | self._mute if self._mute else self._absent
 
-    async def run(self, me: RegisteredReplicas) -> None:
-        """Looks and listens again and again, for ever."""
-        async with asyncio.TaskGroup() as both:
-            both.create_task(self._check_loop(me))
-            both.create_task(self._watch_links_loop())
+    def step(self, event: Event | Tick, now_us: int) -> Sequence[Command]:
+        """All decisions rest on an observation; results of commands count at the next one."""
+        self._commands = commands = list[Command]()
+        match event:
+            case Observed():
+                self._judge(event, now_us)
+            case PingResult(worker, answered):
+                self._pinging.discard(worker)
+                if not answered:
+                    self._unanswered.add(worker)
+            case EndWritten(stream, source):
+                self._writing.discard((stream, source))
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        return commands
 
-    async def _watch_links_loop(self) -> None:
-        while True:
-            silent_s = {link: link.silence() * LISTEN_EVERY_S for link in self._fleet.links.values()}
-            self._mute_workers = frozenset(link.worker for link, since_s in silent_s.items() if since_s >= MUTE_S)
-            for link, since_s in silent_s.items():
-                if since_s >= SILENT_S:
-                    _logger.warning("no word for %g s, its streams move", SILENT_S, extra={"worker": link.worker})
-                    link.cut()
-            await asyncio.sleep(LISTEN_EVERY_S)
+    def _judge(self, seen: Observed, now_us: int) -> None:
+        self._judge_connections(seen)
+        before = self._absent_since
+        self._absent_since = {w: before.get(w, now_us) for w in seen.alive if w not in seen.registered}
+        if self._registry_is_doubted(seen, now_us):
+            self._absent = frozenset()
+        else:
+            self._absent = frozenset(self._absent_since)
+            for worker, since_us in self._absent_since.items():
+                connection = seen.connections.get(worker)
+                if now_us - since_us >= self._patience_us(connection):
+                    self._judge_worker(worker, seen.alive[worker], connection)
+            self._judge_silent_sources(seen.silent_sources, now_us)
+        self._unanswered.clear()
 
-    async def _check_loop(self, me: RegisteredReplicas) -> None:
-        while True:
-            try:
-                await self._check(me)
-            except Exception:  # whatever it was, who is lost must go on being found out
-                _logger.exception("a look at who is absent failed by a defect, trying again")
-            await asyncio.sleep(CHECK_EVERY_S)
+    def _judge_connections(self, seen: Observed) -> None:
+        mute: list[WorkerId] = []
+        for worker, connection in seen.connections.items():
+            silent_s = connection.silence * OBSERVE_EVERY_S
+            if silent_s >= MUTE_S:
+                mute.append(worker)
+            if silent_s >= SILENT_S:
+                self._commands.append(CutConnection(worker, f"no word for {SILENT_S:g} s, its streams move"))
+            is_over = worker not in seen.alive and worker not in seen.registered
+            if is_over and (not connection.streams or self._has_not_answered(worker)):
+                self._commands.append(DropConnection(worker))
+        self._mute = frozenset(mute)
 
-    async def _check(self, me: RegisteredReplicas) -> None:
-        alive = self._state.alive()
-        await self._release({member.worker for member in alive})
-        absent = self._fleet.absent(member.worker for member in alive)
-        if self._doubted(len(alive), absent):
-            self._absent_workers = frozenset()
-            return
-        self._absent_workers = frozenset(absent)
-        now = self._clock.monotonic_ms()
-        late = [m for m in alive if m.worker in absent and now - absent[m.worker] >= self._patience_ms(m.worker)]
-        verdicts = await asyncio.gather(*map(self._is_silent, late))
-        for member, is_silent in zip(late, verdicts, strict=True):
-            if is_silent and member.worker not in self._fleet.registered:
-                await self._end_worker(member, me())
-        await self._judge_silent_sources(me)
+    def _registry_is_doubted(self, seen: Observed, now_us: int) -> bool:
+        alive = len(seen.alive)
+        fresh = sum(now_us - since_us < self._lease_us for since_us in self._absent_since.values())
+        return not seen.registry_healthy or (alive > 2 and 2 * fresh > alive)
 
-    async def _release(self, alive: AbstractSet[WorkerId]) -> None:
-        over = self._fleet.unneeded(alive)
-        for link, needed in zip(over, await asyncio.gather(*map(_still_speaks, over)), strict=True):
-            if not needed and link.worker not in self._fleet.registered:  # it may have come back meanwhile
-                self._fleet.drop(link)
-
-    def _doubted(self, alive: int, absent: dict[WorkerId, int]) -> bool:
-        now = self._clock.monotonic_ms()
-        fresh = sum(now - since < self._lease_ms for since in absent.values())
-        return not self._fleet.registry_healthy or (alive > 2 and 2 * fresh > alive)
-
-    def _patience_ms(self, worker: WorkerId) -> int:
+    def _patience_us(self, connection: ConnectionState | None) -> int:
         """A refused connection beside the vanished lease leaves no doubt; else one more lease time to come back."""
-        link = self._fleet.links.get(worker)
-        return 0 if link is not None and not link.up and link.failures else self._lease_ms
+        is_refused = connection is not None and not connection.up and connection.failures
+        return 0 if is_refused else self._lease_us
 
-    async def _is_silent(self, member: Member) -> bool:
-        """Whether it cannot be reached; a first try that is under way says nothing yet."""
-        assert member.joined is not None
-        link = self._fleet.connect(member.worker, member.joined.address)
-        if link.up:
-            return not await link.ping(PING_TIMEOUT_S)
-        return link.failures > 0
+    def _judge_worker(self, worker: WorkerId, alive: AliveWorker, connection: ConnectionState | None) -> None:
+        """A first try to connect that is under way says nothing yet."""
+        if not self._can_write(alive.stream, worker):
+            return
+        if connection is None:
+            self._commands.append(Connect(worker, alive.address))
+        elif self._has_not_answered(worker) if connection.up else connection.failures:
+            self._commands.append(CutConnection(worker, NO_ANSWER))  # streams over it would wait for ever
+            self._write_end(WriteEnd((alive.stream, LOAD, JOBS), worker, NO_ANSWER))
 
-    async def _end_worker(self, member: Member, me: ReplicaId) -> None:
-        assert member.joined is not None
-        self._fleet.links[member.worker].cut()  # what streams over it would wait for ever
-        event = encode_event(WorkerLost(by=me, reason="no lease, no answer"))
-        if await self._write_end(kv_stream(member.joined.partition), member.worker, event):
-            await self._write_end(LOAD, member.worker, event)
-            if member.worker in self._state.jobs.parts:
-                await self._write_end(JOBS, member.worker, event)
+    def _judge_silent_sources(self, silent: Sequence[SilentSource], now_us: int) -> None:
+        before = self._silent_since
+        self._silent_since = {source: before.get(source, now_us) for source in silent}
+        for source, since_us in self._silent_since.items():
+            leases = LOAD_LEASES if source.stream in {LOAD, JOBS} else REPLICA_LEASES
+            if now_us - since_us >= leases * self._lease_us and self._can_write(source.stream, source.source):
+                self._write_end(WriteEnd((source.stream,), source.source, NO_WORD, source.messages_seen))
 
-    async def _judge_silent_sources(self, me: RegisteredReplicas) -> None:
-        now, before = self._clock.monotonic_ms(), self._silent_since
-        self._silent_since = since = {silent: before.get(silent, now) for silent in self._silent_sources(me)}
-        for silent, since_ms in list(since.items()):
-            if now - since_ms >= silent.leases * self._lease_ms:
-                event = ReplicaLost if silent.stream == ROUTING else WorkerLost
-                end = encode_event(event(by=me(), reason="no lease, no word"))
-                await self._write_end(silent.stream, silent.who, end, silent.messages_seen)
-
-    def _silent_sources(self, me: RegisteredReplicas) -> Iterator[SilentSource]:
-        """Everybody who is not registered and has no port that we know of."""
-        registered = self._fleet.registered
-        for replica, part in self._state.routing.replicas.items():
-            if replica != me() and replica not in me.registered:
-                yield SilentSource(ROUTING, replica, part.chain.n_next, REPLICA_LEASES)
-        for stream, kv in self._state.kv.items():
-            for worker, member in kv.members.items():
-                if member.joined is None and worker not in registered:
-                    yield SilentSource(stream, worker, member.chain.n_next, REPLICA_LEASES)
-        chains = [(LOAD, worker, chain) for worker, chain in self._state.loads.chains.items()]
-        chains += [(JOBS, worker, part.chain) for worker, part in self._state.jobs.parts.items()]
-        for stream, worker, chain in chains:
-            if worker not in registered and all(worker not in kv.members for kv in self._state.kv.values()):
-                yield SilentSource(stream, worker, chain.n_next, LOAD_LEASES)
-
-    async def _write_end(self, stream: StreamName, who: str, event: bytes, messages_seen: int | None = None) -> bool:
-        """True if the end is in the log, once, whoever wrote it; False if the one concerned spoke up meanwhile (said
-        more than it had `messages_seen` when it was judged: our fold may stand still), or the log is away: then it is
-        judged again."""
-        token = self._token(stream, who)
-        if token is None:
+    def _has_not_answered(self, worker: WorkerId) -> bool:
+        """Whether a ping had no answer since the last observation; one is sent if there is no result yet."""
+        if worker in self._unanswered:
             return True
-        where = subject(self._namespace, stream, token)
-        source = SourceId(who + LOST_SUFFIX)
-        try:
-            last = await self._log.last(stream, where)
-            unsaid = last is None and stream == LOAD and who not in self._state.loads.chains
-            if unsaid or (last is not None and _written_by(source, last)):
-                return True  # nothing to end, or told already
-            if messages_seen is not None and last is not None and _wrote_more(who, messages_seen, last):
-                return False
-            payload = encode_message(source, 0, CHAIN_START, self._clock.wall_ms(), [event])
-            expected = StreamSeq(0 if last is None else last.seq)
-            await self._log.append(stream, where, payload, f"{source}:{self._clock.wall_ms()}", expected)
-        except WrongSequence:
-            return False  # another replica was first, or it lives
-        except ContrailError as error:
-            _logger.warning("could not write the end of %s now, trying again: %s", who, error)
-            return False
-        if stream not in {LOAD, JOBS}:
-            kind = "replica" if stream == ROUTING else "worker"
-            _logger.warning("%s is lost: no lease, no answer", who, extra={kind: who})
-        return True
+        if worker not in self._pinging:
+            self._pinging.add(worker)
+            self._commands.append(PingWorker(worker))
+        return False
 
-    def _token(self, stream: StreamName, who: str) -> str | None:
-        """Under which the one concerned writes there, so that a word of it and its end exclude each other; None if its
-        end was read since it was judged: then nothing tells any more where it wrote."""
-        if stream != JOBS:
-            return who
-        part = self._state.jobs.parts.get(WorkerId(who))
-        if part is None:
-            return None
-        return answered_token(who) if part.answers else asked_token(who, part.kind)
+    def _can_write(self, stream: StreamName, source: str) -> bool:
+        return (stream, source) not in self._writing and len(self._writing) < WRITES_MAX
 
-
-class RegisteredReplicas:
-    """This replica's present id, and the replicas that the registry knows."""
-
-    def __init__(self, replica: ReplicaId) -> None:
-        self.replica = replica
-        self.registered: set[ReplicaId] = set()
-
-    def __call__(self) -> ReplicaId:
-        return self.replica
-
-
-async def _still_speaks(link: ReconnectingClient) -> bool:
-    return link.streams > 0 and await link.ping(PING_TIMEOUT_S)
-
-
-def _wrote_more(who: str, messages_seen: int, record: Record) -> bool:
-    try:
-        message = decode_message(record.payload)
-    except Corrupt:
-        return False  # it may be anybody's
-    return message.source == who and message.n >= messages_seen
-
-
-def _written_by(source: SourceId, record: Record) -> bool:
-    try:
-        return decode_message(record.payload).source == source
-    except Corrupt:
-        return False  # damaged: the end can follow it all the same
+    def _write_end(self, end: WriteEnd) -> None:
+        self._writing.add((end.streams[0], end.source))
+        self._commands.append(end)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from actors.membership.failure_detector import RegisteredReplicas
 from actors.membership.registration import RegistrationLease
 from actors.membership.runtime_context import RuntimeContext
 from actors.router.routing_publisher import RoutingPublisher
@@ -47,7 +46,6 @@ class ReplicaMembership:
         self._stopping = False
         self.publisher = self._new_publisher()
         self._lease = RegistrationLease(context.registry, f"replicas/{self.publisher.id}")
-        self.registered_replicas = RegisteredReplicas(self.publisher.id)
         self.on_new_id: Callable[[ReplicaId], None] = lambda _: None
         """Called when the replica goes on under another id than before."""
 
@@ -115,7 +113,6 @@ class ReplicaMembership:
         if self._stopping:
             return
         before, self.publisher = self.publisher, self._new_publisher()
-        self.registered_replicas.replica = self.publisher.id
         self.begin()
         self.publisher.restate(self._restated(f"was {before.id}"))
         lease, self._lease = self._lease, RegistrationLease(self._context.registry, f"replicas/{self.publisher.id}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -38,8 +38,8 @@ class _LocalReasons(NamedTuple):
 class Fleet:
     """Follows the registry. `on_change` is called when a worker comes, goes, or its link does.
 
-    A link stands for as long as its worker is registered, alive by the log, or still sends us tokens (`unneeded`,
-    `drop`).
+    A link stands for as long as its worker is registered, alive by the log, or still sends us tokens: then
+    `actors.membership.failure_detector` drops it.
     """
 
     def __init__(
@@ -57,8 +57,6 @@ class Fleet:
         self._on_change = on_change
         self._reported_ms: dict[WorkerId, int] = {}
         self._failed_ms: dict[WorkerId, int] = {}
-        self._absent_ms: dict[WorkerId, int] = {}
-        """Workers without a registration, and since when."""
         self._local = _LocalReasons((), frozenset(), 0, 0, {})
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -87,11 +85,6 @@ class Fleet:
         self._failed_ms[worker] = self._clock.monotonic_ms()
         self.changes += 1
 
-    def absent(self, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
-        """Those of the workers that are not registered, and since when; those never registered count from now."""
-        now = self._clock.monotonic_ms()
-        return {w: self._absent_ms.setdefault(w, now) for w in workers if w not in self.registered}
-
     def connected(self, worker: WorkerId) -> bool:
         """Whether a request can be sent there now."""
         link = self.links.get(worker)
@@ -105,12 +98,11 @@ class Fleet:
             link.start()
         return link
 
-    def unneeded(self, alive: AbstractSet[WorkerId]) -> list[ReconnectingClient]:
-        """Links of workers that are neither registered nor alive by the log; nothing else is kept of such workers."""
-        for kept in (self._reported_ms, self._failed_ms, self._absent_ms):
+    def forget_all_but(self, alive: AbstractSet[WorkerId]) -> None:
+        """Nothing but its link is kept of a worker that is neither registered nor alive by the log."""
+        for kept in (self._reported_ms, self._failed_ms):
             for worker in kept.keys() - alive - self.registered.keys():
                 del kept[worker]
-        return [self.links[worker] for worker in self.links.keys() - alive - self.registered.keys()]
 
     def drop(self, link: ReconnectingClient) -> None:
         """The link is given up; streams that are open over it end."""
@@ -165,10 +157,7 @@ class Fleet:
             return
         worker = WorkerId(change.key.rpartition("/")[2])
         before, now = self.registered.pop(worker, None), registration_of(change)
-        if now is None:
-            self._absent_ms[worker] = self._clock.monotonic_ms()
-        else:
-            self._absent_ms.pop(worker, None)
+        if now is not None:
             self.registered[worker] = now
             self.connect(worker, now.address)
         for model in {registration.model for registration in (before, now) if registration is not None}:

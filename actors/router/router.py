@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from actors.membership.failure_detector import FailureDetector
+from actors.membership.loss_log import LossLog
 from actors.membership.replica_membership import ReplicaMembership
 from actors.membership.runtime_context import RuntimeContext
 from actors.router.background_tasks import BackgroundTasks, TakeSnapshot
 from actors.router.capacity import ConnectedWorkers
 from actors.router.fleet import Fleet
 from actors.router.live_requests import LiveRequests
+from actors.router.liveness_monitor import LivenessMonitor
 from actors.router.request_scheduler import (
     ONLY_PREFILL,
     Draining,
@@ -35,7 +37,7 @@ from core.events.kv import PREFILL
 from core.events.routing import INTERNAL, TURNED_AWAY, RequestTurnedAway
 from core.failure import detail_of, is_in_log
 from core.generation import GenerateRequest, Output, OutputConsumer
-from core.ids import ReplicaId, WorkerId
+from core.ids import WorkerId
 from core.keys import DeploymentKey
 from core.models import ModelCard, NoWorkers, unknown_model
 from core.readiness import Readiness
@@ -47,7 +49,7 @@ from projections.runner.runner import Runner
 from streams.live_settings import LiveSettings
 from streams.log import EventLog
 from streams.outbox.journal import CAPACITY_BYTES
-from streams.registry import Change, Registry
+from streams.registry import Registry
 from streams.snapshot_store import SnapshotStore
 
 VERSION = "0.1.0"
@@ -111,7 +113,7 @@ class Router:
         self.scheduler = RequestScheduler(
             self, settings, 0, seed=random_bits64(), wall_offset_ms=clock.wall_ms() - clock.monotonic_ms()
         )
-        self.failure_detector = FailureDetector(options.namespace, log, self.fleet, self.state, clock, options.lease_ms)
+        self.failure_detector = FailureDetector(options.lease_ms)
         context = RuntimeContext(options.namespace, log, registry, clock, key)
         self.membership = ReplicaMembership(
             context,
@@ -122,6 +124,10 @@ class Router:
             journal=options.journal,
             journal_bytes=options.journal_bytes,
             spawn=self._spawn,
+        )
+        losses = LossLog(options.namespace, log, self.state, clock)
+        self.liveness_monitor = LivenessMonitor(
+            self.failure_detector, losses, self.fleet, self.membership, self.state, clock
         )
         self.requests = LiveRequests(
             self.scheduler,
@@ -168,10 +174,10 @@ class Router:
         self.runner.start()
         self.membership.begin()
         await self.live_settings.follow(self._registry)
-        await self._registry.watch("replicas/", self._on_replica)
+        await self.liveness_monitor.follow(self._registry)
         await self.fleet.start()
         await self.membership.register(details)
-        self._spawn(self.failure_detector.run(self.membership.registered_replicas))
+        self._spawn(self.liveness_monitor.run())
         self._spawn(self.membership.restate_periodically(self.options.restate_every_s))
         for loop in self.background_tasks.loops():
             self._spawn(loop)
@@ -372,13 +378,6 @@ class Router:
     def _on_fleet(self) -> None:
         self.background_tasks.restatement_requests.refresh()
         self.requests.feed(LoadChanged())
-
-    def _on_replica(self, change: Change) -> None:
-        replica = ReplicaId(change.key.rpartition("/")[2])
-        if change.value is None:
-            self.membership.registered_replicas.registered.discard(replica)
-        else:
-            self.membership.registered_replicas.registered.add(replica)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)

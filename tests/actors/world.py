@@ -13,7 +13,7 @@ from actors.engines.simulated.simulated_engine import SimulatedEngine, Simulated
 from actors.router.router import Router, RouterOptions
 from actors.worker.worker import Worker, WorkerOptions
 from core.clock import Clock, SystemClock
-from core.codec import decode_message, encode_event
+from core.codec import decode_message
 from core.events import ReplicaLost, WorkerLost
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import LOST_SUFFIX, ReplicaId, RequestId, StreamName, StreamSeq, WorkerId
@@ -135,7 +135,7 @@ class World:
         """The router has written the end of a worker or replica that lives, between two words of it."""
         end = ReplicaLost(by="x", reason="test") if stream == ROUTING else WorkerLost(by="x", reason="test")
         for _ in range(1000):
-            await router.failure_detector._write_end(stream, who, encode_event(end))
+            await router.liveness_monitor.loss_log.append(stream, who, end)
             last = await self.log.last(stream, subject(NAMESPACE, stream, who))
             if last is not None and decode_message(last.payload).source == who + LOST_SUFFIX:
                 return

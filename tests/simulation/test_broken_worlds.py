@@ -9,7 +9,7 @@ import pytest
 
 import actors.router.request_scheduler
 from actors.consistency.digest_exchange import DigestExchange
-from actors.membership.failure_detector import FailureDetector
+from actors.router.liveness_monitor import LivenessMonitor
 from core.block_spans import Blocks, packed, single, unpacked
 from core.errors import WrongSequence
 from core.ids import StreamSeq
@@ -146,7 +146,7 @@ BROKEN = {
         {**KEPT, "tamper": 2.0, "replicas": 2, "restate_every_s": 1e6},
     ),
     "nobody who finds out who is lost": Broken(
-        replaces(FailureDetector, "run", lambda _: does_nothing), "alive", {"kill_worker": 0.5, **KEPT}
+        replaces(LivenessMonitor, "run", lambda _: does_nothing), "alive", {"kill_worker": 0.5, **KEPT}
     ),
     "nobody who tells what the dead left": Broken(
         replaces(JournalRecovery, "recover", lambda _: does_nothing),

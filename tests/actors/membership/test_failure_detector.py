@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.membership import failure_detector as failure_detector_module
+from actors.membership import failure_detector
+from actors.router import liveness_monitor
 from actors.router.router import Router
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import (
@@ -30,9 +31,9 @@ KV = kv_stream(0)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Looks come often, so that tests wait little."""
-    monkeypatch.setattr(failure_detector_module, "CHECK_EVERY_S", 0.02)
-    monkeypatch.setattr(failure_detector_module, "PING_TIMEOUT_S", 0.2)
+    """Observations come often, so that tests wait little."""
+    monkeypatch.setattr(failure_detector, "OBSERVE_EVERY_S", 0.02)
+    monkeypatch.setattr(liveness_monitor, "PING_TIMEOUT_S", 0.2)
     yield
 
 
@@ -57,17 +58,17 @@ def worker_id(it: World, name: str) -> WorkerId:
 
 
 async def looks(router: Router, times: int = 3) -> None:
-    """The router has looked at who is absent that often."""
-    seen, before = 0, router.fleet.absent
+    """The router has observed its workers that often."""
+    seen, observe = 0, router.liveness_monitor._observe
 
-    def counted(workers: object) -> dict[WorkerId, int]:
+    def counted() -> failure_detector.Observed:
         nonlocal seen
         seen += 1
-        return before(workers)  # type: ignore[arg-type]
+        return observe()
 
-    router.fleet.absent = counted  # type: ignore[method-assign]
-    await eventually(lambda: seen >= times, "looks")
-    router.fleet.absent = before  # type: ignore[method-assign]
+    router.liveness_monitor._observe = counted  # type: ignore[method-assign]
+    await eventually(lambda: seen >= times, "observations")
+    router.liveness_monitor._observe = observe  # type: ignore[method-assign]
 
 
 async def test_a_worker_without_a_lease_that_answers_is_never_lost() -> None:
@@ -334,19 +335,19 @@ async def say(it: World, stream: StreamName, source: str, event: Event, *, n: in
     await it.log.append(stream, where, payload, f"{source}:{n}", StreamSeq(0))
 
 
-async def test_looking_goes_on_after_a_defect(caplog: pytest.LogCaptureFixture) -> None:
-    """A look that fails is said with its trace, and the next one comes."""
+async def test_observing_goes_on_after_a_defect(caplog: pytest.LogCaptureFixture) -> None:
+    """An observation that fails is logged with its trace, and the next one comes."""
     async with world() as it:
         router = await it.router()
-        before, failed = router.failure_detector._judge_silent_sources, 0
+        observe, failed = router.liveness_monitor._observe, 0
 
-        async def fail(_me: object) -> None:
+        def fail() -> failure_detector.Observed:
             nonlocal failed
             failed += 1
             raise ZeroDivisionError
 
-        router.failure_detector._judge_silent_sources = fail  # type: ignore[assignment]
+        router.liveness_monitor._observe = fail  # type: ignore[method-assign]
         await eventually(lambda: failed > 1, "failures")
-        router.failure_detector._judge_silent_sources = before  # type: ignore[method-assign]
+        router.liveness_monitor._observe = observe  # type: ignore[method-assign]
         assert "failed by a defect" in caplog.text
         assert "ZeroDivisionError" in caplog.text

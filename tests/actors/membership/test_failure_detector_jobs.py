@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.membership import failure_detector as failure_detector_module
-from core.codec import encode_event
+from actors.membership import failure_detector
+from actors.router import liveness_monitor
 from core.events import WorkerLost
 from core.ids import StreamSeq, WorkerId, new_id
 from core.subjects import JOBS, answered_token, asked_token, job_kind, subject
@@ -19,9 +19,9 @@ from tests.projections.job_facts import asked, completed, started
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Looks come often, so that tests wait little."""
-    monkeypatch.setattr(failure_detector_module, "CHECK_EVERY_S", 0.02)
-    monkeypatch.setattr(failure_detector_module, "PING_TIMEOUT_S", 0.2)
+    """Observations come often, so that tests wait little."""
+    monkeypatch.setattr(failure_detector, "OBSERVE_EVERY_S", 0.02)
+    monkeypatch.setattr(liveness_monitor, "PING_TIMEOUT_S", 0.2)
     yield
 
 
@@ -85,5 +85,5 @@ async def test_an_end_that_was_read_meanwhile_is_not_written_elsewhere() -> None
         await say(it, JOBS, worker, asked("a", 1), about=asks_here(worker))
         router = await it.router()
         await eventually(lambda: worker in router.state.jobs.ended, "its end")
-        assert await router.failure_detector._write_end(JOBS, worker, encode_event(lost))
+        assert await router.liveness_monitor.loss_log.append(JOBS, worker, lost)
         assert len(await it.told(JOBS, WorkerLost)) == 1

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from actors.engines.simulated.simulated_engine import SimulatedEngine
-from actors.membership import failure_detector as failure_detector_module
+from actors.membership import failure_detector
 from actors.worker import engine_watchdog
 from core.events import RequestMigrated, RequestRouted, WorkerLost
 from core.generation import Output
@@ -24,9 +24,9 @@ from tests.fixtures.eventually import eventually
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Looks come often, so that tests wait little."""
-    monkeypatch.setattr(failure_detector_module, "LISTEN_EVERY_S", 0.02)
-    monkeypatch.setattr(failure_detector_module, "SILENT_S", 0.4)
+    """Observations come often, so that tests wait little."""
+    monkeypatch.setattr(failure_detector, "OBSERVE_EVERY_S", 0.02)
+    monkeypatch.setattr(failure_detector, "SILENT_S", 0.4)
     monkeypatch.setattr(engine_watchdog, "CHECK_EVERY_S", 0.02)
     yield
 
@@ -85,8 +85,8 @@ async def test_a_stopped_worker_is_found_out_before_its_lease_is_over() -> None:
 
 async def test_a_worker_that_falls_silent_gets_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long before its connection is given up, as long as there are others; when it answers it is used again."""
-    monkeypatch.setattr(failure_detector_module, "MUTE_S", 0.1)
-    monkeypatch.setattr(failure_detector_module, "SILENT_S", 600.0)
+    monkeypatch.setattr(failure_detector, "MUTE_S", 0.1)
+    monkeypatch.setattr(failure_detector, "SILENT_S", 600.0)
     async with world() as it:
         router = await fleet(it, "a", "b")
         connections = list(it.workers["a"].port._connections)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.membership import failure_detector as failure_detector_module
+from actors.membership import failure_detector
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import ReplicaLost, RequestFinished, RequestRouted, SettingsChanged
 from core.ids import SourceId, StreamName, StreamSeq, new_id
@@ -19,8 +19,8 @@ from tests.fixtures.eventually import eventually
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Looks come often, so that tests wait little."""
-    monkeypatch.setattr(failure_detector_module, "CHECK_EVERY_S", 0.02)
+    """Observations come often, so that tests wait little."""
+    monkeypatch.setattr(failure_detector, "OBSERVE_EVERY_S", 0.02)
     yield
 
 
@@ -35,9 +35,9 @@ async def test_words_that_were_not_folded_yet_refute_an_end() -> None:
                 SourceId(who), n, CHAIN_START, 1, [encode_event(SettingsChanged(revision=1, settings={}))]
             )
             last = await it.log.append(ROUTING, where, messages_seen, f"{who}:{n}", last)
-        end = encode_event(ReplicaLost(by="x", reason="test"))
-        assert not await router.failure_detector._write_end(ROUTING, who, end, messages_seen=2)
-        assert await router.failure_detector._write_end(ROUTING, who, end, messages_seen=3)
+        losses, end = router.liveness_monitor.loss_log, ReplicaLost(by="x", reason="test")
+        assert not await losses.append(ROUTING, who, end, messages_seen=2)
+        assert await losses.append(ROUTING, who, end, messages_seen=3)
 
 
 async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:

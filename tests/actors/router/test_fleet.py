@@ -140,13 +140,13 @@ async def test_a_model_is_learned_anew_with_new_workers() -> None:
         await eventually(lambda: it.fleet.catalog.card("sim", 1).files["tokenizer.json"] == b"new", "the new tokenizer")
 
 
-async def test_nonsense_in_the_registry_is_nobody() -> None:
+async def test_nonsense_in_the_registry_is_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """What is no registration is said and passed over; the others go on."""
     async with yard() as it:
         for number, value in enumerate((b"", b"[]", b"{}", b'{"model": 3}', b"\xff\xff")):
             it.store.put(f"workers/{number}", value)
         worker = await it.worker(block_size=0)
-        await eventually(lambda: WorkerId("4") in it.fleet._absent_ms, "all were read")
+        await eventually(lambda: caplog.text.count("no registration of a worker") == 6, "all were read")
         assert not it.fleet.registered
         it.register(worker)
         await it.known()
@@ -159,13 +159,14 @@ async def test_nothing_is_kept_of_a_worker_that_is_over() -> None:
         await it.connected(worker)
         it.fleet.on_load_report(worker)
         it.fleet.failed(worker)
-        assert not it.fleet.unneeded({worker})
-        assert not it.fleet.unneeded(set())  # still registered: the log's word may be late
+        it.fleet.forget_all_but(set())  # still registered: the log's word may be late
+        assert it.fleet._reported_ms.keys() == it.fleet._failed_ms.keys() == {worker}
         await it.unregister(worker)
-        assert worker in it.fleet.absent([worker])
-        assert not it.fleet.unneeded({worker})
-        (link,) = it.fleet.unneeded(set())
-        assert not (it.fleet._reported_ms or it.fleet._failed_ms or it.fleet._absent_ms)
+        it.fleet.forget_all_but({worker})
+        assert it.fleet._reported_ms.keys() == it.fleet._failed_ms.keys() == {worker}
+        it.fleet.forget_all_but(set())
+        assert not (it.fleet._reported_ms or it.fleet._failed_ms)
+        link = it.fleet.links[worker]
         stream = TokenReader.of(link, request(range(4)))
         assert link.streams == 1
         it.fleet.drop(link)
@@ -271,16 +272,3 @@ async def test_a_closed_fleet_connects_to_nobody() -> None:
         await it.worker()
         await asyncio.sleep(0)
         assert not it.fleet.links
-
-
-async def test_a_worker_that_never_registered_is_absent_since_the_first_question() -> None:
-    """The fleet alone keeps since when; a registered worker is not absent."""
-    async with yard() as it:
-        worker, never = await it.worker(), WorkerId("ee" * 8)
-        await it.connected(worker)
-        first_ms = it.clock.monotonic_ms()
-        assert it.fleet.absent([worker, never]) == {never: first_ms}
-        it.clock.advance(1000)
-        assert it.fleet.absent([worker, never]) == {never: first_ms}
-        it.fleet.unneeded({worker})
-        assert it.fleet.absent([never]) == {never: first_ms + 1000}
