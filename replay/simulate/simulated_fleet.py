@@ -8,6 +8,15 @@ from functools import partial
 
 import xxhash
 
+from actors.membership.failure_detector import (
+    OBSERVE_EVERY_S,
+    AliveWorker,
+    ConnectionState,
+    EndWritten,
+    FailureDetector,
+    Observed,
+    WriteEnd,
+)
 from core.events.kv import DECODE, PREFILL
 from core.ids import WorkerId
 from core.subjects import JOBS, answered_token, asked_token, job_kind
@@ -15,15 +24,17 @@ from replay.simulate.fleet_schedule import FOREVER, FailureSchedule, WorkerLife
 from replay.simulate.options import Options
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_decode_role import SimulatedDecodeRole
-from replay.simulate.simulated_log import SimulatedLog, SimulatedSource
+from replay.simulate.simulated_log import KV, SimulatedLog, SimulatedSource
 from replay.simulate.simulated_prefill_queue import SimulatedPrefillQueue
 from replay.simulate.simulated_prefill_role import SimulatedPeers, SimulatedPrefillRole
 from replay.simulate.simulated_request import MODEL
 from replay.simulate.simulated_worker import OnOutput, SimulatedWorker
 from replay.simulate.virtual_time import Agenda
 
-LEASE_US = 10_000_000
-"""How long after its end a worker is said to be lost."""
+LEASE_MS = 10_000
+"""How long after its end the registry forgets a worker."""
+OBSERVE_EVERY_US = round(OBSERVE_EVERY_S * 1_000_000)
+"""From one observation of an absent worker to the next."""
 RESTART_US = 30_000_000
 """How long after its end another one takes its place, with an empty cache."""
 
@@ -58,6 +69,12 @@ class SimulatedFleet:
         self._peers = SimulatedPeers()
         self._lives = 0
         self._by_id: dict[WorkerId, SimulatedWorker] = {}
+        self._detector = FailureDetector(LEASE_MS)
+        self._alive_by_log: dict[WorkerId, SimulatedWorker] = {}
+        self._absent: set[WorkerId] = set()
+        """Those of them that the registry forgot."""
+        self._observation = 0
+        """The next one's number in the agenda."""
         places = range(options.workers + options.prefill_workers)
         stays = [*options.stays, *map(WorkerLife, places[options.workers if options.stays else 0 :])]
         self._places = {stay.place: self._begin(stay) for stay in stays if stay.from_us <= 0}
@@ -107,7 +124,7 @@ class SimulatedFleet:
         name = WorkerId(xxhash.xxh3_64_hexdigest(f"worker/{self._lives}".encode(), self._options.seed))
         role = DECODE if place < self._options.workers else PREFILL
         worker = SimulatedWorker(name, place, engine, self._agenda, self._log, self._heard, role)
-        self._by_id[name] = worker
+        self._by_id[name] = self._alive_by_log[name] = worker
         worker.join()
         if self._options.prefill_workers:
             self._seat(worker)
@@ -139,9 +156,38 @@ class SimulatedFleet:
             return
         worker.die()
         self._gone.add(worker.id)
-        self._agenda.put(self._agenda.now_us + LEASE_US, lambda: worker.lose(self._speaker()))
+        self._agenda.put(self._agenda.now_us + LEASE_MS * 1000, partial(self._expire, worker))
         self._agenda.put(self._agenda.now_us + RESTART_US, partial(self._replace, place))
         self._broke(worker)
 
     def _replace(self, place: int) -> None:
         self._places[place] = self._new(place)
+
+    def _expire(self, worker: SimulatedWorker) -> None:
+        """The registry forgets the worker."""
+        self._absent.add(worker.id)
+        self._observe()
+
+    def _observe(self) -> None:
+        """The detector of a replica without lag sees registry and connections, and the log has the ends that it
+        decides."""
+        workers, now_us = self._alive_by_log.values(), self._agenda.now_us
+        seen = Observed(
+            alive={each.id: AliveWorker(f"virtual:{each.place}", KV) for each in workers},
+            registered=self._alive_by_log.keys() - self._absent,
+            registry_healthy=True,
+            connections={each.id: ConnectionState(each.alive, int(not each.alive), 0, 0) for each in workers},
+            silent_sources=(),
+        )
+        for command in self._detector.step(seen, now_us):
+            if isinstance(command, WriteEnd):  # a dead worker has no connection to cut
+                self._write_end(command)
+        self._agenda.cancel(self._observation)
+        if self._absent:
+            self._observation = self._agenda.put(now_us + OBSERVE_EVERY_US, self._observe)
+
+    def _write_end(self, end: WriteEnd) -> None:
+        worker = self._alive_by_log.pop(WorkerId(end.source))
+        self._absent.remove(worker.id)
+        worker.lose(self._speaker())
+        self._detector.step(EndWritten(end.streams[0], end.source), self._agenda.now_us)
