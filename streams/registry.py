@@ -20,7 +20,7 @@ class Change(NamedTuple):
 
 
 class Registry(Protocol):
-    """Raises Unavailable when it cannot be reached; what is known goes on working without it."""
+    """Raises Unavailable when it cannot be reached, each call within a bound; what is known goes on working without."""
 
     async def register(self, key: str, value: bytes) -> None:
         """The key is there for as long as this process lives (lease, kept alive, put again after a loss)."""

@@ -1,11 +1,11 @@
 """Registration: a worker's entry in the registry, as far as a replica needs it; RegistrationLease: a process's own key.
 
-While the registry is away, a key is still wanted: it is put, or removed, when the registry is back.
+While the registry is away, a key is still wanted: it is put, or removed, when the registry is back. Each call of the
+registry has a bound of its own (`streams.registry.Registry`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 
@@ -66,10 +66,6 @@ def registration_of(change: Change) -> Registration | None:
 _decoder: msgspec.json.Decoder[Registration] = msgspec.json.Decoder(Registration)
 
 
-REGISTRY_TIMEOUT_S = 10.0
-"""How long we wait for the registry before we go on without it."""
-
-
 class RegistrationLease:
     """One key in the registry, there for as long as this process lives or until it is removed."""
 
@@ -83,17 +79,15 @@ class RegistrationLease:
     async def put(self, value: Mapping[str, object]) -> None:
         """The registry says so, or will when it is back."""
         try:
-            async with asyncio.timeout(REGISTRY_TIMEOUT_S):
-                await self._registry.register(self.key, orjson.dumps(value))
-        except (Unavailable, TimeoutError) as error:
+            await self._registry.register(self.key, orjson.dumps(value))
+        except Unavailable as error:
             _logger.warning("the registry is away, %s is put when it is back: %s", self.key, error)
 
     async def remove(self) -> None:
         """The registry has forgotten us, or will when it is back or the lease has run out."""
         try:
-            async with asyncio.timeout(REGISTRY_TIMEOUT_S):
-                await self._registry.unregister(self.key)
-        except (Unavailable, TimeoutError) as error:
+            await self._registry.unregister(self.key)
+        except Unavailable as error:
             _logger.warning("the registry is away, %s goes with its lease: %s", self.key, error)
 
 

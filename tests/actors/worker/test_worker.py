@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from actors.membership import registration as registration_module
 from actors.membership import worker_membership as worker_membership_module
 from actors.membership.registration import advertised_address
 from actors.worker import engine_watchdog
@@ -70,24 +69,6 @@ async def test_stop_is_bounded_whatever_is_away(away: str, monkeypatch: pytest.M
         it.log.away = False  # type: ignore[attr-defined]
         await eventually(lambda: not router.fleet.connected(worker_id(worker)), "it is left out")
         del it.workers["a"]
-
-
-async def test_a_registry_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After REGISTRY_TIMEOUT_S a worker starts, and stops, without it."""
-    monkeypatch.setattr(registration_module, "REGISTRY_TIMEOUT_S", 0.05)
-
-    async def hang(*_: object) -> None:
-        await asyncio.Event().wait()
-
-    async with world() as it:
-        registry = it.registry("a")
-        registry.register = registry.unregister = hang  # type: ignore[method-assign, assignment]
-        began = time.monotonic()
-        worker = await it.worker("a")
-        await worker.stop("test")
-        assert time.monotonic() - began < 2
-        del it.workers["a"]
-        assert [event.reason for event in await it.told(KV, WorkerLeft)] == ["test"]
 
 
 async def test_an_engine_that_does_not_end_holds_nobody(
