@@ -6,8 +6,9 @@ registry has a bound of its own (`streams.registry.Registry`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 import orjson
@@ -31,7 +32,7 @@ class Registration(msgspec.Struct, frozen=True):
     kv: KvAddress | None = None
     """Where its blocks can be pulled from; None if they cannot."""
     slots: int = 0
-    """Requests that its engine runs at once; 0 if it does not say."""
+    """Requests that its engine runs at once; 0 if unknown."""
     aliases: tuple[str, ...] = ()
     """Names of its model beside `model`, patterns too (`core.served_names`)."""
 
@@ -53,13 +54,13 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 def registration_of(change: Change) -> Registration | None:
-    """What stands in the registry now; what cannot be read counts as nothing, and is said."""
+    """The registration in the registry now. A value that cannot be read counts as none, and is logged."""
     if change.value is None:
         return None
     try:
         return Registration.parse(change.value)
     except PeerError as error:
-        _logger.error("%s of revision %d: %s", change.key, change.revision, error)  # noqa: TRY400  # its text says it all
+        _logger.error("%s of revision %d: %s", change.key, change.revision, error)  # noqa: TRY400  # its text has all
         return None
 
 
@@ -91,8 +92,16 @@ class RegistrationLease:
             _logger.warning("the registry is away, %s goes with its lease: %s", self.key, error)
 
 
+async def restate_periodically(source: str, every_s: float, restate: Callable[[], None]) -> None:
+    """For ever; the first time comes at a moment of the id's own, so that sources do not restate all at once."""
+    await asyncio.sleep(every_s * int(source, 16) / 2**64)
+    while True:
+        restate()
+        await asyncio.sleep(every_s)
+
+
 def advertised_address(advertise: str, host: str, port: int) -> str:
-    """What others connect to: the listening address, unless told otherwise in whole or in part."""
+    """Where others connect: the listening address, or all or a part of `advertise`."""
     if not advertise:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return advertise if ":" in advertise else f"{advertise}:{port}"

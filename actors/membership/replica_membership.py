@@ -6,17 +6,18 @@ requests in flight.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from actors.membership.registration import RegistrationLease
-from actors.membership.runtime_context import RuntimeContext
-from actors.router.routing_publisher import RoutingPublisher
-from core.events import Event, ReplicaJoined, ReplicaRestated
+from actors.membership.routing_publisher import RoutingPublisher
+from core.clock import Clock
+from core.events import Event, ReplicaJoined
 from core.ids import ReplicaId
+from core.keys import DeploymentKey
 from projections.folds.state import State
-from streams.live_settings import LiveSettings
+from streams.log import EventLog
+from streams.registry import Registry
 
 
 class ReplicaMembership:
@@ -24,38 +25,44 @@ class ReplicaMembership:
 
     def __init__(
         self,
-        context: RuntimeContext,
+        namespace: str,
+        log: EventLog,
+        registry: Registry,
+        clock: Clock,
+        key: DeploymentKey,
         joined: ReplicaJoined,
         state: State,
-        live_settings: LiveSettings,
-        restated: Callable[[str], ReplicaRestated],
         *,
+        restate: Callable[[str], Sequence[Event]],
         journal: Path | None,
         journal_bytes: int,
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
-        self._context = context
+        """`restate` returns the replica's whole state but for `joined`, and is given the reason."""
+        self._namespace = namespace
+        self._log = log
+        self._registry = registry
+        self._clock = clock
+        self._key = key
         self._joined = joined
         self._state = state
-        self._live_settings = live_settings
-        self._restated = restated
+        self._restate = restate
         self._journal = journal
         self._journal_bytes = journal_bytes
         self._spawn = spawn
         self._details: dict[str, object] = {}
         self._stopping = False
         self.publisher = self._new_publisher()
-        self._lease = RegistrationLease(context.registry, f"replicas/{self.publisher.id}")
+        self._lease = self._new_lease()
         self.on_new_id: Callable[[ReplicaId], None] = lambda _: None
         """Called when the replica goes on under another id than before."""
 
     def __repr__(self) -> str:
         return f"<ReplicaMembership {self._joined.name} as {self.publisher!r}>"
 
-    def begin(self) -> None:
-        """The first words are on their way to the log: who this is, what it decides by."""
+    def join(self) -> None:
+        """The first event of this replica is on its way to the log."""
         self.publisher.start(self._joined)
-        self.publish_settings()
 
     async def register(self, details: dict[str, object]) -> None:
         """The registry knows us, or will when it is back; `details` go into it too."""
@@ -66,61 +73,52 @@ class ReplicaMembership:
         """The event counts now and goes to the log, in order."""
         self.publisher.publish(event)
 
-    def publish_settings(self) -> None:
-        """The log knows what decisions go by from here on."""
-        self.publish(self._live_settings.event())
-
-    async def deregister(self) -> None:
-        """The registry forgets us, or will when it is back."""
-        await self._lease.remove()
+    def restate(self, why: str) -> None:
+        """The whole state goes to the log again."""
+        self.publish(self._joined)
+        self.publisher.restate(self._restate(why))
 
     async def leave(self, reason: str) -> None:
-        """The log has our last word if that was possible in time."""
+        """ReplicaLeft is in the log if that was possible in time; the registry forgets us, or will when it is back."""
         self._stopping = True
-        await self.publisher.leave(reason)
-
-    async def restate_periodically(self, every_s: float) -> None:
-        """The first time comes at a moment of the id's own, so that replicas do not speak all at once."""
-        await asyncio.sleep(every_s * int(self.publisher.id, 16) / 2**64)
-        while True:
-            self.restate("the quarter of the retention time is over")
-            await asyncio.sleep(every_s)
-
-    def restate(self, why: str) -> None:
-        """Who this is, what it decides by and what is in flight is said again."""
-        self.publish(self._joined)
-        self.publish_settings()
-        self.publisher.restate(self._restated(why))
+        try:
+            await self.publisher.leave(reason)
+        finally:
+            await self._lease.remove()
 
     def _new_publisher(self) -> RoutingPublisher:
         return RoutingPublisher(
-            self._context.namespace,
-            self._context.log,
-            self._context.clock,
-            self._context.key,
+            self._namespace,
+            self._log,
+            self._clock,
+            self._key,
             self._state,
-            restate=self._restatement,
-            on_superseded=self._on_superseded,
+            restate=self._restate_missing,
+            on_superseded=self._rejoin,
             journal=self._journal,
             journal_bytes=self._journal_bytes,
         )
 
-    def _restatement(self) -> list[Event]:
-        """Events were dropped, or the log does not end where we left it: who we are and all that counts now."""
-        return [self._joined, self._live_settings.event(), self._restated("events of ours are missing")]
+    def _new_lease(self) -> RegistrationLease:
+        return RegistrationLease(self._registry, f"replicas/{self.publisher.id}")
 
-    def _on_superseded(self) -> None:
+    def _restate_missing(self) -> list[Event]:
+        """Events were dropped, or the log does not end where we left it."""
+        return [self._joined, *self._restate("events of ours are missing")]
+
+    def _rejoin(self) -> None:
+        """Lost is final: the same requests go on under a new id."""
         if self._stopping:
             return
         before, self.publisher = self.publisher, self._new_publisher()
-        self.begin()
-        self.publisher.restate(self._restated(f"was {before.id}"))
-        lease, self._lease = self._lease, RegistrationLease(self._context.registry, f"replicas/{self.publisher.id}")
+        self.join()
+        self.publisher.restate(self._restate(f"was {before.id}"))
+        lease, self._lease = self._lease, self._new_lease()
         self._spawn(self._register_again(before, lease))
         self.on_new_id(self.publisher.id)
 
     async def _register_again(self, before: RoutingPublisher, lease: RegistrationLease) -> None:
-        """The registry knows us as we are now."""
+        """The registry knows us under the new id, and forgets the one before."""
         await before.end()
         await self._register()
         await lease.remove()

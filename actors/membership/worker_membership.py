@@ -98,27 +98,27 @@ class WorkerMembership:
         return f"<WorkerMembership {self.joined.name} {self.id}, {self.kv.depth} events waiting>"
 
     async def join(self, details: dict[str, object], *, cached: bool) -> None:
-        """The log's first word of this worker is on its way, with its cache if it brings one; the registry knows it,
-        or will when it is back."""
+        """WorkerJoined is on its way to the log, with the cache if it is not empty. The registry knows the worker, or
+        will when it is back."""
         self.kv.put(self.joined)
         if cached:
-            self.say(self._restate())
+            self.publish(self._restate())
         for outbox in (self.kv, self.load):
             self._run(outbox)
         await self.register(details)
 
     async def register(self, details: dict[str, object]) -> None:
-        """The registry says what is so now, or will when it is back."""
+        """The registry has these details, or will when it is back."""
         await self._lease.put({"id": self.id, **msgspec.structs.asdict(self.joined), **details})
 
-    def say(self, events: Sequence[Event]) -> None:
+    def publish(self, events: Sequence[Event]) -> None:
         """Changes of the cache go to the log, in order; those of one turn of the loop in as few events as can be."""
         if events and not self._unpublished:
             asyncio.get_running_loop().call_soon(self._publish_changes)
         self._unpublished += events
 
     def restate(self) -> None:
-        """The whole cache is said again."""
+        """The whole cache goes to the log again."""
         self._publish_changes()
         for event in (self.joined, *self._restate()):
             self.kv.put(event)
@@ -163,8 +163,10 @@ class WorkerMembership:
         await self.unregister()
 
     async def give_way(self) -> None:
-        """This id has its end in every stream, not only in that where another wrote it, if that was possible in time:
-        what was restored, or made anew, may have lost it. Nothing more is said under it; the registry forgets it."""
+        """This id has its end in every stream, if that was possible in time, and the registry forgets it.
+
+        Another wrote its end in one stream only, and a stream that was restored may lack it.
+        """
         await self._publish_left(
             "goes on under another id", [outbox for outbox in self._outboxes() if outbox.superseded is None]
         )
@@ -180,7 +182,7 @@ class WorkerMembership:
         return all(await asyncio.gather(*(outbox.drain(LEAVE_TIMEOUT_S) for outbox in outboxes)))
 
     async def end(self) -> None:
-        """Nothing more is said under this id."""
+        """Nothing more is published under this id."""
         self._ended = True
         for task in self._tasks:
             task.cancel()

@@ -17,15 +17,18 @@ from actors.consistency.index_audit_schedule import IndexAuditSchedule
 from actors.consistency.restatement_requests import RestatementRequests
 from actors.consistency.snapshot_schedule import SnapshotSchedule
 from actors.membership.replica_membership import ReplicaMembership
-from actors.membership.runtime_context import RuntimeContext
 from actors.router.fleet import Fleet
+from core.clock import Clock
 from core.events import DivergenceFound, ReplicaReported
 from core.ids import ReplicaId
+from core.keys import DeploymentKey
 from core.subjects import ROUTING
 from projections.folds.state import Applied, State
 from projections.runner.rebuild import rebuild
 from projections.runner.runner import Runner
+from streams.log import EventLog
 from streams.outbox.journal_recovery import JournalRecovery
+from streams.registry import Registry
 from streams.snapshot_store import SnapshotStore
 
 TakeSnapshot = Callable[[str, int], Awaitable[None]]
@@ -37,7 +40,11 @@ class BackgroundTasks:
 
     def __init__(
         self,
-        context: RuntimeContext,
+        namespace: str,
+        log: EventLog,
+        registry: Registry,
+        clock: Clock,
+        key: DeploymentKey,
         state: State,
         runner: Runner,
         store: SnapshotStore,
@@ -48,7 +55,6 @@ class BackgroundTasks:
         snapshot_every_s: float,
         take_snapshot: TakeSnapshot | None,
     ) -> None:
-        log, registry, clock, key = context.log, context.registry, context.clock, context.key
         self._membership = membership
         self._state = state
         self._runner = runner
@@ -61,9 +67,7 @@ class BackgroundTasks:
         )
         self.index_audit = IndexAuditSchedule(state, clock, runner.rebuild)
         self.restatement_requests = RestatementRequests(state, clock, membership, fleet)
-        self.journal_recovery = (
-            None if journal is None else JournalRecovery(journal, context.namespace, log, clock, key)
-        )
+        self.journal_recovery = None if journal is None else JournalRecovery(journal, namespace, log, clock, key)
         self.snapshot_schedule: SnapshotSchedule | None = None
         if take_snapshot is not None:
             self.snapshot_schedule = SnapshotSchedule(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from actors.membership.routing_publisher import RoutingPublisher
 from actors.router.answer_progress import AnswerProgress
 from actors.router.fleet import Fleet
 from actors.router.request_scheduler import (
@@ -32,7 +33,6 @@ from actors.router.request_scheduler import (
     WorkerFailed,
 )
 from actors.router.routed_request import RoutedRequest
-from actors.router.routing_publisher import RoutingPublisher
 from actors.transport.framing import FRAME_BYTES_MAX
 from actors.transport.worker_connection import WorkerConnection, WorkerDisconnected
 from core.clock import Clock

@@ -12,8 +12,9 @@ from typing import Any
 
 from actors.membership.failure_detector import FailureDetector
 from actors.membership.loss_log import LossLog
+from actors.membership.registration import restate_periodically
 from actors.membership.replica_membership import ReplicaMembership
-from actors.membership.runtime_context import RuntimeContext
+from actors.membership.routing_publisher import RoutingPublisher
 from actors.router.background_tasks import BackgroundTasks, TakeSnapshot
 from actors.router.capacity import ConnectedWorkers
 from actors.router.fleet import Fleet
@@ -27,7 +28,6 @@ from actors.router.request_scheduler import (
     SettingsReplaced,
 )
 from actors.router.router_status import fold_status, prefill_status, publisher_status, rss_bytes
-from actors.router.routing_publisher import RoutingPublisher
 from actors.transport.frames import PROTOCOL, Hello
 from actors.transport.output_stream import output_stream
 from core.clock import Clock
@@ -114,13 +114,15 @@ class Router:
             self, settings, 0, seed=random_bits64(), wall_offset_ms=clock.wall_ms() - clock.monotonic_ms()
         )
         self.failure_detector = FailureDetector(options.lease_ms)
-        context = RuntimeContext(options.namespace, log, registry, clock, key)
         self.membership = ReplicaMembership(
-            context,
+            options.namespace,
+            log,
+            registry,
+            clock,
+            key,
             ReplicaJoined(name=options.name, version=VERSION, address=options.address),
             self.state,
-            self.live_settings,
-            self.scheduler.restated,
+            restate=self._restatement,
             journal=options.journal,
             journal_bytes=options.journal_bytes,
             spawn=self._spawn,
@@ -140,7 +142,11 @@ class Router:
         )
         self._connected = ConnectedWorkers(self.state, self.fleet)
         self.background_tasks = BackgroundTasks(
-            context,
+            options.namespace,
+            log,
+            registry,
+            clock,
+            key,
             self.state,
             self.runner,
             store,
@@ -172,13 +178,14 @@ class Router:
 
     async def _start(self, details: dict[str, object]) -> None:
         self.runner.start()
-        self.membership.begin()
+        self.membership.join()
+        self.membership.publish(self.live_settings.event())
         await self.live_settings.follow(self._registry)
         await self.liveness_monitor.follow(self._registry)
         await self.fleet.start()
         await self.membership.register(details)
         self._spawn(self.liveness_monitor.run())
-        self._spawn(self.membership.restate_periodically(self.options.restate_every_s))
+        self._spawn(restate_periodically(self.publisher.id, self.options.restate_every_s, self._restate))
         for loop in self.background_tasks.loops():
             self._spawn(loop)
 
@@ -190,7 +197,6 @@ class Router:
         async with AsyncExitStack() as last_first:
             last_first.push_async_callback(self.runner.stop)
             last_first.push_async_callback(self.fleet.close)
-            last_first.push_async_callback(self.membership.deregister)
             last_first.push_async_callback(self.membership.leave, reason)
             last_first.push_async_callback(self.background_tasks.stop)
             self.requests.feed(Draining())
@@ -342,8 +348,15 @@ class Router:
     # --- what happens ------------------------------------------------------------------------------------------
 
     def _publish_settings(self) -> None:
-        self.membership.publish_settings()
+        self.membership.publish(self.live_settings.event())
         self.requests.feed(SettingsReplaced(self.live_settings.current, self.live_settings.revision))
+
+    def _restatement(self, why: str) -> list[Event]:
+        """The settings that decisions go by, and all that is in flight."""
+        return [self.live_settings.event(), self.scheduler.restated(why)]
+
+    def _restate(self) -> None:
+        self.membership.restate("the quarter of the retention time is over")
 
     def _hello(self) -> Hello:
         key, namespace = self._key.door_key, self.options.namespace

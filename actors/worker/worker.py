@@ -19,7 +19,7 @@ from actors.disagg.prefill_role import PrefillRole
 from actors.disagg.worker_role import AggregatedRole, WorkerRole
 from actors.engines.engine import CacheChange, Engine
 from actors.kv_cache.cache_mirror import CacheMirror
-from actors.membership.registration import advertised_address
+from actors.membership.registration import advertised_address, restate_periodically
 from actors.membership.worker_membership import WorkerMembership
 from actors.transport.frames import FromPrefill, Generate, Welcome
 from actors.transport.worker_server import WorkerServer
@@ -160,7 +160,8 @@ class Worker:
             draining=lambda: self.port.draining,
             totals=lambda: self.totals,
         )
-        for loop in (self.reports.run(), self._check_loop(), self._restate_loop()):
+        restating = restate_periodically(self.present().id, self.options.restate_every_s, self._restate)
+        for loop in (self.reports.run(), self._check_loop(), restating):
             self._spawn(loop)
         await self.role.start()
 
@@ -354,7 +355,7 @@ class Worker:
         self._totals["kv_events"] += 1
         events = self.mirror.apply(change)
         if self.presence is not None:
-            self.presence.say(events)
+            self.presence.publish(events)
 
     async def _check_loop(self) -> None:
         why = await wait_until_dead(self.engine, self._evidence, self.options.engine_stall_s)
@@ -370,14 +371,8 @@ class Worker:
         waiting = self.role.jobs_open if prefills else self.port.streams - self.role.waits_elsewhere
         return (self.engine.load().steps, self.port.outputs, self._totals["kv_events"]) if waiting > 0 else None
 
-    async def _restate_loop(self) -> None:
-        """The first one comes at a moment of the id's own, so that a fleet does not speak all at once."""
-        assert self.presence is not None
-        every_s = self.options.restate_every_s
-        await asyncio.sleep(every_s * int(self.presence.id, 16) / 2**64)
-        while True:
-            self.presence.restate()
-            await asyncio.sleep(every_s)
+    def _restate(self) -> None:
+        self.present().restate()
 
     async def _quiet(self, presence: WorkerMembership) -> None:
         """Replicas know that we take nothing new, and what was in flight has finished."""

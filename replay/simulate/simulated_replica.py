@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY, DigestCheckpoints
 from actors.consistency.digest_exchange import REPORT_EVERY_MS
+from actors.membership.routing_publisher import LIMITS
 from actors.router.request_scheduler import RequestScheduler, SchedulerCommand, SchedulerEvent
-from actors.router.routing_publisher import LIMITS
 from core.events import (
     Event,
     LocalChanged,

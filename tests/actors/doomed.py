@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from actors.router.routing_publisher import RoutingPublisher
+from actors.membership.routing_publisher import RoutingPublisher
 from core.clock import SystemClock
 from core.events import LocalChanged, ReplicaJoined
 from core.subjects import ROUTING

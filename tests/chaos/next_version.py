@@ -110,7 +110,7 @@ APPENDED = {
     "projections/folds/kv_fold.py": SKIPS.format(name="KvFold"),
     "projections/folds/routing_fold.py": SKIPS.format(name="RoutingFold"),
     "actors/membership/worker_membership.py": WORKER_SPEAKS,
-    "actors/router/routing_publisher.py": REPLICA_SPEAKS,
+    "actors/membership/routing_publisher.py": REPLICA_SPEAKS,
 }
 
 

@@ -12,8 +12,8 @@ from unittest import mock
 import actors.consistency.snapshot_schedule
 import actors.disagg.remote_prefill
 import actors.membership.failure_detector
+import actors.membership.routing_publisher
 import actors.router.request_scheduler
-import actors.router.routing_publisher
 import projections.policy.binding_plan
 from actors.disagg.prefill_role import PrefillRole
 from streams.log import QUEUE_LIMITS
@@ -57,9 +57,9 @@ def scaled(options: Options) -> Iterator[None]:
             patches.enter_context(of_a_pass)
             patches.enter_context(mock.patch.object(actors.router.request_scheduler, "LIGHT_TOKENS", light))
         if options.pending_events_max:
-            voices = replace(actors.router.routing_publisher.LIMITS, pending_events_max=options.pending_events_max)
+            voices = replace(actors.membership.routing_publisher.LIMITS, pending_events_max=options.pending_events_max)
             others = replace(defaults["limits"], pending_events_max=options.pending_events_max)
-            patches.enter_context(mock.patch.object(actors.router.routing_publisher, "LIMITS", voices))
+            patches.enter_context(mock.patch.object(actors.membership.routing_publisher, "LIMITS", voices))
             patches.enter_context(mock.patch.dict(defaults, {"limits": others}))
         yield
 

@@ -112,7 +112,7 @@ async def test_who_holds_the_prompt_is_named_and_verified(tmp_path: Path) -> Non
         hashes = hashes_from_bytes(Prompt(tokens_to_bytes(tokens), 16, KEY.hash_seed, scope_bytes(None, None)).hashes())
         presence = it.workers["p"].presence
         assert presence is not None
-        presence.say([stored(*hashes[:2])])
+        presence.publish([stored(*hashes[:2])])
         await eventually(lambda: router.state.index.blocks(there) == 2, "it holds the prompt")
         sent: list[bytes] = []
         line = router.fleet.links[id_of(it, "a")]._connection

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from core.clock import Clock
 from core.errors import Unavailable
-from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft, ReplicaRestated
+from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft
 from core.ids import ReplicaId, SourceId, WorkerId, new_id
 from core.keys import DeploymentKey
 from core.subjects import ROUTING, subject
@@ -28,7 +28,7 @@ from streams.outbox.outbox import Outbox
 
 LEAVE_TIMEOUT_S = 5.0
 AHEAD_EVENTS_MAX = 131_072
-"""Events told apart that the log may never give back, because the outbox drops them."""
+"""Pending events that the log may never give back, because the outbox drops them."""
 LIMITS = OutboxLimits(pace_s=0.01)
 """Others' picture of our load may be 10 ms older for it; at 1 000 requests a second twice the pace of 5 ms costs a
 fifth less of the log's CPU, four times would save little more (`bench.append`). Our own picture waits for nothing."""
@@ -52,7 +52,7 @@ class RoutingPublisher:
         journal: Path | None = None,
         journal_bytes: int = CAPACITY_BYTES,
     ) -> None:
-        """`journal` is the folder of journals; None keeps what waits in memory."""
+        """`journal` is the folder of journals; None keeps waiting events in memory."""
         self.id = ReplicaId(new_id())
         self.ahead = PendingEvents()
         self._state = state
@@ -85,7 +85,7 @@ class RoutingPublisher:
         return BacklogSize(0, 0, 0) if self._journal is None else self.outbox.held
 
     def start(self, joined: ReplicaJoined) -> None:
-        """The log's first word of this replica is on its way."""
+        """ReplicaJoined is on its way to the log."""
         self.publish(joined)
         self._task = asyncio.create_task(self.outbox.run(), name=f"voice {self.id}")
         self._task.add_done_callback(_on_task_done)
@@ -98,13 +98,13 @@ class RoutingPublisher:
         self.outbox.put(event)
 
     def _forget_dropped(self) -> None:
-        """What was dropped is not told apart any more: what is in flight counts as one restatement."""
+        """Dropped events count no more one by one: one restatement counts for all requests in flight."""
         self.ahead = PendingEvents()
         for event in self._restate():
             self.ahead.emit(event, self._state.routing.replicas.get(self.id))
 
     def publish_local(self, local: Local) -> None:
-        """The log knows what only we know, worker by worker, before a decision rests on it."""
+        """The log has the local reasons of each worker before a decision rests on them."""
         if local is self._last_local:
             return
         self._last_local, now = local, local_by_worker(local)
@@ -114,11 +114,10 @@ class RoutingPublisher:
                 self.publish(LocalChanged(worker=worker, reasons=reasons))
         self._local = now
 
-    def restate(self, event: ReplicaRestated) -> None:
-        """What is in flight, and what only we know, is said again."""
-        self.publish(event)
-        for known in self._local_events():
-            self.publish(known)
+    def restate(self, events: Sequence[Event]) -> None:
+        """The events go to the log, and so does all that only this replica knows of workers."""
+        for event in [*events, *self._local_events()]:
+            self.publish(event)
 
     def _local_events(self) -> list[Event]:
         return [LocalChanged(worker=worker, reasons=reasons) for worker, reasons in sorted(self._local.items())]
@@ -126,11 +125,11 @@ class RoutingPublisher:
     def read_back(self, events: Sequence[object]) -> None:
         """The log gave a message of ours back, and it is folded."""
         for event in events:
-            self.ahead.read_back(event)  # type: ignore[arg-type]  # what we wrote is of types that we know
+            self.ahead.read_back(event)  # type: ignore[arg-type]  # our own events are of types that we know
 
     async def leave(self, reason: str) -> None:
         """ReplicaLeft is in the log if that was possible in time."""
-        self._is_over = True  # by ourselves: who reads that need not say so
+        self._is_over = True  # by ourselves: it supersedes nothing
         self.outbox.finish(ReplicaLeft(reason=reason))
         if not await self.outbox.drain(LEAVE_TIMEOUT_S):
             fate = "are lost" if self._journal is None else "wait in its journal"
@@ -138,7 +137,7 @@ class RoutingPublisher:
         await self.end(left=True)
 
     async def end(self, *, left: bool = False) -> None:
-        """Nothing more is said under this id. The journal is gone if the log has all of it, the end included."""
+        """Nothing more is published under this id. The journal is gone if the log has all of it, the end included."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -157,7 +156,7 @@ class RoutingPublisher:
             return None
 
     def _on_overflow(self) -> list[Event]:
-        _logger.error("decisions were dropped while the log was away: what is in flight is said again")
+        _logger.error("decisions were dropped while the log was away: requests in flight are restated")
         events = [*self._restate(), *self._local_events()]
         for event in events:
             self.ahead.emit(event, self._state.routing.replicas.get(self.id))

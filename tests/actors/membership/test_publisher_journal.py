@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.router import routing_publisher as publisher_module
-from actors.router.routing_publisher import RoutingPublisher
+from actors.membership import routing_publisher as publisher_module
+from actors.membership.routing_publisher import RoutingPublisher
 from core.clock import ManualClock
 from core.codec import CHAIN_START, decode_message, encode_event, encode_message
 from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft, ReplicaLost

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from actors.router import routing_publisher
-from actors.router import routing_publisher as publisher_module
+from actors.membership import routing_publisher
+from actors.membership import routing_publisher as publisher_module
 from actors.router.router import Router
 from core.errors import CallerError, Refused, Unavailable
 from core.events import (
@@ -249,7 +249,7 @@ async def test_only_changes_of_what_we_alone_know_are_said() -> None:
         router.fleet.failed(worker)
         for _ in range(3):
             router.publisher.publish_local(router.view().local)
-        router.publisher.restate(router.scheduler.restated("test"))
+        router.publisher.restate([router.scheduler.restated("test")])
         router.fleet._failed_ms.clear()
         for _ in range(3):
             router.publisher.publish_local(router.view().local)
