@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from actors.disagg.prefill_peers import PrefillConnection
 from actors.engines.engine import Engine
 from actors.kv_cache.cache_mirror import CacheMirror
-from actors.membership.worker_membership import WorkerMembership
+from actors.membership.worker_publisher import WorkerPublisher
 from actors.transport.frames import FromPrefill, Generate
 from core.clock import Clock
 from core.errors import Unavailable
@@ -32,7 +32,7 @@ class RoleContext(Protocol):
     key: DeploymentKey
     routing: RoutingSettings
 
-    def present(self) -> WorkerMembership:
+    def present(self) -> WorkerPublisher:
         """The worker's present life."""
 
     def leave(self, reason: str) -> None:

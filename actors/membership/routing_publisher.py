@@ -136,6 +136,10 @@ class RoutingPublisher:
             _logger.warning("the log was away when the replica left: %d events %s", self.outbox.depth, fate)
         await self.end(left=True)
 
+    async def give_way(self) -> None:
+        """Another wrote the end of this id, in its only stream: nothing is left to do under it."""
+        await self.end()
+
     async def end(self, *, left: bool = False) -> None:
         """Nothing more is published under this id. The journal is gone if the log has all of it, the end included."""
         if self._task is not None:

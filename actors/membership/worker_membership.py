@@ -1,37 +1,24 @@
-"""WorkerMembership: a worker under one id, in the log and in the registry."""
+"""WorkerMembership: a worker in the log and in the registry, with its cache."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 
 import msgspec
 
-from actors.kv_cache.cache_events import merge_events
-from actors.membership.registration import RegistrationLease
+from actors.kv_cache.cache_mirror import CacheMirror
+from actors.membership.membership import Membership
+from actors.membership.worker_publisher import WorkerPublisher
 from core.clock import Clock
-from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
-from core.events.jobs import JobsRestated
-from core.events.kv import PREFILL
-from core.ids import SourceId, WorkerId
+from core.events import WorkerJoined
+from core.ids import WorkerId, new_id
 from core.keys import DeploymentKey
-from core.subjects import JOBS, LOAD, answered_token, asked_token, job_kind, kv_stream, subject
-from streams.log import EventLog, Record
-from streams.outbox.backlog import OutboxLimits
-from streams.outbox.outbox import Outbox
+from streams.log import EventLog
 from streams.registry import Registry
 
-LEAVE_TIMEOUT_S = 5.0
-"""How long the last events of a leaving worker may take to reach the log."""
-JOB_LIMITS = OutboxLimits(events_max=1, pending_events_max=4096, pace_s=0.0)
-"""The queue hands out messages, so each job is one."""
 
-_logger = logging.getLogger(__name__)
-
-
-class WorkerMembership:
-    """Publishes for the worker under one id until another writes its end: `on_superseded`, called once."""
+class WorkerMembership(Membership[WorkerPublisher]):
+    """A new id may have another kv stream."""
 
     def __init__(
         self,
@@ -40,167 +27,48 @@ class WorkerMembership:
         registry: Registry,
         clock: Clock,
         key: DeploymentKey,
-        worker: WorkerId,
         joined: WorkerJoined,
+        mirror: CacheMirror,
         *,
-        restate: Callable[[], Sequence[Event]],
+        partitions: int,
         jobs_open: Callable[[], int],
-        on_superseded: Callable[[], None],
+        on_rejoin: Callable[[], None],
+        spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
-        self.id = worker
-        self.joined = joined
-        self._lease = RegistrationLease(registry, f"workers/{worker}")
-        self._restate = restate
-        self._on_superseded = on_superseded
-        self._superseded_by: Record | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._unpublished: list[Event] = []
-        """Changes of this turn of the loop."""
-        kv, source = kv_stream(joined.partition), SourceId(self.id)
-        self.kv = Outbox(
-            log,
-            kv,
-            subject(namespace, kv, self.id),
-            source,
-            key.chain_key,
-            clock,
-            on_overflow=lambda: [self.joined, *self._restate()],
-            on_superseded=self._superseded,
+        """The kv stream in `joined` is chosen by the id; `on_rejoin` is called when the worker goes on under another
+        one."""
+        self._namespace = namespace
+        self._log = log
+        self._clock = clock
+        self._key = key
+        self._joined = joined
+        self._mirror = mirror
+        self._partitions = partitions
+        self._jobs_open = jobs_open
+        self._on_rejoin = on_rejoin
+        super().__init__(registry, "workers", spawn)
+
+    def join(self) -> None:
+        """WorkerJoined is on its way to the log, with the cache if it is not empty."""
+        self.publisher.start()
+
+    def _go_on(self, _before: WorkerPublisher) -> None:
+        self.join()
+        self._on_rejoin()
+
+    def _about(self) -> Mapping[str, object]:
+        return msgspec.structs.asdict(self.publisher.joined)
+
+    def _new_publisher(self) -> WorkerPublisher:
+        worker = WorkerId(new_id())
+        return WorkerPublisher(
+            self._namespace,
+            self._log,
+            self._clock,
+            self._key,
+            worker,
+            msgspec.structs.replace(self._joined, partition=int(worker, 16) % self._partitions),
+            self._mirror,
+            jobs_open=self._jobs_open,
+            on_superseded=self._rejoin,
         )
-        self.load = Outbox(
-            log,
-            LOAD,
-            subject(namespace, LOAD, self.id),
-            source,
-            key.chain_key,
-            clock,
-            on_overflow=list,  # the next report says it all
-            on_superseded=self._superseded,
-        )
-
-        kind = job_kind(joined.model, joined.block_size)
-        token = answered_token(self.id) if joined.role == PREFILL else asked_token(self.id, kind)
-        self.jobs = Outbox(
-            log,
-            JOBS,
-            subject(namespace, JOBS, token),
-            source,
-            key.chain_key,
-            clock,
-            on_overflow=lambda: [JobsRestated(open=jobs_open())],
-            on_superseded=self._superseded,
-            limits=JOB_LIMITS,
-        )
-        self._jobs_started = False
-        self._ended = False
-
-    def __repr__(self) -> str:
-        return f"<WorkerMembership {self.joined.name} {self.id}, {self.kv.depth} events waiting>"
-
-    async def join(self, details: dict[str, object], *, cached: bool) -> None:
-        """WorkerJoined is on its way to the log, with the cache if it is not empty. The registry knows the worker, or
-        will when it is back."""
-        self.kv.put(self.joined)
-        if cached:
-            self.publish(self._restate())
-        for outbox in (self.kv, self.load):
-            self._run(outbox)
-        await self.register(details)
-
-    async def register(self, details: dict[str, object]) -> None:
-        """The registry has these details, or will when it is back."""
-        await self._lease.put({"id": self.id, **msgspec.structs.asdict(self.joined), **details})
-
-    def publish(self, events: Sequence[Event]) -> None:
-        """Changes of the cache go to the log, in order; those of one turn of the loop in as few events as can be."""
-        if events and not self._unpublished:
-            asyncio.get_running_loop().call_soon(self._publish_changes)
-        self._unpublished += events
-
-    def restate(self) -> None:
-        """The whole cache goes to the log again."""
-        self._publish_changes()
-        for event in (self.joined, *self._restate()):
-            self.kv.put(event)
-
-    def report(self, report: LoadReported) -> bool:
-        """The report goes to the log, unless the one before is still waiting: then only the newest is worth it."""
-        if self.load.depth:
-            return False
-        self.load.put(report)
-        return True
-
-    def say_job(self, event: Event) -> None:
-        """The event goes to the jobs stream, in order. Workers that never speak there have no part in it."""
-        if not self._jobs_started:
-            if self._ended:
-                return
-            self._jobs_started = True
-            self._run(self.jobs)
-        self.jobs.put(event)
-
-    @property
-    def jobs_away_s(self) -> float:
-        """How long the log has acknowledged nothing that it was given: in any stream of ours."""
-        return max(self.jobs.away_s, self.kv.away_s, self.load.away_s)
-
-    def _run(self, outbox: Outbox) -> None:
-        task = asyncio.create_task(outbox.run(), name=f"outbox {outbox!r}")
-        task.add_done_callback(_on_task_done)
-        self._tasks.append(task)
-
-    def _publish_changes(self) -> None:
-        for event in merge_events(self._unpublished):
-            self.kv.put(event)
-        self._unpublished.clear()
-
-    async def leave(self, reason: str) -> None:
-        """WorkerLeft is in every stream that it wrote to, if that was possible in time; the registry forgets it."""
-        self._publish_changes()
-        if not await self._publish_left(reason, self._outboxes()):
-            _logger.warning("the log was away when the worker left; replicas will find out by its lease")
-        await self.end()
-        await self.unregister()
-
-    async def give_way(self) -> None:
-        """This id has its end in every stream, if that was possible in time, and the registry forgets it.
-
-        Another wrote its end in one stream only, and a stream that was restored may lack it.
-        """
-        await self._publish_left(
-            "goes on under another id", [outbox for outbox in self._outboxes() if outbox.superseded is None]
-        )
-        await self.end()
-        await self.unregister()
-
-    def _outboxes(self) -> list[Outbox]:
-        return [self.kv, self.load, *([self.jobs] if self._jobs_started else [])]
-
-    async def _publish_left(self, reason: str, outboxes: list[Outbox]) -> bool:
-        for outbox in outboxes:
-            outbox.finish(WorkerLeft(reason=reason))
-        return all(await asyncio.gather(*(outbox.drain(LEAVE_TIMEOUT_S) for outbox in outboxes)))
-
-    async def end(self) -> None:
-        """Nothing more is published under this id."""
-        self._ended = True
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def unregister(self) -> None:
-        """The registry forgets this id, or will when it is back."""
-        await self._lease.remove()
-
-    def _superseded(self, record: Record) -> None:
-        if self._superseded_by is not None:
-            return  # both outboxes may find it
-        self._superseded_by = record
-        _logger.warning("another wrote the end of worker %s at %s:%d", self.id, record.stream, record.seq)
-        self._on_superseded()
-
-
-def _on_task_done(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _logger.error("an outbox stopped for good", exc_info=task.exception())

@@ -32,7 +32,7 @@ from actors.transport.frames import PROTOCOL, Hello
 from actors.transport.output_stream import output_stream
 from core.clock import Clock
 from core.entropy import random_bits64
-from core.events import LoadReported, ReplicaJoined
+from core.events import Event, LoadReported, ReplicaJoined
 from core.events.kv import PREFILL
 from core.events.routing import INTERNAL, TURNED_AWAY, RequestTurnedAway
 from core.failure import detail_of, is_in_log

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from actors.engines.engine import Engine
-from actors.membership.worker_membership import WorkerMembership
+from actors.membership.worker_publisher import WorkerPublisher
 from core.clock import Clock
 from core.events import LoadReported
 
@@ -24,7 +24,7 @@ class LoadReporter:
         engine: Engine,
         clock: Clock,
         *,
-        presence: Callable[[], WorkerMembership],
+        presence: Callable[[], WorkerPublisher],
         draining: Callable[[], bool],
         totals: Callable[[], dict[str, int]],
     ) -> None:

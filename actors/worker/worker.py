@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from actors.engines.engine import CacheChange, Engine
 from actors.kv_cache.cache_mirror import CacheMirror
 from actors.membership.registration import advertised_address, restate_periodically
 from actors.membership.worker_membership import WorkerMembership
+from actors.membership.worker_publisher import WorkerPublisher
 from actors.transport.frames import FromPrefill, Generate, Welcome
 from actors.transport.worker_server import WorkerServer
 from actors.worker.engine_watchdog import wait_until_dead
@@ -29,10 +30,9 @@ from actors.worker.load_reporter import LoadReporter
 from actors.worker.model_files import ChatFormat, tokenizer_files
 from core.clock import Clock
 from core.errors import CallerError
-from core.events import Event, WorkerJoined
+from core.events import WorkerJoined
 from core.events.kv import PREFILL
 from core.generation import Output
-from core.ids import WorkerId, new_id
 from core.keys import DeploymentKey
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
@@ -43,7 +43,6 @@ RESTATE_ASKED_MS = 10_000
 """Replicas that ask for a restatement are heard this often at most."""
 RESTATE_EVERY_S = 7 * 86_400 / 4
 """The whole cache is said again this often, a quarter of the retention time: a log whose head was cut is whole then."""
-RESTATED_PART_BYTES = 128 * 1024
 ENGINE_STOP_TIMEOUT_S = 60.0
 """How long the engine may take to end, longer than its own bounds; then we end without it."""
 AWAY_SAID_S = 3.0
@@ -98,12 +97,10 @@ class Worker:
         self.role: WorkerRole = AggregatedRole(lambda: self.engine)
         """What it does about prompts beside running its engine; settled when that is up."""
         self.mirror: CacheMirror | None = None
-        self.presence: WorkerMembership | None = None
+        self.membership: WorkerMembership | None = None
         self.port = WorkerServer(self, options.namespace, key.door_key)
         self.draining = GracefulDrain(self.port, options.drain_timeout_s)
         self.address = ""
-        self.on_new_id: Callable[[WorkerId], None] = lambda _: None
-        """Called when the worker goes on under another id than before."""
         self.log = log
         self.registry = registry
         self.clock = clock
@@ -152,7 +149,9 @@ class Worker:
         kv = {"kv": msgspec.to_builtins(transfer.address)} if transfer is not None else {}
         named = {"aliases": self.options.aliases} if self.options.aliases else {}
         self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **details}
-        await self._join()
+        self.membership = self._new_membership(self.mirror)
+        self.membership.join()
+        await self.membership.register(self._details)
         self.reports = LoadReporter(
             self.engine,
             self.clock,
@@ -197,6 +196,8 @@ class Worker:
         Without `drain` they are handed on at once. Every step has a bound, and none keeps the next from being taken.
         """
         self.port.draining = True
+        if self.membership is not None:
+            self.membership.leaving = True
         if self.reports is not None:
             self.reports.report()
         async with AsyncExitStack() as last_first:
@@ -205,8 +206,8 @@ class Worker:
             last_first.push_async_callback(self._leave_log, reason)
             last_first.push_async_callback(self._stop_tasks)
             last_first.push_async_callback(self.role.stop)
-            if self.presence is not None and drain:
-                await self.draining.finish(self._quiet(self.presence))
+            if self.membership is not None and drain:
+                await self.draining.finish(self._quiet(self.membership))
             fault, why = ("leaving", "draining") if drain else ("worker", reason)
             await self.draining.end_streams(fault, why)
 
@@ -218,8 +219,8 @@ class Worker:
             await asyncio.wait(tasks)
 
     async def _leave_log(self, reason: str) -> None:
-        if self.presence is not None:
-            await self.presence.leave(reason)
+        if self.membership is not None:
+            await self.membership.leave(reason)
 
     async def _stop_engine(self) -> None:
         try:
@@ -256,8 +257,13 @@ class Worker:
         assert self.presence is not None
         return Welcome(worker=self.presence.id, name=self.options.name, model=self.engine.info.model)
 
-    def present(self) -> WorkerMembership:
-        """Its present life; there is one from the moment when it joined."""
+    @property
+    def presence(self) -> WorkerPublisher | None:
+        """Its publisher under its present id; None before it joined."""
+        return None if self.membership is None else self.membership.publisher
+
+    def present(self) -> WorkerPublisher:
+        """The same, once it joined."""
         assert self.presence is not None
         return self.presence
 
@@ -301,9 +307,8 @@ class Worker:
             counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}
         return counts | self.role.totals()
 
-    async def _join(self) -> None:
-        assert self.mirror is not None
-        info, options, worker = self.engine.info, self.options, WorkerId(new_id())
+    def _new_membership(self, mirror: CacheMirror) -> WorkerMembership:
+        info, options = self.engine.info, self.options
         joined = WorkerJoined(
             name=options.name,
             model=info.model,
@@ -313,40 +318,20 @@ class Worker:
             capacity_blocks=info.capacity_blocks,
             context_max=info.context_max,
             address=self.address,
-            partition=int(worker, 16) % options.partitions,
         )
-        self.presence = WorkerMembership(
+        return WorkerMembership(
             options.namespace,
             self.log,
             self.registry,
             self.clock,
             self.key,
-            worker,
             joined,
-            restate=self._restatement,
+            mirror,
+            partitions=options.partitions,
             jobs_open=lambda: self.role.jobs_open,
-            on_superseded=self._on_superseded,
+            on_rejoin=self.role.rejoined,
+            spawn=self._spawn,
         )
-        await self.presence.join(self._details, cached=self.mirror.reported > 0)
-
-    def _on_superseded(self) -> None:
-        if not self.port.draining:  # else we were leaving anyway
-            self._spawn(self._rejoin())
-
-    async def _rejoin(self) -> None:
-        """Lost is final: the same cache goes on under a new id."""
-        before = self.presence
-        assert before is not None
-        try:
-            await self._join()
-            self.role.rejoined()
-            self.on_new_id(self.present().id)
-        finally:
-            await before.give_way()
-
-    def _restatement(self) -> list[Event]:
-        assert self.mirror is not None
-        return list(self.mirror.restate(RESTATED_PART_BYTES))
 
     def _on_cache(self, change: CacheChange) -> None:
         if self.mirror is None:
@@ -374,9 +359,9 @@ class Worker:
     def _restate(self) -> None:
         self.present().restate()
 
-    async def _quiet(self, presence: WorkerMembership) -> None:
-        """Replicas know that we take nothing new, and what was in flight has finished."""
-        await presence.register({**self._details, "draining": True})
+    async def _quiet(self, membership: WorkerMembership) -> None:
+        """Replicas know that we take nothing new, and requests in flight have finished."""
+        await membership.register({**self._details, "draining": True})
         await self.role.quiet()
         await self.port.quiet()
 

@@ -40,7 +40,7 @@ from api.server.sockets import bind, inherited_socket, socket_activation_fd
 from api.server.tls import tls_context
 from core.clock import SystemClock
 from core.errors import Unavailable
-from core.ids import ReplicaId, StreamName
+from core.ids import StreamName
 from core.subjects import ROUTING
 
 STDERR_CHARS_MAX = 500
@@ -163,7 +163,7 @@ def _listener(arguments: FrontendArguments) -> socket.socket:
 def _announce_replica(router: Router, arguments: FrontendArguments, ops: HttpServer, address: str) -> None:
     """Who supervises us knows us by our id, whichever it is by then."""
 
-    def known_as(id: ReplicaId) -> None:
+    def known_as(id: str) -> None:
         log_as(replica=id)
         announce_if_supervised(arguments.home, arguments.name, ops, id=id, address=address)
 

@@ -19,7 +19,6 @@ from api.process.runtime_tuning import tune_garbage_collection
 from api.process.termination import ignore_stop_signals, install_stop_handlers
 from api.server.http_server import HttpServer
 from core.clock import SystemClock
-from core.ids import WorkerId
 from core.readiness import Readiness
 from core.subjects import LOAD
 
@@ -64,14 +63,14 @@ async def _run(it: Worker, home: Path | None, ops: HttpServer) -> str:
     if ending_early is not None:
         ending.cancel()
         raise ending_early
-    assert it.presence is not None
+    assert it.membership is not None
 
-    def known_as(id: WorkerId) -> None:
+    def known_as(id: str) -> None:
         log_as(worker=id)
         announce_if_supervised(home, it.options.name, ops, id=id, address=it.address)
 
-    it.on_new_id = known_as
-    known_as(it.presence.id)
+    it.membership.on_new_id = known_as
+    known_as(it.membership.publisher.id)
     tune_garbage_collection()
     _logger.info("serves %s on %s, operations on %s", it.engine.info.model, it.address, ops.address)
     reason = await ending

@@ -78,7 +78,7 @@ WORKER_SPEAKS = """
 
 from core.events import CacheMeasured
 
-_report_before = WorkerMembership.report
+_report_before = WorkerPublisher.report
 
 
 def _report_next(self, report):
@@ -86,7 +86,7 @@ def _report_next(self, report):
     return _report_before(self, report)
 
 
-WorkerMembership.report = _report_next
+WorkerPublisher.report = _report_next
 """
 REPLICA_SPEAKS = """
 
@@ -109,7 +109,7 @@ APPENDED = {
     "projections/folds/source_fold.py": STAMP,
     "projections/folds/kv_fold.py": SKIPS.format(name="KvFold"),
     "projections/folds/routing_fold.py": SKIPS.format(name="RoutingFold"),
-    "actors/membership/worker_membership.py": WORKER_SPEAKS,
+    "actors/membership/worker_publisher.py": WORKER_SPEAKS,
     "actors/membership/routing_publisher.py": REPLICA_SPEAKS,
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.disagg.decode_role import DecodeRole
 from actors.disagg.prefill_role import PrefillRole
-from actors.membership.worker_membership import WorkerMembership
+from actors.membership.worker_publisher import WorkerPublisher
 from actors.router.router import Router, RouterOptions
 from actors.worker.worker import Worker, WorkerOptions
 from core.events.kv import PREFILL
@@ -148,7 +148,7 @@ class WorkerPart(Part):
             return self._moving_unrest(self.worker.presence)
         return ""
 
-    def _moving_unrest(self, presence: WorkerMembership) -> str:
+    def _moving_unrest(self, presence: WorkerPublisher) -> str:
         described, transfer = self.worker.role.describe(), self.moving.transfer
         assert transfer is not None
         if not presence.jobs.idle:

@@ -149,14 +149,14 @@ async def registry_away(site: Site) -> None:
 async def other_engine_behind_the_port(site: Site) -> None:
     """What the registry says of a prefill worker's blocks leads to another engine: two on one side-channel port."""
     liar, other = (site.it.workers[name] for name in site.names("prefill")[:2])
-    assert liar.presence is not None
+    assert liar.membership is not None
     assert other.engine.transfer is not None
     assert liar.engine.transfer is not None
     theirs = other.engine.transfer.address
     wrong = msgspec.structs.replace(liar.engine.transfer.address, host=theirs.host, port=theirs.port)
-    await liar.presence.register({**liar._details, "kv": msgspec.to_builtins(wrong)})
+    await liar.membership.register({**liar._details, "kv": msgspec.to_builtins(wrong)})
     await site.load.more(4)
-    await liar.presence.register(liar._details)
+    await liar.membership.register(liar._details)
 
 
 async def other_block_size(site: Site) -> None:

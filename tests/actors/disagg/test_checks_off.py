@@ -14,7 +14,7 @@ from actors.disagg.decode_role import DecodeRole
 from actors.disagg.prefill_job import JobPhase, PrefillJob
 from actors.disagg.prefill_peers import PrefillPeers
 from actors.disagg.remote_prefill import RemotePrefill
-from actors.membership import worker_membership
+from actors.membership import worker_publisher
 from actors.worker.worker import Worker
 from core.events.jobs import PrefillCancelled
 from core.generation import GenerateRequest
@@ -79,7 +79,7 @@ async def test_another_block_size(checked: bool, monkeypatch: pytest.MonkeyPatch
         if not checked:
             monkeypatch.setattr(remote_prefill, "mismatch", lambda *_, **__: "")
             monkeypatch.setattr(PrefillPeers, "introduced", _take_anybody)
-            for module in (worker_membership, prefill_role):
+            for module in (worker_publisher, prefill_role):
                 monkeypatch.setattr(module, "job_kind", lambda *_: "any")
         router, decoder, prefiller = await _one_of_each(it, dataclasses.replace(SMALL, block_size=32))
         await asyncio.sleep(0.1)

@@ -124,7 +124,7 @@ async def test_a_worker_that_cannot_be_rid_of_them_leaves(fails: str, monkeypatc
             raise EngineDead("the engine's cache cannot be emptied")
 
         on = decoder.engine if fails == "settle" else decoder.engine.transfer
-        monkeypatch.setattr("actors.membership.worker_membership.LEAVE_TIMEOUT_S", 0.2)
+        monkeypatch.setattr("actors.membership.worker_publisher.LEAVE_TIMEOUT_S", 0.2)
         monkeypatch.setattr(on, fails, settle if fails == "settle" else forget)
         first = asyncio.create_task(collect(router, request(PROMPT)))
         async with asyncio.timeout(10):

@@ -85,7 +85,7 @@ async def test_a_worker_without_a_lease_that_answers_is_never_lost() -> None:
         tokens, _ = await collect(router, request(range(40)))
         assert len(tokens) == 8
         assert not await it.told(KV, WorkerLost)
-        await it.workers["a"].presence.register({})  # type: ignore[union-attr]
+        await it.workers["a"].membership.register({})  # type: ignore[union-attr]
         await eventually(lambda: not router.failure_detector.suspected, "the end of the suspicion")
 
 
@@ -117,7 +117,7 @@ async def test_an_open_stream_is_trusted_over_the_log() -> None:
         stream = router.generate("sim", request(range(40), max_tokens=2000))
         await anext(stream)
         await it.write_off(router, KV, before)
-        await it.workers["a"].presence.unregister()  # type: ignore[union-attr]
+        await it.workers["a"].membership.unregister()  # type: ignore[union-attr]
         await eventually(lambda: worker_id(it, "a") != before, "a new life")
         await eventually(lambda: worker_id(it, "a") in router.fleet.registered, "it is registered")
         await looks(router)

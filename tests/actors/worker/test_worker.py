@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.membership import worker_membership as worker_membership_module
+from actors.membership import worker_publisher as worker_publisher_module
 from actors.membership.registration import advertised_address
 from actors.worker import engine_watchdog
 from actors.worker import worker as worker_module
@@ -51,7 +51,7 @@ async def test_it_is_ready_when_the_log_knows_it() -> None:
 @pytest.mark.parametrize("away", ["log", "registry", "both"])
 async def test_stop_is_bounded_whatever_is_away(away: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is gone and the port closed in time; who comes back finds the rest out by itself."""
-    monkeypatch.setattr(worker_membership_module, "LEAVE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(worker_publisher_module, "LEAVE_TIMEOUT_S", 0.1)
     async with world() as it:
         worker = await it.worker("a")
         router = await it.router()
@@ -143,7 +143,8 @@ async def test_a_worker_written_off_goes_on_without_the_registry() -> None:
         await it.ready(router)
         await collect(router, request(range(100)))
         before, known_as = worker_id(worker), list[str]()
-        worker.on_new_id = known_as.append
+        assert worker.membership is not None
+        worker.membership.on_new_id = known_as.append
         it.registries["a"].away = True
         await it.write_off(router, KV, before)
         assert worker.presence is not None
