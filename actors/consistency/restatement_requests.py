@@ -6,82 +6,74 @@ what is in flight again when its own fold, or another's by its report, lacks mes
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Collection
+from typing import NamedTuple
 
-from actors.membership.replica_membership import ReplicaMembership
-from actors.router.fleet import Fleet
-from core.clock import Clock
-from core.events import DivergenceFound, ReplicaReported
+from core.events import ReplicaReported
 from core.ids import ReplicaId, WorkerId
 from core.subjects import ROUTING
 from projections.folds.state import State
 
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 ASK_MS = 10_000
 """A worker is asked this often at most."""
-SAY_MS = 10_000
-"""We say again what is in flight this often at most."""
+RESTATE_MS = 10_000
+"""The replica restates itself this often at most."""
 
 _logger = logging.getLogger(__name__)
 
 
-class RestatementRequests:
-    """Asks workers and restates this replica, each at a bounded rate."""
+class AskWorker(NamedTuple):
+    """The worker is to restate its cache."""
 
-    def __init__(self, state: State, clock: Clock, membership: ReplicaMembership, fleet: Fleet) -> None:
+    worker: WorkerId
+
+
+class RestateReplica(NamedTuple):
+    """This replica is to restate itself."""
+
+    reason: str
+
+
+class RestatementRequests:
+    """Says which restatements are due now, each source at a bounded rate."""
+
+    def __init__(self, state: State) -> None:
         self.asked = 0
         self.restated = 0
         self._state = state
-        self._clock = clock
-        self._membership = membership
-        self._fleet = fleet
         self._asked_ms: dict[WorkerId, int] = {}
+        """Workers that were asked within ASK_MS."""
         self._restated_ms: int | None = None
 
     def __repr__(self) -> str:
-        return f"<RestatementRequests {self.asked} asked for, {self.restated} said>"
+        return f"<RestatementRequests {self.asked} asked for, {self.restated} published>"
 
-    async def run(self) -> None:
-        """Looks again and again, for ever."""
-        while True:
-            self.refresh()
-            await asyncio.sleep(LOOK_EVERY_S)
-
-    def refresh(self) -> None:
-        """Whoever our fold lacks messages of was asked, unless that was done just now."""
-        unknown = self._state.unknown()
-        for worker in unknown:
-            self._ask(worker)
-        if self._asked_ms:
-            for gone in self._asked_ms.keys() - self._fleet.links.keys():
-                del self._asked_ms[gone]
-        part = self._state.routing.replicas.get(self._membership.publisher.id)
+    def check(self, me: ReplicaId, connected: Collection[WorkerId], now_ms: int) -> list[AskWorker | RestateReplica]:
+        """Due for the sources of which our fold lacks messages; `me` is this replica's present id."""
+        self._asked_ms = {worker: asked for worker, asked in self._asked_ms.items() if now_ms - asked < ASK_MS}
+        due: list[AskWorker | RestateReplica] = []
+        for worker in self._state.unknown():
+            if worker in connected and worker not in self._asked_ms:
+                self._asked_ms[worker] = now_ms
+                self.asked += 1
+                _logger.warning("lost track of the cache of worker %s: asking for a restatement", worker)
+                due.append(AskWorker(worker))
+        part = self._state.routing.replicas.get(me)
         if part is not None and not part.known:
-            self._restate("messages of ours are missing in the log")
+            due += self._restate("messages of ours are missing in the log", now_ms)
+        return due
 
-    def on_report(self, replica: ReplicaId, event: ReplicaReported | DivergenceFound) -> None:
-        """Another's report may say that it lost track of a replica: it does not know which one we are to it."""
-        if (
-            isinstance(event, ReplicaReported)
-            and ROUTING in event.incomplete
-            and replica != self._membership.publisher.id
-        ):
-            self._restate(f"replica {replica} lost track of a replica")
+    def on_report(self, replica: ReplicaId, report: ReplicaReported, now_ms: int) -> list[RestateReplica]:
+        """Due when another replica's fold lacks messages of replicas; its report does not name them."""
+        if ROUTING not in report.incomplete:
+            return []
+        return self._restate(f"replica {replica} lost track of a replica", now_ms)
 
-    def _ask(self, worker: WorkerId) -> None:
-        now, link = self._clock.monotonic_ms(), self._fleet.links.get(worker)
-        if link is None or not link.up or now - self._asked_ms.get(worker, -ASK_MS) < ASK_MS:
-            return
-        self._asked_ms[worker] = now
-        self.asked += 1
-        _logger.warning("lost track of the cache of worker %s: asking for a restatement", worker)
-        link.restate()
-
-    def _restate(self, why: str) -> None:
-        now = self._clock.monotonic_ms()
-        if self._restated_ms is not None and now - self._restated_ms < SAY_MS:
-            return
-        self._restated_ms = now
+    def _restate(self, reason: str, now_ms: int) -> list[RestateReplica]:
+        if self._restated_ms is not None and now_ms - self._restated_ms < RESTATE_MS:
+            return []
+        self._restated_ms = now_ms
         self.restated += 1
-        self._membership.restate(why)
+        return [RestateReplica(reason)]

@@ -6,7 +6,8 @@ asks sources to restate themselves, and audits the index.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
 from actors.consistency.digest_exchange import DigestExchange
 from actors.consistency.index_audit_schedule import IndexAuditSchedule
-from actors.consistency.restatement_requests import RestatementRequests
+from actors.consistency.restatement_requests import CHECK_EVERY_S, AskWorker, RestatementRequests, RestateReplica
 from actors.consistency.snapshot_schedule import SnapshotSchedule
 from actors.membership.replica_membership import ReplicaMembership
 from actors.router.fleet import Fleet
@@ -56,6 +57,8 @@ class BackgroundTasks:
         take_snapshot: TakeSnapshot | None,
     ) -> None:
         self._membership = membership
+        self._fleet = fleet
+        self._clock = clock
         self._state = state
         self._runner = runner
 
@@ -66,7 +69,7 @@ class BackgroundTasks:
             state, membership.publish, self._me, clock, registry, refold=refold, rebuild=runner.rebuild
         )
         self.index_audit = IndexAuditSchedule(state, clock, runner.rebuild)
-        self.restatement_requests = RestatementRequests(state, clock, membership, fleet)
+        self.restatement_requests = RestatementRequests(state)
         self.journal_recovery = None if journal is None else JournalRecovery(journal, namespace, log, clock, key)
         self.snapshot_schedule: SnapshotSchedule | None = None
         if take_snapshot is not None:
@@ -86,7 +89,7 @@ class BackgroundTasks:
     def loops(self) -> Iterator[Coroutine[None, None, None]]:
         """What runs for as long as the replica does."""
         yield self.digest_exchange.run()
-        yield self.restatement_requests.run()
+        yield self._check_sources_loop()
         yield self.index_audit.run()
         if self.journal_recovery is not None:
             yield self.journal_recovery.run()
@@ -110,12 +113,19 @@ class BackgroundTasks:
             if isinstance(event, ReplicaReported | DivergenceFound):
                 if self._runner.caught_up:  # old accusations are nobody's business now
                     self.digest_exchange.on_report(ReplicaId(applied.owner), event)
-                self.restatement_requests.on_report(ReplicaId(applied.owner), event)
+                if isinstance(event, ReplicaReported) and applied.owner != self._me():
+                    now_ms = self._clock.monotonic_ms()
+                    self._restate(self.restatement_requests.on_report(ReplicaId(applied.owner), event, now_ms))
 
     def became(self) -> None:
         """To be called when the state became another."""
         self.digest_exchange.became()
-        self.restatement_requests.refresh()
+        self.check_sources()
+
+    def check_sources(self) -> None:
+        """Restatements that are due were asked for. To be called when the fold or a connection is another."""
+        connected = {worker for worker, link in self._fleet.links.items() if link.up}
+        self._restate(self.restatement_requests.check(self._me(), connected, self._clock.monotonic_ms()))
 
     def describe(self) -> dict[str, Any]:
         """Facts for `/state`."""
@@ -128,6 +138,18 @@ class BackgroundTasks:
         if self.snapshot_schedule is not None:
             about["snapshot"] = self.snapshot_schedule.describe()
         return about
+
+    async def _check_sources_loop(self) -> None:
+        while True:
+            self.check_sources()
+            await asyncio.sleep(CHECK_EVERY_S)
+
+    def _restate(self, due: Iterable[AskWorker | RestateReplica]) -> None:
+        for each in due:
+            if isinstance(each, AskWorker):
+                self._fleet.links[each.worker].restate()
+            else:
+                self._membership.restate(each.reason)
 
     def _me(self) -> ReplicaId:
         return self._membership.publisher.id

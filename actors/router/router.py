@@ -389,7 +389,7 @@ class Router:
             self.publisher.mark_superseded(f"{ROUTING}:{self.state.cursor[ROUTING].seq}")
 
     def _on_fleet(self) -> None:
-        self.background_tasks.restatement_requests.refresh()
+        self.background_tasks.check_sources()
         self.requests.feed(LoadChanged())
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
