@@ -1,206 +1,166 @@
-"""DigestExchange: replicas prove to each other that their folds are equal, and resolve mismatches.
+"""DigestExchange: the machine by which replicas prove that their folds are equal, and resolve mismatches.
 
 1. Every REPORT_EVERY_MS a replica publishes the digests of its folds at cursors that others pass too, and compares
-   the others' reports with its own (DigestComparison). Nothing is asked for and nothing is waited for.
+   the others' reports with its own (`actors.consistency.digest_comparison`). No replica asks another, or waits for it.
 2. A difference is a mismatch (`actors.consistency.digest_mismatch`). It is resolved by folding the log anew beside the
-   fold that serves (`actors.consistency.mismatch_resolution`): a replica whose fold differs from that was wrong, goes
-   on with a new fold, and publishes that.
-3. `step` does what is due now and never waits for a fold; the loop only calls it.
+   fold that serves, under a claim, so one replica at a time: a replica whose fold differs from that was wrong, goes on
+   with a new fold, and publishes that.
+3. The mismatch is resolved one step after the claim was granted: by then the verdict has been read that another
+   published just before it released the claim.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, NamedTuple
+from enum import Enum
+from typing import Any, NamedTuple, TypeAlias
 
 from actors.consistency.digest_checkpoints import DigestCheckpoints
-from actors.consistency.digest_mismatch import DigestDifference, DigestMismatch, DigestMismatches, ReportedPoint
-from actors.consistency.mismatch_resolution import REFOLD_EVERY_MS, MismatchResolution, RebuildComparison, drift
-from core.clock import Clock
-from core.codec import DIGEST_BYTES
-from core.events import DivergenceFound, Event, Points, ReplicaReported
-from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
-from projections.digest import FOLD_VERSION
+from actors.consistency.digest_comparison import DigestComparison, DigestDifference, FoldComparison, compare_folds
+from actors.consistency.digest_mismatch import DigestMismatch, DigestMismatches
+from core.events import DivergenceFound, ReplicaReported
+from core.ids import ReplicaId, StreamName, StreamSeq
+from core.machine import Tick
 from projections.folds.state import State
-from streams.registry import Registry
 
-PENDING_MAX = 1024
-"""Points that we have not reached yet; the oldest goes first."""
-LIVE_MS = 15_000
-"""Three reports' time: a replica that said nothing for so long has no vote."""
-REMEMBERED_MS = 600_000
-"""How long the agreement with a replica that is silent is still shown …"""
-REPLICAS_MAX = 256
-"""… and of how many per stream at most."""
-
-
-class PeerVote(NamedTuple):
-    """What the newest comparison with a replica gave."""
-
-    seq: StreamSeq
-    agrees: bool
-    at_ms: int
-    """By our own clock."""
-
-
-class DigestComparison:
-    """Compares reported points with our own, now or when we reach them, and knows which replicas agree."""
-
-    def __init__(self, state: State, checkpoints: DigestCheckpoints) -> None:
-        self.heard = 0
-        """Reports of others."""
-        self.compared = 0
-        self.not_comparable = 0
-        """Points too long ago, of another epoch, or at which a source was unknown here."""
-        self.other_versions = 0
-        """Reports of folds that are not to be compared with ours."""
-        self.votes: dict[StreamName, dict[ReplicaId, PeerVote]] = {}
-        self._state = state
-        self._checkpoints = checkpoints
-        self._pending: OrderedDict[tuple[ReplicaId, StreamName, StreamSeq], ReportedPoint] = OrderedDict()
-
-    def __repr__(self) -> str:
-        return f"<DigestComparison of {self.compared} points, {len(self._pending)} not reached yet>"
-
-    def on_report(self, replica: ReplicaId, event: ReplicaReported, now_ms: int) -> list[DigestDifference]:
-        """Every point that we have reached was compared; the others wait, at most PENDING_MAX of all replicas."""
-        self.heard += 1
-        if event.fold_version != FOLD_VERSION:
-            self.other_versions += 1
-            return []
-        reported = ((StreamName(stream), point) for stream, points in event.points.items() for point in _rows(points))
-        found = (self._compare(replica, stream, point, now_ms) for stream, point in reported)
-        return [difference for difference in found if difference is not None]
-
-    def catch_up(self, now_ms: int) -> list[DigestDifference]:
-        """The points that waited for us and that we have reached were compared."""
-        found = []
-        for (replica, stream, seq), reported in list(self._pending.items()):
-            position = self._state.cursor.get(stream)
-            if position is None or seq <= position.seq:
-                del self._pending[replica, stream, seq]
-                found.append(self._compare(replica, stream, reported, now_ms))
-        return [difference for difference in found if difference is not None]
-
-    def forget(self, replica: ReplicaId) -> None:
-        """What it said before counts no more: its fold is another now."""
-        for votes in self.votes.values():
-            votes.pop(replica, None)
-        for key in [key for key in self._pending if key[0] == replica]:
-            del self._pending[key]
-
-    def forget_votes(self) -> None:
-        """What others said of our fold counts no more: it is another now."""
-        self.votes.clear()
-
-    def camps(self, stream: StreamName, now_ms: int) -> tuple[int, int]:
-        """How many live replicas have this stream's fold as we do, ourselves included, and how many otherwise."""
-        live = [vote for vote in self.votes.get(stream, {}).values() if now_ms - vote.at_ms <= LIVE_MS]
-        agreeing = sum(vote.agrees for vote in live)
-        return 1 + agreeing, len(live) - agreeing
-
-    def agreed(self, now_ms: int) -> dict[str, dict[str, dict[str, int]]]:
-        """By replica and stream: the last point at which it agreed, and how long ago that was found."""
-        found: dict[str, dict[str, dict[str, int]]] = {}
-        for stream, votes in sorted(self.votes.items()):
-            for replica, vote in sorted(votes.items()):
-                if vote.agrees:
-                    found.setdefault(replica, {})[stream] = {"seq": vote.seq, "ms_ago": now_ms - vote.at_ms}
-        return found
-
-    def _compare(
-        self, replica: ReplicaId, stream: StreamName, reported: ReportedPoint, now_ms: int
-    ) -> DigestDifference | None:
-        position = self._state.cursor.get(stream)
-        if position is None or position.epoch != reported.epoch:
-            self.not_comparable += 1
-            return None
-        if reported.seq > position.seq:
-            self._wait_for(replica, stream, reported)
-            return None
-        ours = self._checkpoints.at(stream, reported.seq)
-        if ours is None or not ours.complete:
-            self.not_comparable += 1
-            return None
-        self.compared += 1
-        agrees = (reported.digest, reported.head) == (ours.digest, ours.head)
-        self._vote(replica, stream, PeerVote(reported.seq, agrees, now_ms))
-        return None if agrees else DigestDifference(replica, stream, reported, ours)
-
-    def _wait_for(self, replica: ReplicaId, stream: StreamName, reported: ReportedPoint) -> None:
-        self._pending[replica, stream, reported.seq] = reported
-        if len(self._pending) > PENDING_MAX:
-            self._pending.popitem(last=False)
-            self.not_comparable += 1
-
-    def _vote(self, replica: ReplicaId, stream: StreamName, vote: PeerVote) -> None:
-        votes = self.votes.setdefault(stream, {})
-        votes.pop(replica, None)  # put in again at the end: the order is of age
-        votes[replica] = vote
-        oldest = next(iter(votes))
-        if len(votes) > REPLICAS_MAX or vote.at_ms - votes[oldest].at_ms > REMEMBERED_MS:
-            del votes[oldest]
-
-
-def _rows(points: Points) -> Iterator[ReportedPoint]:
-    for i, seq in enumerate(points.seqs):
-        digest = int.from_bytes(points.digests[i * COLUMN_WIDTH : (i + 1) * COLUMN_WIDTH], "little")
-        yield ReportedPoint(
-            points.epoch, StreamSeq(seq), digest, points.heads[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
-        )
-
-
-STEP_EVERY_S = 1.0
+STEP_EVERY_US = 1_000_000
+"""Between looks at what is due."""
 REPORT_EVERY_MS = 5_000
+REBUILD_EVERY_MS = 3_600_000
+"""A fold of everything costs a core for seconds: a replica that errs again and again must not do little else."""
+RETRY_MS = 60_000
+"""Between tries that did not come to an end."""
+CLAIM_WAIT_MS = 60_000
+"""A mismatch that waited for the registry for so long is resolved without a claim."""
 REPLACED, CONFIRMED = "replaced", "confirmed"
+"""Verdicts: our fold was wrong and another took its place; our fold is what the log gives."""
 
 _logger = logging.getLogger(__name__)
 
 
-class DigestExchange:
-    """One replica's part in the exchange."""
+# --- events --------------------------------------------------------------------------------------------------------
 
-    def __init__(
-        self,
-        state: State,
-        publish: Callable[[Event], None],
-        me: Callable[[], ReplicaId],
-        clock: Clock,
-        registry: Registry,
-        *,
-        refold: Callable[[], Awaitable[State]],
-        rebuild: Callable[[str], Awaitable[object]],
-    ) -> None:
-        """`refold` folds the log anew beside the state that serves; `rebuild` does so and takes the state's place."""
+
+class ReportRead(NamedTuple):
+    """Another replica's report was read in the log."""
+
+    replica: ReplicaId
+    report: ReplicaReported
+
+
+class VerdictRead(NamedTuple):
+    """Another replica's verdict was read in the log."""
+
+    replica: ReplicaId
+    verdict: DivergenceFound
+
+
+class CheckpointPassed(NamedTuple):
+    """The state has folded a message whose sequence is a multiple of CHECKPOINT_EVERY."""
+
+    stream: StreamName
+    seq: StreamSeq
+
+
+class FoldReplaced(NamedTuple):
+    """Another fold took the place of the one that served, for this machine's or for another reason."""
+
+
+class ClaimAnswered(NamedTuple):
+    """Whether the claim is ours now; None: the registry is away."""
+
+    granted: bool | None
+
+
+class FoldRebuilt(NamedTuple):
+    """The log was folded anew beside the fold that serves."""
+
+    state: State
+
+
+class ResolutionFailed(NamedTuple):
+    """A command could not be executed."""
+
+
+DigestEvent: TypeAlias = (
+    ReportRead | VerdictRead | CheckpointPassed | FoldReplaced | ClaimAnswered | FoldRebuilt | ResolutionFailed
+)
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+
+class PublishDigests(NamedTuple):
+    """The event goes to the log: a report or a verdict."""
+
+    event: ReplicaReported | DivergenceFound
+
+
+class TakeClaim(NamedTuple):
+    """Answered by ClaimAnswered."""
+
+
+class ReleaseClaim(NamedTuple):
+    """Another replica may have the claim."""
+
+
+class RebuildFold(NamedTuple):
+    """Fold the log anew beside the fold that serves; answered by FoldRebuilt."""
+
+
+class ReplaceFold(NamedTuple):
+    """Fold the log anew and let that serve; answered by FoldReplaced."""
+
+    reason: str
+
+
+DigestCommand: TypeAlias = PublishDigests | TakeClaim | ReleaseClaim | RebuildFold | ReplaceFold
+
+
+# --- the machine ---------------------------------------------------------------------------------------------------
+
+
+class _Phase(Enum):
+    """How far the resolution of a mismatch is."""
+
+    IDLE = "idle"
+    CLAIMING = "claiming"
+    CLAIMED = "claimed"
+    REBUILDING = "folding anew"
+    REPLACING = "replacing"
+    """The fold that serves is known to be wrong, and may be another at any moment."""
+
+
+class DigestExchange:
+    """One replica's part in the exchange. It reads `state`; the owner feeds it only events of other replicas."""
+
+    def __init__(self, state: State, first_report_us: int) -> None:
         self.reports_published = 0
         self.rebuilt = 0
         """How often our fold was wrong and another took its place."""
         self.mismatches = DigestMismatches()
         self._state = state
-        self._publish = publish
-        self._me = me
-        self._clock = clock
         self._checkpoints = DigestCheckpoints(state)
         self._comparison = DigestComparison(state, self._checkpoints)
-        self._reported_ms: int | None = None
-        self._resolution = MismatchResolution(
-            state,
-            me,
-            clock,
-            registry,
-            refold=refold,
-            rebuild=rebuild,
-            on_replaced=self._on_replaced,
-            on_confirmed=self._on_confirmed,
-        )
+        self._report_due_us = self._step_due_us = first_report_us
+        self._phase = _Phase.IDLE
+        self._resolving: DigestMismatch | None = None
+        """The mismatch for which the claim was taken or the log is folded."""
+        self._wrong: FoldComparison | None = None
+        """While REPLACING: where our fold was wrong."""
+        self._not_before_ms: int | None = None
+        self._is_held_back = False
+        """Whether the log has that a mismatch waits for `_not_before_ms`."""
 
     def __repr__(self) -> str:
-        return f"<DigestExchange {self._comparison!r}, {self.mismatches!r}, {self._resolution!r}>"
+        return f"<DigestExchange {self._comparison!r}, {self.mismatches!r}, {self._phase.value}>"
 
-    def describe(self) -> dict[str, Any]:
+    @property
+    def due_us(self) -> int:
+        """When the next report or the next look at mismatches is due."""
+        return min(self._report_due_us, self._step_due_us)
+
+    def describe(self, now_ms: int) -> dict[str, Any]:
         """Facts for `/state`; counters since the start, times in milliseconds."""
         comparison, mismatches = self._comparison, self.mismatches
         return {
@@ -214,37 +174,43 @@ class DigestExchange:
             "rebuilt": self.rebuilt,
             "unexplained": mismatches.unexplained,
             "disputed": {mismatch.stream: mismatch.seq for mismatch in mismatches.all()},
-            "agreed": comparison.agreed(self._clock.monotonic_ms()),
+            "agreed": comparison.agreed(now_ms),
         }
 
-    # --- what the log tells ------------------------------------------------------------------------------------
+    def step(self, event: DigestEvent | Tick, now_us: int) -> list[DigestCommand]:
+        """The next commands, in order."""
+        now_ms = now_us // 1000
+        match event:
+            case Tick():
+                return self._tick(now_us) if now_us >= self.due_us else []
+            case CheckpointPassed(stream, seq):
+                self._checkpoints.passed(stream, seq)
+                self._differ(self._comparison.catch_up(now_ms), now_ms)
+            case ReportRead(replica, report):
+                self._on_report(replica, report, now_ms)
+            case VerdictRead(replica, verdict):
+                self._on_verdict(replica, verdict)
+            case FoldReplaced():
+                return self._on_replaced(now_ms)
+            case ClaimAnswered(granted):
+                self._on_claim_answer(granted, now_ms)
+            case FoldRebuilt(state):
+                return self._on_rebuilt(state, now_ms)
+            case ResolutionFailed():
+                return self._release()
+        return []
 
-    def passed(self, stream: StreamName, seq: StreamSeq) -> None:
-        """To be called when the state has folded a message whose sequence is a multiple of MILESTONE_EVERY."""
-        self._checkpoints.passed(stream, seq)
-        self._differ(self._comparison.catch_up(self._clock.monotonic_ms()))
+    # --- the log -----------------------------------------------------------------------------------------------
 
-    def on_report(self, replica: ReplicaId, event: ReplicaReported | DivergenceFound) -> None:
-        """To be called when the state has folded a message with this event; our own change nothing."""
-        if replica == self._me():
-            return
-        if isinstance(event, DivergenceFound):
-            self._on_verdict(replica, event)
-            return
-        now = self._clock.monotonic_ms()
-        # first what waited: of two comparisons with a replica the later one must be of the later report
-        self._differ(self._comparison.catch_up(now))
-        self._differ(self._comparison.on_report(replica, event, now))
+    def _on_report(self, replica: ReplicaId, report: ReplicaReported, now_ms: int) -> None:
+        # pending points first: of two comparisons with a replica the later one must be of the later report
+        self._differ(self._comparison.catch_up(now_ms), now_ms)
+        self._differ(self._comparison.on_report(replica, report, now_ms), now_ms)
         self._withdraw_accusation(replica)
 
-    def became(self) -> None:
-        """To be called when the state became another: what was said of the one before counts no more."""
-        self.mismatches.all_over()
-        self._comparison.forget_votes()
-
-    def _differ(self, differences: list[DigestDifference]) -> None:
+    def _differ(self, differences: list[DigestDifference], now_ms: int) -> None:
         for difference in differences:
-            if self.mismatches.differ(difference, self._clock.monotonic_ms()):
+            if self.mismatches.differ(difference, now_ms):
                 _logger.error(
                     "replica %s had %s at %s:%d where we had %016x",
                     difference.replica,
@@ -256,7 +222,7 @@ class DigestExchange:
                 )
 
     def _withdraw_accusation(self, replica: ReplicaId) -> None:
-        """Who agrees again is no accuser; if it should have said why, that is said."""
+        """A replica that agrees again is no accuser; if it should have published why, the mismatch is unexplained."""
         for mismatch in self.mismatches.all():
             vote = self._comparison.votes.get(mismatch.stream, {}).get(replica)
             if vote is None or not vote.agrees or replica not in mismatch.accusers:
@@ -273,95 +239,121 @@ class DigestExchange:
         else:
             self.mismatches.confirmed(StreamName(event.stream), replica)
 
-    # --- what is due -------------------------------------------------------------------------------------------
+    # --- due work ----------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Does what is due, for ever."""
-        while True:
-            try:
-                await self.step()
-            except Exception:  # whatever it was, reports must go on: they are what others know us by
-                _logger.exception("a step of the comparison between replicas failed, trying again")
-            await asyncio.sleep(STEP_EVERY_S)
+    def _tick(self, now_us: int) -> list[DigestCommand]:
+        now_ms = now_us // 1000
+        self._step_due_us = now_us + STEP_EVERY_US
+        self._differ(self._comparison.catch_up(now_ms), now_ms)
+        commands: list[DigestCommand] = []
+        if now_us >= self._report_due_us:
+            self._report_due_us = now_us + REPORT_EVERY_MS * 1000
+            commands += self._report()
+        self._close_old(now_ms)
+        return commands + self._resolve(now_ms)
 
-    async def step(self) -> None:
-        """What is due now was done, or begun. It waits for the registry at most, and only while there is a dispute."""
-        now = self._clock.monotonic_ms()
-        self._differ(self._comparison.catch_up(now))
-        if self._reported_ms is None or now - self._reported_ms >= REPORT_EVERY_MS:
-            self._reported_ms = now
-            self._report(now)
-        self._close_old(now)
-        if not self._resolution.busy:
-            ready = (d for d in self.mismatches.all() if d.ready(self._comparison.camps(d.stream, now), now))
-            await self._resolution.step(next(ready, None))
-
-    async def settled(self) -> None:
-        """What is being folded anew, if anything, has come to an end."""
-        await self._resolution.settled()
-
-    async def stop(self) -> None:
-        """Nothing is folded anew any more, and another may; bounded by the registry's own bound."""
-        await self._resolution.stop()
-
-    def _report(self, now: int) -> None:
-        if self._resolution.replacing:
-            return  # others must hear that we were wrong before they hear that we are not
-        self._check_own_fold(now)
+    def _report(self) -> list[DigestCommand]:
+        if self._phase is _Phase.REPLACING:
+            return []  # others must read that we were wrong before they read that we are not
         report = self._checkpoints.report()
-        if report is not None:
-            self._publish(report)
-            self.reports_published += 1
+        if report is None:
+            return []
+        self.reports_published += 1
+        return [PublishDigests(report)]
 
-    def _check_own_fold(self, now: int) -> None:
-        for stream in list(self._state.cursor):
-            if self._state.projection(stream).incomplete or not drift(self._state, stream):
-                continue
-            if self.mismatches.differ_from_ourselves(stream, self._state.cursor[stream].seq, self._me(), now):
-                _logger.error("the fold of %s is not what was folded: it was changed behind our back", stream)
-
-    def _close_old(self, now: int) -> None:
+    def _close_old(self, now_ms: int) -> None:
         for mismatch in self.mismatches.all():
-            if mismatch.inexplicable(now):
+            if mismatch.inexplicable(now_ms):
                 self._cannot_explain(mismatch)
-            if mismatch.confirmed_ms is not None and now - mismatch.confirmed_ms >= REFOLD_EVERY_MS:
-                self.mismatches.over(mismatch)  # who still differs says so again
+            if mismatch.confirmed_ms is not None and now_ms - mismatch.confirmed_ms >= REBUILD_EVERY_MS:
+                self.mismatches.over(mismatch)  # a replica that differs still opens it again
 
     def _cannot_explain(self, mismatch: DigestMismatch) -> None:
         mismatch.unexplained = True
         self.mismatches.unexplained += 1
         _logger.error(
-            "replica %s had something else at %s:%d, our fold is what the log gives, and it does not say that it was "
+            "replica %s had another fold at %s:%d, our fold is what the log gives, and it does not say that it was "
             "wrong: the log or the code is at fault; keep the data folders of both",
             mismatch.first,
             mismatch.stream,
             mismatch.seq,
         )
 
-    def _on_replaced(self, mismatch: DigestMismatch, finding: RebuildComparison) -> None:
-        self.rebuilt += 1
-        self._publish(_found(finding, mismatch.first, REPLACED))
-        self.became()
-        _logger.error("our fold was wrong at %s:%d: a new one serves", finding.stream, finding.seq)
+    # --- resolution --------------------------------------------------------------------------------------------
 
-    def _on_confirmed(self, mismatch: DigestMismatch, finding: RebuildComparison) -> None:
+    def _resolve(self, now_ms: int) -> list[DigestCommand]:
+        """The next command for the mismatch that is ours to resolve now, if any."""
+        if self._phase not in (_Phase.IDLE, _Phase.CLAIMED):
+            return []
+        camps = self._comparison.camps
+        ready = (each for each in self.mismatches.all() if each.ready(camps(each.stream, now_ms), now_ms))
+        mismatch = self._resolving = next(ready, None)
+        if mismatch is None:
+            return self._release()
+        if self._not_before_ms is not None and now_ms < self._not_before_ms:
+            if not self._is_held_back:
+                self._is_held_back = True
+                _logger.error("not resolved so soon again, the doubted fold serves meanwhile: %s", mismatch)
+            return []
+        if self._phase is _Phase.IDLE:
+            self._phase = _Phase.CLAIMING
+            return [TakeClaim()]
+        self._phase = _Phase.REBUILDING
+        self._is_held_back = False
+        self._not_before_ms = now_ms + RETRY_MS
+        _logger.warning("folding the log anew: %s", mismatch)
+        return [RebuildFold()]
+
+    def _on_claim_answer(self, granted: bool | None, now_ms: int) -> None:
+        assert self._resolving is not None
+        if granted is None:
+            granted = now_ms - self._resolving.opened_ms >= CLAIM_WAIT_MS
+        self._phase = _Phase.CLAIMED if granted else _Phase.IDLE
+
+    def _on_rebuilt(self, rebuilt: State, now_ms: int) -> list[DigestCommand]:
+        mismatch = self._resolving
+        assert mismatch is not None
+        comparisons = compare_folds(self._state, rebuilt)
+        disputed = comparisons.get(mismatch.stream)
+        if disputed is None:
+            _logger.warning("%s is not complete, or moved on too fast to be compared: trying again", mismatch.stream)
+            return self._release()
+        self._wrong = next((each for each in (disputed, *comparisons.values()) if each.wrong), None)
+        if self._wrong is not None:
+            self._phase = _Phase.REPLACING
+            return [ReplaceFold(f"wrong at {self._wrong.stream}:{self._wrong.seq}")]
+        self._not_before_ms = now_ms + REBUILD_EVERY_MS
         if not self.mismatches.is_open(mismatch):
-            return  # taken back while we folded anew
-        self._publish(_found(finding, mismatch.first, CONFIRMED))
-        _logger.warning("our fold is what the log gives at %s:%d", finding.stream, finding.seq)
-        if mismatch.own:
-            self.mismatches.over(mismatch)
-        else:
-            mismatch.confirmed_ms = self._clock.monotonic_ms()
+            return self._release()  # withdrawn while we folded anew
+        mismatch.confirmed_ms = now_ms
+        _logger.warning("our fold is what the log gives at %s:%d", disputed.stream, disputed.seq)
+        return [PublishDigests(_verdict(disputed, mismatch.first, CONFIRMED)), *self._release()]
+
+    def _on_replaced(self, now_ms: int) -> list[DigestCommand]:
+        self.mismatches.all_over()
+        self._comparison.forget_votes()
+        if self._phase is not _Phase.REPLACING:
+            return []
+        assert self._resolving is not None
+        assert self._wrong is not None
+        self.rebuilt += 1
+        self._not_before_ms = now_ms + REBUILD_EVERY_MS
+        _logger.error("our fold was wrong at %s:%d: a new one serves", self._wrong.stream, self._wrong.seq)
+        return [PublishDigests(_verdict(self._wrong, self._resolving.first, REPLACED)), *self._release()]
+
+    def _release(self) -> list[DigestCommand]:
+        """Nothing is being resolved; the claim is released if there is one."""
+        was, self._phase = self._phase, _Phase.IDLE
+        return [] if was is _Phase.IDLE else [ReleaseClaim()]
 
 
-def _found(finding: RebuildComparison, other: ReplicaId, verdict: str) -> DivergenceFound:
+def _verdict(found: FoldComparison, other: ReplicaId, verdict: str) -> DivergenceFound:
     return DivergenceFound(
-        stream=finding.stream,
-        epoch=finding.epoch,
-        seq=finding.seq,
-        digest=finding.served,
-        refolded=finding.refolded,
+        stream=found.stream,
+        epoch=found.epoch,
+        seq=found.seq,
+        digest=found.served,
+        refolded=found.rebuilt,
         other=other,
         verdict=verdict,
     )

@@ -1,6 +1,6 @@
-"""IndexAuditSchedule: the index is added up anew now and then, and compared with the blocks that the log told.
+"""IndexAuditSchedule: the index is added up anew now and then, and compared with the blocks of the log's events.
 
-Digests follow the events, so they cannot see a table that was changed in memory behind the index's back.
+Digests follow the events, so they cannot show a table that was changed in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class IndexAuditSchedule:
     def __init__(self, state: State, clock: Clock, rebuild: Callable[[str], Awaitable[object]]) -> None:
         self.checked = 0
         self.damaged = 0
-        """How often the tables did not hold what was told."""
+        """How often the tables did not hold the blocks of the events."""
         self._state = state
         self._clock = clock
         self._rebuild = rebuild
@@ -44,7 +44,7 @@ class IndexAuditSchedule:
             await self.check()
 
     async def check(self) -> list[WorkerId]:
-        """Whose blocks are not what was told, by id; if there are any, the log was folded anew."""
+        """Workers whose blocks are not those of their events, by id; if there are any, the log was folded anew."""
         wrong = await self._audited()
         self.checked += 1
         if wrong:

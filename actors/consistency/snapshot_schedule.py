@@ -29,7 +29,7 @@ from projections.digest import FOLD_VERSION
 from streams.registry import Registry
 
 LOOK_EVERY_S = 5.0
-"""Between looks at who the writer is and what is due; half a lease, so that a dead writer is soon followed."""
+"""Between steps; half a lease, so that a dead writer is soon followed."""
 READ_EVERY_MS = 60_000
 """Between looks at the newest manifest where nothing is due."""
 TAKE_TIMEOUT_S = 900.0
@@ -76,7 +76,7 @@ class SnapshotSchedule:
         self._take = take
         self._folded = folded
         self._fence = 0
-        """The newest manifest's, of whatever fold version."""
+        """The newest manifest's, of any fold version."""
         self._read_ms: int | None = None
         self._retry_ms = RETRY_MIN_MS
         self._not_before_ms: int | None = None
@@ -102,12 +102,12 @@ class SnapshotSchedule:
         while True:
             try:
                 await self.step()
-            except Exception:  # whatever it was, the claim must be kept or given to another, and the next one tried
+            except Exception:  # after any defect the claim must be kept or given to another, and the next step tried
                 _logger.exception("a step of the snapshot writer failed, trying again")
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def step(self) -> None:
-        """It is known who the writer is; if it is us and a snapshot is due, it was taken, or that failed."""
+        """The writer is known; if this replica is it, a snapshot that is due was taken, or that failed."""
         try:
             await self._claim()
             await self._look()

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
-from actors.consistency.digest_exchange import DigestExchange
+from actors.consistency.digest_exchange import CheckpointPassed, FoldReplaced, ReportRead, VerdictRead
+from actors.consistency.digest_exchange_shell import DigestExchangeShell
 from actors.consistency.index_audit_schedule import IndexAuditSchedule
 from actors.consistency.restatement_requests import CHECK_EVERY_S, AskWorker, RestatementRequests, RestateReplica
 from actors.consistency.snapshot_schedule import SnapshotSchedule
@@ -62,11 +63,11 @@ class BackgroundTasks:
         self._state = state
         self._runner = runner
 
-        async def refold() -> State:
+        async def rebuild_beside() -> State:
             return (await rebuild(log, key.chain_key, store)).state
 
-        self.digest_exchange = DigestExchange(
-            state, membership.publish, self._me, clock, registry, refold=refold, rebuild=runner.rebuild
+        self.digest_exchange = DigestExchangeShell(
+            state, membership.publish, self._me, clock, registry, rebuild=rebuild_beside, replace=runner.rebuild
         )
         self.index_audit = IndexAuditSchedule(state, clock, runner.rebuild)
         self.restatement_requests = RestatementRequests(state)
@@ -97,7 +98,7 @@ class BackgroundTasks:
             yield self.snapshot_schedule.run()
 
     async def stop(self) -> None:
-        """Another may settle disputes and take snapshots. To be called when the loops have ended."""
+        """Other replicas may resolve mismatches and take snapshots. To be called when the loops have ended."""
         async with AsyncExitStack() as each:
             each.push_async_callback(self.digest_exchange.stop)
             if self.snapshot_schedule is not None:
@@ -106,20 +107,21 @@ class BackgroundTasks:
     def applied(self, applied: Applied) -> None:
         """To be called when the state has folded this."""
         if applied.seq % CHECKPOINT_EVERY == 0:
-            self.digest_exchange.passed(applied.stream, applied.seq)
-        if applied.stream != ROUTING:
+            self.digest_exchange.feed(CheckpointPassed(applied.stream, applied.seq))
+        replica = ReplicaId(applied.owner)
+        if applied.stream != ROUTING or replica == self._me():
             return
         for event in applied.message.events:
-            if isinstance(event, ReplicaReported | DivergenceFound):
-                if self._runner.caught_up:  # old accusations are nobody's business now
-                    self.digest_exchange.on_report(ReplicaId(applied.owner), event)
-                if isinstance(event, ReplicaReported) and applied.owner != self._me():
-                    now_ms = self._clock.monotonic_ms()
-                    self._restate(self.restatement_requests.on_report(ReplicaId(applied.owner), event, now_ms))
+            if isinstance(event, ReplicaReported):
+                if self._runner.caught_up:  # until then reports are too old to be compared
+                    self.digest_exchange.feed(ReportRead(replica, event))
+                self._restate(self.restatement_requests.on_report(replica, event, self._clock.monotonic_ms()))
+            elif isinstance(event, DivergenceFound) and self._runner.caught_up:
+                self.digest_exchange.feed(VerdictRead(replica, event))
 
     def became(self) -> None:
         """To be called when the state became another."""
-        self.digest_exchange.became()
+        self.digest_exchange.feed(FoldReplaced())
         self.check_sources()
 
     def check_sources(self) -> None:

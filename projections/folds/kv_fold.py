@@ -91,11 +91,6 @@ class KvFold:
             return self._apply_lost(worker, message)
         return False
 
-    def recount(self) -> int:
-        """What the digest would be if it were made from the parts now: another one if somebody changed what they hold
-        behind the fold's back. O(parts)."""
-        return sum(map(self._part, self.alive.values())) & MASK64
-
     def restore(self, member: Member) -> None:
         """A part as a snapshot has it is there; the index holds its blocks already."""
         self.members[member.worker] = member

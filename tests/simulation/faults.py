@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from core.block_spans import single
 from core.ids import StreamName, StreamSeq
 from core.settings import POLICIES
 from core.subjects import SNAPSHOTS
 from streams.live_settings import SETTINGS_KEY
 from streams.memory.memory_stream import MemoryStream
+from tests.projections.wrong_fold import corrupt
 from tests.simulation.scale import PREFILL_WAIT_MAX_MS
 
 if TYPE_CHECKING:
@@ -181,13 +181,13 @@ async def expire_head(world: World) -> None:
 
 
 async def tamper(world: World) -> None:
-    """A block is in a replica's index that no worker ever named."""
+    """A replica folded a message wrongly: it has a block that no worker ever named."""
     if len(world.replicas) > 1 and not world.witness.tampered:
         part = world.random.choice(list(world.replicas.values()))
         alive = part.router.state.alive() if part.started else []
         if alive:
             world.witness.tampered.add(part.process)
-            part.router.state.index.store(alive[0].worker, "device", single([world.random.getrandbits(64)]))
+            corrupt(part.router.state, alive[0].worker, world.random.getrandbits(64))
 
 
 def _some_seq(world: World, stream: MemoryStream) -> StreamSeq:

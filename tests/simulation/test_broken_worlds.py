@@ -141,7 +141,7 @@ BROKEN = {
         replaces(KvFold, "_end", _keeps_blocks), "", {"kill_worker": 0.5, **KEPT}
     ),
     "replicas that do not listen to each other": Broken(
-        replaces(DigestExchange, "on_report", lambda _: lambda *_: None),
+        replaces(DigestExchange, "_on_report", lambda _: lambda *_: None),
         "",
         {**KEPT, "tamper": 2.0, "replicas": 2, "restate_every_s": 1e6},
     ),

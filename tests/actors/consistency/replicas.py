@@ -1,58 +1,64 @@
-"""Replicas over one log that compare their folds, driven by hand: no task, no real time."""
+"""Replicas over one log whose DigestExchange machines run against each other in virtual time: no task, no clock."""
 
 from __future__ import annotations
 
-import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
-from actors.consistency.digest_exchange import DigestExchange
-from core.clock import ManualClock
+from actors.consistency.digest_exchange import (
+    CheckpointPassed,
+    ClaimAnswered,
+    DigestCommand,
+    DigestEvent,
+    DigestExchange,
+    FoldRebuilt,
+    FoldReplaced,
+    PublishDigests,
+    RebuildFold,
+    ReleaseClaim,
+    ReplaceFold,
+    ReportRead,
+    ResolutionFailed,
+    TakeClaim,
+    VerdictRead,
+)
 from core.events import DivergenceFound, Event, ReplicaReported
-from core.ids import ReplicaId, StreamSeq, WorkerId
+from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
+from core.machine import TICK, Tick
 from core.subjects import LOAD, ROUTING, kv_stream
 from projections.folds.state import State
-from streams.log import Record
-from streams.memory.memory_log import MemoryLog
-from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.projections.facts import joined, restated, stored, worker_id
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
+from tests.projections.wrong_fold import corrupt
 
 KV = kv_stream(0)
 STREAMS = [KV, LOAD, ROUTING]
 WORKER = WorkerId(worker_id(7))
+ALIEN = 0xBAD
+"""A block that no message stored."""
 
 
 class ReplicaUnderTest:
-    """One replica: a state, and an agreement that says into the log."""
+    """One replica: a state, the machine, and a shell that executes every command at once."""
 
     def __init__(self, replicas: Replicas, name: str) -> None:
         self.id = ReplicaId(name * 16)
         self.state = State(CHAIN_KEY)
-        self.registry = MemoryRegistry(replicas.store)
+        self.exchange = DigestExchange(self.state, replicas.now_us)
         self.said: list[Event] = []
-        """Everything that it said."""
-        self.refolds = 0
-        self.while_refolding: Callable[[], None] = lambda: None
-        """Happens in the middle of a fold from the log."""
-        self.may_rebuild = asyncio.Event()
-        self.may_rebuild.set()
+        """Everything that it published."""
+        self.rebuilds = 0
+        """How often it folded the log anew beside the fold that serves."""
+        self.while_rebuilding: Callable[[], None] = lambda: None
+        """Happens in the middle of that."""
+        self.may_replace = True
+        self.is_deaf = False
+        """It hears neither of time nor of others."""
         self._replicas = replicas
+        self._inbox: deque[DigestEvent | Tick] = deque()
         self._unsent: list[Event] = []
         self._speaker = Speaker(ROUTING, self.id)
-        self.digest_exchange = DigestExchange(
-            self.state,
-            self._say,
-            lambda: self.id,
-            replicas.clock,
-            self.registry,
-            refold=self._refold,
-            rebuild=self._rebuild,
-        )
-
-    def _say(self, event: Event) -> None:
-        self.said.append(event)
-        self._unsent.append(event)
 
     @property
     def verdicts(self) -> list[DivergenceFound]:
@@ -62,89 +68,136 @@ class ReplicaUnderTest:
     def reports(self) -> list[ReplicaReported]:
         return [event for event in self.said if isinstance(event, ReplicaReported)]
 
+    @property
+    def agreed(self) -> dict[str, dict[str, dict[str, int]]]:
+        """By replica and stream."""
+        found: dict[str, dict[str, dict[str, int]]] = self.exchange.describe(self._replicas.now_us // 1000)["agreed"]
+        return found
+
     def facts(self, *names: str) -> list[object]:
-        described = self.digest_exchange.describe()
+        described = self.exchange.describe(self._replicas.now_us // 1000)
         return [described[name] for name in names]
 
-    async def pull(self, state: State | None = None) -> None:
-        """The state is at the end of the log; the serving one's agreement hears."""
-        into = state or self.state
-        for stream in STREAMS:
-            start = into.open(stream, (await self._replicas.log.state(stream)).epoch)
-            async for record in self._replicas.log.read(stream, StreamSeq(start + 1)):
-                self._apply(into, record)
+    def feed(self, event: DigestEvent | Tick) -> None:
+        if self.is_deaf:
+            return
+        self._inbox.append(event)
+        if len(self._inbox) > 1:
+            return  # raised by a command: the loop below has it next
+        while self._inbox:
+            for command in self.exchange.step(self._inbox[0], self._replicas.now_us):
+                self._execute(command)
+            self._inbox.popleft()
 
-    async def flush(self) -> None:
-        """What it said is in the log."""
+    def read(self, replica: ReplicaId, event: ReplicaReported | DivergenceFound) -> None:
+        """It reads this event of another replica."""
+        self.feed(ReportRead(replica, event) if isinstance(event, ReplicaReported) else VerdictRead(replica, event))
+
+    def pull(self) -> None:
+        """The fold is at the end of the log."""
+        self._pull(self.state)
+
+    def flush(self) -> None:
+        """The log has its events."""
         for event in self._unsent:
-            await self._replicas.append(self._speaker.say(event))
+            self._replicas.append(self._speaker.say(event))
         self._unsent.clear()
 
-    def _apply(self, into: State, record: Record) -> None:
-        applied = into.apply(record.stream, record.seq, record.subject, record.payload)
-        if into is not self.state or applied is None:
-            return
-        if record.seq % CHECKPOINT_EVERY == 0:
-            self.digest_exchange.passed(record.stream, record.seq)
-        if record.stream == ROUTING:
-            for event in applied.message.events:
-                if isinstance(event, ReplicaReported | DivergenceFound):
-                    self.digest_exchange.on_report(ReplicaId(applied.owner), event)
+    def corrupt(self, block: int = ALIEN) -> None:
+        """It folded the last message wrongly: it has a block that no message stored."""
+        corrupt(self.state, WORKER, block)
 
-    async def _refold(self) -> State:
-        self.refolds += 1
-        self.while_refolding()
+    def replace(self) -> None:
+        """Another fold takes the place of the one that serves."""
+        self.state.become(self._fold())
+        self.feed(FoldReplaced())
+
+    def _execute(self, command: DigestCommand) -> None:
+        match command:
+            case PublishDigests(event):
+                self.said.append(event)
+                self._unsent.append(event)
+            case TakeClaim():
+                self.feed(self._replicas.take_claim(self.id))
+            case ReleaseClaim():
+                self._replicas.release_claim(self.id)
+            case RebuildFold():
+                self.rebuilds += 1
+                self.while_rebuilding()
+                self.feed(ResolutionFailed() if self._replicas.log_away else FoldRebuilt(self._fold()))
+            case ReplaceFold():
+                if self.may_replace:
+                    self.replace()
+
+    def _fold(self) -> State:
         fresh = State(CHAIN_KEY)
-        await self.pull(fresh)
+        self._pull(fresh)
         return fresh
 
-    async def _rebuild(self, reason: str) -> None:
-        await self.may_rebuild.wait()
-        fresh = State(CHAIN_KEY)
-        await self.pull(fresh)
-        self.state.become(fresh)
-        self.digest_exchange.became()
+    def _pull(self, into: State) -> None:
+        for stream in STREAMS:
+            start = into.open(stream, Epoch(1))
+            for seq, said in enumerate(self._replicas.log[stream][start:], start + 1):
+                self._apply(into, StreamSeq(seq), said)
+
+    def _apply(self, into: State, seq: StreamSeq, said: Said) -> None:
+        applied = into.apply(said.stream, seq, said.subject, said.payload)
+        if into is not self.state or applied is None:
+            return
+        if seq % CHECKPOINT_EVERY == 0:
+            self.feed(CheckpointPassed(said.stream, seq))
+        if said.stream == ROUTING and applied.owner != self.id:
+            for event in applied.message.events:
+                if isinstance(event, ReplicaReported | DivergenceFound):
+                    self.read(ReplicaId(applied.owner), event)
 
 
 class Replicas:
     """A namespace with one worker and some replicas; time stands still until `turn`."""
 
-    def __init__(self) -> None:
-        self.clock = ManualClock(1_000_000)
-        self.log = MemoryLog("test", self.clock)
-        self.store = MemoryRegistryStore()
-        self.all: list[ReplicaUnderTest] = []
+    def __init__(self, names: str) -> None:
+        self.now_us = 1_000_000_000
+        self.log: dict[StreamName, list[Said]] = {stream: [] for stream in STREAMS}
+        self.log_away = False
+        """No log can be folded anew."""
+        self.registry_away = False
+        self.claimed_by: ReplicaId | None = None
         self.worker = Speaker(KV, WORKER)
         self.blocks = 0
-
-    async def start(self, names: str) -> list[ReplicaUnderTest]:
-        await self.log.ensure(STREAMS)
-        await self.append(self.worker.say(joined()))
+        self.append(self.worker.say(joined()))
         self.all = [ReplicaUnderTest(self, name) for name in names]
-        return self.all
 
-    async def append(self, said: Said) -> None:
-        last = await self.log.last(said.stream, said.subject)
-        expected = StreamSeq(0 if last is None else last.seq)
-        await self.log.append(said.stream, said.subject, said.payload, f"{said.subject}:{expected}", expected)
+    def append(self, said: Said) -> None:
+        self.log[said.stream].append(said)
 
-    async def work(self, messages: int) -> None:
+    def take_claim(self, replica: ReplicaId) -> DigestEvent:
+        if self.registry_away:
+            return ClaimAnswered(None)
+        if self.claimed_by not in (None, replica):
+            return ClaimAnswered(granted=False)
+        self.claimed_by = replica
+        return ClaimAnswered(granted=True)
+
+    def release_claim(self, replica: ReplicaId) -> None:
+        if self.claimed_by == replica:
+            self.claimed_by = None
+
+    def work(self, messages: int) -> None:
         """The worker stores a block per message."""
         for _ in range(messages):
             self.blocks += 1
-            await self.append(self.worker.say(stored(self.blocks)))
+            self.append(self.worker.say(stored(self.blocks)))
 
-    async def restate(self) -> None:
+    def restate(self) -> None:
         """The worker says again who it is and what it holds."""
-        await self.append(self.worker.say(joined(), restated(0, 1, self.blocks)))
+        self.append(self.worker.say(joined(), restated(0, 1, self.blocks)))
 
-    async def turn(self, seconds: int = 1, messages: int = 3, among: list[ReplicaUnderTest] | None = None) -> None:
+    def turn(self, seconds: int = 1, messages: int = 3, among: list[ReplicaUnderTest] | None = None) -> None:
         """So many seconds pass; in each the worker works, and every replica reads, and does what is due."""
         for _ in range(seconds):
-            self.clock.advance(1000)
-            await self.work(messages)
+            self.now_us += 1_000_000
+            self.work(messages)
             for replica in self.all if among is None else among:
-                await replica.pull()
-                await replica.digest_exchange.step()
-                await replica.digest_exchange.settled()
-                await replica.flush()
+                replica.pull()
+                replica.feed(TICK)
+                replica.flush()

@@ -6,18 +6,18 @@ from projections.folds.state import POINTS_KEPT
 from tests.actors.consistency.replicas import KV, Replicas, ReplicaUnderTest
 
 
-async def one(messages: int) -> tuple[Replicas, ReplicaUnderTest, DigestCheckpoints]:
+def one(messages: int) -> tuple[Replicas, ReplicaUnderTest, DigestCheckpoints]:
     """A replica that has folded so many messages."""
-    it = Replicas()
-    (a,) = await it.start("a")
-    await it.work(messages)
-    await a.pull()
-    return it, a, a.digest_exchange._checkpoints
+    it = Replicas("a")
+    (a,) = it.all
+    it.work(messages)
+    a.pull()
+    return it, a, a.exchange._checkpoints
 
 
-async def test_they_are_kept_for_longer_than_points() -> None:
+def test_they_are_kept_for_longer_than_points() -> None:
     """A milestone is there when its point is long gone; CHECKPOINTS_KEPT are, the newest."""
-    _, a, kept = await one(POINTS_KEPT + 2 * CHECKPOINT_EVERY)
+    _, a, kept = one(POINTS_KEPT + 2 * CHECKPOINT_EVERY)
     assert a.state.point(KV, StreamSeq(CHECKPOINT_EVERY)) is None
     milestone = kept.at(KV, StreamSeq(CHECKPOINT_EVERY))
     assert milestone is not None
@@ -28,9 +28,9 @@ async def test_they_are_kept_for_longer_than_points() -> None:
     assert repr(kept) == f"<DigestCheckpoints {CHECKPOINTS_KEPT} points>"
 
 
-async def test_a_report_says_what_others_are_likeliest_to_have() -> None:
+def test_a_report_says_what_others_are_likeliest_to_have() -> None:
     """Of many milestones those divisible by the largest powers of two go into a report, and where the fold stands."""
-    it, a, kept = await one(20 * CHECKPOINT_EVERY)
+    it, a, kept = one(20 * CHECKPOINT_EVERY)
     report = kept.report()
     assert report is not None
     seqs = report.points[KV].seqs
@@ -39,32 +39,32 @@ async def test_a_report_says_what_others_are_likeliest_to_have() -> None:
     assert {4096, 8192, 12288, 16384} <= set(seqs)
     assert all(seq % CHECKPOINT_EVERY == 0 for seq in seqs[:-1])
     assert kept.report() is None  # no cursor has moved
-    await it.work(1)
-    await a.pull()
+    it.work(1)
+    a.pull()
     again = kept.report()
     assert again is not None
     assert again.points[KV].seqs == (a.state.cursor[KV].seq,)  # the others were said
 
 
-async def test_what_was_incomplete_is_not_said() -> None:
+def test_what_was_incomplete_is_not_said() -> None:
     """Milestones passed while a source was unknown are left out, though the stream is whole again."""
-    it, a, kept = await one(CHECKPOINT_EVERY - 3)
+    it, a, kept = one(CHECKPOINT_EVERY - 3)
     it.worker.n_next += 1  # a message is missing
-    await it.work(2)
-    await a.pull()
+    it.work(2)
+    a.pull()
     assert kept.at(KV, StreamSeq(CHECKPOINT_EVERY)) is not None
     it.worker.head = bytes(16)
-    await it.restate()
-    await a.pull()
+    it.restate()
+    a.pull()
     report = kept.report()
     assert report is not None
     assert report.points[KV].seqs == (a.state.cursor[KV].seq,)
 
 
-async def test_a_state_that_became_another_has_other_milestones() -> None:
+def test_a_state_that_became_another_has_other_milestones() -> None:
     """Nothing is remembered of a fold that another has taken the place of; the new one has passed its own."""
-    _, a, kept = await one(POINTS_KEPT + 2 * CHECKPOINT_EVERY)
-    await a._rebuild("test")
+    _, a, kept = one(POINTS_KEPT + 2 * CHECKPOINT_EVERY)
+    a.replace()
     assert kept.at(KV, StreamSeq(CHECKPOINT_EVERY)) is None
     assert kept.at(KV, StreamSeq(POINTS_KEPT + CHECKPOINT_EVERY)) == a.state.point(
         KV, StreamSeq(POINTS_KEPT + CHECKPOINT_EVERY)

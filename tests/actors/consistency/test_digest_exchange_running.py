@@ -1,4 +1,4 @@
-"""Agreement with everything real around it: runners that tail the log, snapshots, folds taken over under load."""
+"""The shell with everything real around it: runners that tail the log, snapshots, folds taken over under load."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
-from actors.consistency.digest_exchange import DigestExchange
-from core.block_spans import single
+from actors.consistency.digest_exchange import CheckpointPassed, FoldReplaced, ReportRead, VerdictRead
+from actors.consistency.digest_exchange_shell import DigestExchangeShell
 from core.clock import ManualClock
 from core.events import DivergenceFound, Event, ReplicaReported
 from core.ids import ReplicaId, StreamSeq, WorkerId
+from core.machine import TICK
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream
 from projections.folds.state import Applied, State
 from projections.runner.rebuild import rebuild, take_snapshot
@@ -23,6 +24,7 @@ from streams.snapshot_store import SnapshotStore
 from tests.fixtures.eventually import eventually
 from tests.projections.facts import joined, stored, worker_id
 from tests.projections.speaker import CHAIN_KEY, Said, Speaker
+from tests.projections.wrong_fold import corrupt
 
 KV = kv_stream(0)
 WORKERS = 4
@@ -39,15 +41,16 @@ class Running:
         self._speaker = Speaker(ROUTING, self.id)
         self._unsent: list[Event] = []
         self.runner = Runner(site.log, self.state, self._on_applied, store=site.store, on_became=self._on_became)
-        self.digest_exchange = DigestExchange(
+        self.digest_exchange = DigestExchangeShell(
             self.state,
             self._say,
             lambda: self.id,
             site.clock,
             MemoryRegistry(site.registry),
-            refold=self._refold,
-            rebuild=self.runner.rebuild,
+            rebuild=self._rebuild,
+            replace=self.runner.rebuild,
         )
+        self._running = asyncio.create_task(self.digest_exchange.run())
 
     def _say(self, event: Event) -> None:
         self._unsent.append(event)
@@ -55,24 +58,32 @@ class Running:
             self.verdicts.append(event.verdict)
 
     def _on_became(self) -> None:
-        self.digest_exchange.became()
+        self.digest_exchange.feed(FoldReplaced())
 
-    async def _refold(self) -> State:
+    async def _rebuild(self) -> State:
         return (await rebuild(self._site.log, CHAIN_KEY, self._site.store)).state
 
     def _on_applied(self, applied: Applied) -> None:
         if applied.seq % CHECKPOINT_EVERY == 0:
-            self.digest_exchange.passed(applied.stream, applied.seq)
-        if applied.stream == ROUTING:
+            self.digest_exchange.feed(CheckpointPassed(applied.stream, applied.seq))
+        if applied.stream == ROUTING and applied.owner != self.id:
             for event in applied.message.events:
-                if isinstance(event, ReplicaReported | DivergenceFound):
-                    self.digest_exchange.on_report(ReplicaId(applied.owner), event)
+                if isinstance(event, ReplicaReported):
+                    self.digest_exchange.feed(ReportRead(ReplicaId(applied.owner), event))
+                elif isinstance(event, DivergenceFound):
+                    self.digest_exchange.feed(VerdictRead(ReplicaId(applied.owner), event))
 
     async def step(self) -> None:
-        await self.digest_exchange.step()
-        for event in self._unsent:
+        self.digest_exchange.feed(TICK)
+        unsent, self._unsent = self._unsent, []
+        for event in unsent:
             await self._site.append(self._speaker.say(event))
-        self._unsent.clear()
+
+    async def stop(self) -> None:
+        self._running.cancel()
+        await asyncio.wait([self._running])
+        await self.digest_exchange.stop()
+        await self.runner.stop()
 
 
 class Site:
@@ -122,7 +133,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-async def test_tampered_with_under_load(site: Site, snapshot: bool) -> None:
+async def test_corrupted_under_load(site: Site, snapshot: bool) -> None:
     """The replica that was changed behind its back is replaced while records come; nobody else is, and all agree."""
     replicas = [Running(site, name) for name in "abc"]
     for replica in replicas:
@@ -133,10 +144,9 @@ async def test_tampered_with_under_load(site: Site, snapshot: bool) -> None:
     await site.turn(replicas, 3)
     a, b, c = replicas
     for number in range(WORKERS):
-        c.state.index.store(WorkerId(worker_id(number)), "device", single([0xBAD]))
+        corrupt(c.state, WorkerId(worker_id(number)), 0xBAD)
     await site.turn(replicas, 8)
-    for replica in replicas:
-        await replica.digest_exchange.settled()
+    await eventually(lambda: c.verdicts, "c has a new fold")
     await site.turn(replicas, 12)
     assert c.verdicts == ["replaced"]
     assert (a.verdicts, b.verdicts) == ([], [])
@@ -149,5 +159,4 @@ async def test_tampered_with_under_load(site: Site, snapshot: bool) -> None:
     await eventually(lambda: len({repr(replica.state.cursor) for replica in replicas}) == 1, "one cursor")
     assert len({replica.state.digest for replica in replicas}) == 1
     for replica in replicas:
-        await replica.digest_exchange.stop()
-        await replica.runner.stop()
+        await replica.stop()

@@ -7,11 +7,13 @@ import pytest
 from core.block_spans import single
 from core.codec import encode_event
 from core.events import BlocksStored, CacheCleared, Event, WorkerJoined, WorkerLeft, WorkerLost
-from core.ids import WorkerId
+from core.ids import LOST_SUFFIX, WorkerId
+from projections.digest import MASK64
 from projections.folds.kv_fold import KvFold, Member
 from projections.folds.source_fold import REASON_CHARS_MAX, TOMBSTONES_MAX, MissingMessages, Tombstones
 from projections.index.prefix_index import PrefixIndex
 from tests.projections.facts import joined, load, removed, restated, stored, worker_id
+from tests.projections.site import KV, Site
 from tests.projections.speaker import Said, Speaker, fold
 
 A = WorkerId("aa" * 8)
@@ -224,12 +226,38 @@ def test_a_gap_names_what_is_missing(kv: Kv) -> None:
     assert kv.projection.missing == [MissingMessages(kv.speaker.source, 1, 3), MissingMessages(kv.speaker.source, 4, 4)]
 
 
-def test_a_change_behind_the_back_of_the_fold_is_counted_anew(kv: Kv) -> None:
-    """recount() is the digest, until somebody changes the index and says nothing."""
-    kv.says(stored(1, 2))
-    assert kv.projection.recount() == kv.projection.digest
-    kv.projection.index.store(A, "device", single([99]))
-    assert kv.projection.recount() != kv.projection.digest
+def recounted(fold: KvFold) -> int:
+    """The digest made from the parts as they are now."""
+    return sum(map(fold._part, fold.alive.values())) & MASK64
+
+
+def test_the_digest_is_that_of_the_parts() -> None:
+    """After each message, whatever it says, and after a gap and an end."""
+    site, (a, b, c) = Site(), (worker_id(number) for number in range(3))
+    history: list[tuple[str, list[Event]]] = [
+        (a, [stored(9)]),  # before it joined
+        (a, [joined()]),
+        (b, [joined("decode-1"), stored(1, 2, 3)]),
+        (a, [stored(1, 2), stored(5, tier="host")]),
+        (a, [removed(2)]),
+        (b, [CacheCleared(), stored(7)]),
+        (a, [restated(0, 2, 1)]),
+        (a, [restated(1, 2, 4, 5)]),
+        (a, [joined("renamed")]),
+        (c, [joined("decode-2"), stored(3)]),
+        (b, [WorkerLeft(reason="over")]),
+    ]
+    for worker, events in history:
+        site.say(KV, worker, *events)
+        assert recounted(site.state.kv[KV]) == site.state.kv[KV].digest
+    site._speakers[KV, a].say(stored(99))  # never delivered: a gap
+    site.say(KV, a, stored(6))
+    assert recounted(site.state.kv[KV]) == site.state.kv[KV].digest
+    lost = Speaker(KV, c + LOST_SUFFIX, about=c)
+    site.hear(lost.say(WorkerLost(by="x", reason="silent")))
+    assert recounted(site.state.kv[KV]) == site.state.kv[KV].digest
+    site.state.index.store(WorkerId(a), "device", single([4]))
+    assert recounted(site.state.kv[KV]) != site.state.kv[KV].digest
 
 
 def test_what_a_kv_stream_does_not_carry_is_counted(kv: Kv) -> None:
@@ -262,5 +290,5 @@ def test_an_end_in_one_stream_takes_nothing_from_another(kv: Kv) -> None:
     digest, other = kv.projection.digest, KvFold(kv.projection.index)
     fold(other, Speaker("kv_1", A + "-lost", about=A).say(WorkerLost(by="x", reason="silent")))
     assert kv.held == {1, 2}
-    assert (kv.projection.digest, kv.projection.recount()) == (digest, digest)
+    assert (kv.projection.digest, recounted(kv.projection)) == (digest, digest)
     assert A in other.ended
