@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY, DigestCheckpoints
-from actors.consistency.digest_exchange import REPORT_EVERY_MS
+from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
+from actors.consistency.digest_exchange import REPORT_EVERY_MS, CheckpointPassed, DigestExchange, PublishDigests
 from actors.membership.routing_publisher import LIMITS
 from actors.router.request_scheduler import RequestScheduler, SchedulerCommand, SchedulerEvent
 from core.events import (
@@ -18,6 +18,7 @@ from core.events import (
     UnknownEvent,
 )
 from core.ids import ReplicaId, WorkerId
+from core.machine import TICK
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.pending_events import PendingEvents
@@ -27,7 +28,7 @@ from projections.policy.view import Local, RouteRequest, View, local_by_worker
 from replay.simulate.simulated_log import CHAIN_KEY, EPOCH, START_MS, SimulatedLog, SimulatedSource
 from replay.simulate.virtual_time import Agenda, VirtualShell
 
-REPORT_EVERY_US = REPORT_EVERY_MS * 1000
+US_PER_MS = 1000
 REVISION = 0
 """Of the settings: they hold for the whole run."""
 
@@ -72,8 +73,7 @@ class SimulatedReplica:
         self._state = State(CHAIN_KEY)
         for stream in log.streams:
             self._state.open(stream, EPOCH)
-        self._milestones = DigestCheckpoints(self._state)
-        self._reported_us = 0
+        self._exchange = DigestExchange(self._state, REPORT_EVERY_MS * US_PER_MS)
         self._ahead = PendingEvents()
         self._local: dict[WorkerId, tuple[str, ...]] = {}
         self.say(ReplicaJoined(name=name, version="simulated"))
@@ -102,11 +102,9 @@ class SimulatedReplica:
     def publish_local(self, local: Local) -> None:
         """The log has what only this replica knows, before a decision rests on it; and now and then what its folds
         are, so that whoever has it can compare."""
-        if self._agenda.now_us - self._reported_us >= REPORT_EVERY_US:
-            self._reported_us = self._agenda.now_us
-            found = self._milestones.report()
-            if found is not None:
-                self.say(found)
+        for command in self._exchange.step(TICK, self._agenda.now_us):
+            assert isinstance(command, PublishDigests)  # it reads no reports of others
+            self.say(command.event)
         now = local_by_worker(local)
         for worker in sorted(now.keys() | self._local.keys()):
             reasons = now.get(worker, ())
@@ -150,7 +148,7 @@ class SimulatedReplica:
         for stream, seq, _, owner, head, message in self._reader.until(self._agenda.now_us):
             fold(stream, seq, owner, message, head)
             if not seq % CHECKPOINT_EVERY:
-                self._milestones.passed(stream, seq)
+                self._exchange.step(CheckpointPassed(stream, seq), self._agenda.now_us)
             if owner == self.id and message is not None:
                 for event in message.events:
                     read_back(event)  # type: ignore[arg-type]  # what we wrote is of types that we know
