@@ -7,8 +7,10 @@ writes, or the operating system's words for an error number. Type and place are 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from core.errors import ContrailError
@@ -71,6 +73,16 @@ def detail_of(error: BaseException) -> str:
     place = f" at {module}:{line}" if module else ""
     message = safe_message(error)
     return f"{type(error).__qualname__}{place}{f': {message}' if message else ''}"[:DETAIL_MAX]
+
+
+def log_failure(logger: logging.Logger, text: str) -> Callable[[asyncio.Task[None]], None]:
+    """A callback for `add_done_callback`: if a defect ended the task, the process's own log has the text and where."""
+
+    def on_done(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            logger.error(text, exc_info=task.exception())
+
+    return on_done
 
 
 def failure_in(cancellation: BaseException) -> Exception | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from core.clock import Clock
 from core.codec import decode_message, digest
 from core.errors import ContrailError, Corrupt
+from core.failure import log_failure
 from core.ids import StreamSeq
 from core.subjects import JOBS, owner
 from projections.folds.jobs_fold import JobsFold
@@ -40,7 +41,7 @@ class JobsFollower:
     def start(self) -> None:
         """It follows the log from now on, and waits for it if it is away."""
         self._task = asyncio.create_task(self._open(), name="jobs tail")
-        self._task.add_done_callback(_report)
+        self._task.add_done_callback(log_failure(_logger, "the prefill queue is not followed any more, by a defect"))
 
     async def stop(self) -> None:
         """Nothing is heard of any more."""
@@ -74,8 +75,3 @@ class JobsFollower:
 
     def _on_reset(self, _now: StreamState) -> None:
         self.jobs = JobsFold()
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _logger.error("the prefill queue is not followed any more, by a defect", exc_info=task.exception())

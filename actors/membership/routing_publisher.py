@@ -15,6 +15,7 @@ from pathlib import Path
 from core.clock import Clock
 from core.errors import Unavailable
 from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft
+from core.failure import log_failure
 from core.ids import ReplicaId, SourceId, WorkerId, new_id
 from core.keys import DeploymentKey
 from core.subjects import ROUTING, subject
@@ -88,7 +89,7 @@ class RoutingPublisher:
         """ReplicaJoined is on its way to the log."""
         self.publish(joined)
         self._task = asyncio.create_task(self.outbox.run(), name=f"voice {self.id}")
-        self._task.add_done_callback(_on_task_done)
+        self._task.add_done_callback(log_failure(_logger, "the replica's outbox stopped for good"))
 
     def publish(self, event: Event) -> None:
         """The event counts now and goes to the log, in order."""
@@ -176,8 +177,3 @@ class RoutingPublisher:
 
     def _on_outbox_superseded(self, record: Record) -> None:
         self.mark_superseded(f"{record.stream}:{record.seq}")
-
-
-def _on_task_done(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _logger.error("the replica's outbox stopped for good", exc_info=task.exception())

@@ -13,6 +13,7 @@ from actors.membership.registration import Registration
 from actors.transport.reconnecting_client import ReconnectingClient
 from core.clock import Clock
 from core.errors import PeerError
+from core.failure import log_failure
 from core.models import ModelCard
 from core.served_names import NAMES_MAX, ServedNames
 
@@ -101,7 +102,8 @@ class ModelCatalog:
             self._outdated |= {model} & self._known.keys()
         elif model not in self._learning and self._source(model) is not None:
             task = self._learning[model] = asyncio.create_task(self._learn(model), name=f"learn {model}")
-            task.add_done_callback(lambda done: self._on_learned(model, done))
+            task.add_done_callback(lambda _: self._learning.pop(model))
+            task.add_done_callback(log_failure(_logger, f"model {model} could not be learned"))
 
     def _update_names(self, model: str, sources: list[ModelCardSource]) -> None:
         """The model has the names that its workers give it; without a worker it keeps those that it had."""
@@ -159,8 +161,3 @@ class ModelCatalog:
         self._known[registration.model] = _KnownModel(card, registration)
         self._outdated.discard(registration.model)
         self._on_change()
-
-    def _on_learned(self, model: str, task: asyncio.Task[None]) -> None:
-        del self._learning[model]
-        if not task.cancelled() and task.exception() is not None:
-            _logger.error("model %s could not be learned", model, exc_info=task.exception())

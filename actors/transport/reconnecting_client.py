@@ -23,6 +23,7 @@ from actors.transport.frames import (
 from actors.transport.framing import encode_frame
 from actors.transport.worker_connection import WorkerConnection, WorkerDisconnected
 from core.errors import PeerError
+from core.failure import log_failure
 from core.ids import WorkerId
 
 CONNECT_TIMEOUT_S = 2.0
@@ -77,7 +78,7 @@ class ReconnectingClient:
     def start(self) -> None:
         """It connects, and again whenever it breaks, until closed."""
         self._task = asyncio.create_task(self._keep(), name=f"link {self.worker}")
-        self._task.add_done_callback(_report)
+        self._task.add_done_callback(log_failure(_logger, "a link failed by a defect and stays down"))
 
     async def close(self) -> None:
         """Streams that are open end with WorkerDisconnected."""
@@ -207,8 +208,3 @@ def _split(address: str) -> tuple[str, int]:
     if not host.isascii() or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
         raise PeerError(f"{address!r} is no address")
     return host.strip("[]"), int(port)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _logger.error("a link failed by a defect and stays down", exc_info=task.exception())

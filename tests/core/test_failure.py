@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from core.failure import (
     detail_of,
     failure_in,
     is_in_log,
+    log_failure,
     mark_in_log,
     reason_for,
     safe_message,
@@ -94,3 +96,28 @@ def test_a_cancellation_gives_a_failure_as_its_reason() -> None:
     assert not is_in_log(error)
     mark_in_log(error)
     assert is_in_log(error)
+
+
+async def test_a_task_that_ends_by_a_defect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """With the text and the exception, once; one that ends by itself or is cancelled is not."""
+
+    async def works() -> None:
+        pass
+
+    async def fails() -> None:
+        raise KeyError(1)
+
+    async def waits() -> None:
+        await asyncio.sleep(60)
+
+    tasks = [asyncio.create_task(each()) for each in (works, fails, waits)]
+    for task in tasks:
+        task.add_done_callback(log_failure(logging.getLogger("a part"), "it failed"))
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    await asyncio.wait(tasks)
+    await asyncio.sleep(0)
+    (record,) = caplog.records
+    assert (record.name, record.getMessage(), record.levelname) == ("a part", "it failed", "ERROR")
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], KeyError)
