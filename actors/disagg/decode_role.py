@@ -42,6 +42,7 @@ from actors.membership.registration import registration_of
 from actors.transport.frames import FromPrefill, Generate
 from core.errors import ContrailError
 from core.events.kv import PREFILL
+from core.failure import log_failure
 from core.generation import GenerateRequest, Hint, Output, PrefillReport
 from core.ids import WorkerId, new_id
 from core.kv_transfer import TRANSPORTS, KvPull
@@ -56,6 +57,7 @@ LOG_AWAY_S = 0.5
 """A log that acknowledges nothing for so long is asked for no help."""
 
 _logger = logging.getLogger(__name__)
+_log_failure = log_failure(_logger, "a part of the decode worker failed by a defect")
 
 
 class PendingAnswer:
@@ -264,7 +266,7 @@ class DecodeRole:
             case StartPull(job, pull):
                 running = self._pulls[job] = RunningPull(self._start(self._answers[job].request, pull))
                 running.task = asyncio.create_task(self._pull(job, running), name=f"pull {job}")
-                running.task.add_done_callback(_report)
+                running.task.add_done_callback(_log_failure)
             case DeliverPulled(job):
                 answer = self._answers[job.id]
                 answer.report, answer.pull = job.report, self._pulls.pop(job.id)
@@ -328,9 +330,4 @@ class DecodeRole:
         task = asyncio.create_task(coroutine)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-        task.add_done_callback(_report)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _logger.error("a part of the decode worker failed by a defect", exc_info=task.exception())
+        task.add_done_callback(_log_failure)

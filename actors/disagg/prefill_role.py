@@ -42,6 +42,7 @@ from actors.transport.frames import PROTOCOL, FromPrefill, Generate, Hello, Intr
 from core.codec import decode_message
 from core.errors import ContrailError, Corrupt, PeerError, Refused, Unavailable
 from core.events.jobs import JobEvent, PrefillFailed, PrefillRequested
+from core.failure import log_failure
 from core.generation import GenerateRequest, Output
 from core.ids import WorkerId
 from core.subjects import JOBS, asked_wildcard, job_kind, owner
@@ -53,6 +54,7 @@ PULL_WAIT_S = 5.0
 QUIET_LOOK_S = 0.05
 
 _logger = logging.getLogger(__name__)
+_log_failure = log_failure(_logger, "a part of the prefill worker failed by a defect")
 
 
 def queue_name(kind: str) -> str:
@@ -183,14 +185,14 @@ class PrefillRole:
         match command:
             case TakeNext():
                 self._taking = asyncio.create_task(self._take(), name="prefill queue")
-                self._taking.add_done_callback(_report)
+                self._taking.add_done_callback(_log_failure)
             case SendToRequester(requester, frame):
                 self.requesters.send(requester, frame)
             case AnswerConfirm(requester, job, blocks):
                 self.requesters.send(requester, StillHeld(job=job, held=self._transfer.still_held(blocks)))
             case ComputePrompt(job, request):
                 task = self._computing[job] = asyncio.create_task(self._compute(job, request), name=f"prefill {job}")
-                task.add_done_callback(_report)
+                task.add_done_callback(_log_failure)
             case AbortCompute(job):
                 self._computing.pop(job).cancel()
             case ReleaseBlocks(blocks):
@@ -255,7 +257,7 @@ class PrefillRole:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_report)
+        task.add_done_callback(_log_failure)
 
 
 async def _tell_queue(word: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -272,8 +274,3 @@ def _requested(delivery: Delivery) -> PrefillRequested | None:
         _logger.warning("%s:%d cannot be read: %s", delivery.record.stream, delivery.record.seq, error)
         return None
     return next((event for event in events if isinstance(event, PrefillRequested)), None)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _logger.error("a part of the prefill worker failed by a defect", exc_info=task.exception())

@@ -12,6 +12,7 @@ from core.clock import Clock
 from core.events import Event, LoadReported, WorkerJoined, WorkerLeft
 from core.events.jobs import JobsRestated
 from core.events.kv import PREFILL
+from core.failure import log_failure
 from core.ids import SourceId, WorkerId
 from core.keys import DeploymentKey
 from core.subjects import JOBS, LOAD, answered_token, asked_token, job_kind, kv_stream, subject
@@ -137,7 +138,7 @@ class WorkerPublisher:
 
     def _run(self, outbox: Outbox) -> None:
         task = asyncio.create_task(outbox.run(), name=f"outbox {outbox!r}")
-        task.add_done_callback(_on_task_done)
+        task.add_done_callback(log_failure(_logger, "an outbox stopped for good"))
         self._tasks.append(task)
 
     def _publish_changes(self) -> None:
@@ -189,8 +190,3 @@ class WorkerPublisher:
         self._superseded_by = record
         _logger.warning("another wrote the end of worker %s at %s:%d", self.id, record.stream, record.seq)
         self._on_superseded()
-
-
-def _on_task_done(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _logger.error("an outbox stopped for good", exc_info=task.exception())

@@ -18,6 +18,7 @@ from actors.router.fleet import Fleet
 from actors.transport.reconnecting_client import ReconnectingClient
 from core.clock import Clock
 from core.events import ReplicaLost, WorkerLost
+from core.failure import log_failure
 from core.ids import ReplicaId
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream
 from projections.folds.state import State
@@ -145,12 +146,8 @@ class LivenessMonitor:
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _logger.error("a ping or the end of a source failed by a defect", exc_info=task.exception())
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(log_failure(_logger, "a ping or the end of a source failed by a defect"))
 
     def _on_replica(self, change: Change) -> None:
         replica = ReplicaId(change.key.rpartition("/")[2])
