@@ -31,7 +31,6 @@ from replay.recording.recording import Recording
 from replay.state_at.state_at import summary_at
 from replay.state_at.state_summary import StateSummary
 from replay.verify.verify import VerifyResult, verify
-from replay.whatif.attempt_records import AttemptRecords
 from replay.whatif.outcome import Outcome, ranked
 from replay.whatif.scenario import USUAL_SCENARIOS, Scenario, scenarios
 from replay.whatif.whatif import Progress, what_if
@@ -49,7 +48,6 @@ class ReplaySession:
     def __init__(self, recording: Recording) -> None:
         """The recording is the session's from now on."""
         self.recording = recording
-        self._lives: AttemptRecords | None = None
 
     def __repr__(self) -> str:
         return f"<ReplaySession on {self.recording!r}>"
@@ -169,9 +167,7 @@ class ReplaySession:
         return compare_cache(self.recording, worker)
 
     def _what_if(self, asked: Sequence[Scenario], start: When, end: When, progress: Progress) -> list[Outcome]:
-        if self._lives is None:
-            self._lives = AttemptRecords.of(self.recording)
-        return what_if(self.recording, asked, *self._range(start, end), progress, lives=self._lives)
+        return what_if(self.recording, asked, *self._range(start, end), progress)
 
     def _moment(self, when: When) -> Moment | None:
         return parse_moment(when, self.recording.archive.contents.end_ms) if isinstance(when, str) else when

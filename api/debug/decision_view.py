@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.debug.timeline.decision_table import PLACES
 from api.debug.timeline.timeline import Timeline
 from core.codec import decode_message
 from core.errors import CallerError
@@ -19,6 +18,7 @@ from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
 from replay.explain.cost_breakdown import computed_tokens, estimate_source, split_estimate
 from replay.explain.decision_inputs import recorded_backlog, recorded_candidates
+from replay.recording.request_history import PLACES
 from streams.archive.archive_reader import ArchiveReader
 
 UNITS = {"kv": "blocks", "approximate": "blocks", "least-loaded": "requests", "power-of-two": "requests"}
@@ -28,7 +28,7 @@ UNITS = {"kv": "blocks", "approximate": "blocks", "least-loaded": "requests", "p
 def decision(archive: ArchiveReader, timeline: Timeline, n: int) -> dict[str, Any]:
     """The decision of that number; CallerError if it is none. One block of the archive is read."""
     event = routed(archive, n)
-    index = timeline.decisions.at(n)
+    index = timeline.decisions.history.row(n)
     number = -1 if index is None else timeline.decisions.column("replica")[index]
     given = timeline.settings.get((number, event.settings_revision))
     settings = _settings(given, event)

@@ -13,7 +13,7 @@ from api.debug.decision_view import decision
 from api.debug.fold_thread import FoldThread, RecordingState
 from api.debug.replica_view import replicas
 from api.debug.state_view import state
-from api.debug.timeline.decision_table import PLACES, search
+from api.debug.timeline.decision_table import search
 from api.debug.timeline.timeline import Timeline
 from api.debug.what_if_view import WINDOW_MAX, WhatIfAnswers, WhatIfQuestion
 from core.clock import Clock
@@ -23,6 +23,7 @@ from core.keys import DeploymentKey
 from core.settings import POLICIES, RoutingSettings
 from replay.explain.explain import explain
 from replay.recording.recording import Recording
+from replay.recording.request_history import PLACES
 from streams.archive.archive_reader import ArchiveReader
 
 
@@ -158,12 +159,12 @@ class RecordingView:
     async def explanation(self, n: int) -> dict[str, Any]:
         """Why one decision fell as it did, and what came of it: all that the timeline knows to have come."""
         decisions = self.timeline.decisions
-        index = decisions.at(n)
-        if index is None:
+        attempt = decisions.history.at(n)
+        if attempt is None:
             raise CallerError("there is no such decision in this recording")
-        request, number, seq = decisions.requests[index], decisions.column("attempt")[index], decisions.last_seqs[index]
+        seq = max(n, attempt.prefilled_at, attempt.ended_at) // PLACES
         return await self.fold_thread.ask(
-            lambda recording_state: explanation(recording_state.recording(seq), request, n, number)
+            lambda recording_state: explanation(recording_state.recording(seq), attempt.request, n, attempt.attempt)
         )
 
     async def state(self, n: int | None, ms: int | None, replica: str | None) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from api.debug.timeline.decision_table import PLACES
 from core.errors import ContrailError
 from core.ids import StreamSeq
 from core.subjects import ROUTING
 from replay.recording.moment import AtSequence, AtTime
 from replay.recording.recording import Cursor, Recording
+from replay.recording.request_history import PLACES
 from replay.state_at.state_at import summary_at, within
 
 REQUESTS_MAX = 500

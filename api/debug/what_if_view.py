@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from api.debug.state_view import before, check_near
-from api.debug.timeline.decision_table import PLACES, DecisionTable
-from core.codec import Message
+from api.debug.timeline.decision_table import DecisionTable
 from core.errors import CallerError
-from core.ids import StreamName
-from replay.recording.recording import RecordedFrame, Recording
-from replay.whatif.attempt_records import AttemptRecords
+from replay.recording.recording import Recording
+from replay.recording.request_history import PLACES
+from replay.whatif.first_token_fit import FirstTokenFit, first_token_fits
 from replay.whatif.outcome import DecisionChange, Outcome
 from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if
-from streams.log import Record
 
 WINDOW_MAX = 2000
 """Decisions made again for one question: about two seconds."""
@@ -54,7 +51,7 @@ class WhatIfAnswers:
 
     def __init__(self) -> None:
         self._window: tuple[Recording, int, int] | None = None
-        self._lives: AttemptRecords | None = None
+        self._fitted: dict[str, FirstTokenFit] = {}
 
     def __repr__(self) -> str:
         return f"<WhatIfAnswers about {self._window}>"
@@ -70,29 +67,11 @@ class WhatIfAnswers:
         )
         start, end = numbers[low] // PLACES, numbers[high - 1] // PLACES + 1
         check_near(recording, recording.cursor(before(numbers[low])))
-        lives = self._known(recording, start, end)
-        (outcome,) = what_if(recording, [scenario], start, end, lives=lives, worst=WORST)
-        return _shown(outcome, decisions, (numbers[low], numbers[high - 1]))
-
-    def _known(self, recording: Recording, start: int, end: int) -> AttemptRecords:
-        if self._lives is None or self._window != (recording, start, end):
-            self._lives = AttemptRecords.of(_RecordingWindow(recording, max(1, start - AROUND), end + AROUND))
+        if self._window != (recording, start, end):
+            self._fitted = first_token_fits(recording.requests, start - AROUND, end + AROUND)
             self._window = recording, start, end
-        return self._lives
-
-
-class _RecordingWindow(Recording):
-    """A part of a recording: frames of the routing stream between two positions."""
-
-    def __init__(self, whole: Recording, start: int, end: int) -> None:
-        super().__init__(whole.archive, whole.key)
-        self._whole, self._start, self._end = whole, start, end
-
-    def frames(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[RecordedFrame]:
-        return self._whole.frames(stream, max(start, self._start), min(end or self._end, self._end))
-
-    def said(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[tuple[Record, Message]]:
-        return self._whole.said(stream, max(start, self._start), min(end or self._end, self._end))
+        (outcome,) = what_if(recording, [scenario], start, end, fitted=self._fitted, worst=WORST)
+        return _shown(outcome, decisions, (numbers[low], numbers[high - 1]))
 
 
 def _shown(outcome: Outcome, decisions: DecisionTable, window: tuple[int, int]) -> dict[str, Any]:
@@ -125,10 +104,6 @@ def _shown(outcome: Outcome, decisions: DecisionTable, window: tuple[int, int]) 
 
 def _number(decisions: DecisionTable, change: DecisionChange) -> int:
     """What the decision is called here; -1 if the timeline does not have it."""
-    numbers, attempts = decisions.column("n"), decisions.column("attempt")
-    at = bisect_left(numbers, change.seq * PLACES)
-    while at < len(decisions) and numbers[at] < (change.seq + 1) * PLACES:
-        if decisions.requests[at] == change.request and attempts[at] == change.attempt:
-            return numbers[at]
-        at += 1
-    return -1
+    history = decisions.history
+    found = (history.attempt(row) for row in history.span(change.seq, change.seq + 1))
+    return next((each.at for each in found if (each.request, each.attempt) == (change.request, change.attempt)), -1)

@@ -86,7 +86,7 @@ def find_first_difference(
     """None if every decision in the range follows from the log, or cannot be judged."""
     last: dict[str, _EventPlace] = {}
     followed = not_judged = 0
-    total = sum(start <= tried.seq < (end or tried.seq + 1) for tried in recording.index.tries)
+    total = len(recording.requests.span(start, end))
     for number, verdict in enumerate(verdicts(Playback(recording, start, end, replica=replicas, gaps=gaps))):
         if number % PROGRESS_EVERY == 0:
             progress(number, total)
@@ -220,7 +220,7 @@ def _busy(
     if isinstance(said, ReplicaRestated):
         count = sum(worker == it.term_worker for worker in from_column(said.workers))
         return f"restated {len(said.requests)} requests in flight, {count} of them there"
-    workers = {tried.worker for tried in recording.index.tried(said.request) if tried.attempt == said.attempt}
+    workers = {tried.worker for tried in recording.requests.attempts(said.request) if tried.attempt == said.attempt}
     if it.term_worker and it.term_worker not in workers:
         return ""
     verb = {RequestRouted: "was routed there", RequestPrefilled: "had its first token", RequestFinished: "ended"}

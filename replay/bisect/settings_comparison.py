@@ -52,7 +52,7 @@ def compare_settings(
     progress: Progress = lambda _done, _of: None,
 ) -> SettingsComparison | None:
     """The first decision of which the choice differs; None if none does."""
-    total = sum(start <= tried.seq < (end or tried.seq + 1) for tried in recording.index.tries)
+    total = len(recording.requests.span(start, end))
     for number, at in enumerate(Playback(recording, start, end, replica=replicas)):
         if number % PROGRESS_EVERY == 0:
             progress(number, total)
@@ -86,9 +86,9 @@ def settings_with_changes(changes: Mapping[str, Any]) -> Choose:
 
 
 def _revision(recording: Recording, revision: int) -> RoutingSettings:
-    told = recording.index.revision(revision)
+    told = recording.replicas.revision(revision)
     if told is None:
-        known = ", ".join(map(str, sorted(recording.index.revisions))) or "none"
+        known = ", ".join(map(str, sorted(recording.replicas.revisions))) or "none"
         raise CallerError(f"this recording tells of no revision {revision} of the settings; it tells of {known}")
     return RoutingSettings.parse(told)
 

@@ -72,7 +72,7 @@ def compare_versions(
 ) -> VersionComparison:
     """Both in the order of the log, up to the first difference. CallerError if the file has none of these decisions."""
     theirs, compared = _OtherDecisions(path), 0
-    total = sum(start <= tried.seq < (end or tried.seq + 1) for tried in recording.index.tries)
+    total = len(recording.requests.span(start, end))
     for number, ours in enumerate(verdicts(Playback(recording, start, end, replica=replicas, gaps=gaps))):
         if number % PROGRESS_EVERY == 0:
             progress(number, total)

@@ -162,7 +162,7 @@ def _pending(case: _Case, predicted: int) -> _PredictionVerdict:
         after = case.since(shared.prefilled_ms)
         came = f"its first token came {_when(after)}"
     else:
-        came = f"it ended without one: {shared.outcome}" if shared.outcome else "it has no first token in the log"
+        came = f"it ended without one: {shared.outcome}" if shared.ended_seq else "it has no first token in the log"
     text = f"request {shared.request} was computing them there ({came}), and the engine computed them again"
     return _PredictionVerdict("pending", text, request=shared.request, seq=shared.seq)
 
@@ -170,7 +170,7 @@ def _pending(case: _Case, predicted: int) -> _PredictionVerdict:
 def _shared(case: _Case, depth: int) -> RequestAttempt | None:
     """The newest request being prefilled there, by what the replica saw, that has as much of this prompt's start."""
     read = case.ground.event.cursor.get(ROUTING, (0, 0))[1]
-    for other in reversed(case.recording.index.before(case.tried)):
+    for other in reversed(case.recording.requests.before(case.tried)):
         if other.replica == case.tried.replica:
             counted = not 0 < other.prefilled_at < case.tried.at
         else:

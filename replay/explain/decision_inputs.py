@@ -11,7 +11,6 @@ from core.events.routing import LOCAL_REASONS
 from core.ids import ReplicaId, StreamName, WorkerId, from_column
 from core.prompt import HashedPrompt
 from core.settings import TIERS, RoutingSettings
-from core.subjects import ROUTING
 from projections.folds.in_flight import WorkerLoad
 from projections.policy.cost import ESTIMATING_POLICIES, MILLI, ScoredCandidate
 from projections.policy.decide import Decision, decide
@@ -61,12 +60,7 @@ class DecisionInputs(NamedTuple):
 
 def routed_event(recording: Recording, tried: RequestAttempt) -> RequestRouted | None:
     """The decision as it was recorded; None for a refusal."""
-    found = None
-    for _, message in recording.said(ROUTING, tried.seq, tried.seq + 1):
-        for event in message.events:
-            if isinstance(event, RequestRouted) and (event.request, event.attempt) == (tried.request, tried.attempt):
-                found = event
-    return found
+    return next((event for _, event in recording.events([tried.at]) if isinstance(event, RequestRouted)), None)
 
 
 def decision_inputs(
@@ -88,7 +82,7 @@ def _made_again(recording: Recording, tried: RequestAttempt, situation: Recorded
     decision = decide(view, situation.request, situation.settings, event.now_ms, event.seed)
     if decision.digest != event.digest:
         return _as_recorded(recording, tried, event, DIFFERS, list(situation.doubts.values()))
-    known = recording.index.settings(tried.replica, event.settings_revision, tried.seq) is not None
+    known = recording.replicas.settings(tried.replica, event.settings_revision, tried.seq) is not None
     return inputs_of_decision(view, situation.request, situation.settings, event, decision)._replace(
         settings_known=known
     )
@@ -128,11 +122,11 @@ def in_flight(view: View, candidate: Candidate) -> WorkerInFlight:
 def _as_recorded(
     recording: Recording, tried: RequestAttempt, event: RequestRouted, again: str, doubts: list[str]
 ) -> DecisionInputs:
-    settings = recording.index.settings(tried.replica, event.settings_revision, tried.seq)
+    settings = recording.replicas.settings(tried.replica, event.settings_revision, tried.seq)
     known = settings is not None
     settings = settings or RoutingSettings(policy=event.policy)
     request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
-    told = recording.index.local(tried.replica, tried.seq)
+    told = recording.replicas.local(tried.replica, tried.seq)
     local = {WorkerId(worker): _ordered(reasons) for worker, reasons in sorted(told.items())}
     ranked = recorded_candidates(event, settings, local)
     return DecisionInputs(

@@ -54,7 +54,7 @@ def explain(recording: Recording, request: str, *, whole: bool | None = None) ->
     A decision is made again from the log if `whole`, or if that takes half a second and `whole` is None; else it is
     told as it was recorded, with the candidates that the record holds.
     """
-    uses = recording.index.uses(request)
+    uses = recording.requests.uses(request)
     if not uses:
         raise CallerError(f"the log knows no request {request!r}; `contrail events --stream routing` lists them")
     last = next((tries for tries in reversed(uses) if any(tried.worker for tried in tries)), [])
@@ -68,7 +68,7 @@ def explain(recording: Recording, request: str, *, whole: bool | None = None) ->
             attempts[-1].compared = _compared(attempts)
         elif tried.worker:
             unread.append(_unread(recording, tried))
-    refused = [tried for tried in recording.index.tried(request) if not tried.worker]
+    refused = [tried for tried in recording.requests.attempts(request) if not tried.worker]
     return Explanation(
         request=request,
         model=uses[-1][0].model,

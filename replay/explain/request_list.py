@@ -10,7 +10,7 @@ from core.event_json import time_text
 from core.subjects import ROUTING
 from replay.recording.moment import Moment
 from replay.recording.recording import Recording
-from replay.recording.request_history import RequestAttempt
+from replay.recording.request_history import GONE, RequestAttempt
 
 REJECTED, LOST = "rejected", "replica_lost"
 """Outcomes that no RequestFinished says: nobody could take it; its replica ended first."""
@@ -43,13 +43,6 @@ class RequestListEntry(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int | None
     outcome: str
     """As `RequestFinished` has it, or `rejected`, `replica_lost`, `under_way`."""
-
-    @property
-    def mispredicted_tokens(self) -> int:
-        """By how much prediction and engine differ, either way; 0 if no first token came."""
-        if self.real_cached_tokens is None or self.predicted_cached_tokens is None:
-            return 0
-        return abs(self.real_cached_tokens - self.predicted_cached_tokens)
 
 
 def list_requests(
@@ -84,7 +77,7 @@ def list_requests(
     if tenant is not None:
         tries = (tried for tried in tries if tried.tenant == tenant)
     if outcome is not None:
-        tries = (tried for tried in tries if _outcome(recording, tried) == outcome)
+        tries = (tried for tried in tries if _outcome(tried) == outcome)
     if slowest is not None:
         came = (tried for tried in tries if tried.prefilled_seq)
         chosen = sorted(came, key=lambda tried: (-tried.ttft_ms, tried.seq))[:slowest]
@@ -101,19 +94,17 @@ def list_requests(
 def _within(recording: Recording, start: Moment | None, end: Moment | None) -> Iterator[RequestAttempt]:
     first = 0 if start is None else recording.position(ROUTING, start)
     behind = None if end is None else recording.position(ROUTING, end)
-    return (tried for tried in recording.index.tries if first <= tried.seq and (behind is None or tried.seq < behind))
+    return recording.requests.between(first, behind)
 
 
 def _by_misprediction(tried: RequestAttempt) -> tuple[int, int]:
     return -abs(tried.cached_tokens - tried.predicted_tokens), tried.seq
 
 
-def _outcome(recording: Recording, tried: RequestAttempt) -> str:
+def _outcome(tried: RequestAttempt) -> str:
     if not tried.worker:
         return REJECTED
-    if tried.outcome:
-        return tried.outcome
-    return LOST if recording.index.ended.get(tried.replica, 0) > tried.seq else UNDER_WAY
+    return LOST if tried.outcome == GONE else tried.outcome or UNDER_WAY
 
 
 def _list_entry(recording: Recording, tried: RequestAttempt) -> RequestListEntry:
@@ -136,5 +127,5 @@ def _list_entry(recording: Recording, tried: RequestAttempt) -> RequestListEntry
         ttft_ms=tried.ttft_ms if tried.prefilled_seq else None,
         duration_ms=tried.duration_ms if tried.ended_seq else None,
         output_tokens=tried.output_tokens if tried.ended_seq else None,
-        outcome=_outcome(recording, tried),
+        outcome=_outcome(tried),
     )

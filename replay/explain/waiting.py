@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
 
@@ -98,9 +97,7 @@ def _held(recording: Recording, tried: RequestAttempt) -> tuple[int, RequestQueu
 
 def _by(recording: Recording, tried: RequestAttempt, since_ms: int) -> Iterator[PrefillWhileHeld]:
     """Those before it on the same worker whose first tokens came between its being held and its being sent."""
-    tries = recording.index.tries
-    at = bisect_left(tries, tried.at, key=lambda each: each.at)
-    for other in tries[max(0, at - LOOK_MAX) : at]:
+    for other in recording.requests.neighbours(tried.at, LOOK_MAX, 0):
         came = other.worker == tried.worker and 0 < other.prefilled_at < tried.at
         if came and other.prefilled_ms >= since_ms:
             after_ms = other.prefilled_ms - since_ms
@@ -109,10 +106,8 @@ def _by(recording: Recording, tried: RequestAttempt, since_ms: int) -> Iterator[
 
 def _beside(recording: Recording, tried: RequestAttempt, event: RequestRouted) -> Iterator[ConcurrentHold]:
     """Those that were held already when it was sent, and sent later by the same replica."""
-    tries = recording.index.tries
-    at = bisect_left(tries, tried.at, key=lambda each: each.at)
-    for other in tries[at + 1 : at + 1 + LOOK_MAX]:
-        if other.replica != tried.replica or not other.worker:
+    for other in recording.requests.neighbours(tried.at, 0, LOOK_MAX):
+        if other.replica != tried.replica:
             continue
         held_since = _held(recording, other)
         if held_since is not None and held_since[1].now_ms <= event.now_ms:
@@ -134,7 +129,7 @@ def first_token_phases(
         return None
     before_ms = now_ms - first_now_ms
     left_ms = max(0, tried.ttft_ms - before_ms)
-    there = [each for each in recording.index.before(tried) if not 0 < each.prefilled_at < tried.at]
+    there = [each for each in recording.requests.before(tried) if not 0 < each.prefilled_at < tried.at]
     ahead = [each for each in there if 0 < each.prefilled_at < tried.prefilled_at]
     behind_ms = max((each.prefilled_ms for each in ahead), default=decided_ms) - decided_ms
     behind_ms = min(left_ms, max(0, behind_ms))

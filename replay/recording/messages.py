@@ -1,4 +1,8 @@
-"""Partial decoding: a few fields of a message's events, at a fraction of the price of a full decoding."""
+"""Partial decoding: a few fields of a message's events, at a fraction of the price of a full decoding.
+
+Nearly all of the routing stream is four events; messages of nothing but these are decoded by `decode_frequent`, all
+others by a `partial_reader`.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,31 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from core.codec import JSON_START
+from core.events import Points
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What is raised for bytes that are none of ours."""
 
+Row = tuple[int, int, str, bytes]
+"""Sequence, time in ms, the subject's owner, payload: as the archive's own `Row`."""
 
-class RoutingEvent(msgspec.Struct, gc=False):
-    """Any event of the routing stream, by what tells of requests, replicas and their settings; a field has its default
-    where the event has no such field."""
+
+class RemoteFlag(msgspec.Struct, gc=False):
+    """Of a report on a prefill, whether a prefill worker computed it."""
+
+    remote: bool = False
+
+
+class TypedEvent(msgspec.Struct, gc=False):
+    """Any event, by its type alone."""
 
     type: str
+
+
+class PartialEvent(TypedEvent, gc=False):
+    """Any event, by the fields that histories and timelines show; a field has its default where the event has no such
+    field."""
+
     request: str = ""
     attempt: int = 0
     model: str = ""
@@ -27,8 +46,10 @@ class RoutingEvent(msgspec.Struct, gc=False):
     blocks: int | tuple[int, ...] = 0
     """A column, in a restatement; so is the next."""
     prefill_tokens: int | tuple[int, ...] = 0
+    now_ms: int = 0
     cached_tokens: int = -1
     ttft_ms: int = -1
+    prefill: RemoteFlag | None = None
     duration_ms: int = -1
     output_tokens: int = 0
     outcome: str = ""
@@ -40,20 +61,95 @@ class RoutingEvent(msgspec.Struct, gc=False):
     requests: tuple[str, ...] = ()
     attempts: tuple[int, ...] = ()
     settings: dict[str, Any] | None = None
+    address: str = ""
+    role: str = ""
+    capacity_blocks: int = 0
+    reason: str = ""
+    by: str = ""
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    draining: bool = False
+    fold_version: int = 0
+    points: dict[str, Points] | None = None
+    incomplete: tuple[str, ...] = ()
+    stream: str = ""
+    seq: int = 0
+    other: str = ""
+    verdict: str = ""
 
 
-E = TypeVar("E", bound=RoutingEvent)
+class RoutedFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestRouted"):
+    """One of the four events that nearly all of the routing stream is, in a shape of its own; fields as there."""
+
+    request: str
+    attempt: int
+    model: str
+    worker: str
+    prompt_tokens: int
+    predicted_cached_tokens: int
+    blocks: int
+    prefill_tokens: int
+    now_ms: int
+    tenant: str = ""
+
+
+class QueuedFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestQueued"):
+    """See `RoutedFields`."""
+
+    request: str
+    now_ms: int
+
+
+class PrefilledFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestPrefilled"):
+    """See `RoutedFields`."""
+
+    request: str
+    attempt: int
+    cached_tokens: int
+    ttft_ms: int
+    prefill: RemoteFlag | None = None
+
+
+class FinishedFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestFinished"):
+    """See `RoutedFields`."""
+
+    request: str
+    attempt: int
+    outcome: str
+    cached_tokens: int
+    ttft_ms: int
+    duration_ms: int
+    output_tokens: int
+
+
+class FrequentMessage(msgspec.Struct, gc=False):
+    """A message of nothing but these."""
+
+    source: str
+    n: int
+    events: list[RoutedFields | QueuedFields | PrefilledFields | FinishedFields]
+
+
+decode_frequent = msgspec.msgpack.Decoder(FrequentMessage).decode
+"""The message, if it is of nothing but usual events; else one of UNREADABLE is raised. About 0.6 us."""
+
+
+E = TypeVar("E", bound=TypedEvent)
 
 
 class PartialMessage(msgspec.Struct, Generic[E], gc=False):
     """Any message."""
 
     source: str
+    n: int
     events: list[E]
 
 
 class _Raw(msgspec.Struct):
     source: str
+    n: int
     events: list[msgspec.Raw]
 
 
@@ -73,7 +169,8 @@ def partial_reader(event: type[E]) -> Callable[[bytes], PartialMessage[E] | None
             found = (_json_raw if is_json else _packed_raw).decode(payload)
         except UNREADABLE:
             return None
-        return PartialMessage(found.source, list(known(found.events, (json_event if is_json else packed_event).decode)))
+        events = list(known(found.events, (json_event if is_json else packed_event).decode))
+        return PartialMessage(found.source, found.n, events)
 
     def known(events: list[msgspec.Raw], decode: Callable[[msgspec.Raw], E]) -> Iterator[E]:
         for raw in events:
@@ -92,3 +189,7 @@ def partial_reader(event: type[E]) -> Callable[[bytes], PartialMessage[E] | None
             return None
 
     return read
+
+
+decode_any = partial_reader(PartialEvent)
+"""Any message."""

@@ -14,7 +14,7 @@ from core.events import WorkerJoined
 from core.ids import ReplicaId, StreamName, WorkerId
 from core.subjects import kv_stream, owner
 from projections.folds.state import State
-from replay.recording.request_history import RoutingIndex
+from replay.recording.request_history import RequestHistory
 from streams.log import Record
 
 JOINED = b"WorkerJoined"
@@ -84,12 +84,12 @@ class Participants(msgspec.Struct):
                         self.workers[WorkerId(message.source)] = event.name or message.source
                         self.streams[WorkerId(message.source)] = record.stream
 
-    def note_index(self, index: RoutingIndex) -> None:
-        """Those that the routing stream speaks of, by their ids where nobody said a name."""
-        for replica in index.replicas:
-            self.replicas.setdefault(replica, replica)
-        for worker in {WorkerId(tried.worker) for tried in index.tries if tried.worker}:
-            self.workers.setdefault(worker, worker)
+    def note_requests(self, requests: RequestHistory) -> None:
+        """Those that the routing stream has, by their ids where no message says a name."""
+        for replica in requests.replicas.names:
+            self.replicas.setdefault(ReplicaId(replica), replica)
+        for worker in requests.workers.names:
+            self.workers.setdefault(WorkerId(worker), worker)
 
 
 def _listed(names: Mapping[WorkerId, str] | Mapping[ReplicaId, str]) -> str:

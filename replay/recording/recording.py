@@ -7,13 +7,14 @@ digests are those that the messages themselves name: folds come out the same, bu
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from core.codec import CHAIN_START, Message, decode_message, digest
 from core.errors import CallerError, Corrupt
+from core.events import Event, UnknownEvent
 from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.snapshot_manifest import Manifest
@@ -25,7 +26,8 @@ from projections.folds.state import State, is_folded
 from replay.recording.chain_heads import ChainHeads
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from replay.recording.participants import Participants
-from replay.recording.request_history import RoutingIndex
+from replay.recording.replica_history import ReplicaHistory
+from replay.recording.request_history import PLACES, RequestHistory
 from streams.archive.archive_format import key_check
 from streams.archive.archive_reader import ArchiveReader
 from streams.log import Record
@@ -63,7 +65,6 @@ class Recording:
         """Empty without a key."""
         self._heads: dict[StreamName, ChainHeads] = {}
         self._keyframes: list[tuple[Cursor, bytes]] = []
-        self._index: RoutingIndex | None = None
         self._names: Participants | None = None
 
     def __repr__(self) -> str:
@@ -125,17 +126,24 @@ class Recording:
         """The same without digests, which take a look at the whole stream where there is no key; what is no message of
         ours is passed over."""
         for record in self.archive.read(stream, start, end):
-            try:
-                yield record, decode_message(record.payload)
-            except Corrupt:
-                continue
+            if (message := _message(record)) is not None:
+                yield record, message
+
+    def events(self, numbers: Iterable[int]) -> Iterator[tuple[int, Event | UnknownEvent]]:
+        """The events of the routing stream that have these numbers (see `request_history`), in the order of the log;
+        some 10 us each."""
+        by_seq: dict[int, list[int]] = {}
+        for number in sorted(numbers):
+            by_seq.setdefault(number // PLACES, []).append(number)
+        if not by_seq:
+            return
+        for record in self.archive.read(ROUTING, min(by_seq), max(by_seq) + 1):
+            if record.seq in by_seq and (message := _message(record)) is not None:
+                yield from ((number, message.events[number % PLACES]) for number in by_seq[record.seq])
 
     def frame(self, record: Record) -> RecordedFrame:
         """The record, decoded."""
-        try:
-            message = decode_message(record.payload)
-        except Corrupt:
-            message = None
+        message = _message(record)
         return RecordedFrame(
             record.stream, record.seq, record.time_ms, owner(record.subject), self._head(record, message), message
         )
@@ -162,7 +170,7 @@ class Recording:
     def routed(self, request: RequestId) -> StreamSeq:
         """Where the request's first attempt was routed, or refused; of the last one, if its id was used again.
         CallerError if the recording does not know it."""
-        uses = self.index.uses(request)
+        uses = self.requests.uses(request)
         if not uses:
             raise CallerError(
                 f"{request!r} is no time, no sequence, and no request that this recording knows; "
@@ -173,13 +181,23 @@ class Recording:
     # --- requests and names ------------------------------------------------------------------------------------
 
     @property
-    def index(self) -> RoutingIndex:
-        """Every request, where its events stand, and what each replica went by; made when it is first asked for, some
-        3 us per message of the routing stream."""
-        if self._index is None:
-            records = self.archive.read(ROUTING) if ROUTING in self.archive.streams else ()
-            self._index = RoutingIndex(records, self._first.replicas, from_start=not self.start.get(ROUTING))
-        return self._index
+    def requests(self) -> RequestHistory:
+        """Every attempt at every request; made when it is first asked for, some 3 us per message of the routing
+        stream."""
+        return self._histories.requests
+
+    @property
+    def replicas(self) -> ReplicaHistory:
+        """The lives and the settings of the replicas; made with `requests`."""
+        return self._histories.replicas
+
+    @cached_property
+    def _histories(self) -> _Histories:
+        records = self.archive.read(ROUTING) if ROUTING in self.archive.streams else ()
+        rows = ((record.seq, record.time_ms, owner(record.subject), record.payload) for record in records)
+        requests = RequestHistory()
+        others, from_start = requests.read(rows), not self.start.get(ROUTING)
+        return _Histories(requests, ReplicaHistory(others, self._first.replicas, from_start=from_start))
 
     @property
     def names(self) -> Participants:
@@ -187,12 +205,12 @@ class Recording:
         if self._names is None:
             first = self._first.names
             self._names = names = Participants(
-                dict(first.workers), first.replicas | self.index.names, dict(first.streams)
+                dict(first.workers), first.replicas | self.replicas.names, dict(first.streams)
             )
             for stream in self.streams:
                 if is_kv(stream):
                     names.note_workers(self.archive.read(stream))
-            names.note_index(self.index)
+            names.note_requests(self.requests)
         return self._names
 
     @cached_property
@@ -300,6 +318,13 @@ class _FoldBase(NamedTuple):
     """Of a fold from all that the recording begins with, whatever snapshots lie between."""
 
 
+class _Histories(NamedTuple):
+    """What one pass through the routing stream gives."""
+
+    requests: RequestHistory
+    replicas: ReplicaHistory
+
+
 class _RecordingStart(NamedTuple):
     """What a recording begins with."""
 
@@ -307,6 +332,14 @@ class _RecordingStart(NamedTuple):
     """Those of which the head is in a snapshot."""
     replicas: dict[ReplicaId, ReplicaPart]
     names: Participants
+
+
+def _message(record: Record) -> Message | None:
+    """None for what is no message of ours."""
+    try:
+        return decode_message(record.payload)
+    except Corrupt:
+        return None
 
 
 def _is_before(seqs: Mapping[StreamName, int], cursor: Mapping[StreamName, int]) -> bool:

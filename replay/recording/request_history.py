@@ -1,43 +1,74 @@
-"""RoutingIndex: where in the routing stream each attempt of each request stands, and which settings each replica had.
+"""RequestHistory: every attempt at every request in the routing stream, in columns, in the order of the log.
 
-It is made in one pass with a decoder that takes only a few fields: some 2 us per event, reading the archive included.
+`explain`, `state-at`, `what-if`, `bisect`, the closed loop and the page all ask it about requests. An event is named by
+its number: the sequence of its message, times PLACES, plus its place in the message. So every reader of one log gives
+an attempt the same number, that of the event that routed it, and numbers are in the order of the log.
+
+One thread reads; others may look at the columns at any time: `read_to` moves when a message's attempts are all there.
+Some 1.5 us per event, the decoding included.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 
-from core.errors import CallerError
-from core.ids import LOST_SUFFIX, ReplicaId
-from core.settings import RoutingSettings
-from core.subjects import owner
-from projections.folds.routing_fold import ReplicaPart
-from replay.recording.messages import RoutingEvent, partial_reader
-from streams.log import Record
+from core.ids import LOST_SUFFIX
+from replay.recording.messages import (
+    UNREADABLE,
+    FinishedFields,
+    PartialEvent,
+    PrefilledFields,
+    QueuedFields,
+    RoutedFields,
+    Row,
+    decode_any,
+    decode_frequent,
+)
 
-_read_message = partial_reader(RoutingEvent)
+PLACES = 10_000
+"""More events than a message can hold."""
+NEVER = 1 << 62
+"""The number of an event that does not come."""
+UNDER_WAY = -1
+DECLINED, GONE = "declined", "replica_gone"
+"""Outcomes: the worker did not begin with the attempt; its replica ended before it."""
+TRIED_AGAIN = frozenset({DECLINED, "worker_lost"})
+"""Outcomes behind which another attempt may come."""
+
+COURSE = frozenset({"RequestRouted", "RequestQueued", "RequestPrefilled", "RequestFinished"})
+"""Events that tell of an attempt's course, and of nothing else."""
+COLUMNS = (
+    "n", "ms", "worker", "replica", "attempt", "prompt_tokens", "predicted", "before_ms", "waited_ms", "cached",
+    "ttft_ms", "duration_ms", "outcome", "model", "now_ms", "blocks", "prefill_tokens", "output_tokens",
+    "prefilled_n", "prefilled_ms", "ended_n",
+)  # fmt: skip
+"""`ms`: when the log stored the decision, never before an earlier one; `before_ms`: how long before the decision the
+request came, from when `ttft_ms` and `duration_ms` count; `waited_ms`: the same if it was in its replica all that time,
+held or waiting, and 0 if another worker had it; `now_ms`: the replica's clock at the decision; `prefilled_n`,
+`ended_n`: the events of its first token and of its end, 0 without one. An attempt also ends when a restatement does not
+name it, when its replica ends, and when its id is used again: then it has no outcome, or GONE."""
 
 
-class RequestAttempt(msgspec.Struct, gc=False):
-    """One attempt at a request, as the log knows it by its end."""
+class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One attempt at a request as the log tells of it, or its refusal."""
 
     request: str
     attempt: int
     replica: str
     model: str
-    seq: int
-    """Of the message that routed it, or refused it."""
+    at: int
+    """The number of the event that routed it, or refused it."""
     time_ms: int
     """When the log stored that."""
-    at: int
-    """Which event of the stream said it: messages hold several."""
     worker: str = ""
-    """Empty for one that was refused."""
+    """Empty for a refusal."""
     tenant: str = ""
     """Empty if it had none, or was refused."""
     prompt_tokens: int = 0
@@ -46,8 +77,14 @@ class RequestAttempt(msgspec.Struct, gc=False):
     """That it took there."""
     prefill_tokens: int = 0
     """That the worker was expected to compute."""
+    now_ms: int = 0
+    """The clock of its replica at the decision."""
+    before_ms: int = 0
+    """How long before that the request came."""
     status: int = 0
-    """The HTTP status of one that was refused."""
+    """The HTTP status of a refusal."""
+    turned_away: bool = False
+    """Whether a refusal came without a decision."""
     queued_seq: int = 0
     """Of the first message that says that it had to wait before; 0 if it had not …"""
     held_seq: int = 0
@@ -55,240 +92,505 @@ class RequestAttempt(msgspec.Struct, gc=False):
     migrated_seq: int = 0
     """Of the message that says from where it goes on; 0 if it does not."""
     prefilled_at: int = 0
-    prefilled_seq: int = 0
+    """The number of the event of its first token; 0 without one."""
     prefilled_ms: int = 0
-    """When the log stored that its first token came."""
+    """When the log stored that."""
     cached_tokens: int = -1
     ttft_ms: int = -1
+    remote: bool = False
+    """Whether a prefill worker computed the prompt."""
     ended_at: int = 0
-    """By its end, or by a restatement of the replica that does not name it."""
-    ended_seq: int = 0
-    """Of its end alone; 0 if nothing tells it."""
+    """The number of the event that ended it; 0 while it is under way."""
+    void_ms: int = 0
+    """When the log stored the event that ended it, if that was not its own end; else 0."""
     duration_ms: int = -1
     output_tokens: int = 0
     outcome: str = ""
-    """Empty while it has no end."""
+    """GONE if its replica ended first; empty if nothing tells its end."""
+
+    @property
+    def seq(self) -> int:
+        """Of the message that routed it, or refused it."""
+        return self.at // PLACES
+
+    @property
+    def prefilled_seq(self) -> int:
+        """Of the message of its first token; 0 without one."""
+        return self.prefilled_at // PLACES
+
+    @property
+    def ended_seq(self) -> int:
+        """Of the message of its own end; 0 if nothing tells it."""
+        return 0 if self.outcome in {"", GONE} else self.ended_at // PLACES
+
+    @property
+    def declined(self) -> bool:
+        """Whether its worker did not begin with it."""
+        return self.outcome == DECLINED
 
 
-class RoutingIndex:
-    """See the module's text; made once of a whole recording."""
+class Numbering(dict[str, int]):
+    """Numbers of names, in the order in which the names come."""
 
-    def __init__(
-        self,
-        records: Iterable[Record],
-        before: Mapping[ReplicaId, ReplicaPart] = MappingProxyType({}),
-        *,
-        from_start: bool = True,
-    ) -> None:
-        """`before` are the replicas' parts before the first record, as far as they are known; `from_start`: nothing of
-        the stream lies before it."""
-        self.tries: list[RequestAttempt] = []
-        """In the order of the log."""
-        self.names: dict[ReplicaId, str] = {}
-        """Of those that said it."""
-        self.replicas: set[ReplicaId] = set()
-        """All that said anything."""
-        self.joined: dict[str, int] = {}
-        """Where a replica first said who it is."""
-        self.ended: dict[str, int] = {}
-        """Where a replica's end was said."""
-        self._of: dict[str, list[RequestAttempt]] = {}
-        self._settings: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
-        self._local: dict[str, list[tuple[int, RoutingEvent]]] = {}
-        self._moved: dict[tuple[str, int, str], int] = {}
-        self._waits: dict[tuple[str, str], tuple[int, int]] = {}
-        """Request and replica: the first and the last message that says that it waits."""
-        self._at = 0
-        self._handlers: dict[str, Callable[[Record, str, RoutingEvent], None]] = {
-            "RequestRouted": self._routed,
-            "RequestRejected": self._routed,
-            "RequestTurnedAway": self._turned_away,
-            "RequestQueued": self._queued,
-            "RequestMigrated": self._migrated,
-            "RequestPrefilled": self._prefilled,
-            "RequestFinished": self._finished,
-            "SettingsChanged": self._set,
-            "LocalChanged": self._said_local,
-            "ReplicaRestated": self._restated,
-            "ReplicaJoined": self._joined,
-            "ReplicaLeft": self._gone,
-            "ReplicaLost": self._gone,
-        }
-        self._from_start = from_start
-        for replica, part in before.items():
-            self._begin(replica, part)
-        for record in records:
-            self._note(record)
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __missing__(self, name: str) -> int:
+        self.names.append(name)
+        number = self[name] = len(self.names) - 1
+        return number
+
+
+class OtherEvent(NamedTuple):
+    """An event of the routing stream that does not tell of an attempt's course, or also tells of something else."""
+
+    seq: int
+    ms: int
+    replica: str
+    event: PartialEvent
+
+
+class _Wait(NamedTuple):
+    since_ms: int
+    """By the replica's clock."""
+    first_seq: int
+    last_seq: int
+
+
+class _PriorAttempt(NamedTuple):
+    """An attempt behind which another one may come."""
+
+    attempt: int
+    came_ms: int
+    """When the request came, by the log's clock."""
+    declined: bool
+    """Whether it was in its replica all the time, since the worker did not begin with it."""
+
+
+_Key = tuple[str, int, int]
+"""A request, its attempt, and the number of the replica that it came to: clients may give two requests one id."""
+_Place = tuple[str, int]
+"""A request, and the number of the replica that it came to."""
+
+
+class RequestHistory:
+    """See the module's text."""
+
+    def __init__(self, workers: Numbering | None = None, replicas: Numbering | None = None) -> None:
+        """The numbers of workers and replicas in the columns are of these numberings."""
+        self.workers = Numbering() if workers is None else workers
+        self.replicas = Numbering() if replicas is None else replicas
+        self.models, self.outcomes = Numbering(), Numbering()
+        self.read_to = 0
+        """Every message of the routing stream up to this sequence is in here."""
+        self.requests: list[str] = []
+        """The ids, beside the columns."""
+        self.refusals: list[RequestAttempt] = []
+        """Requests that no worker got, in the order of the log."""
+        self.first_seqs: dict[str, int] = {}
+        """By replica, its first message."""
+        self.missing: dict[str, list[int]] = {}
+        """By replica, its messages before which others of it are missing …"""
+        self.restated: dict[str, list[int]] = {}
+        """… and the numbers of its restatements."""
+        self.watched = 0
+        """Changes of the attempts before this row are listed in `changed`."""
+        self.changed, self.changed_seqs = array("q"), array("q")
+        """Rows, and the messages that changed them."""
+        self.columns = {name: array("q") for name in COLUMNS}
+        self._append = [column.append for column in self.columns.values()]
+        later = ("cached", "ttft_ms", "duration_ms", "outcome", "output_tokens")
+        self._cached, self._ttft_ms, self._duration_ms, self._outcome, self._output_tokens = map(
+            self.columns.__getitem__, later
+        )
+        ends = ("prefilled_n", "prefilled_ms", "ended_n")
+        self._prefilled_n, self._prefilled_ms, self._ended_n = map(self.columns.__getitem__, ends)
+        self._stored_ms: dict[int, int] = {}
+        """By row, as are the next; of attempts that the log stored under an earlier time than one before."""
+        self._void_ms: dict[int, int] = {}
+        self._tenants: dict[int, str] = {}
+        self._waits: dict[int, _Wait] = {}
+        self._migrated: dict[int, int] = {}
+        self._remote: set[int] = set()
+        self._open: dict[_Key, int] = {}
+        self._waiting: dict[_Place, _Wait] = {}
+        self._moved: dict[_Key, int] = {}
+        self._prior: dict[_Place, _PriorAttempt] = {}
+        self._next: dict[str, int] = {}
+        """By replica, the number of its next message."""
+        self._last_ms = 0
+        self._rows: dict[str, list[int]] = {}
+        self._refused: dict[str, list[RequestAttempt]] = {}
+        self._indexed = self._indexed_refusals = 0
 
     def __repr__(self) -> str:
-        return f"<RoutingIndex of {len(self._of)} requests, {len(self.tries)} attempts>"
+        return f"<RequestHistory of {len(self)} attempts, {len(self._open)} under way>"
 
-    def tried(self, request: str) -> list[RequestAttempt]:
-        """All attempts under this id, in the order of the log; none if the log does not know it."""
-        return self._of.get(request, [])
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def read(self, rows: Iterable[Row]) -> Iterator[OtherEvent]:
+        """The next messages of the routing stream are in here, once the result is gone through; it has what else they
+        say. What is no message of its replica, and a message that comes again, is passed over."""
+        replicas, following = self.replicas, self._next
+        routed, prefilled, finished = self._routed, self._prefilled, self._finished
+        for seq, ms, about, payload in rows:
+            try:
+                message = decode_frequent(payload)
+            except UNREADABLE:
+                yield from self._read_any(seq, ms, about, payload)
+            else:
+                n = message.n
+                if message.source == about and (following.get(about) == n or self._goes_on(about, n, seq)):
+                    following[about] = n + 1
+                    replica, number = replicas[about], seq * PLACES
+                    for event in message.events:
+                        if isinstance(event, RoutedFields):
+                            routed(number, ms, replica, event)
+                        elif isinstance(event, PrefilledFields):
+                            prefilled(number, ms, replica, event)
+                        elif isinstance(event, QueuedFields):
+                            self._queued(seq, replica, event)
+                        else:
+                            finished(number, replica, event)
+                        number += 1
+            self.read_to = seq
+
+    def _goes_on(self, about: str, n: int, seq: int) -> bool:
+        """Whether the replica says that for the first time."""
+        expected = self._next.get(about)
+        if expected is None:
+            self.first_seqs[about] = seq
+        elif n > expected:
+            self.missing.setdefault(about, []).append(seq)
+        return expected is None or n >= expected
+
+    def _read_any(self, seq: int, ms: int, about: str, payload: bytes) -> Iterator[OtherEvent]:
+        message = decode_any(payload)
+        if message is None:
+            return
+        if message.source == about and self._goes_on(about, message.n, seq):
+            self._next[about] = message.n + 1
+            replica = self.replicas[about]
+            for number, event in enumerate(message.events, seq * PLACES):
+                self._take(number, ms, replica, event)
+                if event.type not in COURSE:
+                    yield OtherEvent(seq, ms, about, event)
+        elif message.source == about + LOST_SUFFIX:
+            for number, event in enumerate(message.events, seq * PLACES):
+                if event.type == "ReplicaLost":
+                    self._gone(number, ms, self.replicas[about])
+                    yield OtherEvent(seq, ms, about, event)
+
+    def _take(self, number: int, ms: int, replica: int, event: PartialEvent) -> None:
+        match event.type:
+            case "RequestRouted":
+                self._routed(number, ms, replica, _routed_fields(event))
+            case "RequestQueued":
+                self._queued(number // PLACES, replica, QueuedFields(event.request, event.now_ms))
+            case "RequestPrefilled":
+                fields = PrefilledFields(
+                    event.request, event.attempt, event.cached_tokens, event.ttft_ms, event.prefill
+                )
+                self._prefilled(number, ms, replica, fields)
+            case "RequestFinished":
+                self._finished(number, replica, _finished_fields(event))
+            case "RequestRejected":
+                self._reject(number, ms, replica, event, event.attempt)
+            case "RequestTurnedAway":
+                self._turn_away(number, ms, replica, event)
+            case "RequestMigrated":
+                self._moved[event.request, event.attempt, replica] = number // PLACES
+            case "ReplicaRestated":
+                self._restate(number, ms, replica, event)
+            case "ReplicaLeft":
+                self._gone(number, ms, replica)
+            case _:
+                pass  # tells of no request
+
+    def _routed(self, number: int, ms: int, replica: int, event: RoutedFields) -> None:
+        request, attempt, row = event.request, event.attempt, len(self.requests)
+        if ms < self._last_ms:  # the log's clock may go back
+            self._stored_ms[row], ms = ms, self._last_ms
+        self._last_ms = ms
+        before_ms = waited_ms = 0
+        wait = self._waiting.pop((request, replica), None) if self._waiting else None
+        if attempt:
+            prior = self._prior.pop((request, replica), None)
+            if prior is not None:
+                before_ms = ms - prior.came_ms
+                waited_ms = before_ms if prior.declined else 0
+            if self._moved and (moved := self._moved.pop((request, attempt, replica), 0)):
+                self._migrated[row] = moved
+        elif wait is not None:
+            before_ms = waited_ms = max(0, event.now_ms - wait.since_ms)
+            self._waits[row] = wait
+        values = (
+            number, ms, self.workers[event.worker], replica, attempt, event.prompt_tokens,
+            event.predicted_cached_tokens, before_ms, waited_ms, -1,
+            -1, -1, UNDER_WAY, self.models[event.model], event.now_ms, event.blocks, event.prefill_tokens, 0,
+            0, 0, 0,
+        )  # fmt: skip
+        for append, value in zip(self._append, values):  # noqa: B905 - a row has all columns, and this is the hot loop
+            append(value)
+        if event.tenant:
+            self._tenants[row] = event.tenant
+        key = request, attempt, replica
+        before = self._open.setdefault(key, row)
+        if before != row:
+            self._void(before, number, ms)
+            self._open[key] = row
+        self.requests.append(request)
+
+    def _queued(self, seq: int, replica: int, event: QueuedFields) -> None:
+        place = event.request, replica
+        wait = self._waiting.get(place)
+        self._waiting[place] = _Wait(event.now_ms, seq, seq) if wait is None else wait._replace(last_seq=seq)
+
+    def _prefilled(self, number: int, ms: int, replica: int, event: PrefilledFields) -> None:
+        row = self._open.get((event.request, event.attempt, replica))
+        if row is None:
+            return
+        self._cached[row], self._ttft_ms[row] = event.cached_tokens, event.ttft_ms
+        self._prefilled_n[row], self._prefilled_ms[row] = number, ms
+        if event.prefill is not None and event.prefill.remote:
+            self._remote.add(row)
+        if row < self.watched:
+            self._note_change(number, row)
+
+    def _finished(self, number: int, replica: int, event: FinishedFields) -> None:
+        row = self._open.pop((event.request, event.attempt, replica), None)
+        if row is None:
+            return
+        if event.ttft_ms >= 0 and self._ttft_ms[row] < 0:  # the message of its first token was lost
+            self._cached[row], self._ttft_ms[row] = event.cached_tokens, event.ttft_ms
+        self._output_tokens[row] = event.output_tokens
+        self._ended_n[row], self._duration_ms[row] = number, event.duration_ms
+        self._outcome[row] = self.outcomes[event.outcome]
+        if row < self.watched:
+            self._note_change(number, row)
+        if event.outcome in TRIED_AGAIN:
+            came_ms = self.columns["ms"][row] - self.columns["before_ms"][row]
+            self._prior[event.request, replica] = _PriorAttempt(event.attempt, came_ms, event.outcome == DECLINED)
+
+    def _void(self, row: int, number: int, ms: int) -> None:
+        """The attempt is under way no more, though nothing tells its end."""
+        if not self._ended_n[row]:
+            self._ended_n[row], self._void_ms[row] = number, ms
+
+    def _note_change(self, number: int, row: int) -> None:
+        self.changed.append(row)
+        self.changed_seqs.append(number // PLACES)
+
+    def _gone(self, number: int, ms: int, replica: int) -> None:
+        """The replica ended, and with it all that it had under way."""
+        for key in [key for key in self._open if key[2] == replica]:
+            row = self._open.pop(key)
+            self._void(row, number, ms)
+            self._duration_ms[row] = self.columns["before_ms"][row] + ms - self.columns["ms"][row]
+            self._outcome[row] = self.outcomes[GONE]
+            if row < self.watched:
+                self._note_change(number, row)
+        for of in (self._waiting, self._prior):
+            for here in [place for place in of if place[1] == replica]:
+                del of[here]
+
+    def _restate(self, number: int, ms: int, replica: int, event: PartialEvent) -> None:
+        """What it does not name is under way no more, whatever was lost of it."""
+        self.restated.setdefault(self.replicas.names[replica], []).append(number)
+        named = set(zip(event.requests, event.attempts, strict=False))
+        for (request, attempt, of), row in self._open.items():
+            if of == replica and (request, attempt) not in named:
+                self._void(row, number, ms)
+
+    def _turn_away(self, number: int, ms: int, replica: int, event: PartialEvent) -> None:
+        """Of a request that a worker declined, its next attempt: the id is not used anew."""
+        prior = self._prior.get((event.request, replica))
+        attempt = prior.attempt + 1 if prior is not None and prior.declined else 0
+        self._reject(number, ms, replica, event, attempt, turned_away=True)
+
+    def _reject(
+        self, number: int, ms: int, replica: int, event: PartialEvent, attempt: int, *, turned_away: bool = False
+    ) -> None:
+        place = event.request, replica
+        wait = self._waiting.pop(place, None)
+        self._prior.pop(place, None)
+        refusal = RequestAttempt(
+            request=event.request,
+            attempt=attempt,
+            replica=self.replicas.names[replica],
+            model=event.model,
+            at=number,
+            time_ms=ms,
+            tenant=event.tenant,
+            status=event.status,
+            turned_away=turned_away,
+            queued_seq=wait.first_seq if wait is not None and not attempt else 0,
+            held_seq=wait.last_seq if wait is not None and not attempt else 0,
+            migrated_seq=self._moved.pop((event.request, attempt, replica), 0),
+        )
+        self.refusals.append(refusal)
+
+    # --- answers -------------------------------------------------------------------------------------------------
+
+    def row(self, number: int) -> int | None:
+        """The row of the attempt of this number."""
+        numbers = self.columns["n"]
+        row = bisect_left(numbers, number)
+        return row if row < len(self) and numbers[row] == number else None
+
+    def at(self, number: int) -> RequestAttempt | None:
+        """The attempt of this number."""
+        row = self.row(number)
+        return None if row is None else self.attempt(row)
+
+    def attempt(self, row: int) -> RequestAttempt:
+        """The attempt in this row; some 3 us."""
+        (
+            number, ms, worker, replica, attempt, prompt_tokens, predicted, before_ms, _, cached,
+            ttft_ms, duration_ms, outcome, model, now_ms, blocks, prefill_tokens, output_tokens,
+            prefilled_n, prefilled_ms, ended_n,
+        ) = [column[row] for column in self.columns.values()]  # fmt: skip
+        wait = self._waits.get(row)
+        return RequestAttempt(
+            request=self.requests[row],
+            attempt=attempt,
+            replica=self.replicas.names[replica],
+            model=self.models.names[model],
+            at=number,
+            time_ms=self._stored_ms.get(row, ms),
+            worker=self.workers.names[worker],
+            tenant=self._tenants.get(row, ""),
+            prompt_tokens=prompt_tokens,
+            predicted_tokens=predicted,
+            blocks=blocks,
+            prefill_tokens=prefill_tokens,
+            now_ms=now_ms,
+            before_ms=before_ms,
+            queued_seq=0 if wait is None else wait.first_seq,
+            held_seq=0 if wait is None else wait.last_seq,
+            migrated_seq=self._migrated.get(row, 0),
+            prefilled_at=prefilled_n,
+            prefilled_ms=prefilled_ms,
+            cached_tokens=cached,
+            ttft_ms=ttft_ms,
+            remote=row in self._remote,
+            ended_at=ended_n,
+            void_ms=self._void_ms.get(row, 0),
+            duration_ms=duration_ms,
+            output_tokens=output_tokens,
+            outcome="" if outcome == UNDER_WAY else self.outcomes.names[outcome],
+        )
+
+    def span(self, start: int, end: int | None) -> range:
+        """The rows of the attempts whose messages stand in the routing stream from `start` up to `end` (not
+        included)."""
+        numbers = self.columns["n"]
+        first = bisect_left(numbers, start * PLACES)
+        return range(first, len(self) if end is None else max(first, bisect_left(numbers, end * PLACES)))
+
+    def between(self, start: int = 0, end: int | None = None) -> Iterator[RequestAttempt]:
+        """The attempts of that span and the refusals, in the order of the log."""
+        behind = len(self.refusals) if end is None else bisect_left(self.refusals, end, key=attrgetter("seq"))
+        refusals = self.refusals[bisect_left(self.refusals, start, key=attrgetter("seq")) : behind]
+        return merge(map(self.attempt, self.span(start, end)), refusals, key=attrgetter("at"))
+
+    def attempts(self, request: str) -> list[RequestAttempt]:
+        """All attempts under this id, and its refusals, in the order of the log; none if the log does not know it."""
+        for row in range(self._indexed, len(self)):
+            self._rows.setdefault(self.requests[row], []).append(row)
+        for refusal in self.refusals[self._indexed_refusals :]:
+            self._refused.setdefault(refusal.request, []).append(refusal)
+        self._indexed, self._indexed_refusals = len(self), len(self.refusals)
+        routed = map(self.attempt, self._rows.get(request, ()))
+        return list(merge(routed, self._refused.get(request, ()), key=attrgetter("at")))
 
     def uses(self, request: str) -> list[list[RequestAttempt]]:
         """The requests that had this id, each with its attempts, in the order of the log: clients may use one again."""
         found: list[list[RequestAttempt]] = []
         newest: dict[str, list[RequestAttempt]] = {}
-        for tried in self.tried(request):
-            if tried.attempt == 0 or tried.replica not in newest:
-                newest[tried.replica] = []
-                found.append(newest[tried.replica])
-            newest[tried.replica].append(tried)
+        for attempt in self.attempts(request):
+            if attempt.attempt == 0 or attempt.replica not in newest:
+                newest[attempt.replica] = []
+                found.append(newest[attempt.replica])
+            newest[attempt.replica].append(attempt)
         return found
 
-    def before(self, tried: RequestAttempt) -> list[RequestAttempt]:
+    def before(self, attempt: RequestAttempt) -> list[RequestAttempt]:
         """What the worker of this attempt was busy with when it was routed there, by the log as it stood then; in the
         order of the log. O(all attempts)."""
-        found, worker, at = [], tried.worker, tried.at
-        for each in self.tries:
-            if each is tried:
-                break
-            if each.worker == worker and not 0 < each.ended_at < at:
-                found.append(each)
-        return [each for each in found if self.ended.get(each.replica, tried.seq) >= tried.seq]
-
-    def decision_before(self, replica: str, seq: int) -> RequestAttempt | None:
-        """The replica's newest decision in a message up to that one (included)."""
-        return next((tried for tried in self.until(seq, replica) if tried.worker), None)
-
-    def until(self, seq: int, replica: str | None = None) -> Iterator[RequestAttempt]:
-        """The attempts in messages up to that one (included), the newest first; of one replica, if it is given."""
-        for at in reversed(range(bisect_right(self.tries, seq, key=lambda each: each.seq))):
-            if replica is None or self.tries[at].replica == replica:
-                yield self.tries[at]
+        return self._under_way(self.columns["worker"], self.workers.get(attempt.worker, -1), attempt.at)
 
     def own_under_way(self, replica: str, at: int) -> list[RequestAttempt]:
         """What the replica had on the way before that event, by its own word."""
-        tries = self.tries[: bisect_left(self.tries, at, key=lambda each: each.at)]
-        return [each for each in tries if each.replica == replica and each.worker and not 0 < each.ended_at < at]
+        return self._under_way(self.columns["replica"], self.replicas.get(replica, -1), at)
 
-    def settings(self, replica: str, revision: int, seq: int) -> RoutingSettings | None:
-        """What the revision meant to the replica at that message; None if it did not say, or said what this program
-        cannot read."""
-        told = [settings for at, settings in self._settings.get((replica, revision), []) if at <= seq]
-        if not told:  # who says nothing goes by the defaults: that is known of those who could have been heard
-            heard = self._from_start or self.joined.get(replica, seq + 1) <= seq
-            return RoutingSettings() if revision == 0 and heard else None
-        try:
-            return RoutingSettings.parse(told[-1])
-        except CallerError:
-            return None
+    def _under_way(self, column: array[int], value: int, at: int) -> list[RequestAttempt]:
+        rows = range(bisect_left(self.columns["n"], at))
+        there = zip(rows, column, self._ended_n, strict=False)
+        return [self.attempt(row) for row, each, ended in there if each == value and not 0 < ended < at]
 
-    def revision(self, revision: int) -> dict[str, Any] | None:
-        """What the revision meant to whoever said it last; None if nobody did. Of revision 0 a whole log that says
-        nothing says that it is the defaults."""
-        said = [told for (_, number), tellings in self._settings.items() if number == revision for told in tellings]
-        if not said:
-            return {} if revision == 0 and self._from_start else None
-        return max(said, key=lambda told: told[0])[1]
+    def until(self, number: int, replica: str | None = None) -> Iterator[RequestAttempt]:
+        """The attempts up to that event (included), the newest first; of one replica, if it is given."""
+        of, wanted = self.columns["replica"], None if replica is None else self.replicas.get(replica, -1)
+        for row in reversed(range(bisect_right(self.columns["n"], number))):
+            if wanted is None or of[row] == wanted:
+                yield self.attempt(row)
 
-    @property
-    def revisions(self) -> set[int]:
-        """Those of which it is known what they meant."""
-        return {number for _, number in self._settings} | ({0} if self._from_start else set())
+    def newest(self, replica: str, seq: int) -> RequestAttempt | None:
+        """The replica's newest attempt in a message up to that one (included)."""
+        return next(self.until(seq * PLACES + PLACES - 1, replica), None)
 
-    def local(self, replica: str, seq: int) -> dict[str, tuple[str, ...]]:
-        """What the replica alone knew of workers before that message, by worker."""
-        found: dict[str, tuple[str, ...]] = {}
-        for at, event in self._local.get(replica, []):
-            if at > seq:
-                break
-            if event.type == "ReplicaRestated":
-                found.clear()
-            elif event.reasons:
-                found[event.worker] = event.reasons
-            else:
-                found.pop(event.worker, None)
-        return found
+    def neighbours(self, at: int, before: int, behind: int) -> list[RequestAttempt]:
+        """So many attempts before that event, and so many behind it."""
+        numbers = self.columns["n"]
+        first, last = bisect_left(numbers, at), bisect_right(numbers, at)
+        rows = (*range(max(0, first - before), first), *range(last, min(len(self), last + behind)))
+        return [self.attempt(row) for row in rows]
 
-    # -----------------------------------------------------------------------------------------------------------
+    def counted_until(self, row: int) -> int:
+        """From which event on no fold counts the attempt; 0 for none. A fold forgets what a replica has under way when
+        messages of it are missing, and counts nothing of it until the replica restates itself."""
+        ended, number = self._ended_n[row], self.columns["n"][row]
+        replica = self.replicas.names[self.columns["replica"][row]]
+        missing = self.missing.get(replica)
+        if missing is None:
+            return ended
+        after = bisect_right(missing, number // PLACES)
+        restated = self.restated.get(replica, [])
+        if after and bisect_right(restated, number) == bisect_left(restated, missing[after - 1] * PLACES):
+            return number
+        if after == len(missing):
+            return ended
+        return min(ended or missing[after] * PLACES, missing[after] * PLACES)
 
-    def _begin(self, replica: ReplicaId, part: ReplicaPart) -> None:
-        """What the replica had said before the first record counts."""
-        if part.settings or part.joined is not None:  # who joined and said none goes by the defaults
-            self._settings[replica, part.settings_revision] = [(0, part.settings)]
-        said = [RoutingEvent("LocalChanged", worker=worker, reasons=reasons) for worker, reasons in part.local.items()]
-        self._local[replica] = [(0, event) for event in said]
 
-    def _note(self, record: Record) -> None:
-        message, replica = _read_message(record.payload), owner(record.subject)
-        if message is None or message.source not in {replica, replica + LOST_SUFFIX}:
-            return
-        self.replicas.add(ReplicaId(replica))
-        for event in message.events:
-            self._at += 1
-            handle = self._handlers.get(event.type)
-            if handle is not None:
-                handle(record, replica, event)
+def _routed_fields(event: PartialEvent) -> RoutedFields:
+    blocks, prefill_tokens = event.blocks, event.prefill_tokens
+    return RoutedFields(
+        event.request,
+        event.attempt,
+        event.model,
+        event.worker,
+        event.prompt_tokens,
+        event.predicted_cached_tokens,
+        blocks if isinstance(blocks, int) else 0,
+        prefill_tokens if isinstance(prefill_tokens, int) else 0,
+        event.now_ms,
+        event.tenant,
+    )
 
-    def _routed(self, record: Record, replica: str, event: RoutingEvent) -> None:
-        tried = RequestAttempt(event.request, event.attempt, replica, event.model, record.seq, record.time_ms, self._at)
-        tried.worker, tried.tenant, tried.status = event.worker, event.tenant, event.status
-        tried.prompt_tokens, tried.predicted_tokens = event.prompt_tokens, event.predicted_cached_tokens
-        if isinstance(event.blocks, int) and isinstance(event.prefill_tokens, int):
-            tried.blocks, tried.prefill_tokens = event.blocks, event.prefill_tokens
-        if event.attempt:
-            tried.migrated_seq = self._moved.pop((event.request, event.attempt, replica), 0)
-        elif self._waits:
-            tried.queued_seq, tried.held_seq = self._waits.pop((event.request, replica), (0, 0))
-        self.tries.append(tried)
-        known = self._of.get(event.request)
-        if known is None:
-            self._of[event.request] = [tried]
-        else:
-            known.append(tried)
 
-    def _turned_away(self, record: Record, replica: str, event: RoutingEvent) -> None:
-        """Of a request that a worker declined, its next attempt: the id is not used anew."""
-        last = next((each for each in reversed(self.tried(event.request)) if each.replica == replica), None)
-        attempt = last.attempt + 1 if last is not None and last.outcome == "declined" else 0
-        self._routed(record, replica, msgspec.structs.replace(event, attempt=attempt))
-
-    def _queued(self, record: Record, replica: str, event: RoutingEvent) -> None:
-        first, _ = self._waits.get((event.request, replica), (record.seq, 0))
-        self._waits[event.request, replica] = first, record.seq
-
-    def _migrated(self, record: Record, replica: str, event: RoutingEvent) -> None:
-        self._moved[event.request, event.attempt, replica] = record.seq
-
-    def _prefilled(self, record: Record, replica: str, event: RoutingEvent) -> None:
-        tried = self._open(replica, event)
-        if tried is not None:
-            tried.prefilled_at, tried.prefilled_seq, tried.prefilled_ms = self._at, record.seq, record.time_ms
-            tried.cached_tokens, tried.ttft_ms = event.cached_tokens, event.ttft_ms
-
-    def _finished(self, record: Record, replica: str, event: RoutingEvent) -> None:
-        tried = self._open(replica, event)
-        if tried is not None:
-            tried.ended_at, tried.ended_seq, tried.outcome = self._at, record.seq, event.outcome
-            tried.duration_ms, tried.output_tokens = event.duration_ms, event.output_tokens
-
-    def _open(self, replica: str, event: RoutingEvent) -> RequestAttempt | None:
-        """The newest attempt that the event can be about."""
-        for tried in reversed(self._of.get(event.request, ())):
-            if tried.attempt == event.attempt and tried.replica == replica and not tried.ended_seq:
-                return tried
-        return None
-
-    def _set(self, record: Record, replica: str, event: RoutingEvent) -> None:
-        self._settings.setdefault((replica, event.revision), []).append((record.seq, event.settings or {}))
-
-    def _said_local(self, record: Record, replica: str, event: RoutingEvent) -> None:
-        self._local.setdefault(replica, []).append((record.seq, event))
-
-    def _restated(self, record: Record, replica: str, event: RoutingEvent) -> None:
-        """What it does not name is under way no more, whatever was lost of it."""
-        self._said_local(record, replica, event)
-        named = set(zip(event.requests, event.attempts, strict=False))
-        for tried in self.tries:
-            if tried.replica == replica and not tried.ended_at and (tried.request, tried.attempt) not in named:
-                tried.ended_at = self._at
-
-    def _joined(self, record: Record, replica: str, event: RoutingEvent) -> None:
-        self.joined.setdefault(replica, record.seq)
-        self.names[ReplicaId(replica)] = event.name or replica
-
-    def _gone(self, record: Record, replica: str, _event: RoutingEvent) -> None:
-        self.ended.setdefault(replica, record.seq)
+def _finished_fields(event: PartialEvent) -> FinishedFields:
+    return FinishedFields(
+        event.request,
+        event.attempt,
+        event.outcome,
+        event.cached_tokens,
+        event.ttft_ms,
+        event.duration_ms,
+        event.output_tokens,
+    )

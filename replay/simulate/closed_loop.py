@@ -293,7 +293,7 @@ def _recorded_settings(recording: Recording, counted: Sequence[RecordedRequest])
     """What the first decisions were made by; where the record does not say, the defaults with the policy it names."""
     found: Counter[RoutingSettings] = Counter()
     for it in counted:
-        settings = recording.index.settings(it.replica, it.routed.settings_revision, it.seq)
+        settings = recording.replicas.settings(it.replica, it.routed.settings_revision, it.seq)
         found[settings or RoutingSettings.parse({"policy": it.routed.policy})] += 1
     return found
 

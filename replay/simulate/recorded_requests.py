@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from typing import NamedTuple
 
 import msgspec
 
-from core.codec import Message
 from core.errors import CallerError
-from core.events import (
-    Event,
-    ReplicaJoined,
-    ReplicaLeft,
-    ReplicaLost,
-    ReplicaRestated,
-    RequestFinished,
-    RequestPrefilled,
-    RequestRejected,
-    RequestRouted,
-    UnknownEvent,
-)
-from core.events.routing import RequestQueued, RequestTurnedAway
-from core.ids import LOST_SUFFIX, RequestId
+from core.events import RequestRouted
+from core.ids import RequestId
 from core.prompt import HASH_BYTES
-from core.subjects import ROUTING, owner
 from replay.recording.recording import Recording
-from streams.log import Record
+from replay.recording.request_history import RequestAttempt
 
 UNKNOWN_TIME = -1
 """A time that the record does not tell."""
@@ -71,6 +56,8 @@ class RecordedRequest(msgspec.Struct, gc=False):
     """Of its last attempt; empty while it has not ended."""
     predicted_tokens: int = 0
     """What the decision before its first token expected in the cache."""
+    remote: int = 0
+    """Of its attempts, those whose prompts prefill workers computed."""
 
     @property
     def attempt(self) -> int:
@@ -93,60 +80,6 @@ class RecordedRequest(msgspec.Struct, gc=False):
     def end_ms(self) -> int:
         """Of its last attempt."""
         return self.stints[-1].end_ms
-
-
-NEVER = 1 << 62
-"""A sequence that no stream reaches."""
-
-
-class _ReplicaLifetime(msgspec.Struct):
-    """One id, from its first message to its end, by the routing stream."""
-
-    name: str
-    from_seq: int
-    until_seq: int = NEVER
-
-
-class ReplicaLifetimes:
-    """The replicas of a recording, and how many of them decided at one time.
-
-    A frontend that restarts has a new id and mostly the same name, and the new one may come before the old one ends.
-    Pods of one deployment have new names, and follow each other. So replicas count by name while one of that name is
-    there.
-    """
-
-    def __init__(self) -> None:
-        self._lives: dict[str, _ReplicaLifetime] = {}
-
-    def __repr__(self) -> str:
-        return f"<Replicas, {len(self._lives)} so far>"
-
-    def spoke(self, replica: str, seq: int) -> None:
-        """It is there; until its name is known it goes by its id."""
-        if replica not in self._lives:
-            self._lives[replica] = _ReplicaLifetime(replica, seq)
-
-    def joined(self, replica: str, name: str) -> None:
-        """It is called so; it may say so again."""
-        self._lives[replica].name = name or replica
-
-    def ended(self, replica: str, seq: int) -> None:
-        """Nothing follows."""
-        if replica in self._lives:
-            self._lives[replica].until_seq = seq
-
-    def at_once(self, replicas: Collection[str]) -> int:
-        """The most names of these that were there at one time; O(n log n)."""
-        lives = [self._lives[replica] for replica in replicas]
-        edges = [(life.from_seq, 1, life.name) for life in lives] + [(life.until_seq, -1, life.name) for life in lives]
-        there: Counter[str] = Counter()
-        most = 0
-        for _, change, name in sorted(edges):  # who goes, before who comes
-            there[name] += change
-            if not there[name]:
-                del there[name]
-            most = max(most, len(there))
-        return most
 
 
 REFUSED = "no worker took them"
@@ -194,12 +127,8 @@ class RecordedRequests(NamedTuple):
 
 def read_requests(recording: Recording, model: str = "", end: int | None = None) -> RecordedRequests:
     """The requests of this model, if one is given, whose first decision stands in the routing stream before `end`;
-    some 20 us per event. CallerError if there is none, or if they cannot be run in one simulation."""
-    reader = _RequestReader(model)
-    if ROUTING in recording.streams:
-        for record, message in recording.said(ROUTING):
-            reader.read(record, message, late=end is not None and record.seq >= end)
-    found = reader.found()
+    some 10 us per event. CallerError if there is none, or if they cannot be run in one simulation."""
+    found = _RequestReader(recording, model, end).found()
     if not found.requests:
         why = ", ".join(f"{count:,} are left out because {reason}" for reason, count in found.left_out.items())
         of = f" of the model {model!r}" if model else ""
@@ -218,40 +147,24 @@ def read_requests(recording: Recording, model: str = "", end: int | None = None)
 
 
 class _RequestReader:
-    """Goes through the routing stream once."""
+    """Brings the attempts of a recording together to requests."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, recording: Recording, model: str, end: int | None) -> None:
+        self._recording = recording
+        history = recording.requests
+        self._attempts = [history.attempt(row) for row in range(len(history))]
         self._model = model
-        self._requests: list[RecordedRequest] = []
-        self._now: dict[str, dict[str, RecordedRequest]] = {}
-        """By replica, and the name that it goes by there."""
-        self._waits: dict[tuple[str, str], int] = {}
-        """Since when those wait that do: for a place, and then to be sent."""
-        self._uses: Counter[str] = Counter()
-        self._next: dict[str, int] = {}
-        self._left_out: Counter[str] = Counter()
+        self._end = end
         self._strangers: set[tuple[str, str]] = set()
-        self._remote = 0
-        self._replicas = ReplicaLifetimes()
-
-    def read(self, record: Record, message: Message, *, late: bool) -> None:
-        """One message; what is somebody else's, and the same once more, is passed over. `late` is one behind the end:
-        only what it says of requests that came before counts."""
-        replica = owner(record.subject)
-        if message.source == replica + LOST_SUFFIX:
-            self._gone(replica, record)
-        elif message.source == replica and message.n >= self._next.get(replica, 0):
-            self._next[replica] = message.n + 1
-            self._replicas.spoke(replica, record.seq)
-            for event in message.events:
-                self._event(replica, record, event, late=late)
+        """Replicas and requests of attempts that nothing begins."""
 
     def found(self) -> RecordedRequests:
-        """All that was read."""
-        left_out = self._left_out
+        """All that the recording tells."""
+        requests = self.requests()
+        left_out = self._refused()
         left_out[BEGUN_BEFORE] += len(self._strangers)
         kept: list[RecordedRequest] = []
-        for it in self._requests:
+        for it in requests:
             lack = _lack(it)
             if lack:
                 left_out[lack] += 1
@@ -259,113 +172,95 @@ class _RequestReader:
                 kept.append(it)
         kept.sort(key=lambda it: it.came_ms)
         cut_short = Counter(it.outcome for it in kept if it.outcome in CUT_SHORT)
+        first_seqs = self._recording.requests.first_seqs
         return RecordedRequests(
             requests=kept,
-            stints=[stint for it in self._requests for stint in it.stints],
+            stints=[stint for it in requests for stint in it.stints],
             left_out={reason: count for reason, count in sorted(left_out.items()) if count},
             cut_short=dict(sorted(cut_short.items())),
-            remote=self._remote,
-            replicas=self._replicas.at_once({it.replica for it in kept}),
+            remote=sum(it.remote for it in requests),
+            replicas=self._recording.replicas.at_once(first_seqs, {it.replica for it in kept}),
         )
 
-    def _event(self, replica: str, record: Record, event: Event | UnknownEvent, *, late: bool) -> None:
-        match event:
-            case RequestFinished() | RequestPrefilled():
-                self._heard(replica, event)
-            case RequestRouted() | RequestQueued() | RequestRejected() | RequestTurnedAway():
-                aside = late or self._model not in {"", event.model}
-                self._asked((replica, event.request), record.seq, event, aside=aside)
-            case ReplicaJoined():
-                self._replicas.joined(replica, event.name)
-            case ReplicaLeft() | ReplicaLost():
-                self._gone(replica, record)
-            case ReplicaRestated():
-                named = set(zip(event.requests, event.attempts, strict=True))
-                self._void(replica, record.time_ms, named)
+    def requests(self) -> list[RecordedRequest]:
+        """In the order of their first decisions."""
+        found: list[tuple[RequestId, RequestRouted, list[RequestAttempt]]] = []
+        now: dict[tuple[str, str], list[RequestAttempt]] = {}
+        uses: Counter[str] = Counter()
+        first_events = self._first_events()
+        for attempt in self._attempts:
+            key = attempt.replica, attempt.request
+            if not attempt.attempt:
+                now.pop(key, None)  # the name is another request's from here on
+                if attempt.at in first_events:
+                    uses[attempt.request] += 1
+                    now[key] = [attempt]
+                    name = use_id(attempt.request, uses[attempt.request])
+                    found.append((name, first_events[attempt.at], now[key]))
+            elif key in now:
+                now[key].append(attempt)
+            elif not self._aside(attempt):
+                self._strangers.add(key)
+        return [_recorded_request(*each) for each in found]
 
-    def _asked(
-        self,
-        key: tuple[str, str],
-        seq: int,
-        event: RequestRouted | RequestQueued | RequestRejected | RequestTurnedAway,
-        *,
-        aside: bool,
-    ) -> None:
-        """`aside` is what stands behind the end, or is of another model."""
-        match event:
-            case RequestRouted() if event.attempt:
-                self._again(key, event, aside=aside)
-            case RequestRouted() if aside:
-                self._now.get(key[0], {}).pop(key[1], None)  # the name is another's from here on
-            case RequestRouted():
-                self._first(key, seq, event)
-            case _ if aside:
-                pass
-            case RequestQueued():
-                self._waits.setdefault(key, event.now_ms)
-            case RequestRejected():
-                self._waits.pop(key, None)
-                self._left_out[REFUSED] += not event.attempt
-            case RequestTurnedAway():
-                self._waits.pop(key, None)
-                self._left_out[TURNED_AWAY] += not self._declined(key)
+    def _first_events(self) -> dict[int, RequestRouted]:
+        """By number, the first decisions of the requests that are asked for, whole."""
+        asked = [each.at for each in self._attempts if not (each.attempt or self._aside(each))]
+        events = self._recording.events(asked)
+        return {number: event for number, event in events if isinstance(event, RequestRouted)}
 
-    def _declined(self, key: tuple[str, str]) -> bool:
-        """Whether it was decided about, and counts as a request without a token."""
-        it = self._now.get(key[0], {}).get(key[1])
-        return it is not None and it.outcome == "declined"
+    def _aside(self, attempt: RequestAttempt) -> bool:
+        """Whether it stands behind the end, or is of another model: a later attempt counts all the same if its request
+        came before."""
+        return (self._end is not None and attempt.seq >= self._end) or self._model not in {"", attempt.model}
 
-    def _first(self, key: tuple[str, str], seq: int, event: RequestRouted) -> None:
-        """A request came."""
-        self._uses[event.request] += 1
-        use = self._uses[event.request]
-        name = RequestId(event.request if use == 1 else f"{event.request}-use-{use}")
-        it = RecordedRequest(name, key[0], seq, event, self._waits.pop(key, event.now_ms))
-        self._now.setdefault(key[0], {})[key[1]] = it
-        self._requests.append(it)
-        self._sent(it, event)
+    def _refused(self) -> Counter[str]:
+        """Requests that no worker got. The refusal of a request that was decided on before is no request of its own."""
+        refusals = [each for each in self._recording.requests.refusals if not self._aside(each)]
+        return Counter(TURNED_AWAY if each.turned_away else REFUSED for each in refusals if not each.attempt)
 
-    def _again(self, key: tuple[str, str], event: RequestRouted, *, aside: bool) -> None:
-        """Its next attempt: whatever became of the one before was not its end."""
-        self._waits.pop(key, None)
-        it = self._now.get(key[0], {}).get(key[1])
-        if it is not None:
-            it.outcome = ""
-            if it.end_ms == UNKNOWN_TIME:
-                it.stints[-1].end_ms = event.now_ms
-            self._sent(it, event)
-        elif not aside:
-            self._strangers.add(key)
 
-    def _sent(self, it: RecordedRequest, event: RequestRouted) -> None:
-        if it.served is None:
-            it.predicted_tokens = event.predicted_cached_tokens
-        it.stints.append(AttemptTiming(event.worker, event.now_ms, event.prompt_tokens))
+def all_requests(recording: Recording, model: str = "") -> list[RecordedRequest]:
+    """Those of this model, if one is given, in the order of their first decisions, whatever they lack."""
+    return _RequestReader(recording, model, None).requests()
 
-    def _gone(self, replica: str, record: Record) -> None:
-        """What it had under way ended with it."""
-        self._replicas.ended(replica, record.seq)
-        self._void(replica, record.time_ms)
 
-    def _void(self, replica: str, time_ms: int, named: Collection[tuple[str, int]] = ()) -> None:
-        """Its attempts are over but for those named, by the log's clock; nothing says how."""
-        for request, it in self._now.get(replica, {}).items():
-            stint = it.stints[-1]
-            if stint.end_ms == UNKNOWN_TIME and (request, it.attempt) not in named:
-                stint.end_ms = max(stint.sent_ms, stint.first_ms, time_ms)
+def use_id(request: str, use: int) -> RequestId:
+    """The id of the request that has it in the recording as the `use`-th one."""
+    return RequestId(request if use == 1 else f"{request}-use-{use}")
 
-    def _heard(self, replica: str, event: RequestPrefilled | RequestFinished) -> None:
-        it = self._now.get(replica, {}).get(event.request)
-        if it is None or it.attempt != event.attempt:
-            return
-        stint = it.stints[-1]
-        if event.ttft_ms >= 0 and stint.first_ms == UNKNOWN_TIME:
-            stint.first_ms, stint.cached_tokens = it.came_ms + event.ttft_ms, event.cached_tokens
-        if isinstance(event, RequestPrefilled):
-            self._remote += event.prefill is not None and event.prefill.remote
-            return
-        stint.end_ms, stint.output_tokens = it.came_ms + event.duration_ms, event.output_tokens
-        it.outcome, stint.declined = event.outcome, event.outcome == "declined"
+
+def _recorded_request(name: RequestId, routed: RequestRouted, attempts: list[RequestAttempt]) -> RecordedRequest:
+    first, last = attempts[0], attempts[-1]
+    came_ms = first.now_ms - first.before_ms
+    behind: list[RequestAttempt | None] = [*attempts[1:], None]
+    stints = [_timing(attempt, came_ms, after) for attempt, after in zip(attempts, behind, strict=True)]
+    served = next((at for at, stint in enumerate(stints) if stint.first_ms != UNKNOWN_TIME), -1)
+    return RecordedRequest(
+        name,
+        first.replica,
+        first.seq,
+        routed,
+        came_ms,
+        stints,
+        outcome=last.outcome if last.ended_seq else "",
+        predicted_tokens=attempts[served].predicted_tokens,
+        remote=sum(attempt.remote for attempt in attempts),
+    )
+
+
+def _timing(attempt: RequestAttempt, came_ms: int, after: RequestAttempt | None) -> AttemptTiming:
+    """`after` is the next attempt: an attempt without an end ended before it."""
+    stint = AttemptTiming(attempt.worker, attempt.now_ms, attempt.prompt_tokens, declined=attempt.declined)
+    if attempt.ttft_ms >= 0:
+        stint.first_ms, stint.cached_tokens = came_ms + attempt.ttft_ms, attempt.cached_tokens
+    if attempt.ended_seq:
+        stint.end_ms, stint.output_tokens = came_ms + attempt.duration_ms, attempt.output_tokens
+    elif attempt.ended_at:
+        stint.end_ms = max(stint.sent_ms, stint.first_ms, attempt.void_ms)
+    elif after is not None:
+        stint.end_ms = after.now_ms
+    return stint
 
 
 def _lack(it: RecordedRequest) -> str:

@@ -10,56 +10,25 @@ and then the request that ended last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from heapq import heappop, heappush
 
-import msgspec
-
 from core.errors import CallerError
-from core.events import RequestFinished, RequestRejected, RequestRouted
-from core.events.routing import RequestQueued, RequestTurnedAway
+from core.events import RequestRouted
 from core.ids import RequestId
 from core.prompt import HASH_BYTES
-from core.subjects import ROUTING, owner
 from replay.recording.recording import Recording
-from replay.simulate.recorded_requests import RecordedRequest
+from replay.recording.request_history import DECLINED
+from replay.simulate.recorded_requests import RecordedRequest, all_requests, use_id
 from replay.simulate.workload import US_PER_MS, FollowUp, Trace, TraceRequest
-
-DECLINED = "declined"
-"""No end: the request is held again, and goes elsewhere or is turned away."""
-_Event = RequestQueued | RequestRouted | RequestFinished | RequestRejected | RequestTurnedAway
-
-
-class _RequestSoFar(msgspec.Struct, gc=False):
-    """A request as the log tells of it so far."""
-
-    routed: RequestRouted
-    """The first decision."""
-    came_ms: int
-    last: RequestRouted
-    """Of its attempts."""
-    output_tokens: int = 0
-    """What its client got of the answer."""
-    ended: bool = False
-
-    def goes_on(self, routed: RequestRouted) -> None:
-        """The next attempt: what became of the one before was not its end."""
-        self.last, self.ended = routed, False
-
-    def hear(self, finished: RequestFinished) -> None:
-        """An attempt ended. One that went on with the answer has the tokens so far behind its prompt; one that had to
-        make them again counts them among its own."""
-        if finished.attempt == self.last.attempt:
-            told = self.last.prompt_tokens - self.routed.prompt_tokens + finished.output_tokens
-            self.output_tokens = max(self.output_tokens, told)
-            self.ended = finished.outcome != DECLINED
 
 
 def recorded_trace(recording: Recording, model: str = "", first: int = 0) -> Trace:
     """The recording's requests, of this model if one is given, the first so many of them if that is given; some 15 us
     per event. CallerError if there is none, or if it has several models and none is given."""
-    found = [it for it in _requests(recording) if it.ended and model in {"", it.routed.model}]
+    found = [it for it in all_requests(recording, model) if it.outcome not in {"", DECLINED}]
     if not found:
         of = f" of the model {model!r}" if model else ""
         raise CallerError(
@@ -68,16 +37,19 @@ def recorded_trace(recording: Recording, model: str = "", first: int = 0) -> Tra
     if len(models := sorted({it.routed.model for it in found})) > 1:
         raise CallerError(f"the recording has requests of several models ({', '.join(models)}): name one with --model")
     found.sort(key=lambda it: it.came_ms)
-    ids = _Ids()
-    asked = [_asked(it, found[0].came_ms, ids) for it in found[: first or None]]
+    uses: Counter[str] = Counter()
+    asked = [_asked(it, found[0].came_ms, uses) for it in found[: first or None]]
     return Trace(asked, partial(_hashes, {it.routed.block_size for it in found}))
 
 
 def recorded_block_size(recording: Recording, model: str = "") -> int:
     """Tokens per block of the recording's first decision, of this model if one is given; 0 if there is none."""
-    for _, event in _events(recording):
-        if isinstance(event, RequestRouted) and model in {"", event.model}:
-            return event.block_size
+    history = recording.requests
+    for attempt in map(history.attempt, range(len(history))):
+        if model in {"", attempt.model}:
+            for _, event in recording.events([attempt.at]):
+                if isinstance(event, RequestRouted):
+                    return event.block_size
     return 0
 
 
@@ -95,21 +67,11 @@ def _hashes(recorded_sizes: set[int], asked: TraceRequest, block_size: int) -> b
     return b"".join([asked.content[at : at + HASH_BYTES] for at in starts])
 
 
-class _Ids:
-    """Ids that are used again get a number behind them."""
-
-    def __init__(self) -> None:
-        self._uses: dict[str, int] = {}
-
-    def next(self, id_: str) -> RequestId:
-        use = self._uses[id_] = self._uses.get(id_, 0) + 1
-        return RequestId(id_ if use == 1 else f"{id_}-use-{use}")
-
-
-def _asked(it: _RequestSoFar, start_ms: int, ids: _Ids) -> TraceRequest:
+def _asked(it: RecordedRequest, start_ms: int, uses: Counter[str]) -> TraceRequest:
     routed = it.routed
+    uses[routed.request] += 1
     return TraceRequest(
-        id=ids.next(routed.request),
+        id=use_id(routed.request, uses[routed.request]),
         at_us=(it.came_ms - start_ms) * US_PER_MS,
         prompt_tokens=routed.prompt_tokens,
         output_tokens=max(1, it.output_tokens),
@@ -118,44 +80,6 @@ def _asked(it: _RequestSoFar, start_ms: int, ids: _Ids) -> TraceRequest:
         session=routed.session,
         priority=routed.priority,
     )
-
-
-def _requests(recording: Recording) -> list[_RequestSoFar]:
-    """In the order in which they were routed first."""
-    found: list[_RequestSoFar] = []
-    now: dict[tuple[str, str], _RequestSoFar] = {}
-    waits: dict[tuple[str, str], int] = {}
-    for replica, event in _events(recording):
-        key = (replica, event.request)
-        match event:
-            case RequestQueued():
-                waits.setdefault(key, event.now_ms)  # for a place, and then for its worker
-            case RequestRejected() | RequestTurnedAway():
-                waits.pop(key, None)
-            case RequestRouted():
-                came_ms = waits.pop(key, event.now_ms)
-                if not event.attempt:
-                    now[key] = it = _RequestSoFar(event, came_ms, event)
-                    found.append(it)
-                elif key in now:
-                    now[key].goes_on(event)
-            case RequestFinished() if key in now:
-                now[key].hear(event)
-    return found
-
-
-def _events(recording: Recording) -> Iterator[tuple[str, _Event]]:
-    """Each with its replica; what is somebody else's, and the same message once more, is passed over."""
-    if ROUTING not in recording.streams:
-        return
-    following: dict[str, int] = {}
-    for record, message in recording.said(ROUTING):
-        replica = owner(record.subject)
-        if message.source == replica and message.n >= following.get(replica, 0):
-            following[replica] = message.n + 1
-            for event in message.events:
-                if isinstance(event, _Event):
-                    yield replica, event
 
 
 def find_follow_ups(requests: Sequence[RecordedRequest]) -> dict[RequestId, FollowUp]:

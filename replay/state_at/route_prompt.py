@@ -23,7 +23,7 @@ from replay.explain.explain import candidate_rows, excluded_named
 from replay.explain.explanation import CandidateRow, EstimateBasis, RunnerUp
 from replay.explain.freshness import measure_freshness
 from replay.explain.sentences import chances, decision_reason, runner_up
-from replay.recording.request_history import RequestAttempt
+from replay.recording.request_history import PLACES, RequestAttempt
 from replay.state_at.state_at import StateAt
 from replay.state_at.state_summary import newest_settings
 
@@ -109,7 +109,7 @@ def models(state_at: StateAt) -> list[str]:
 def _prefill_time(state_at: StateAt, model: str) -> PrefillTime | None:
     """How long prefills of the model last, as the newest decision by then says that went by it: the replica's, or else
     anybody's; None if none of the last LOOK_MAX does."""
-    decisions = (tried for tried in _by_then(state_at) if tried.worker and tried.model == model)
+    decisions = (tried for tried in _by_then(state_at) if tried.model == model)
     for tried in islice(decisions, LOOK_MAX):
         event = routed_event(state_at.recording, tried)
         if event is not None and event.prefill_time:
@@ -119,12 +119,13 @@ def _prefill_time(state_at: StateAt, model: str) -> PrefillTime | None:
 
 def _by_then(state_at: StateAt) -> Iterator[RequestAttempt]:
     """The attempts up to the moment, that at which a belief is known included; the newest first."""
-    index, belief, at = state_at.recording.index, state_at.belief, state_at.state.cursor.get(ROUTING)
+    requests, belief = state_at.recording.requests, state_at.belief
     if belief is None:
-        return index.until(at.seq if at is not None else 0)
+        at = state_at.state.cursor.get(ROUTING)
+        return requests.until((at.seq + 1) * PLACES - 1 if at is not None else 0)
     if (last := belief.decision) is None:
         return iter(())
-    return (tried for tried in index.until(last.seq, last.replica) if tried.at <= last.at)
+    return requests.until(last.at, last.replica)
 
 
 def _by_log(state_at: StateAt) -> View:

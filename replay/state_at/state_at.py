@@ -21,7 +21,7 @@ from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from replay.recording.recording import Cursor, LastMessage, Progress, Recording, last_messages
-from replay.recording.request_history import RequestAttempt, RoutingIndex
+from replay.recording.request_history import RequestAttempt, RequestHistory
 from replay.state_at.state_summary import BeliefSummary, RequestSummary, StateSummary, requests_of, summarize
 
 
@@ -86,7 +86,7 @@ def state_at(
         return StateAt(recording, recording.state_at(cursor, progress), time_ms, None)
     upto = _upto(recording, moment)
     who = life(recording, replica, upto)
-    decision = _own_routing(recording, moment, who) or recording.index.decision_before(who, upto)
+    decision = _own_routing(recording, moment, who) or recording.requests.newest(who, upto)
     if decision is None:
         state = recording.state_at(cursor, progress)
         return StateAt(recording, state, time_ms, _silent(state, who))
@@ -111,12 +111,13 @@ def within(recording: Recording, moment: Moment) -> Cursor:
 def life(recording: Recording, replica: str, upto: int) -> ReplicaId:
     """The life of the replica of that name or id that went on at that message of the routing stream. CallerError if
     there was none."""
-    index, lives = recording.index, recording.names.replicas_called(replica)
-    there = [each for each in lives if index.joined.get(each, 0) <= upto < index.ended.get(each, upto + 1)]
+    lives = recording.names.replicas_called(replica)
+    joined, ended = recording.replicas.joined, recording.replicas.ended
+    there = [each for each in lives if joined.get(each, 0) <= upto < ended.get(each, upto + 1)]
     if not there:
-        spans = [f"routing:{index.joined.get(each, 1)} to {index.ended.get(each, 'the end')}" for each in sorted(lives)]
+        spans = [f"routing:{joined.get(each, 1)} to {ended.get(each, 'the end')}" for each in sorted(lives)]
         raise CallerError(f"replica {replica!r} was not there at that moment; it was from {', '.join(spans)}")
-    return max(there, key=lambda each: index.joined.get(each, 0))
+    return max(there, key=lambda each: joined.get(each, 0))
 
 
 def _upto(recording: Recording, moment: Moment) -> int:
@@ -130,7 +131,7 @@ def _own_routing(recording: Recording, moment: Moment, replica: ReplicaId) -> Re
     """The decision that the moment names, if this replica made it: others may stand in the same message."""
     if not isinstance(moment, AtRequest):
         return None
-    first = recording.index.uses(moment.request)[-1][0]
+    first = recording.requests.uses(moment.request)[-1][0]
     return first if first.replica == replica and first.worker else None
 
 
@@ -178,7 +179,7 @@ def _known_as(recording: Recording, belief: ReplicaBelief) -> BeliefSummary:
 
 def _own(recording: Recording, belief: ReplicaBelief) -> list[RequestSummary] | None:
     """What the replica itself had under way before the decision; None for what the fold says of it."""
-    decision, index = belief.decision, recording.index
+    decision, requests = belief.decision, recording.requests
     if decision is None:
         return None
     view = belief.view
@@ -191,15 +192,15 @@ def _own(recording: Recording, belief: ReplicaBelief) -> list[RequestSummary] | 
             blocks=each.blocks,
             prefill_tokens=0 if 0 < each.prefilled_at < decision.at else each.prefill_tokens,
         )
-        for each in index.own_under_way(view.replica, decision.at)
+        for each in requests.own_under_way(view.replica, decision.at)
     ]
     part = view.state.routing.replicas.get(view.replica)
-    return [*(each for each in requests_of(part) if not _has(index, each)), *told] if part is not None else told
+    return [*(each for each in requests_of(part) if not _has(requests, each)), *told] if part is not None else told
 
 
-def _has(index: RoutingIndex, request: RequestSummary) -> bool:
+def _has(requests: RequestHistory, request: RequestSummary) -> bool:
     """Whether the recording has the routing of this request: those before it begins stand in a snapshot alone."""
-    tries = index.tried(request.request)
+    tries = requests.attempts(request.request)
     return any((each.replica, each.attempt) == (request.replica, request.attempt) for each in tries)
 
 

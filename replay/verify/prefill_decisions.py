@@ -17,7 +17,7 @@ from core.generation import PrefillReport
 from core.ids import ReplicaId, StreamName
 from core.subjects import ROUTING, owner
 from projections.policy.prefill_choice import PREFILL_OUTCOMES, PREFILL_REASONS, decide_prefill, inputs_of
-from replay.recording.messages import RoutingEvent, partial_reader
+from replay.recording.messages import TypedEvent, partial_reader
 from replay.recording.recording import Recording
 from replay.verify.prefill_jobs import PrefillJobEnds
 
@@ -101,7 +101,9 @@ class PrefillResult(msgspec.Struct, kw_only=True):
         return self.different + self.jobs.different
 
 
-class _PrefilledEvent(RoutingEvent):
+class _PrefilledEvent(TypedEvent):
+    request: str = ""
+    attempt: int = 0
     prefill: PrefillReport | None = None
 
 

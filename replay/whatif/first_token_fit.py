@@ -10,6 +10,7 @@ anywhere: they are sorted, and sums are exact (`fsum`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from math import fsum, isqrt
@@ -17,6 +18,8 @@ from statistics import median
 from typing import NamedTuple
 
 import msgspec
+
+from replay.recording.request_history import NEVER, PLACES, RequestHistory
 
 SAMPLES_MIN = 16
 """With fewer first tokens nothing is estimated."""
@@ -92,6 +95,42 @@ def fit_first_tokens(samples: Sequence[FirstTokenSample]) -> FirstTokenFit:
         explained=max(0.0, 1 - fsum(errors) / spread) if spread else 0.0,
         assumed=assumed,
     )
+
+
+def first_token_fits(history: RequestHistory, start: int = 1, end: int | None = None) -> dict[str, FirstTokenFit]:
+    """By model, the line through the first tokens of the attempts whose messages stand in the routing stream from
+    `start` up to `end` (not included): engines of two models take different times. O(n log n)."""
+    behind = NEVER if end is None else end * PLACES
+    changes: list[tuple[int, int, int]] = []
+    answered: list[int] = []
+    numbers, firsts = history.columns["n"], history.columns["prefilled_n"]
+    for row in history.span(start, end):
+        number, first, ended = numbers[row], firsts[row], history.counted_until(row)
+        counted = 0 < first < min(ended or NEVER, behind)
+        if ended != number:  # else no fold counts it at all
+            changes += [(number, 1, row), (first if counted else ended or NEVER, -1, row)]
+        if counted and not history.columns["attempt"][row]:  # a later one's time has in it the time before it
+            answered.append(row)
+    queued = _queued_before(history, sorted(changes))
+    samples: dict[str, list[FirstTokenSample]] = {}
+    for attempt, row in ((history.attempt(row), row) for row in answered):
+        sent_ms = max(0, attempt.ttft_ms - attempt.before_ms)
+        sample = FirstTokenSample(attempt.prompt_tokens - attempt.cached_tokens, queued[row], sent_ms)
+        samples.setdefault(attempt.model, []).append(sample)
+    return {model: fit_first_tokens(each) for model, each in sorted(samples.items())}
+
+
+def _queued_before(history: RequestHistory, changes: list[tuple[int, int, int]]) -> dict[int, int]:
+    """By row, the prefill tokens in flight on the worker of the attempt when it was routed there. A change is an
+    event's number, 1 for the start of a prefill and -1 for its end, and the row."""
+    workers, tokens = history.columns["worker"], history.columns["prefill_tokens"]
+    queued: Counter[int] = Counter()
+    before: dict[int, int] = {}
+    for _, sign, row in changes:
+        if sign > 0:
+            before[row] = queued[workers[row]]
+        queued[workers[row]] += sign * tokens[row]
+    return before
 
 
 class _Cell(NamedTuple):

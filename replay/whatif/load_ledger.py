@@ -9,16 +9,21 @@ is not supposed. With nothing in the ledger an adjusted view is the recorded one
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
 
-from core.ids import WorkerId
+import msgspec
+
+from core.ids import RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import APPROXIMATE, RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.in_flight import ANY_HASH, AttemptKey, InFlight, OutstandingPrefill, hash_beyond, shared_depth
 from projections.policy.view import NO_OVERLAP, Candidate, View
-from replay.whatif.attempt_records import AttemptRecord, RoutingPlace, place, seq_of
+from replay.recording.messages import TypedEvent, partial_reader
+from replay.recording.recording import Recording
+from replay.recording.request_history import NEVER, PLACES, RequestAttempt
 
 UNCHANGED = (0, 0, 0)
 AS_IN_ROWS: Mapping[WorkerId, tuple[int, ...]] = MappingProxyType({})
@@ -63,14 +68,14 @@ class CandidateView(NamedTuple):
     view: View
     rows: list[Candidate]
     replica: str
-    at: RoutingPlace
-    """Of the decision: what its replica said before is in its view."""
+    at: int
+    """The number of the decision's event: the earlier events of its replica are in its view."""
 
     @property
-    def limit(self) -> RoutingPlace:
-        """What others said is in the view if it stands before this."""
+    def limit(self) -> int:
+        """Events of others are in the view if their numbers are below this."""
         cursor = self.view.state.cursor.get(ROUTING)
-        return place(cursor.seq + 1 if cursor is not None else 0)
+        return (cursor.seq + 1) * PLACES if cursor is not None else 0
 
 
 class LedgerEntry(NamedTuple):
@@ -79,9 +84,9 @@ class LedgerEntry(NamedTuple):
 
     key: AttemptKey
     replica: str
-    at: RoutingPlace
-    prefilled: RoutingPlace
-    ended: RoutingPlace
+    at: int
+    prefilled: int
+    ended: int
     worker: WorkerId
     blocks: int
     prefill_tokens: int
@@ -92,14 +97,14 @@ class LedgerEntry(NamedTuple):
     supposed_begins_us: int
 
     @staticmethod
-    def of(key: AttemptKey, record: AttemptRecord, recorded: InFlight, supposed: InFlight | None) -> LedgerEntry:
-        """What the attempt weighs as recorded, and as supposed."""
+    def of(record: RequestAttempt, ended: int, recorded: InFlight, supposed: InFlight | None) -> LedgerEntry:
+        """The weight of the attempt as recorded, and as supposed; `ended` is 0 while folds count it."""
         return LedgerEntry(
-            key,
+            (RequestId(record.request), record.attempt),
             record.replica,
             record.at,
-            record.prefilled,
-            record.ended,
+            record.prefilled_at or NEVER,
+            ended or NEVER,
             worker=recorded.worker,
             blocks=recorded.blocks,
             prefill_tokens=recorded.prefill_tokens,
@@ -129,7 +134,7 @@ class LoadLedger:
 
     def forget(self, lowest: int) -> None:
         """No view that comes shows less of the routing stream than this."""
-        self._entries = [entry for entry in self._entries if seq_of(entry.ended) > lowest]
+        self._entries = [entry for entry in self._entries if entry.ended // PLACES > lowest]
 
     def rows(self, candidate_view: CandidateView, prompt: Prompt) -> list[Candidate]:
         """The candidates of the view as they are supposed to be; the very ones if nothing differs."""
@@ -207,3 +212,22 @@ def _pending(view: View, prompt: Prompt, moved: Mapping[AttemptKey, WorkerId | N
             if hashes[place] == block:
                 found[worker] = depth = shared_depth(hashes, prompt, depth)
     return found if touched else None
+
+
+class _CursorEvent(TypedEvent):
+    cursor: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+
+
+_read_cursors = partial_reader(_CursorEvent)
+
+
+def routing_floors(recording: Recording, start: int, end: int | None) -> dict[int, int]:
+    """By the number of each decision, the lowest position in the routing stream at which it or a later one was made;
+    some 2 us per message."""
+    found: dict[int, int] = {}
+    for record in recording.archive.read(ROUTING, start, end):
+        message = _read_cursors(record.payload)
+        for number, event in enumerate(message.events if message is not None else (), record.seq * PLACES):
+            if event.type == "RequestRouted":
+                found[number] = event.cursor.get(ROUTING, (0, 0))[1]
+    return dict(zip(reversed(found), accumulate(reversed(found.values()), min), strict=True))

@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from core.events import RequestRouted
-from core.ids import RequestId, WorkerId
+from core.ids import WorkerId
 from core.settings import RoutingSettings
 from projections.folds.in_flight import InFlight
 from projections.folds.routing_fold import in_flight
@@ -18,7 +18,7 @@ from projections.policy.cost import ESTIMATING_POLICIES, MILLI, pending_beyond
 from projections.policy.decide import Decision, decide
 from projections.policy.view import Candidate
 from replay.playback.playback import RecordedDecision
-from replay.whatif.attempt_records import AttemptRecord
+from replay.recording.request_history import NEVER, RequestAttempt
 from replay.whatif.first_token_fit import FirstTokenFit
 from replay.whatif.load_ledger import AdjustedView, CandidateView, LedgerEntry, LoadLedger
 from replay.whatif.outcome import DecisionChange, Evenness, Regret, WorstChanges, blocks_of, evenness, regret
@@ -37,13 +37,20 @@ class JudgedDecision(NamedTuple):
 
     number: int
     recorded_decision: RecordedDecision
-    record: AttemptRecord
+    record: RequestAttempt
+    counted_until: int
+    """The number of the event from which on no fold counts the attempt; 0 for none."""
     candidate_view: CandidateView
     """What stood in the log."""
     recorded: Candidate
     """The recorded choice in it."""
     even: tuple[float, float] | None
     """How evenly active blocks lay."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether its first token came while it was counted."""
+        return 0 < self.record.prefilled_at < (self.counted_until or NEVER)
 
 
 class ScenarioRun:
@@ -141,8 +148,7 @@ class ScenarioRun:
         recorded = msgspec.structs.replace(in_flight(event), hashes=b"")
         supposed = _in_flight(decision, event, judged.recorded_decision.request.prompt.blocks_to_hold)
         if supposed != recorded:
-            key = (RequestId(event.request), event.attempt)
-            self._ledger.note(LedgerEntry.of(key, judged.record, recorded, supposed))
+            self._ledger.note(LedgerEntry.of(judged.record, judged.counted_until, recorded, supposed))
 
     def _note(self, judged: JudgedDecision, worker: WorkerId, found: Regret) -> None:
         recorded_decision, event = judged.recorded_decision, judged.recorded_decision.event

@@ -21,9 +21,10 @@ from projections.policy.decide import decide
 from projections.policy.view import NO_OVERLAP, Candidate
 from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.recording import RecordedFrame, Recording
+from replay.recording.request_history import DECLINED, PLACES
 from replay.verify.chain_proof import gaps_of
-from replay.whatif.attempt_records import AttemptRecords
-from replay.whatif.load_ledger import CandidateView
+from replay.whatif.first_token_fit import FirstTokenFit, first_token_fits
+from replay.whatif.load_ledger import CandidateView, routing_floors
 from replay.whatif.outcome import Outcome, blocks_of, by_name, evenness, expected_blocks
 from replay.whatif.scenario import Scenario
 from replay.whatif.scenario_run import MICRO, UNFITTED, JudgedDecision, ScenarioRun
@@ -75,8 +76,6 @@ Progress = Callable[[int, int], None]
 """Told decisions made again, and how many there are to make."""
 
 WORST = 10
-DECLINED = "declined"
-"""Decisions that their workers declined are left out under this."""
 FORGET_EVERY = 64
 """Decisions between two looks at which requests no view shows any more."""
 
@@ -88,33 +87,38 @@ def what_if(
     end: int | None = None,
     progress: Progress = lambda _done, _of: None,
     *,
-    lives: AttemptRecords | None = None,
+    fitted: Mapping[str, FirstTokenFit] | None = None,
     worst: int = WORST,
     keep_changes: bool = True,
 ) -> list[Outcome]:
     """An outcome for each scenario, in their order, over the decisions whose message stands in the routing stream
     from `start` up to `end` (not included).
 
-    Scenarios that see the log equally late share one playback: each costs a decision more per recorded one. `lives`
-    is `AttemptRecords.of(recording)`, for whoever asks again and again; `worst` says how many of the worst cases are
-    named. CallerError for a worker that the recording does not know.
+    Scenarios that see the log equally late share one playback: each costs a decision more per recorded one. `fitted`
+    are the models' times to first token, by default those of the whole recording; `worst` says how many of the worst
+    cases are named. CallerError for a worker that the recording does not know.
     """
-    return _WhatIf(recording, lives or AttemptRecords.of(recording), scenarios, worst, keep_changes).run(
-        start, end, progress
-    )
+    fitted = first_token_fits(recording.requests) if fitted is None else fitted
+    return _WhatIf(recording, fitted, scenarios, worst, keep_changes).run(start, end, progress)
 
 
 class _WhatIf:
     """All scenarios of one question, and what is the same for all of them."""
 
     def __init__(
-        self, recording: Recording, lives: AttemptRecords, scenarios: Sequence[Scenario], worst: int, keeps: bool
+        self,
+        recording: Recording,
+        fitted: Mapping[str, FirstTokenFit],
+        scenarios: Sequence[Scenario],
+        worst: int,
+        keeps: bool,
     ) -> None:
         self._recording = recording
-        self._lives = lives
+        self._history = recording.requests
+        self._fitted = fitted
+        self._floors: dict[int, int] = {}
         self._runs = [
-            ScenarioRun(each, lives.fitted, _lives_of(recording, each.without), worst, keeps=keeps)
-            for each in scenarios
+            ScenarioRun(each, fitted, _lives_of(recording, each.without), worst, keeps=keeps) for each in scenarios
         ]
         self._delays = [0, *sorted({each.delay_ms for each in scenarios} - {0})]
         self._lagged = {ms: LogDelay(recording, ms) for ms in self._delays if ms}
@@ -132,12 +136,15 @@ class _WhatIf:
         self._ttft_ms = self._answered = 0
 
     def run(self, start: int, end: int | None, progress: Progress) -> list[Outcome]:
-        total = self._lives.between(start, end)
+        self._floors = routing_floors(self._recording, start, end)
+        total = len(self._history.span(start, end))
         for number, recorded_decisions in enumerate(self._recorded_decisions(start, end)):
             progress(number, total)
             self._take(number, recorded_decisions)
         progress(total, total)
-        return [self._outcome(run, self._lives.rejected_between(start, end)) for run in self._runs]
+        refusals = (each for each in self._history.refusals if each.seq >= start and (end is None or each.seq < end))
+        rejected = sum(not each.turned_away for each in refusals)
+        return [self._outcome(run, rejected) for run in self._runs]
 
     def _recorded_decisions(self, start: int, end: int | None) -> Iterator[tuple[RecordedDecision, ...]]:
         """Each decision as it was, then as each delay shows it."""
@@ -160,13 +167,14 @@ class _WhatIf:
             run.take(judged, sights[run.scenario.delay_ms])
             if number % FORGET_EVERY == 0:
                 ms = run.scenario.delay_ms
-                shown = min(judged.record.lowest, self._lagged[ms].reached(ROUTING)) if ms else judged.record.lowest
-                run.forget(shown)
+                floor = self._floors[judged.record.at]
+                run.forget(min(floor, self._lagged[ms].reached(ROUTING)) if ms else floor)
 
     def _judged(self, number: int, recorded_decision: RecordedDecision) -> JudgedDecision | None:
         """None, and counted, if the recording does not show what it rested on, or nothing came of it."""
         event, view = recorded_decision.event, recorded_decision.view
-        record = self._lives.of_attempt(recorded_decision.seq, event)
+        row = self._history.row(recorded_decision.seq * PLACES + recorded_decision.number)
+        record = None if row is None else self._history.attempt(row)
         if record is not None and record.declined:  # it was decided on again, and that is judged
             self._left_out[DECLINED] += 1
             return None
@@ -176,13 +184,19 @@ class _WhatIf:
             again = decide(view, recorded_decision.request, recorded_decision.settings, event.now_ms, event.seed)
             if again.worker != event.worker:
                 recorded = None
-        if recorded is None or record is None:
+        if recorded is None or record is None or row is None:
             reason = ", ".join(sorted(recorded_decision.doubts)) or "differs"
             self._left_out[reason if record is not None else "repeat"] += 1
             return None
         candidate_view = CandidateView(view, rows, recorded_decision.replica, record.at)
         return JudgedDecision(
-            number, recorded_decision, record, candidate_view, recorded, evenness(blocks_of(rows, event.model))
+            number,
+            recorded_decision,
+            record,
+            self._history.counted_until(row),
+            candidate_view,
+            recorded,
+            evenness(blocks_of(rows, event.model)),
         )
 
     def _note(self, judged: JudgedDecision) -> None:
@@ -197,7 +211,7 @@ class _WhatIf:
         self._policies[event.policy] += 1
         self._prompt_tokens += event.prompt_tokens
         self._cached_tokens += expected_blocks(judged.recorded) * event.block_size
-        if record.ttft_ms >= 0:
+        if judged.answered:
             self._real_tokens += event.prompt_tokens
             self._real_cached += record.cached_tokens
             self._ttft_ms += record.ttft_ms
@@ -242,7 +256,7 @@ class _WhatIf:
             spread_new=run.new_even.spread(by_name(left, names).values()),
             names=names,
             policies=dict(sorted(self._policies.items())),
-            fitted={model: self._lives.fitted.get(model, UNFITTED) for model in sorted(self._asked)},
+            fitted={model: self._fitted.get(model, UNFITTED) for model in sorted(self._asked)},
             worst=run.worst.sorted,
             losses=run.losses.sorted,
             changes=run.changes,

@@ -117,7 +117,7 @@ def test_a_slider_changes_a_choice(page: Page, served: Served) -> None:
     assert said is not None
     request = page.locator("#decision h3 code").inner_text()
     with Recording.open(served.log) as recording:
-        seq = recording.index.tried(request)[-1].seq
+        seq = recording.requests.attempts(request)[-1].seq
         (outcome,) = what_if(recording, [Scenario.parse({"decode_weight": 2.5})], *window(page, seq))
         change = next(change for change in outcome.changes if change.request == request)
         assert recording.names.worker(change.new_worker) == said[1]

@@ -38,7 +38,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def held(timed: Served) -> Explanation:
     """The request that was held longest."""
     with Recording.open(timed.log) as recording:
-        found = [explain(recording, tried.request) for tried in recording.index.tries if tried.queued_seq]
+        found = [explain(recording, tried.request) for tried in recording.requests.between() if tried.queued_seq]
     return max(found, key=lambda each: (each.attempts[0].hold and each.attempts[0].hold.held_ms) or 0)
 
 
@@ -81,7 +81,7 @@ PAINTED = """colour => {
 def test_costs_are_drawn_term_by_term_in_milliseconds(timed: Served, browser: Browser) -> None:
     """Each candidate's bar names the terms of its cost; below stands how they are reckoned, by the settings' names."""
     with Recording.open(timed.log) as recording:
-        found = [explain(recording, tried.request) for tried in recording.index.tries[20:60]]
+        found = [explain(recording, tried.request) for tried in list(recording.requests.between())[20:60]]
     chosen = max(found, key=lambda each: sum(row.timed.held_ms > 0 for row in each.attempts[0].candidates if row.timed))
     attempt = chosen.attempts[0]
     with looking(browser, timed.url) as page:

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-from api.debug.timeline.timeline_events import TimelineEvent
 from core.event_json import hash_text
 from core.events import Points
 from core.prompt import hashes_from_bytes
+from replay.recording.messages import PartialEvent
 
 REPORTS_MAX = 20_000
 """Of one replica, the newest: at one in five seconds, more than a day."""
@@ -68,7 +68,7 @@ class ReplicaReports:
     def __repr__(self) -> str:
         return f"<ReplicaReports of {len(self._said)} replicas, {len(self._places)} places>"
 
-    def reported(self, replica: int, seq: int, ms: int, event: TimelineEvent) -> None:
+    def reported(self, replica: int, seq: int, ms: int, event: PartialEvent) -> None:
         """The replica said so."""
         newest = {}
         for stream, points in (event.points or {}).items():

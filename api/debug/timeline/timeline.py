@@ -9,21 +9,13 @@ import msgspec
 
 from api.debug.timeline.decision_table import DecisionTable
 from api.debug.timeline.replica_reports import ReplicaReports
-from api.debug.timeline.timeline_events import (
-    PrefilledFields,
-    QueuedFields,
-    RoutedFields,
-    Row,
-    TimelineEvent,
-    decode_any,
-    decode_frequent,
-)
 from api.debug.timeline.worker_loads import WorkerLoads
 from core.ids import LOST_SUFFIX, StreamName
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING, is_kv
 from projections.folds.state import State
-from replay.recording.messages import UNREADABLE
+from replay.recording.messages import PartialEvent, Row, decode_any
+from replay.recording.request_history import Numbering, RequestHistory
 
 NOTES_MAX = 10_000
 """Of one kind; later ones are counted only."""
@@ -49,6 +41,18 @@ class Lifetime(msgspec.Struct):
     """How it ended."""
 
 
+class Lifetimes(Numbering):
+    """Numbers of workers or replicas, each with its lifetime."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lifetimes: list[Lifetime] = []
+
+    def __missing__(self, name: str) -> int:
+        self.lifetimes.append(Lifetime(name))
+        return super().__missing__(name)
+
+
 class TimelineNote(msgspec.Struct, frozen=True):
     """Something that happened, for people."""
 
@@ -66,11 +70,12 @@ class Timeline:
     """See the module's text. One thread gives it each stream's messages in order; others may read."""
 
     def __init__(self) -> None:
-        self.decisions = DecisionTable()
+        self._worker_numbers, self._replica_numbers = Lifetimes(), Lifetimes()
+        self.decisions = DecisionTable(RequestHistory(self._worker_numbers, self._replica_numbers))
         self.loads = WorkerLoads()
         self.reports = ReplicaReports()
-        self.workers: list[Lifetime] = []
-        self.replicas: list[Lifetime] = []
+        self.workers = self._worker_numbers.lifetimes
+        self.replicas = self._replica_numbers.lifetimes
         self.notes: list[TimelineNote] = []
         self.notes_dropped: dict[str, int] = {}
         """By kind, how many more there were."""
@@ -80,8 +85,6 @@ class Timeline:
         self._in_force: dict[int, dict[str, Any]] = {}
         self.from_ms, self.to_ms = -1, -1
         """The first and the last message of any stream."""
-        self._worker_numbers: dict[str, int] = {}
-        self._replica_numbers: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<Timeline {self.decisions!r}, {len(self.workers)} workers, {len(self.replicas)} replicas>"
@@ -123,67 +126,24 @@ class Timeline:
                     self._of_worker(about, stream, seq, ms, event)
 
     def _take_routing(self, rows: list[Row]) -> None:
-        """The loop that a long log spends its time in."""
-        decisions, numbers, workers = self.decisions, self._replica_numbers, self._worker_numbers
-        routed, prefilled, finished = decisions.routed, decisions.prefilled, decisions.finished
-        for seq, ms, about, payload in rows:
-            try:
-                message = decode_frequent(payload)
-            except UNREADABLE:
-                self._take_unusual(seq, ms, about, payload)
+        for seq, ms, about, event in self.decisions.history.read(rows):
+            if event.type == "ReplicaLost":
+                reason = f"{event.reason}, found by {self._replica_name(event.by)}"
+                self._ended(self.replica(about), seq, ms, "lost", reason)
             else:
-                if message.source == about:
-                    replica = numbers[about] if about in numbers else self.replica(about)
-                    for place, event in enumerate(message.events):
-                        if isinstance(event, RoutedFields):
-                            worker = event.worker
-                            number = workers[worker] if worker in workers else self.worker(worker)
-                            routed(seq, place, ms, number, replica, event)
-                        elif isinstance(event, PrefilledFields):
-                            prefilled(seq, replica, event)
-                        elif isinstance(event, QueuedFields):
-                            decisions.queued(replica, event)
-                        else:
-                            finished(seq, replica, event)
-            decisions.read_to = seq
-
-    def _take_unusual(self, seq: int, ms: int, about: str, payload: bytes) -> None:
-        found = decode_any(payload)
-        if found is None:
-            return
-        if found.source == about:
-            for place, event in enumerate(found.events):
-                self._said(self.replica(about), seq, place, ms, event)
-        elif found.source == about + LOST_SUFFIX:
-            for event in found.events:
-                if event.type == "ReplicaLost":
-                    reason = f"{event.reason}, found by {self._replica_name(event.by)}"
-                    self._ended(self.replica(about), seq, ms, "lost", reason)
-
-    def _said(self, number: int, seq: int, place: int, ms: int, event: TimelineEvent) -> None:
-        match event.type:
-            case "RequestRouted":
-                self.decisions.routed(seq, place, ms, self.worker(event.worker), number, event)
-            case "RequestQueued":
-                self.decisions.queued(number, event)
-            case "RequestPrefilled":
-                self.decisions.prefilled(seq, number, event)
-            case "RequestFinished":
-                self.decisions.finished(seq, number, event)
-            case _:
-                self._of_replica(number, seq, ms, event)
+                self._of_replica(self.replica(about), seq, ms, event)
 
     def worker(self, id: str) -> int:
         """Its number; it gets one if it has none."""
-        return _number(id, self._worker_numbers, self.workers)
+        return self._worker_numbers[id]
 
     def replica(self, id: str) -> int:
         """The same for a replica."""
-        return _number(id, self._replica_numbers, self.replicas)
+        return self._replica_numbers[id]
 
     # --- workers -------------------------------------------------------------------------------------------------
 
-    def _of_worker(self, id: str, stream: StreamName, seq: int, ms: int, event: TimelineEvent) -> None:
+    def _of_worker(self, id: str, stream: StreamName, seq: int, ms: int, event: PartialEvent) -> None:
         kind = event.type
         if kind == "LoadReported":
             if stream == LOAD:
@@ -203,7 +163,7 @@ class Timeline:
             text = f"{_named(self.workers[number])} cleared its cache{why}"
             self._note(ms, "cache_cleared", text, stream, seq, number)
 
-    def _joined(self, number: int, at: str, ms: int, event: TimelineEvent) -> None:
+    def _joined(self, number: int, at: str, ms: int, event: PartialEvent) -> None:
         life = self.workers[number]
         known = bool(life.name)
         life.name, life.model, life.role = event.name, event.model, event.role
@@ -214,7 +174,7 @@ class Timeline:
 
     # --- replicas ------------------------------------------------------------------------------------------------
 
-    def _of_replica(self, number: int, seq: int, ms: int, event: TimelineEvent) -> None:
+    def _of_replica(self, number: int, seq: int, ms: int, event: PartialEvent) -> None:
         life = self.replicas[number]
         match event.type:
             case "ReplicaJoined":
@@ -245,15 +205,14 @@ class Timeline:
             case _:
                 pass  # shows in nothing here
 
-    def _turned_away(self, number: int, seq: int, ms: int, event: TimelineEvent) -> None:
+    def _turned_away(self, number: int, seq: int, ms: int, event: PartialEvent) -> None:
         """A client that hung up was refused nothing."""
-        self.decisions.turned_away(number, event.request)
         kind, text = "rejected", f"{event.request} was refused with {event.status}: {event.reason}"
         if event.reason == CLIENT_GONE:
             kind, text = CLIENT_GONE, f"{event.request}'s client hung up while it waited"
         self._note(ms, kind, text, ROUTING, seq, replica=number, request=event.request)
 
-    def _settings(self, number: int, seq: int, ms: int, event: TimelineEvent) -> None:
+    def _settings(self, number: int, seq: int, ms: int, event: PartialEvent) -> None:
         given, before = event.settings or {}, self._in_force.get(number)
         self.settings[number, event.revision] = self._in_force[number] = given
         if before == given:
@@ -265,7 +224,6 @@ class Timeline:
     def _ended(self, number: int, seq: int, ms: int, how: str, reason: str) -> None:
         life = self.replicas[number]
         life.to_ms, life.end = ms, how
-        self.decisions.abandoned(seq, number, ms)
         self._note(ms, f"replica_{how}", f"{_named(life)} {how}: {reason}", ROUTING, seq, replica=number)
 
     # -------------------------------------------------------------------------------------------------------------
@@ -296,14 +254,6 @@ class Timeline:
     def _replica_name(self, id: str) -> str:
         known = self._replica_numbers.get(id)
         return id if known is None else _named(self.replicas[known])
-
-
-def _number(id: str, numbers: dict[str, int], lives: list[Lifetime]) -> int:
-    number = numbers.get(id)
-    if number is None:
-        lives.append(Lifetime(id))
-        number = numbers[id] = len(lives) - 1
-    return number
 
 
 def _named(life: Lifetime) -> str:

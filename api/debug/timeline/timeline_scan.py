@@ -19,11 +19,11 @@ import zstandard
 
 from api.debug.timeline.decision_table import DecisionTable
 from api.debug.timeline.timeline import Timeline
-from api.debug.timeline.timeline_events import Row
 from core.errors import Corrupt
 from core.ids import StreamName
 from core.subjects import ROUTING
 from projections.folds.state import is_folded
+from replay.recording.messages import Row
 from streams.archive.archive_format import ArchiveBlock, checksum
 from streams.archive.archive_reader import BLOCK_BYTES_MAX, ArchiveReader
 
@@ -116,7 +116,8 @@ class TimelineScan:
                 self._read_to[stream] = block.last_seq
         self.total = self.messages
         if ROUTING in archive.streams:
-            self.decisions.read_to = max(self.decisions.read_to, archive.span(ROUTING).last_seq)
+            history = self.decisions.history
+            history.read_to = max(history.read_to, archive.span(ROUTING).last_seq)
 
     def _is_new(self, block: ArchiveBlock) -> bool:
         return block.last_seq > self._read_to.get(StreamName(block.stream), 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from api.debug.timeline.timeline_events import TimelineEvent
+from replay.recording.messages import PartialEvent
 
 REPORTS_MAX = 2_000_000
 """Of all workers together, some 80 MB; then every second one is forgotten."""
@@ -41,7 +41,7 @@ class WorkerLoads:
     def __repr__(self) -> str:
         return f"<WorkerLoads of {len(self._workers)} workers, {self._kept} reports>"
 
-    def reported(self, worker: int, ms: int, event: TimelineEvent) -> None:
+    def reported(self, worker: int, ms: int, event: PartialEvent) -> None:
         """It said so."""
         reports = self._workers.get(worker)
         if reports is None:

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from api.debug.decision_view import decision
-from api.debug.timeline.decision_table import PLACES
 from api.debug.timeline.timeline_scan import TimelineScan
 from core.events import ReplicaLost, RequestRouted
 from core.events.routing import HELD, RequestQueued, RequestTurnedAway
@@ -18,6 +17,7 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from replay.explain.explain import explain
 from replay.recording.recording import Recording
+from replay.recording.request_history import PLACES
 from replay.simulate.options import Options
 from replay.simulate.simulated_log import KEY
 from replay.simulate.simulation import simulate

@@ -13,10 +13,8 @@ from api.debug.timeline import decision_table as decisions_module
 from api.debug.timeline import timeline as timeline_module
 from api.debug.timeline import timeline_scan as scan_module
 from api.debug.timeline import worker_loads as loads_module
-from api.debug.timeline.decision_table import PLACES
 from api.debug.timeline.replica_reports import ReplicaReports
 from api.debug.timeline.timeline import Timeline
-from api.debug.timeline.timeline_events import TimelineEvent, decode_any
 from api.debug.timeline.timeline_scan import TimelineScan
 from api.debug.timeline.worker_loads import WorkerLoads
 from core.codec import CHAIN_START, digest, encode_event, encode_message
@@ -29,7 +27,9 @@ from core.subjects import LOAD, ROUTING, kv_stream
 from projections.digest import FOLD_VERSION
 from projections.folds.snapshot import cursor_of, encode
 from projections.folds.state import State
+from replay.recording.messages import PartialEvent, decode_any
 from replay.recording.recording import Recording
+from replay.recording.request_history import PLACES
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
@@ -198,7 +198,7 @@ def test_one_id_at_two_replicas_is_two_requests() -> None:
     it.say(ROUTING, R, msgspec.structs.replace(prefilled("q", cached=3), ttft_ms=40))
     it.say(ROUTING, R + LOST_SUFFIX, ReplicaLost(by=other, reason="silent"), about=R)
     decisions = it.timeline.decisions
-    outcomes = [*decisions.outcomes, ""]
+    outcomes = [*decisions.history.outcomes.names, ""]
     rows = zip(decisions.column("cached"), decisions.column("ttft_ms"), decisions.column("outcome"), strict=True)
     assert [(cached, ttft_ms, outcomes[end]) for cached, ttft_ms, end in rows] == [
         (3, 40, "replica_gone"), (-1, -1, "replica_gone"), (7, 1, ""), (0, 1, "stop"),
@@ -210,7 +210,7 @@ def test_what_a_lost_replica_had_under_way_ended_with_it() -> None:
     it = Written()
     it.say(ROUTING, R, ReplicaJoined(name="r", version="1"), routed("q", A), routed("p", A), finished("p"))
     it.say(ROUTING, R + LOST_SUFFIX, ReplicaLost(by="dd" * 8, reason="silent"), about=R)
-    outcomes = [it.timeline.decisions.outcomes[each] for each in it.timeline.decisions.column("outcome")]
+    outcomes = [it.timeline.decisions.history.outcomes.names[each] for each in it.timeline.decisions.column("outcome")]
     assert outcomes == ["replica_gone", "stop"]
     assert it.timeline.replicas[0].end == "lost"
     assert it.timeline.notes[-1].text == "r lost: silent, found by " + "dd" * 8
@@ -240,7 +240,7 @@ def test_bytes_that_are_none_of_ours_are_passed_over() -> None:
     seq = it.put(ROUTING, R, payload)
     assert it.timeline.decisions.requests == ["good"]
     assert list(it.timeline.decisions.column("n")) == [seq * PLACES + 2], "places count what is not known, too"
-    assert it.timeline.decisions.read_to == seq
+    assert it.timeline.decisions.history.read_to == seq
     found = decode_any(payload)
     assert found is not None
     assert [event.type for event in found.events][1:] == ["", "RequestRouted"]
@@ -276,7 +276,7 @@ def test_loads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loads_module, "REPORTS_MAX", 100)
     loads = WorkerLoads()
     for number in range(101):
-        event = TimelineEvent(type="LoadReported", running=number)
+        event = PartialEvent(type="LoadReported", running=number)
         loads.reported(number % 2, number * 1000, event)
     (even, odd) = loads.between(0, 200_000, 4000)
     assert len(even["ms"]) + len(odd["ms"]) == 51
@@ -303,9 +303,7 @@ def test_digests_are_compared_where_two_reported() -> None:
 
     def say(replica: int, ms: int, seq: int, digest_: int, stream: str = "kv_0") -> None:
         points = Points(1, (seq,), hashes_to_bytes([digest_]), bytes(16))
-        reports.reported(
-            replica, ms, ms, TimelineEvent(type="ReplicaReported", fold_version=2, points={stream: points})
-        )
+        reports.reported(replica, ms, ms, PartialEvent(type="ReplicaReported", fold_version=2, points={stream: points}))
 
     say(0, 10, 1024, 5)
     say(1, 20, 1024, 5)

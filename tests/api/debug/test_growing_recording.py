@@ -69,7 +69,7 @@ async def test_what_came_of_a_decision_is_told_when_it_has_come(tmp_path: Path) 
             stage.tell(event)
         await view.show(ArchiveReader.open(stage.archived(tmp_path / f"log{number}")))
         end = len(stage.frames[ROUTING])
-        await eventually(lambda: view.timeline.decisions.read_to == end, "read")  # noqa: B023 - now
+        await eventually(lambda: view.timeline.decisions.history.read_to == end, "read")  # noqa: B023 - now
         (n,) = view.timeline.decisions.column("n")
         told.append(await view.explanation(n))
         settled = view.fold_thread.recording_state.recording()

@@ -16,7 +16,6 @@ from api.debug import state_view as state_module
 from api.debug.page import create_page
 from api.debug.page_api import create_page_api
 from api.debug.recording_view import RecordingView
-from api.debug.timeline.decision_table import PLACES
 from api.debug.what_if_view import WINDOW_MAX
 from core.clock import SystemClock
 from core.events import LoadReported, RequestFinished, RequestPrefilled, RequestRouted
@@ -25,6 +24,7 @@ from core.subjects import LOAD, ROUTING
 from replay.explain.explain import explain
 from replay.recording.moment import AtSequence
 from replay.recording.recording import Recording
+from replay.recording.request_history import PLACES
 from replay.state_at.state_at import summary_at
 from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if

@@ -82,7 +82,7 @@ def test_every_cost_is_the_sum_of_what_is_said(tmp_path: Path, routing: RoutingS
     simulate(Options(workers=2, engine=ENGINE, routing=routing), arrivals, archive=tmp_path / "log")
     sources, held = set(), 0
     with Recording.open(tmp_path / "log", KEY) as recording:
-        for tried in recording.index.tries:
+        for tried in recording.requests.between():
             folded, plain = (explain(recording, tried.request, whole=whole).attempts[-1] for whole in (True, False))
             assert (folded.estimates, folded.session, folded.hold) == (plain.estimates, plain.session, plain.hold)
             assert [row.timed for row in folded.candidates] == [row.timed for row in plain.candidates]

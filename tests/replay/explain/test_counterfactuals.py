@@ -168,7 +168,7 @@ def test_the_changes_hold_in_the_world_itself(tmp_path: Path) -> None:
     event = stage.route("r", asked)
     assert event.worker == A
     with stage.recording(tmp_path / "log") as recording:
-        (tried,) = recording.index.tried("r")
+        (tried,) = recording.requests.attempts("r")
         on = decision_inputs(recording, tried, event, whole=True)
         found = {need.what: need for need in required_changes(counterfactual_of(on), on.ranked[1].candidate)}
         assert {"cached_blocks", "prefill_weight"} <= found.keys()
@@ -221,7 +221,7 @@ def test_candidates_of_a_record_cost_what_was_recorded(tmp_path: Path) -> None:
         stage.say(KV, random.choice([A, B, C]), stored(*hashes[: random.randrange(len(hashes))], tier=tier))
         stage.route(f"r{number}", asked, lag={KV: random.randrange(3)})
     with stage.recording(tmp_path / "log") as recording:
-        for tried in recording.index.tries:
+        for tried in recording.requests.between():
             event = routed_event(recording, tried)
             assert event is not None
             whole = decision_inputs(recording, tried, event, whole=True)

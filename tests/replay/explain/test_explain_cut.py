@@ -104,9 +104,9 @@ def test_revision_0_means_the_defaults_of_who_could_be_heard(stage: Stage, tmp_p
     seq = len(stage.frames[ROUTING])
     assert last.settings_revision == 0
     with stage.recording(tmp_path / "whole") as recording:
-        assert [recording.index.settings(each, 0, seq) for each in (R, S)] == [RoutingSettings()] * 2
+        assert [recording.replicas.settings(each, 0, seq) for each in (R, S)] == [RoutingSettings()] * 2
     with stage.recording(tmp_path / "cut", {ROUTING: 1}) as recording:
-        assert [recording.index.settings(each, 0, seq) for each in (R, S)] == [None, RoutingSettings()]
+        assert [recording.replicas.settings(each, 0, seq) for each in (R, S)] == [None, RoutingSettings()]
 
 
 # --- ids ---------------------------------------------------------------------------------------------------------

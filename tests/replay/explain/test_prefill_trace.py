@@ -12,7 +12,6 @@ import pytest
 from api.cli.replay.text.explain_text import explain_text
 from api.debug.decision_view import decision
 from api.debug.recording_view import explanation
-from api.debug.timeline.decision_table import PLACES
 from core.event_json import message_lines, ranges_text
 from core.events import RequestRouted
 from core.events.jobs import PrefillPulled
@@ -24,6 +23,7 @@ from replay.explain.explain import explain
 from replay.explain.explanation import AttemptExplanation, PrefillJobTrace
 from replay.explain.prefill_trace import OUTCOME_TEXTS, verdict_text
 from replay.recording.recording import Recording
+from replay.recording.request_history import PLACES
 from tests.replay.disagg_run import AGAIN, PREFERRED, PULLED, RECOMPUTED, SHORT, WAIT_MS, WAITING, run_of
 
 
@@ -209,7 +209,11 @@ class _Nowhere:
     def decisions(self) -> _Nowhere:
         return self
 
-    def at(self, n: int) -> int | None:
+    @property
+    def history(self) -> _Nowhere:
+        return self
+
+    def row(self, n: int) -> int | None:
         del n
         return None
 

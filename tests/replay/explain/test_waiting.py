@@ -83,10 +83,10 @@ def test_who_was_declined_and_then_turned_away_is_one_request(tmp_path: Path) ->
         told = explain(recording, "r")
         assert [each.outcome for each in told.attempts] == ["declined"]
         assert [(each.attempt, each.reason) for each in told.rejections] == [(1, "deadline")]
-        assert len(recording.index.uses("r")) == 1
+        assert len(recording.requests.uses("r")) == 1
     stage.tell(away)
     with stage.recording(tmp_path / "two") as recording:
-        assert len(recording.index.uses("r")) == 2
+        assert len(recording.requests.uses("r")) == 2
 
 
 async def test_decisions_of_a_crowded_router_come_out_equal(tmp_path: Path) -> None:

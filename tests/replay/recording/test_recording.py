@@ -9,16 +9,15 @@ import pytest
 
 from core.errors import CallerError
 from core.events import RequestFinished, RequestPrefilled, RequestRouted
-from core.ids import RequestId, StreamSeq
+from core.ids import RequestId
 from core.settings import RoutingSettings
-from core.subjects import LOAD, ROUTING, subject
+from core.subjects import LOAD, ROUTING
 from projections.folds.snapshot import encode
 from replay.recording import chain_heads
 from replay.recording.chain_heads import ChainHeads
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime
 from replay.recording.recording import LOOK_FIRST, PROGRESS_EVERY, Recording, last_messages
-from replay.recording.request_history import RoutingIndex
-from streams.log import Record
+from replay.recording.request_history import PLACES, RequestHistory
 from tests.projections.facts import finished, joined, load, prefilled, prompt, replica_restated, stored
 from tests.replay.staged import KV, START_MS, A, B, R, S, Stage
 
@@ -60,14 +59,14 @@ def test_moments(stage: Stage, tmp_path: Path) -> None:
             recording.routed(RequestId("r99"))
 
 
-def test_the_index_has_what_the_events_say(stage: Stage, tmp_path: Path) -> None:
+def test_the_history_has_what_the_events_say(stage: Stage, tmp_path: Path) -> None:
     """Of every attempt where its events stand, what they say, and what was under way beside it."""
     with stage.recording(tmp_path / "log") as recording:
-        index = recording.index
-        assert index is recording.index
-        assert len(index.tries) == 40
+        history, replicas = recording.requests, recording.replicas
+        assert history is recording.requests
+        assert len(history) == 40
         events = [(record.seq, event) for record, message in recording.said(ROUTING) for event in message.events]
-        for tried in index.tries:
+        for tried in history.between():
             own = [(seq, event) for seq, event in events if getattr(event, "request", "") == tried.request]
             (routed_seq, routed), *later = own
             assert isinstance(routed, RequestRouted)
@@ -79,14 +78,13 @@ def test_the_index_has_what_the_events_say(stage: Stage, tmp_path: Path) -> None
             assert (tried.prefilled_seq, tried.cached_tokens) == ((firsts[0][0], 4) if firsts else (0, -1))
             state = recording.state_at({ROUTING: tried.seq - 1})
             busy = state.routing.in_flight_load.busy.get(tried.worker)  # type: ignore[call-overload]
-            assert len(index.before(tried)) == (busy.requests if busy else 0)
+            assert len(history.before(tried)) == (busy.requests if busy else 0)
             part = state.routing.replicas[tried.replica]  # type: ignore[index]
-            flying = {(each.request, each.attempt) for each in index.own_under_way(tried.replica, tried.at)}
+            flying = {(each.request, each.attempt) for each in history.own_under_way(tried.replica, tried.at)}
             assert flying == set(part.in_flight)
-            newest = index.decision_before(tried.replica, tried.seq)
-            assert newest is tried
-        assert index.settings(R, 1, 10) == RoutingSettings(policy="kv", prefill_weight_m=1500)
-        assert (index.settings(R, 2, 10), index.settings(S, 0, 10)) == (None, RoutingSettings())
+            assert history.newest(tried.replica, tried.seq) == tried
+        assert replicas.settings(R, 1, 10) == RoutingSettings(policy="kv", prefill_weight_m=1500)
+        assert (replicas.settings(R, 2, 10), replicas.settings(S, 0, 10)) == (None, RoutingSettings())
         assert recording.names.workers == {A: "a", B: "b"}
         assert recording.names.replicas == {R: "r1", S: "r2"}
         assert recording.names.streams == {A: KV, B: KV}
@@ -102,10 +100,10 @@ def test_what_a_restatement_does_not_name_is_not_under_way(stage: Stage, tmp_pat
     stage.tell(replica_restated(flying[:1]))
     stage.route("later", prompt(99))
     with stage.recording(tmp_path / "log") as recording:
-        (later,) = recording.index.tried("later")
-        mine = recording.index.own_under_way(R, later.at)
+        (later,) = recording.requests.attempts("later")
+        mine = recording.requests.own_under_way(R, later.at)
         assert [(each.request, each.attempt) for each in mine] == [flying[0][0]]
-        theirs = [each for each in recording.index.before(later) if each.replica == R]
+        theirs = [each for each in recording.requests.before(later) if each.replica == R]
         assert {each.request for each in theirs} <= {flying[0][0][0]}
 
 
@@ -185,7 +183,7 @@ def test_an_event_that_cannot_be_read_hides_no_other(stage: Stage) -> None:
     wrong, good = stage.decided("wrong", prompt(1)), stage.decided("good", prompt(2))
     payload = stage.sealed(ROUTING, R, wrong, good).replace(b"\xa7attempt\x00", b"\xa7attempt\xa10", 1)
     payloads = [b"\xc1 nothing", b"{broken", b"\x82\xa6source\xa1\xff\xa6events\x90", payload]
-    place = subject("test", ROUTING, R)
-    records = [Record(ROUTING, StreamSeq(seq), START_MS, place, it) for seq, it in enumerate(payloads, 1)]
-    index = RoutingIndex(records)
-    assert [(tried.request, tried.seq, tried.at) for tried in index.tries] == [("good", 4, 2)]
+    history = RequestHistory()
+    others = history.read([(seq, START_MS, R, payload) for seq, payload in enumerate(payloads, 1)])
+    assert [other.event.type for other in others] == [""]
+    assert [(tried.request, tried.seq, tried.at) for tried in history.between()] == [("good", 4, 4 * PLACES + 1)]

@@ -239,14 +239,14 @@ def test_a_redacted_log_tells_the_same(run: Recording, tmp_path: Path) -> None:
     redact(run.archive, tmp_path / "it", KEY.chain_key, program="test", made_ms=1)
     with Recording.open(tmp_path / "it") as hidden:
         found, before = verify(hidden).prefills, verify(run).prefills
-        ids = [tried.request for tried in hidden.index.tries]
+        ids = [tried.request for tried in hidden.requests.between()]
         jobs = [attempt.job for request in ids for attempt in explain(hidden, request).attempts]
     assert (found, len(ids)) == (before, 7)
     assert sorted(job.outcome for job in jobs if job) == sorted(_outcomes(run))
 
 
 def _outcomes(run: Recording) -> Iterator[str]:
-    for tried in run.index.tries:
+    for tried in run.requests.between():
         for attempt in explain(run, tried.request).attempts:
             if attempt.job is not None:
                 yield attempt.job.outcome

@@ -11,7 +11,7 @@ from core.events import RequestPrefilled
 from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import LOAD
-from replay.whatif.attempt_records import AttemptRecords
+from replay.whatif.first_token_fit import first_token_fits
 from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if
 from tests.fixtures.passes import one_prompt_a_pass
@@ -68,7 +68,7 @@ def test_the_time_in_the_router_is_no_time_of_an_engine(stage: Stage, tmp_path: 
         stage.tell(RequestPrefilled(request=name, attempt=0, cached_tokens=0, ttft_ms=waited_ms + own_ms))
         stage.tell(finished(name))
     with stage.recording(tmp_path / "log") as recording:
-        found = AttemptRecords.of(recording).fitted[MODEL]
+        found = first_token_fits(recording.requests)[MODEL]
     assert found.samples == 40
     assert found.error_ms == pytest.approx(0, abs=1e-6)
     assert found.base_ms == pytest.approx(0, abs=1e-6)

@@ -8,10 +8,10 @@ from textwrap import fill
 from api.cli.output import text_table
 from core.event_json import time_text
 from projections.policy.prefill_time import DEFAULT_TIME
+from replay.recording.request_history import DECLINED
 from replay.whatif.first_token_fit import FirstTokenFit
 from replay.whatif.outcome import DecisionChange, LoadBalance, Outcome, by_name
 from replay.whatif.scenario import QUEUEING
-from replay.whatif.whatif import DECLINED
 
 WIDTH = 110
 REGRET = (

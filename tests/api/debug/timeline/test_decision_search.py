@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from api.debug.timeline.decision_table import PLACES, DecisionTable, search
-from api.debug.timeline.timeline_events import RoutedFields
+from api.debug.timeline.decision_table import DecisionTable, search
+from core.codec import CHAIN_START, encode_event, encode_message
+from core.events import Event
+from core.ids import SourceId
+from replay.recording.request_history import PLACES, RequestHistory
+from tests.projections.facts import finished, routed, worker_id
 
+A, R = worker_id(1), "ee" * 8
 FIRST_MS = 1_790_000_000_000
 """2026-09-21, 14:13:20 UTC."""
 
 
 @pytest.fixture
 def decisions() -> DecisionTable:
-    """A decision every ten seconds for three minutes, the second one of a message with two."""
-    made = DecisionTable()
-    names = ["first", "beside it", "20260101", "25:99 as a name", *(f"req-{number}" for number in range(14))]
-    for at, name in enumerate(names):
-        seq, place = (at, 0) if at else (1, 0)
-        if at == 1:
-            seq, place = 1, 3
-        event = RoutedFields(request=name, attempt=0, worker="w", prompt_tokens=1, predicted_cached_tokens=0, now_ms=0)
-        made.routed(seq, place, FIRST_MS + 10_000 * at, 0, 0, event)
-    return made
+    """A decision every ten seconds for three minutes, but for the second one, which is in the first one's message."""
+    names = ["20260101", "25:99 as a name", *(f"req-{number}" for number in range(14))]
+    messages: list[list[Event]] = [[routed("first", A), finished("none"), finished("none"), routed("beside it", A)]]
+    messages += [[routed(name, A)] for name in names]
+    history = RequestHistory()
+    rows = []
+    for n, events in enumerate(messages):
+        payload = encode_message(SourceId(R), n, CHAIN_START, 0, [encode_event(event) for event in events])
+        rows.append((n + 1, FIRST_MS + 10_000 * (n + 1 if n else 0), R, payload))
+    assert list(history.read(rows)) == []
+    return DecisionTable(history)
 
 
 def found(decisions: DecisionTable, text: str) -> list[str]:
