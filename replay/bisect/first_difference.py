@@ -30,6 +30,7 @@ from core.subjects import LOAD, ROUTING, is_kv
 from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
+from replay.verify.chain_proof import gaps_of
 from replay.verify.judge import DIFFERENT, DecisionDifference, verdicts
 from replay.verify.verify import PROGRESS_EVERY, Progress
 
@@ -87,6 +88,7 @@ def find_first_difference(
     last: dict[str, _EventPlace] = {}
     followed = not_judged = 0
     total = len(recording.requests.span(start, end))
+    gaps = gaps_of(recording) if gaps is None else gaps
     for number, verdict in enumerate(verdicts(Playback(recording, start, end, replica=replicas, gaps=gaps))):
         if number % PROGRESS_EVERY == 0:
             progress(number, total)

@@ -13,6 +13,7 @@ from core.settings import RoutingSettings
 from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.participants import Participants
 from replay.recording.recording import Recording
+from replay.verify.chain_proof import gaps_of
 from replay.verify.comparison import DecisionSide, Term, event_of, exclusions_of, first_difference, side
 from replay.verify.judge import remake
 from replay.verify.verify import PROGRESS_EVERY, Progress
@@ -53,7 +54,7 @@ def compare_settings(
 ) -> SettingsComparison | None:
     """The first decision of which the choice differs; None if none does."""
     total = len(recording.requests.span(start, end))
-    for number, at in enumerate(Playback(recording, start, end, replica=replicas)):
+    for number, at in enumerate(Playback(recording, start, end, replica=replicas, gaps=gaps_of(recording))):
         if number % PROGRESS_EVERY == 0:
             progress(number, total)
         first, second = choose(at)

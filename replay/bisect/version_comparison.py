@@ -13,6 +13,7 @@ from core.ids import ReplicaId
 from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
+from replay.verify.chain_proof import gaps_of
 from replay.verify.judge import Verdict, verdicts
 from replay.verify.verify import PROGRESS_EVERY, Progress
 
@@ -73,6 +74,7 @@ def compare_versions(
     """Both in the order of the log, up to the first difference. CallerError if the file has none of these decisions."""
     theirs, compared = _OtherDecisions(path), 0
     total = len(recording.requests.span(start, end))
+    gaps = gaps_of(recording) if gaps is None else gaps
     for number, ours in enumerate(verdicts(Playback(recording, start, end, replica=replicas, gaps=gaps))):
         if number % PROGRESS_EVERY == 0:
             progress(number, total)

@@ -22,6 +22,7 @@ from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
+from replay.verify.evidence import doubts_about
 
 FOLD_MAX = 30_000
 """Messages that are folded unasked: about half a second."""
@@ -71,17 +72,18 @@ def decision_inputs(
         cursor = {StreamName(stream): seq for stream, (_, seq) in event.cursor.items() if stream in recording.streams}
         whole = recording.to_fold(cursor) <= FOLD_MAX
     if whole:
-        for situation in Playback(recording, tried.seq, tried.seq + 1, replica=ReplicaId(tried.replica), gaps=Gaps()):
+        playback = Playback(recording, tried.seq, tried.seq + 1, replica=ReplicaId(tried.replica), gaps=Gaps())
+        for situation in playback:
             if (situation.event.request, situation.event.attempt) == (event.request, event.attempt):
-                return _made_again(recording, tried, situation)
+                return _made_again(playback, tried, situation)
     return _as_recorded(recording, tried, event, NOT_MADE, [])
 
 
-def _made_again(recording: Recording, tried: RequestAttempt, situation: RecordedDecision) -> DecisionInputs:
-    event, view = situation.event, situation.view
+def _made_again(playback: Playback, tried: RequestAttempt, situation: RecordedDecision) -> DecisionInputs:
+    recording, event, view = playback.recording, situation.event, situation.view
     decision = decide(view, situation.request, situation.settings, event.now_ms, event.seed)
     if decision.digest != event.digest:
-        return _as_recorded(recording, tried, event, DIFFERS, list(situation.doubts.values()))
+        return _as_recorded(recording, tried, event, DIFFERS, list(doubts_about(playback, situation).values()))
     known = recording.replicas.settings(tried.replica, event.settings_revision, tried.seq) is not None
     return inputs_of_decision(view, situation.request, situation.settings, event, decision)._replace(
         settings_known=known

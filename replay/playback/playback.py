@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from core.events import Event, ReplicaLeft, ReplicaReported, RequestRejected, RequestRouted, UnknownEvent
-from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamName, StreamSeq
+from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamSeq
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
 from core.subjects import JOBS, ROUTING
@@ -30,8 +30,6 @@ from replay.playback.state_cursors import (
 )
 from replay.recording.gaps import Gaps
 from replay.recording.recording import RecordedFrame, Recording
-from replay.verify.chain_proof import gaps_of
-from replay.verify.evidence import doubts_about
 
 FORGET_EVERY = 256
 """Decisions between two looks at which frames nobody needs any more."""
@@ -57,9 +55,8 @@ class RecordedDecision(NamedTuple):
     request: RouteRequest
     view: View
     settings: RoutingSettings
-    doubts: dict[str, str]
-    """Why the recording may not show what the replica saw, by kind: `cut`, `gap`, `unknown`, `deleted`, `replaced`,
-    `end`, `settings`, `version`. Empty if nothing is known to be wrong."""
+    replica_state: ReplicaState
+    """Valid as long as the view; `replay.verify.evidence` asks it why the recording may not show what was seen."""
     number: int = 0
     """Of the event in its message."""
 
@@ -73,7 +70,7 @@ class RecordedRefusal(NamedTuple):
     event: RequestRejected
     view: View
     settings: RoutingSettings
-    doubts: dict[str, str]
+    replica_state: ReplicaState
     number: int
 
 
@@ -114,11 +111,11 @@ class Playback:
         *,
         replica: ReplicaId | Collection[ReplicaId] | None = None,
         delay: Delay | None = None,
-        gaps: Gaps | None = None,
+        gaps: Gaps,
         numbers: Mapping[ReplicaId, int] = MappingProxyType({}),
     ) -> None:
         """Decisions whose message stands in the routing stream from `start` up to `end` (not included); of one or
-        some replicas only, if they are given. `gaps` is what a proof found; without it, holes are looked for.
+        some replicas only, if they are given. `gaps` are those of the recording, as its proof found them.
         `numbers`: of each replica's next message at the start, so that what comes again is known."""
         self.replica_states: dict[ReplicaId, ReplicaState] = {}
         self.skipped: Counter[str] = Counter()
@@ -133,8 +130,8 @@ class Playback:
         self._start, self._end = start, end
         self._only = {ReplicaId(replica)} if isinstance(replica, str) else replica
         self._delay = delay
-        self._gaps = gaps_of(recording) if gaps is None else gaps
-        self._source = CursorSource(recording, rebases=bool(self._gaps.all))
+        self.gaps = gaps
+        self.source = CursorSource(recording, rebases=bool(gaps.all))
         self._deferred: DeferredDigestChecks | None = None
         """None if reports are not compared later."""
         self._unapplied: dict[ReplicaId, deque[_ReplicaEvent]] = {}
@@ -152,26 +149,26 @@ class Playback:
 
     def everything(self, *, refusals: bool = True) -> Iterator[RecordedDecision | RecordedRefusal]:
         """The same with the requests that were refused."""
-        pool, made = CursorPerReplica(self._source), 0
+        pool, made = CursorPerReplica(self.source), 0
         for frame in self._frames():
             for step in self._events_of(frame):
                 if isinstance(step.event, RequestRouted) or (refusals and isinstance(step.event, RequestRejected)):
                     yield self._play(step, pool)
                     made += 1
                     if made % FORGET_EVERY == 0:
-                        self._source.forget(pool.all())
+                        self.source.forget(pool.all())
             self._clean_up(pool, [ReplicaId(frame.owner)])
 
     def windows(self) -> Iterator[Iterator[RecordedDecision | RecordedRefusal]]:
         """The same in windows of the log, within each in the order of the cursors: where several replicas decide, that
         is a good deal cheaper. Each window is to be gone through to its end."""
-        pool, frames = SharedCursors(self._source), self._frames()
-        self._deferred = deferred = DeferredDigestChecks(self._source, self.folds, self._gaps)
+        pool, frames = SharedCursors(self.source), self._frames()
+        self._deferred = deferred = DeferredDigestChecks(self.source, self.folds, self.gaps)
         while window := list(islice(frames, WINDOW)):
             yield self._window(window, pool)
             self._clean_up(pool, list(self._unapplied))
             deferred.meet(pool.all())
-            self._source.forget(pool.all())
+            self.source.forget(pool.all())
         for replica in list(self._unapplied):
             self._drop_unapplied(replica)
         deferred.finish(pool.all())
@@ -184,16 +181,11 @@ class Playback:
         for at in _in_order(decisions, cursors):
             yield self._play(decisions[at], pool)
 
-    def doubts(self, at: RecordedDecision | RecordedRefusal, agreed: Mapping[StreamName, int]) -> dict[str, str]:
-        """The doubts that remain of the decision given last, where the replica's folds are known to have been the log's
-        up to there."""
-        return doubts_about(self.replica_states[at.replica], at.event, self._source, self._gaps, agreed)
-
     # --- what replicas said ------------------------------------------------------------------------------------
 
     def _frames(self) -> Iterator[RecordedFrame]:
-        if ROUTING in self._source.epochs:
-            yield from self._source.frames(ROUTING, self._start, self._end)
+        if ROUTING in self.source.epochs:
+            yield from self.source.frames(ROUTING, self._start, self._end)
 
     def _events_of(self, frame: RecordedFrame) -> list[_ReplicaEvent]:
         """The events of a message that is to be played; they wait to be applied."""
@@ -277,7 +269,7 @@ class Playback:
             while (said := unapplied[0]) is not step:
                 self._apply(replica_state, said)
                 unapplied.popleft()
-        if self._source.covers(cursor):
+        if self.source.covers(cursor):
             self._last_cursors[replica] = cursor
         else:
             self._last_cursors.pop(replica, None)  # of another history: its state is made anew in this one
@@ -285,11 +277,8 @@ class Playback:
         if isinstance(event, RequestRouted):
             return self._recorded_decision(replica_state, step, event)
         assert isinstance(event, RequestRejected)
-        doubts = doubts_about(replica_state, event, self._source, self._gaps)
-        frame = step.frame
-        return RecordedRefusal(
-            replica, frame.seq, frame.time_ms, event, replica_state.view, replica_state.settings, doubts, step.number
-        )
+        seq, time_ms, view = step.frame.seq, step.frame.time_ms, replica_state.view
+        return RecordedRefusal(replica, seq, time_ms, event, view, replica_state.settings, replica_state, step.number)
 
     def _apply(self, replica_state: ReplicaState, step: _ReplicaEvent) -> None:
         if step.event is None:
@@ -304,7 +293,7 @@ class Playback:
             return
         for report in fold_reports_of(replica_state.replica, step.frame.seq, step.frame.time_ms, step.event):
             if (
-                not self.folds.compare(report, replica_state.state, replica_state.cut, self._gaps)
+                not self.folds.compare(report, replica_state.state, replica_state.cut, self.gaps)
                 and self._deferred is not None
             ):
                 self._deferred.note(report)
@@ -314,9 +303,9 @@ class Playback:
     ) -> RecordedDecision:
         frame = step.frame
         request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
-        doubts, view = doubts_about(replica_state, event, self._source, self._gaps), replica_state.view
+        view = replica_state.view
         jobs = event.cursor.get(JOBS)
-        if jobs is not None and self._source.epochs.get(JOBS) != jobs[0]:
+        if jobs is not None and self.source.epochs.get(JOBS) != jobs[0]:
             view = _ViewOfReplacedJobs.of(view, jobs)
         return RecordedDecision(
             replica_state.replica,
@@ -326,7 +315,7 @@ class Playback:
             request,
             view,
             replica_state.settings,
-            doubts,
+            replica_state,
             step.number,
         )
 

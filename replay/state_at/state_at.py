@@ -23,6 +23,7 @@ from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Mom
 from replay.recording.recording import Cursor, LastMessage, Progress, Recording, last_messages
 from replay.recording.request_history import RequestAttempt, RequestHistory
 from replay.state_at.state_summary import BeliefSummary, RequestSummary, StateSummary, requests_of, summarize
+from replay.verify.evidence import doubts_about
 
 
 class ReplicaBelief(NamedTuple):
@@ -136,10 +137,11 @@ def _own_routing(recording: Recording, moment: Moment, replica: ReplicaId) -> Re
 
 
 def _at_decision(recording: Recording, replica: ReplicaId, decision: RequestAttempt) -> StateAt:
-    for recorded_decision in Playback(recording, decision.seq, decision.seq + 1, replica=replica, gaps=Gaps()):
+    playback = Playback(recording, decision.seq, decision.seq + 1, replica=replica, gaps=Gaps())
+    for recorded_decision in playback:
         event = recorded_decision.event
         if (event.request, event.attempt) == (decision.request, decision.attempt):
-            doubts = list(recorded_decision.doubts.values())
+            doubts = list(doubts_about(playback, recorded_decision).values())
             belief = ReplicaBelief(
                 recorded_decision.view, recorded_decision.settings, event.settings_revision, decision, doubts
             )

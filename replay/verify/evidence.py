@@ -17,8 +17,8 @@ from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, from_column
 from core.subjects import JOBS, ROUTING, owner
 from projections.folds.state import DigestPoint
 from replay.playback.fold_reports import FoldReport, fold_reports_of
+from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
 from replay.playback.replica_state import ReplicaState
-from replay.playback.state_cursors import CursorSource
 from replay.recording.gaps import CUT, Gaps
 from replay.recording.recording import Recording
 
@@ -27,16 +27,16 @@ CLOCKS_MS = 5000
 
 
 def doubts_about(
-    replica_state: ReplicaState,
-    event: RequestRouted | RequestRejected,
-    source: CursorSource,
-    gaps: Gaps,
+    playback: Playback,
+    at: RecordedDecision | RecordedRefusal,
     agreed: Mapping[StreamName, int] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Kind to one sentence, for the event that the replica writes now; empty if nothing is known to be wrong. Some 3
-    us.
+    """Why the recording may not show what the replica saw, by kind (`cut`, `gap`, `unknown`, `deleted`, `replaced`,
+    `end`, `settings`, `version`), each with one sentence. Empty if nothing is known to be wrong. Some 3 us.
 
-    `agreed`: up to where the replica itself said that its folds were as ours (`FoldAgreements`)."""
+    Of the decision or refusal that the playback gave last. `agreed`: up to where the replica itself said that its folds
+    were as ours (`FoldAgreements`)."""
+    replica_state, event, gaps = at.replica_state, at.event, playback.gaps
     doubts = dict(replica_state.doubts)
     if isinstance(event, RequestRouted) and event.decide_version != DECIDE_VERSION:
         doubts["version"] = (
@@ -44,18 +44,27 @@ def doubts_about(
         )
     if replica_state.revision != event.settings_revision:
         doubts["settings"] = f"revision {event.settings_revision} of the settings is not here"
+    if why := replaced_epoch(playback, event):
+        doubts["replaced"] = why
     cursor = {name: at for name, at in event.cursor.items() if name != JOBS}  # no decision rests on jobs
-    for name, (epoch, seq) in cursor.items():
-        stream = StreamName(name)
-        if source.epochs.get(stream) != epoch:
-            doubts["replaced"] = f"{stream} was made anew: the history of its epoch {epoch} is not here"
-        elif seq > source.ends[stream]:
-            doubts["end"] = f"{stream}:{seq} was read by then, and the recording ends at {source.ends[stream]}"
+    epochs, ends = playback.source.epochs, playback.source.ends
+    for stream, (epoch, seq) in ((StreamName(name), at) for name, at in cursor.items()):
+        if epochs.get(stream) == epoch and seq > ends[stream]:
+            doubts["end"] = f"{stream}:{seq} was read by then, and the recording ends at {ends[stream]}"
     if replica_state.cut or replica_state.state.incomplete:
         doubts.update(_half_known(replica_state, event, gaps, agreed))
     if gaps.all:
         doubts.update(gaps.at(cursor, agreed))
     return doubts
+
+
+def replaced_epoch(playback: Playback, event: RequestRouted | RequestRejected) -> str:
+    """One sentence if the decision rests on a stream that was made anew since; else empty."""
+    found = ""
+    for name, (epoch, _) in event.cursor.items():
+        if name != JOBS and playback.source.epochs.get(StreamName(name)) != epoch:
+            found = f"{name} was made anew: the history of its epoch {epoch} is not here"
+    return found
 
 
 def history_replaced(recording: Recording, event: RequestRouted | RequestRejected, time_ms: int) -> str:

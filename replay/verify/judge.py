@@ -19,7 +19,7 @@ from projections.policy.view import RouteRequest, View
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
 from replay.recording.participants import Participants
 from replay.verify.comparison import DecisionSide, Term, counts, equal, event_of, exclusions_of, first_difference, side
-from replay.verify.evidence import FoldAgreements, history_replaced
+from replay.verify.evidence import FoldAgreements, doubts_about, history_replaced, replaced_epoch
 
 
 class RemadeRefusal(NamedTuple):
@@ -184,7 +184,8 @@ class _Judge:
 
     def decided(self, at: RecordedDecision) -> Verdict:
         event = at.event
-        decision = "" if REPLACED in at.doubts else remake(at)  # of another history: nothing to decide on is here
+        # of another history nothing to decide on is here
+        decision = "" if replaced_epoch(self._playback, event) else remake(at)
         term, routed = first_term(at, decision)
         costs = routed.columns["cost"] if routed else ()
         recomputed = decision if isinstance(decision, str) else decision.digest
@@ -213,11 +214,11 @@ class _Judge:
 
     def _excuse(self, at: RecordedDecision | RecordedRefusal) -> tuple[str, str]:
         """Why one that comes out otherwise is not judged, as reason and sentence; empty if it is."""
-        doubts = at.doubts
+        doubts = doubts_about(self._playback, at)
         if doubts.keys() & LIFTED:
             if self._agreements is None:
                 self._agreements = FoldAgreements(self._recording)
-            doubts = self._playback.doubts(at, self._agreements.before(at.replica, at.seq))
+            doubts = doubts_about(self._playback, at, self._agreements.before(at.replica, at.seq))
         if not doubts:
             why = history_replaced(self._recording, at.event, at.time_ms)
             doubts = {REPLACED: why} if why else {}

@@ -23,6 +23,7 @@ from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.recording import RecordedFrame, Recording
 from replay.recording.request_history import DECLINED, PLACES
 from replay.verify.chain_proof import gaps_of
+from replay.verify.evidence import doubts_about
 from replay.whatif.first_token_fit import FirstTokenFit, first_token_fits
 from replay.whatif.load_ledger import CandidateView, routing_floors
 from replay.whatif.outcome import Outcome, blocks_of, by_name, evenness, expected_blocks
@@ -138,24 +139,27 @@ class _WhatIf:
     def run(self, start: int, end: int | None, progress: Progress) -> list[Outcome]:
         self._floors = routing_floors(self._recording, start, end)
         total = len(self._history.span(start, end))
-        for number, recorded_decisions in enumerate(self._recorded_decisions(start, end)):
+        playback, decisions = self._recorded_decisions(start, end)
+        for number, recorded_decisions in enumerate(decisions):
             progress(number, total)
-            self._take(number, recorded_decisions)
+            self._take(playback, number, recorded_decisions)
         progress(total, total)
         refusals = (each for each in self._history.refusals if each.seq >= start and (end is None or each.seq < end))
         rejected = sum(not each.turned_away for each in refusals)
         return [self._outcome(run, rejected) for run in self._runs]
 
-    def _recorded_decisions(self, start: int, end: int | None) -> Iterator[tuple[RecordedDecision, ...]]:
-        """Each decision as it was, then as each delay shows it."""
+    def _recorded_decisions(
+        self, start: int, end: int | None
+    ) -> tuple[Playback, Iterator[tuple[RecordedDecision, ...]]]:
+        """The playback of the record as it was, and each decision as it was, then as each delay shows it."""
         gaps = gaps_of(self._recording)
         playbacks = [
             Playback(self._recording, start, end, delay=self._lagged.get(ms), gaps=gaps) for ms in self._delays
         ]
-        return zip(*playbacks, strict=True)
+        return playbacks[0], zip(*playbacks, strict=True)
 
-    def _take(self, number: int, recorded_decisions: tuple[RecordedDecision, ...]) -> None:
-        judged = self._judged(number, recorded_decisions[0])
+    def _take(self, playback: Playback, number: int, recorded_decisions: tuple[RecordedDecision, ...]) -> None:
+        judged = self._judged(playback, number, recorded_decisions[0])
         if judged is None:
             return
         self._note(judged)
@@ -170,7 +174,7 @@ class _WhatIf:
                 floor = self._floors[judged.record.at]
                 run.forget(min(floor, self._lagged[ms].reached(ROUTING)) if ms else floor)
 
-    def _judged(self, number: int, recorded_decision: RecordedDecision) -> JudgedDecision | None:
+    def _judged(self, playback: Playback, number: int, recorded_decision: RecordedDecision) -> JudgedDecision | None:
         """None, and counted, if the recording does not show what it rested on, or nothing came of it."""
         event, view = recorded_decision.event, recorded_decision.view
         row = self._history.row(recorded_decision.seq * PLACES + recorded_decision.number)
@@ -180,12 +184,13 @@ class _WhatIf:
             return None
         rows = _rows(recorded_decision)
         recorded = next((row for row in rows if row.worker == event.worker), None)
-        if recorded_decision.doubts and recorded is not None:
+        doubts = doubts_about(playback, recorded_decision)
+        if doubts and recorded is not None:
             again = decide(view, recorded_decision.request, recorded_decision.settings, event.now_ms, event.seed)
             if again.worker != event.worker:
                 recorded = None
         if recorded is None or record is None or row is None:
-            reason = ", ".join(sorted(recorded_decision.doubts)) or "differs"
+            reason = ", ".join(sorted(doubts)) or "differs"
             self._left_out[reason if record is not None else "repeat"] += 1
             return None
         candidate_view = CandidateView(view, rows, recorded_decision.replica, record.at)

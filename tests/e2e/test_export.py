@@ -13,7 +13,10 @@ from core.keys import DeploymentKey
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream
 from projections.policy.decide import decide
 from replay.playback.playback import Playback
+from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
+from replay.verify.chain_proof import gaps_of
+from replay.verify.evidence import doubts_about
 from streams.archive.archive_reader import ArchiveReader
 from tests.e2e.deployment import Running, contrail, up
 from tests.fixtures.eventually import eventually
@@ -72,10 +75,11 @@ def _reads_alone(file: Path, key: Path | None) -> None:
         assert recording.proved == (loaded is not None)
         state = recording.state_at(recording.end)
         assert (state.gaps_found, state.incomplete) == (0, 0)
-        found = list(Playback(recording))
+        found = list(Playback(recording, gaps=Gaps()))
         assert len({it.event.request for it in found}) == 16  # a worker may decline one, which is decided on again
-        for it in Playback(recording):
-            assert not it.doubts
+        playback = Playback(recording, gaps=gaps_of(recording))
+        for it in playback:
+            assert not doubts_about(playback, it)
             decision = decide(it.view, it.request, it.settings, it.event.now_ms, it.event.seed)
             assert decision.digest == it.event.digest
     whole = everything(file)
@@ -88,7 +92,7 @@ def _reads_alone(file: Path, key: Path | None) -> None:
 
 def _requests(file: Path) -> list[str]:
     with Recording.open(file) as recording:
-        return [it.event.request for it in Playback(recording)]
+        return [it.event.request for it in Playback(recording, gaps=Gaps())]
 
 
 def everything(file: Path) -> bytes:

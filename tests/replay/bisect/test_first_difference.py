@@ -20,6 +20,7 @@ from replay.bisect.first_difference import find_first_difference
 from replay.bisect.settings_comparison import compare_settings, settings_of_revisions, settings_with_changes
 from replay.bisect.version_comparison import compare_versions
 from replay.playback.playback import Playback
+from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.verify.verify import verify
 from tests.projections.facts import joined, load, prompt, stored
@@ -48,7 +49,7 @@ def test_a_log_that_follows_has_no_departure(path: Path) -> None:
 def test_a_bug_in_the_rules_is_found_at_its_first_decision(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And told to be one: all that the decision rests on is the same."""
     with Recording.open(path, KEY) as recording:
-        first = next(iter(Playback(recording)))
+        first = next(iter(Playback(recording, gaps=Gaps())))
         monkeypatch.setattr(rules, "score", negated)
         found = find_first_difference(recording)
     assert found is not None
@@ -95,7 +96,7 @@ def test_two_revisions_part_at_their_first_other_choice(path: Path) -> None:
         found = compare_settings(recording, settings_of_revisions(recording, 3, 2))
         assert found is not None
         ranked = {}
-        for number, at in enumerate(Playback(recording)):
+        for number, at in enumerate(Playback(recording, gaps=Gaps())):
             for revision in (3, 2):
                 event = at.event
                 ranked[revision] = rules.decide(at.view, at.request, SETTINGS[revision], event.now_ms, event.seed)

@@ -24,6 +24,7 @@ from replay.explain.decision_inputs import decision_inputs, recorded_candidates,
 from replay.explain.explanation import RequiredChange
 from replay.explain.sentences import counterfactual_of, runner_up
 from replay.playback.playback import Playback
+from replay.recording.gaps import Gaps
 from tests.projections.facts import joined, load, prompt, stored, worker_id
 from tests.replay.staged import KV, A, B, C, Stage
 
@@ -175,7 +176,7 @@ def test_the_changes_hold_in_the_world_itself(tmp_path: Path) -> None:
         said = runner_up(on, recording.names.worker)
         assert said is not None
         assert "more cached blocks there" in said.text
-        for situation in Playback(recording, tried.seq, tried.seq + 1):
+        for situation in Playback(recording, tried.seq, tried.seq + 1, gaps=Gaps()):
             view, request = situation.view, situation.request
             weight = round(found["prefill_weight"].would_be * MILLI)
             settings = msgspec.structs.replace(situation.settings, prefill_weight_m=weight)

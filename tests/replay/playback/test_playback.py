@@ -20,8 +20,11 @@ from core.subjects import ROUTING, SNAPSHOTS, kv_stream
 from projections.policy.decide import decide
 from projections.runner.rebuild import take_snapshot
 from replay.playback.playback import Playback, RecordedDecision
+from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.verify import partition as verify_work
+from replay.verify.chain_proof import gaps_of
+from replay.verify.evidence import doubts_about
 from replay.verify.judge import Verdict
 from replay.verify.judge import verdicts as of_playback
 from replay.verify.partition import Partition
@@ -81,16 +84,19 @@ async def test_decisions_come_out_of_the_log_again(tmp_path: Path) -> None:
         recording = await recorded(it.log, NAMESPACE, KEY, tmp_path / "run.contrail")
     with recording:
         found, requests = list[tuple[str, str, dict[str, str]]](), set[str]()
-        for situation in Playback(recording):
+        playback = Playback(recording, gaps=gaps_of(recording))
+        for situation in playback:
             assert situation.replica in ids
             requests.add(situation.event.request)
-            found.append((situation.event.digest, again(situation), situation.doubts))
+            found.append((situation.event.digest, again(situation), doubts_about(playback, situation)))
         assert len(requests) == 8 * 30
         assert len(found) == len(recording.requests) >= len(requests)
         assert sum(recorded != replayed for recorded, replayed, _ in found) == 0
         assert not any(doubts for _, _, doubts in found)
-        middle = sorted(situation.seq for situation in Playback(recording))[120]
-        later = [(situation.event.digest, again(situation)) for situation in Playback(recording, start=middle)]
+        middle = sorted(situation.seq for situation in Playback(recording, gaps=Gaps()))[120]
+        later = [
+            (situation.event.digest, again(situation)) for situation in Playback(recording, start=middle, gaps=Gaps())
+        ]
         assert len(later) >= 100
         assert all(recorded == replayed for recorded, replayed in later)
 
@@ -271,7 +277,7 @@ def simulated(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, *, tamper:
         with Recording.open(stored(it, path), SIMULATED_KEY) as recording:
             verdicts: list[Verdict] = []
             found = verify(recording, tell=verdicts.append)
-            alone = [again(situation) for situation in Playback(recording)]
+            alone = [again(situation) for situation in Playback(recording, gaps=Gaps())]
             told.append(Lived(found, verdicts, alone, _tampered(it)))
             parts = Partition(recording, 1, None, None, found.proof.gaps).parts(3)
             played = [verdict for part in parts for verdict in of_playback(part.playback(recording))]

@@ -20,6 +20,8 @@ from projections.runner.rebuild import take_snapshot
 from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.recording import Recording
 from replay.redact.redaction import RedactionResult, redact
+from replay.verify.chain_proof import gaps_of
+from replay.verify.evidence import doubts_about
 from streams.archive.archive_export import Range
 from streams.archive.archive_reader import ArchiveReader
 from streams.snapshot_store import SnapshotStore
@@ -116,17 +118,20 @@ async def test_every_decision_comes_out_of_it(run: Recorded, tmp_path: Path, key
         redacted(path, target, key)
         with Recording.open(path, KEY) as original, Recording.open(target) as recording:
             assert not recording.proved
-            found = [(it.event.digest, again(it), it.event.request, dict(it.doubts)) for it in Playback(recording)]
-            expected = [(it.event.digest, it.event.request, dict(it.doubts)) for it in Playback(original)]
-            assert [(decided, request, doubts) for decided, _, request, doubts in found] == expected
+            found, expected = judged(recording), judged(original)
+            assert [(decided, request, doubts) for decided, _, request, doubts in found] == [
+                (decided, request, doubts) for decided, _, request, doubts in expected
+            ]
             assert len(found) >= 24
-            within = list(map(judged, Playback(recording, start=run.start if path == run.part else 1)))
+            within = judged(recording, run.start if path == run.part else 1)
             assert len(within) >= 48
-            assert all(recorded == replayed and not doubts for recorded, replayed, doubts in within)
+            assert all(recorded == replayed and not doubts for recorded, replayed, _, doubts in within)
 
 
-def judged(situation: RecordedDecision) -> tuple[str, str, dict[str, str]]:
-    return situation.event.digest, again(situation), dict(situation.doubts)
+def judged(recording: Recording, start: int = 1) -> list[tuple[str, str, str, dict[str, str]]]:
+    """Of each decision the recorded digest, the one of now, the request and the doubts."""
+    playback = Playback(recording, start, gaps=gaps_of(recording))
+    return [(it.event.digest, again(it), it.event.request, doubts_about(playback, it)) for it in playback]
 
 
 async def test_an_export_holds_no_prompt(run: Recorded) -> None:

@@ -72,7 +72,7 @@ def test_every_decision_is_verified_and_accounted_for(path: Path) -> None:
     assert not found.gaps
     assert found.decisions_per_s > 0
     with Recording.open(path, KEY) as recording:
-        seen = Counter((at.settings.policy, bool(at.settings.temperature_m)) for at in Playback(recording))
+        seen = Counter((at.settings.policy, bool(at.settings.temperature_m)) for at in Playback(recording, gaps=Gaps()))
     assert len(seen) == len({(each.policy, bool(each.temperature_m)) for each in SETTINGS})
 
 
@@ -102,7 +102,7 @@ def test_ranges_and_replicas_add_up(path: Path) -> None:
 def test_the_order_of_playing_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decisions come out of shared lanes as they come out of lanes of their own, and of lanes that have to be split."""
     with Recording.open(path, KEY) as recording:
-        own = {(at.seq, at.number): remake(at).digest for at in Playback(recording)}  # type: ignore[union-attr]
+        own = {(at.seq, at.number): remake(at).digest for at in Playback(recording, gaps=Gaps())}  # type: ignore[union-attr]
     assert own == {(it.seq, it.number): it.recomputed for it in told(path)}
     monkeypatch.setattr("replay.playback.state_cursors.MISFITS_MAX", 10_000)
     monkeypatch.setattr("replay.playback.playback.WINDOW", 37)

@@ -17,6 +17,7 @@ from projections.folds.snapshot import decode, encode
 from projections.folds.state import State
 from replay.explain.explain import explain
 from replay.playback.playback import Playback
+from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.simulate.options import Options
 from replay.simulate.simulated_log import KEY, KV
@@ -70,7 +71,7 @@ def test_the_log_proves_every_decision(tmp_path: Path, options: dict[str, Any]) 
         proved = verify(recording)
         assert (proved.holds, proved.not_judged, proved.gaps) == (True, {}, [])
         assert proved.folds.compared > 0 or "concurrency" in options
-        events = [at.event for at in Playback(recording)]
+        events = [at.event for at in Playback(recording, gaps=Gaps())]
     assert proved.verified - proved.refusals.verified == len(events) >= COUNT
     assert sum(any(event.columns["overlap"]) for event in events) > COUNT // 2
 
@@ -92,7 +93,7 @@ def test_a_snapshot_taken_anywhere_goes_on_alike(tmp_path: Path) -> None:
     run(tmp_path / "log", replicas=2, engine=replace(SILENT, capacity_blocks=60))
     seen = 0
     with Recording.open(tmp_path / "log", KEY) as recording:
-        for number, situation in enumerate(Playback(recording)):
+        for number, situation in enumerate(Playback(recording, gaps=Gaps())):
             if number % 40 == 39:
                 state: State = situation.view.state
                 again = decode(KEY.chain_key, b"".join(encode(state)))
@@ -108,7 +109,7 @@ def test_explain_shows_what_was_believed(tmp_path: Path) -> None:
     """Per candidate, as its cached blocks; made again from the log they are those of the record."""
     run(tmp_path / "log")
     with Recording.open(tmp_path / "log", KEY) as recording:
-        events = [at.event for at in Playback(recording)]
+        events = [at.event for at in Playback(recording, gaps=Gaps())]
         event = max(events, key=lambda each: each.columns["overlap"][0])
         (attempt,) = explain(recording, event.request).attempts
     assert attempt.again == "same"

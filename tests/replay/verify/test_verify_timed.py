@@ -16,6 +16,7 @@ from projections.folds.snapshot import decode, encode
 from projections.folds.state import State
 from replay.explain.explain import explain
 from replay.playback.playback import Playback
+from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.verify.verify import verify
 from replay.whatif.scenario import Scenario
@@ -48,7 +49,7 @@ def test_every_decision_comes_out_again(path: Path) -> None:
         found = verify(recording)
         assert (found.holds, found.verified, found.not_judged) == (True, SCALE.decisions, {})
         assert found.folds.compared > 0
-        events = [at.event for at in Playback(recording)]
+        events = [at.event for at in Playback(recording, gaps=Gaps())]
     waits = [event.wait_us for event in events if event.policy == "time"]
     assert 0 < sum(map(bool, waits)) < len(waits)
     assert {event.policy for event in events} == {each.policy for each in SETTINGS}
@@ -59,7 +60,7 @@ def test_a_snapshot_taken_anywhere_goes_on_alike(path: Path) -> None:
     """What is outstanding, and since when, is in it."""
     seen = 0
     with Recording.open(path, KEY) as recording:
-        for number, situation in enumerate(Playback(recording)):
+        for number, situation in enumerate(Playback(recording, gaps=Gaps())):
             if number % 40 == 39:
                 state: State = situation.view.state
                 again = decode(KEY.chain_key, b"".join(encode(state)))
@@ -79,7 +80,7 @@ def test_what_if_under_the_recorded_settings_changes_nothing(path: Path) -> None
 def test_explanations_add_up(path: Path) -> None:
     """The cost's parts sum up to it, folded anew or as recorded; the wait is the record's."""
     with Recording.open(path, KEY) as recording:
-        events = [at.event for at in Playback(recording) if at.event.policy == "time"]
+        events = [at.event for at in Playback(recording, gaps=Gaps()) if at.event.policy == "time"]
         event = max(events, key=lambda each: each.wait_us)
         for whole in (True, False):
             (attempt,) = explain(recording, event.request, whole=whole).attempts
