@@ -31,7 +31,7 @@ from replay.explain.explanation import EstimateBasis, PassedWorker, SessionOrder
 
 
 class CostTerms(NamedTuple):
-    """Blocks under `kv`, milliseconds under `time`; all 0 where a cost is no sum, or is not known by its terms."""
+    """Blocks under `kv`, milliseconds under `time`."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -39,20 +39,20 @@ class CostTerms(NamedTuple):
     wait: float = 0.0
 
 
-def cost_terms(on: DecisionInputs, scored: ScoredCandidate) -> CostTerms:
-    """The terms of one candidate's cost."""
+def cost_terms(on: DecisionInputs, scored: ScoredCandidate) -> CostTerms | None:
+    """The terms of one candidate's cost; None where it is no sum, or is not known by its terms."""
     settings = on.settings
     if settings.policy in BLOCK_COST_POLICIES:
         if not on.settings_known:
-            return CostTerms()
+            return None
         per = weight_terms(scored, on.request)
         weights = (settings.prefill_weight_m, settings.decode_weight_m, settings.request_weight_m)
         return CostTerms(*(weight * term / MILLI**2 for weight, term in zip(weights, per, strict=True)))
     if settings.policy == "time":
-        found = split_estimate(scored, settings, on.event.block_size, on.backlog)
+        found = _split_estimate(scored, settings, on.event.block_size, on.backlog)
         if found is not None:
             return CostTerms(found.own / MILLI, found.decode / MILLI, found.requests / MILLI, found.wait / MILLI)
-    return CostTerms()
+    return None
 
 
 WEIGHTS = {
@@ -63,7 +63,7 @@ WEIGHTS = {
 SET, LEARNED, DEFAULT = "set", "learned", "default"
 
 
-def split_estimate(
+def _split_estimate(
     scored: ScoredCandidate, settings: RoutingSettings, size: int, backlog: PrefillBacklog
 ) -> TimeCostTerms | None:
     """The terms of a candidate's cost under `time`, in microseconds; None if they are not all of it, because it was
@@ -85,11 +85,11 @@ def estimate_basis(on: DecisionInputs) -> EstimateBasis | None:
         weights_known=on.settings_known,
         base_ms=on.backlog.time.base_us / MILLI,
         per_token_us=on.backlog.time.per_token_m / MILLI,
-        source=estimate_source(on.event, settings),
+        source=_estimate_source(on.event, settings),
     )
 
 
-def estimate_source(event: RequestRouted, settings: RoutingSettings) -> str:
+def _estimate_source(event: RequestRouted, settings: RoutingSettings) -> str:
     """Where the decision had from how long a prefill lasts."""
     if event.prefill_time:
         return LEARNED
@@ -98,12 +98,12 @@ def estimate_source(event: RequestRouted, settings: RoutingSettings) -> str:
 
 def _adds_up(on: DecisionInputs, scored: ScoredCandidate) -> bool:
     if on.settings.policy == "time":
-        return split_estimate(scored, on.settings, on.event.block_size, on.backlog) is not None
+        return _split_estimate(scored, on.settings, on.event.block_size, on.backlog) is not None
     beyond_us = on.backlog.waits_us.get(scored.candidate.worker, 0) - on.settings.session_wait_max_ms * MILLI
     return scored.cost == max(0, beyond_us)
 
 
-def computed_tokens(scored: ScoredCandidate, size: int) -> int:
+def _computed_tokens(scored: ScoredCandidate, size: int) -> int:
     """Of the prompt, that would be computed there, as `estimate` counts them."""
     return -(-scored.prefill_m * size // MILLI)
 
@@ -111,7 +111,7 @@ def computed_tokens(scored: ScoredCandidate, size: int) -> int:
 def time_estimate(on: DecisionInputs, scored: ScoredCandidate, *, exact: bool) -> TimeEstimate:
     """What was estimated of one candidate."""
     size, candidate = on.event.block_size, scored.candidate
-    computes, asks = computed_tokens(scored, size), exact and on.settings.policy == "time"
+    computes, asks = _computed_tokens(scored, size), exact and on.settings.policy == "time"
     return TimeEstimate(
         tokens=computes,
         own_ms=on.backlog.time.us(computes) / MILLI if asks else None,
@@ -142,10 +142,10 @@ def compare_costs(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandi
 
 def _points(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandidate) -> Iterator[_CostDifference]:
     size = on.event.block_size
-    mine, other = (split_estimate(each, on.settings, size, on.backlog) for each in (ours, theirs))
+    mine, other = (_split_estimate(each, on.settings, size, on.backlog) for each in (ours, theirs))
     if mine is None or other is None:
         return
-    more = computed_tokens(ours, size) - computed_tokens(theirs, size)
+    more = _computed_tokens(ours, size) - _computed_tokens(theirs, size)
     gain_us = other.own - mine.own
     yield _CostDifference(gain_us, f"computes {_by(more)} ({ms_text(abs(gain_us))})" if more else "")
     gain_us = other.wait - mine.wait

@@ -4,6 +4,7 @@ cannot tell or that would take long. The record is exact for the candidates that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from core.events import RequestRouted
@@ -125,11 +126,19 @@ def _as_recorded(
     recording: Recording, tried: RequestAttempt, event: RequestRouted, again: str, doubts: list[str]
 ) -> DecisionInputs:
     settings = recording.replicas.settings(tried.replica, event.settings_revision, tried.seq)
-    known = settings is not None
-    settings = settings or RoutingSettings(policy=event.policy)
-    request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
     told = recording.replicas.local(tried.replica, tried.seq)
     local = {WorkerId(worker): _ordered(reasons) for worker, reasons in sorted(told.items())}
+    return recorded_inputs(event, settings, local)._replace(again=again, doubts=doubts)
+
+
+def recorded_inputs(
+    event: RequestRouted,
+    settings: RoutingSettings | None,
+    local: Mapping[WorkerId, tuple[str, ...]] = MappingProxyType({}),
+) -> DecisionInputs:
+    """The decision as its event holds it; without the settings, by the defaults of its policy."""
+    known, settings = settings is not None, settings or RoutingSettings(policy=event.policy)
+    request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
     ranked = recorded_candidates(event, settings, local)
     return DecisionInputs(
         event,
@@ -141,16 +150,16 @@ def _as_recorded(
             reason: (count, [WorkerId(worker) for worker in from_column(ids)])
             for reason, (count, ids) in event.excluded.items()
         },
-        local=local,
+        local=dict(local),
         turn=None,
         in_flight={scored.candidate.worker: _recorded_in_flight(scored.candidate) for scored in ranked},
-        again=again,
-        doubts=doubts,
-        backlog=recorded_backlog(event, request, settings),
+        again=NOT_MADE,
+        doubts=[],
+        backlog=_recorded_backlog(event, request, settings),
     )
 
 
-def recorded_backlog(event: RequestRouted, request: RouteRequest, settings: RoutingSettings) -> PrefillBacklog:
+def _recorded_backlog(event: RequestRouted, request: RouteRequest, settings: RoutingSettings) -> PrefillBacklog:
     """What was outstanding on the candidates that the event holds, where the policy looks at that."""
     if settings.policy not in ESTIMATING_POLICIES:
         return NO_BACKLOG

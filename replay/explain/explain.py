@@ -15,6 +15,7 @@ from core.subjects import ROUTING
 from projections.policy.cost import MILLI, ScoredCandidate
 from replay.explain.cache_prediction import check_cache_prediction
 from replay.explain.cost_breakdown import (
+    CostTerms,
     cost_terms,
     draw_position,
     drawn_pair,
@@ -158,7 +159,7 @@ def _row(
     *,
     chosen: bool,
 ) -> CandidateRow:
-    candidate, costs = scored.candidate, cost_terms(on, scored)
+    candidate, costs = scored.candidate, cost_terms(on, scored) or CostTerms()
     return CandidateRow(
         worker=candidate.worker,
         name=names.worker(candidate.worker),

@@ -171,6 +171,8 @@ def test_each_policy_has_its_unit(tmp_path: Path, given: dict[str, Any], unit: s
         "active_requests", "waiting", "cache_known",
     }  # fmt: skip
     assert all(row.keys() == usual | terms for row in shown["candidates"])
+    sums = [sum(row[term] for term in terms) for row in shown["candidates"] if "decode_cost" in terms]
+    assert sums == pytest.approx([row["cost"] for row in shown["candidates"]] if sums else [], abs=1e-3)
 
 
 def test_costs_by_settings_that_are_not_known_are_not_taken_apart(tmp_path: Path) -> None:
