@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 from core.events import Points, ReplicaReported
 from core.ids import COLUMN_WIDTH, StreamName, StreamSeq
@@ -22,7 +23,7 @@ POINTS_MAX = 16
 class _StreamCheckpoints:
     """The checkpoints of one stream, under the fold that passed them."""
 
-    def __init__(self, projection: SourceFold) -> None:
+    def __init__(self, projection: SourceFold[Any, Any]) -> None:
         self.fold = weakref.ref(projection)  # no more than that: an old fold is large
         self.points: dict[int, DigestPoint] = {}
         """Oldest first."""

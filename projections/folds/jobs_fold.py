@@ -18,7 +18,7 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from core.codec import Message
-from core.events import UnknownEvent, WorkerLeft, WorkerLost
+from core.events import UnknownEvent, WorkerLeft
 from core.events.jobs import (
     JobEvent,
     JobsRestated,
@@ -29,10 +29,10 @@ from core.events.jobs import (
     PrefillRequested,
     PrefillStarted,
 )
-from core.ids import LOST_SUFFIX, SourceId, WorkerId
+from core.ids import WorkerId
 from core.subjects import job_kind
 from projections.digest import MASK64, mix
-from projections.folds.source_fold import Chain, ChainVerdict, MissingMessages, Tombstones, missing_before, stamp
+from projections.folds.source_fold import Chain, SourceFold, stamp
 
 ANSWERED_KEPT = 4096
 """Jobs answered whose requesters have not said so yet: they wait for nobody. The oldest makes room."""
@@ -72,34 +72,21 @@ class JobsPart(msgspec.Struct):
         return len(self.asked) + len(self.taken)
 
 
-class JobsFold:
+class JobsFold(SourceFold[WorkerId, JobsPart]):
     """The fold of the jobs stream."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.parts: dict[WorkerId, JobsPart] = {}
         """Of everybody who said anything and has not ended."""
-        self.ended = Tombstones()
-        self.unknown: set[WorkerId] = set()
-        """Those of whose jobs some may be missing here."""
-        self.unknown_events = 0
-        self.missing: list[MissingMessages] = []
         self.dead_letters = 0
         """Jobs given up by the queue since this fold began; no part of the digest."""
         self.answered: dict[str, None] = {}
         """Jobs computed or given up for good, oldest first, until their requesters go on. No part of the digest
         either: it only bridges the moment between two workers' words."""
-        self._digest = 0
 
     def __repr__(self) -> str:
         return f"<JobsFold {self.open} jobs open, digest {self._digest:016x}>"
-
-    @property
-    def digest(self) -> int:
-        return self._digest
-
-    @property
-    def incomplete(self) -> int:
-        return len(self.unknown)
 
     @property
     def open(self) -> int:
@@ -122,41 +109,26 @@ class JobsFold:
             if job not in taken and job not in self.answered
         }
 
-    def apply(self, owner: str, message: Message, digest: bytes) -> bool:
-        """Folds one message of the worker `owner`."""
-        worker = WorkerId(owner)
-        if worker in self.ended:
-            return False
-        if message.source == SourceId(worker):
-            return self._apply_own(worker, message, digest)
-        if message.source == worker + LOST_SUFFIX:
-            return self._apply_lost(worker, message)
-        return False
-
     def restore(self, part: JobsPart) -> None:
         """A part as a snapshot has it is there."""
         self.parts[part.worker] = part
         part.digest = 0
-        self._account(part)
+        self._account(part.worker, part)
 
-    def _apply_own(self, worker: WorkerId, message: Message, digest: bytes) -> bool:
-        part = self.parts.get(worker) or self.parts.setdefault(worker, JobsPart(worker))
-        n_next = part.chain.n_next
-        verdict = part.chain.follow(message, digest)
-        if verdict is ChainVerdict.REPEAT:
-            return False
-        if verdict is ChainVerdict.GAP:
-            self.missing.append(missing_before(n_next, message))
-            _forget(part)
+    def _part(self, source: WorkerId) -> JobsPart:
+        return self.parts.get(source) or self.parts.setdefault(source, JobsPart(source))
+
+    def _void(self, part: JobsPart) -> None:
+        _forget(part)
+
+    def _fold(self, part: JobsPart, message: Message) -> None:
         for event in message.events:
             if isinstance(event, WorkerLeft):
-                self._end(worker, f"left: {event.reason}")
-                return True
-            self._fold(part, event, message.sent_ms)
-        self._account(part)
-        return True
+                self._end(part.worker, f"left: {event.reason}")
+                return
+            self._event(part, event, message.sent_ms)
 
-    def _fold(self, part: JobsPart, event: object, sent_ms: int) -> None:
+    def _event(self, part: JobsPart, event: object, sent_ms: int) -> None:
         if isinstance(event, UnknownEvent):
             self.unknown_events += 1
         if isinstance(event, JobsRestated):
@@ -190,31 +162,18 @@ class JobsFold:
         if len(self.answered) > ANSWERED_KEPT:
             del self.answered[next(iter(self.answered))]
 
-    def _apply_lost(self, worker: WorkerId, message: Message) -> bool:
-        for event in message.events:
-            if isinstance(event, WorkerLost):
-                self._end(worker, f"lost: {event.reason}")
-                return True
-        return False
-
-    def _account(self, part: JobsPart) -> None:
+    def _weight(self, part: JobsPart) -> int:
         jobs_sum = _jobs_sum(part.asked, part.taken) if part.known else 0
-        now = stamp(part.chain, mix(part.worker, part.known, jobs_sum))
-        self._digest = (self._digest - part.digest + now) & MASK64
-        part.digest = now
-        if part.known:
-            self.unknown.discard(part.worker)
-        else:
-            self.unknown.add(part.worker)
+        return stamp(part.chain, mix(part.worker, part.known, jobs_sum))
 
-    def _end(self, worker: WorkerId, reason: str) -> None:
-        part = self.parts.pop(worker, None)
-        self._digest = (self._digest - (part.digest if part else 0)) & MASK64
-        if part is not None:
-            for job in part.asked:
-                self.answered.pop(job, None)
-        self.unknown.discard(worker)
-        self.ended.add(worker, reason)
+    def _is_known(self, part: JobsPart) -> bool:
+        return part.known
+
+    def _end(self, source: WorkerId, reason: str) -> None:
+        part = self.parts.pop(source, None)
+        for job in part.asked if part is not None else ():
+            self.answered.pop(job, None)
+        self._bury(source, part, reason)
 
 
 def _forget(part: JobsPart) -> None:

@@ -22,10 +22,10 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
-from core.ids import LOST_SUFFIX, SourceId, WorkerId
+from core.ids import WorkerId
 from core.settings import TIERS
 from projections.digest import MASK64, mix
-from projections.folds.source_fold import Chain, ChainVerdict, MissingMessages, Tombstones, missing_before, stamp
+from projections.folds.source_fold import Chain, SourceFold, stamp
 from projections.index.prefix_index import PrefixIndex
 
 
@@ -51,45 +51,22 @@ class Member(msgspec.Struct):
         return self.joined is not None and not self.ended
 
 
-class KvFold:
+class KvFold(SourceFold[WorkerId, Member]):
     """The fold of one kv stream. All kv streams of a namespace share one index."""
 
     def __init__(self, index: PrefixIndex) -> None:
+        super().__init__()
         self.index = index
         self.members: dict[WorkerId, Member] = {}
         """Those that have not ended."""
         self.alive: dict[WorkerId, Member] = {}
         """Those of them that joined: a decision must not pay for others."""
-        self.ended = Tombstones()
-        self.unknown: set[WorkerId] = set()
-        """Those of whose cache nothing is known until they restate it."""
         self.turnover = 0
         """How often somebody joined or ended here."""
-        self.unknown_events = 0
-        self.missing: list[MissingMessages] = []
-        self._digest = 0
 
     def __repr__(self) -> str:
         return f"<KvFold {len(self.alive)} of {len(self.members)} workers alive, digest {self._digest:016x}>"
 
-    @property
-    def digest(self) -> int:
-        return self._digest
-
-    @property
-    def incomplete(self) -> int:
-        return len(self.unknown)
-
-    def apply(self, owner: str, message: Message, digest: bytes) -> bool:
-        """Folds one message of the worker `owner`; False for a repeat or a message of nobody we know."""
-        worker = WorkerId(owner)
-        if worker in self.ended:
-            return False
-        if message.source == SourceId(worker):
-            return self._apply_own(worker, message, digest)
-        if message.source == worker + LOST_SUFFIX:
-            return self._apply_lost(worker, message)
-        return False
 
     def restore(self, member: Member) -> None:
         """A part as a snapshot has it is there; the index holds its blocks already."""
@@ -98,51 +75,30 @@ class KvFold:
             member.identity = _identity(member.joined)
             self.alive[member.worker] = member
             self.turnover += 1
-        self._account(member)
+        self._account(member.worker, member)
 
-    def _apply_own(self, worker: WorkerId, message: Message, digest: bytes) -> bool:
-        member = self.members.get(worker)
-        if member is None:
-            member = self.members[worker] = Member(worker)
-        n_next = member.chain.n_next
-        verdict = member.chain.follow(message, digest)
-        if verdict is ChainVerdict.REPEAT:
-            return False
-        if verdict is ChainVerdict.GAP:
-            self.missing.append(missing_before(n_next, message))
-            self._forget(member, known=False)
+    def _part(self, source: WorkerId) -> Member:
+        return self.members.get(source) or self.members.setdefault(source, Member(source))
+
+    def _void(self, part: Member) -> None:
+        self._forget(part, known=False)
+
+    def _fold(self, part: Member, message: Message) -> None:
         for event in message.events:
-            if member.ended:
-                return True  # nothing follows an end, in its own message neither
+            if part.ended:
+                return
             if isinstance(event, KvEvent):
-                self._event(member, event)
+                self._event(part, event)
             else:
                 self.unknown_events += 1
-        if not member.ended:
-            self._account(member)
-        return True
 
-    def _account(self, member: Member) -> None:
-        """The sums have the part as it is now."""
-        worker, before = member.worker, member.digest
-        if member.joined is not None:
-            member.digest = self._part(member)
-            self._digest = (self._digest - before + member.digest) & MASK64
-        if member.cache_known:
-            self.unknown.discard(worker)
-        else:
-            self.unknown.add(worker)
+    def _weight(self, part: Member) -> int:
+        if part.joined is None:
+            return 0
+        return (stamp(part.chain, part.identity) + self.index.digest(part.worker) + part.cache_known) & MASK64
 
-    def _part(self, member: Member) -> int:
-        part = stamp(member.chain, member.identity) + self.index.digest(member.worker) + member.cache_known
-        return part & MASK64
-
-    def _apply_lost(self, worker: WorkerId, message: Message) -> bool:
-        for event in message.events:
-            if isinstance(event, WorkerLost):
-                self._bury(worker, f"lost: {event.reason}")
-                return True
-        return False
+    def _is_known(self, part: Member) -> bool:
+        return part.cache_known
 
     def _event(self, member: Member, event: KvEvent) -> None:
         match event:
@@ -159,7 +115,7 @@ class KvFold:
             case CacheRestated():
                 self._restated(member, event)
             case WorkerLeft():
-                self._end(member, f"left: {event.reason}")
+                self._end(member.worker, f"left: {event.reason}")
             case WorkerLost():
                 pass  # counts only from its own source
             case _:
@@ -194,25 +150,15 @@ class KvFold:
         member.cache_known = known
         member.restated = []
 
-    def _bury(self, worker: WorkerId, reason: str) -> None:
-        """It is over, whether it has a part here or not; one in another stream is not ours to touch."""
-        member = self.members.get(worker)
-        if member is None:
-            self.ended.add(worker, reason)
-        else:
-            self._end(member, reason)
-
-    def _end(self, member: Member, reason: str) -> None:
-        """Nothing is left of the part but its tombstone."""
-        worker = member.worker
-        self._forget(member, known=True)
-        member.ended = reason
-        self._digest = (self._digest - member.digest) & MASK64
-        self.members.pop(worker, None)
-        self.alive.pop(worker, None)
-        self.unknown.discard(worker)
-        self.ended.add(worker, reason)
-        self.turnover += 1
+    def _end(self, source: WorkerId, reason: str) -> None:
+        """One that has no part here has one in another stream, which is not ours to touch."""
+        member = self.members.pop(source, None)
+        if member is not None:
+            self._forget(member, known=True)
+            member.ended = reason
+            self.alive.pop(source, None)
+            self.turnover += 1
+        self._bury(source, member, reason)
 
 
 def _identity(joined: WorkerJoined) -> int:

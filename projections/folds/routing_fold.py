@@ -25,11 +25,11 @@ from core.events import (
     SettingsChanged,
 )
 from core.events.routing import RequestQueued, RequestTurnedAway
-from core.ids import LOST_SUFFIX, ReplicaId, RequestId, SourceId, WorkerId, from_column
+from core.ids import ReplicaId, RequestId, WorkerId, from_column
 from projections.digest import MASK64, mix, mix_repr
 from projections.folds.approximate_index import ApproximateIndex, CacheRetention
 from projections.folds.in_flight import AttemptKey, InFlight, InFlightLoad
-from projections.folds.source_fold import Chain, ChainVerdict, MissingMessages, Tombstones, missing_before, stamp
+from projections.folds.source_fold import Chain, SourceFold, stamp
 
 MILLI = 1000
 
@@ -71,44 +71,22 @@ class ReplicaPart(msgspec.Struct):
     """What this part adds to the projection's digest; 0 until it joined."""
 
 
-class RoutingFold:
+class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
     """The fold of the routing stream."""
 
+    lost = ReplicaLost
+
     def __init__(self) -> None:
+        super().__init__()
         self.replicas: dict[ReplicaId, ReplicaPart] = {}
         """Those that have not ended."""
-        self.ended = Tombstones()
-        self.unknown: set[ReplicaId] = set()
-        """Those of whose requests nothing is known until they restate them."""
         self.in_flight_load = InFlightLoad()
         self.believed: dict[ReplicaId, ApproximateIndex] = {}
         """What replicas take workers to hold; only of those that decided so since they restated themselves."""
-        self.unknown_events = 0
-        self.missing: list[MissingMessages] = []
-        self._digest = 0
 
     def __repr__(self) -> str:
         flying = sum(len(part.in_flight) for part in self.replicas.values())
         return f"<RoutingFold {len(self.replicas)} replicas, {flying} in flight, digest {self._digest:016x}>"
-
-    @property
-    def digest(self) -> int:
-        return self._digest
-
-    @property
-    def incomplete(self) -> int:
-        return len(self.unknown)
-
-    def apply(self, owner: str, message: Message, digest: bytes) -> bool:
-        """Folds one message of the replica `owner`."""
-        replica = ReplicaId(owner)
-        if replica in self.ended:
-            return False
-        if message.source == SourceId(replica):
-            return self._apply_own(replica, message, digest)
-        if message.source == replica + LOST_SUFFIX:
-            return self._apply_lost(replica, message)
-        return False
 
     def restore(self, part: ReplicaPart, believed: ApproximateIndex | None = None) -> None:
         """A part as a snapshot has it is there, with what it has in flight and what it takes workers to hold."""
@@ -120,53 +98,36 @@ class RoutingFold:
         part.contents = contents(part)
         for key, entry in part.in_flight.items():
             self.in_flight_load.add(key, entry)
-        self._account(part)
+        self._account(part.replica, part)
 
-    def _apply_own(self, replica: ReplicaId, message: Message, digest: bytes) -> bool:
-        part = self.replicas.get(replica)
-        if part is None:
-            part = self.replicas[replica] = ReplicaPart(replica)
-        n_next = part.chain.n_next
-        verdict = part.chain.follow(message, digest)
-        if verdict is ChainVerdict.REPEAT:
-            return False
-        if verdict is ChainVerdict.GAP:
-            self.missing.append(missing_before(n_next, message))
-            self._forget(part)
-            part.known = False
+    def _part(self, source: ReplicaId) -> ReplicaPart:
+        return self.replicas.get(source) or self.replicas.setdefault(source, ReplicaPart(source))
+
+    def _void(self, part: ReplicaPart) -> None:
+        self._forget(part)
+        part.known = False
+
+    def _fold(self, part: ReplicaPart, message: Message) -> None:
         for event in message.events:
             if part.ended:
-                return True  # nothing follows an end, in its own message neither
+                return
             if self._request(part, event):
                 continue
             if isinstance(event, RoutingEvent):
                 self._event(part, event)
             else:
                 self.unknown_events += 1
-        if not part.ended:
-            self._account(part)
-        return True
 
-    def _account(self, part: ReplicaPart) -> None:
-        """The sums have the part as it is now."""
-        before = part.digest
-        if part.joined is not None:
-            whole = stamp(part.chain, part.identity) + part.contents + 2 * part.settings_revision + part.known
-            if part.replica in self.believed:
-                whole += self.believed[part.replica].digest
-            part.digest = whole & MASK64
-            self._digest = (self._digest - before + part.digest) & MASK64
-        if part.known:
-            self.unknown.discard(part.replica)
-        else:
-            self.unknown.add(part.replica)
+    def _weight(self, part: ReplicaPart) -> int:
+        if part.joined is None:
+            return 0
+        whole = stamp(part.chain, part.identity) + part.contents + 2 * part.settings_revision + part.known
+        if part.replica in self.believed:
+            whole += self.believed[part.replica].digest
+        return whole & MASK64
 
-    def _apply_lost(self, replica: ReplicaId, message: Message) -> bool:
-        for event in message.events:
-            if isinstance(event, ReplicaLost):
-                self._end(self.replicas.get(replica) or ReplicaPart(replica), f"lost: {event.reason}")
-                return True
-        return False
+    def _is_known(self, part: ReplicaPart) -> bool:
+        return part.known
 
     def _event(self, part: ReplicaPart, event: RoutingEvent) -> None:
         match event:
@@ -177,7 +138,7 @@ class RoutingFold:
             case ReplicaRestated():
                 self._restated(part, event)
             case ReplicaLeft():
-                self._end(part, f"left: {event.reason}")
+                self._end(part.replica, f"left: {event.reason}")
             case ReplicaLost():
                 pass  # counts only from its own source
             case RequestMigrated() | RequestRejected() | RequestQueued() | RequestTurnedAway():
@@ -271,14 +232,12 @@ class RoutingFold:
             part.contents -= mix(worker, reasons)
         part.local.clear()
 
-    def _end(self, part: ReplicaPart, reason: str) -> None:
-        """Nothing is left of the part but its tombstone."""
-        self._forget(part)
-        part.ended = reason
-        self._digest = (self._digest - part.digest) & MASK64
-        self.replicas.pop(part.replica, None)
-        self.unknown.discard(part.replica)
-        self.ended.add(part.replica, reason)
+    def _end(self, source: ReplicaId, reason: str) -> None:
+        part = self.replicas.pop(source, None)
+        if part is not None:
+            self._forget(part)
+            part.ended = reason
+        self._bury(source, part, reason)
 
 
 def _local_changed(part: ReplicaPart, event: LocalChanged) -> None:

@@ -199,7 +199,7 @@ def _head(state: State, groups: list[_Group], runs: list[_Runs]) -> _Head:
         corrupt=state.corrupt,
         streams={stream: _stream(state, stream, at) for stream, at in sorted(state.cursor.items())},
         members={stream: _members(kv) for stream, kv in sorted(state.kv.items())},
-        loads=[_Load(worker, loads.chains[worker], loads.reports.get(worker)) for worker in sorted(loads.chains)],
+        loads=[_Load(worker, loads.parts[worker].chain, loads.reports.get(worker)) for worker in sorted(loads.parts)],
         replicas=[_bare_replica(part) for _, part in sorted(state.routing.replicas.items())],
         groups=groups,
         jobs=_jobs(state.jobs) if with_jobs else None,

@@ -13,14 +13,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import xxhash
 
 from core.codec import CHAIN_START, Message
-from core.ids import SourceId, StreamName, StreamSeq
+from core.events import ReplicaLost, WorkerLost
+from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from core.subjects import ROUTING
 from projections.digest import MASK64
 
@@ -102,25 +104,118 @@ class Tombstones(dict[str, str]):
             del self[next(iter(self))]
 
 
-class SourceFold(Protocol):
-    """State folded from one stream."""
+class SourcePart(Protocol):
+    """All that a fold has of one source."""
 
-    unknown_events: int
-    """Events of types that this program does not know: kept in the log, not folded."""
-    ended: Tombstones
-    missing: list[MissingMessages]
-    """What the chains lacked since somebody emptied this."""
+    chain: Chain
+    digest: int
+    """What this part adds to the fold's digest; 0 before it counts."""
 
-    def apply(self, owner: str, message: Message, digest: bytes) -> bool:
-        """Folds one message of the subject that `owner` owns; False if it was a repeat and changed nothing."""
+
+S = TypeVar("S", bound=str)
+P = TypeVar("P", bound=SourcePart)
+
+
+class SourceFold(ABC, Generic[S, P]):
+    """State folded from one stream: sources of type S, each with its part of type P."""
+
+    lost: ClassVar[type[WorkerLost | ReplicaLost]] = WorkerLost
+    """The event by which others end a source."""
+
+    def __init__(self) -> None:
+        self.ended = Tombstones()
+        self.unknown: set[S] = set()
+        """Sources whose chain has a gap and that have not restated themselves since."""
+        self.unknown_events = 0
+        """Events of types that this program does not know: kept in the log, not folded."""
+        self.missing: list[MissingMessages] = []
+        """What the chains lacked since `State` emptied this."""
+        self._digest = 0
 
     @property
     def digest(self) -> int:
         """64 bits, equal for equal states; kept up to date by every apply."""
+        return self._digest
 
     @property
     def incomplete(self) -> int:
-        """Sources whose chain has a gap and that have not restated themselves since. O(1)."""
+        """How many sources are unknown. O(1)."""
+        return len(self.unknown)
+
+    def apply(self, owner: str, message: Message, digest: bytes) -> bool:
+        """Folds one message of the subject that `owner` owns; False if it changed nothing: it was a repeat, came from
+        another source, or follows the owner's end."""
+        if owner in self.ended:
+            return False
+        source: S = owner  # type: ignore[assignment]
+        if message.source == owner:
+            return self._apply_own(source, message, digest)
+        if message.source == owner + LOST_SUFFIX:
+            return self._apply_lost(source, message)
+        return False
+
+    def _apply_own(self, source: S, message: Message, digest: bytes) -> bool:
+        part = self._part(source)
+        n_next = part.chain.n_next
+        verdict = part.chain.follow(message, digest)
+        if verdict is ChainVerdict.REPEAT:
+            return False
+        if verdict is ChainVerdict.GAP:
+            self.missing.append(missing_before(n_next, message))
+            self._void(part)
+        self._fold(part, message)
+        if source not in self.ended:
+            self._account(source, part)
+        return True
+
+    def _apply_lost(self, source: S, message: Message) -> bool:
+        for event in message.events:
+            if isinstance(event, self.lost):
+                self._end(source, f"lost: {event.reason}")
+                return True
+        return False
+
+    def _account(self, source: S, part: P) -> None:
+        """The sums have the part as it is now."""
+        weight = self._weight(part)
+        self._digest = (self._digest - part.digest + weight) & MASK64
+        part.digest = weight
+        if self._is_known(part):
+            self.unknown.discard(source)
+        else:
+            self.unknown.add(source)
+
+    def _bury(self, source: S, part: P | None, reason: str) -> None:
+        """Nothing is left of the part but its tombstone."""
+        if part is not None:
+            self._digest = (self._digest - part.digest) & MASK64
+        self.unknown.discard(source)
+        self.ended.add(source, reason)
+
+    @abstractmethod
+    def _part(self, source: S) -> P:
+        """The source's part, made if there is none."""
+
+    @abstractmethod
+    def _void(self, part: P) -> None:
+        """Messages before the next one are missing."""
+
+    @abstractmethod
+    def _fold(self, part: P, message: Message) -> None:
+        """The message's events are in the part. Nothing follows an end, in its own message neither."""
+
+    @abstractmethod
+    def _end(self, source: S, reason: str) -> None:
+        """The source is over, whether it has a part here or not; its part is buried."""
+
+    @abstractmethod
+    def _weight(self, part: P) -> int:
+        """What the part adds to the digest now, in 64 bits; 0 before it counts."""
+
+    def _is_known(self, part: P) -> bool:
+        """Whether the part is all that its source said since it last restated itself."""
+        del part
+        return True
 
 
 def stamp(chain: Chain, identity: int) -> int:

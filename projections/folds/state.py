@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from core.codec import CHAIN_START, Message, decode_message, digest
 from core.errors import Corrupt
@@ -184,7 +184,7 @@ class State:
         self._points[stream].note((epoch, seq, projection.digest, head, not projection.incomplete))
         return applied
 
-    def projection(self, stream: StreamName) -> SourceFold:
+    def projection(self, stream: StreamName) -> SourceFold[Any, Any]:
         """The stream's own fold."""
         if stream == LOAD:
             return self.loads
@@ -268,7 +268,7 @@ class State:
         self._serving = [member for member in self._alive if not _is_prefill(member)]
         self._prefilling = [member for member in self._alive if _is_prefill(member)]
 
-    def _note_gaps(self, projection: SourceFold, stream: StreamName, seq: StreamSeq) -> None:
+    def _note_gaps(self, projection: SourceFold[Any, Any], stream: StreamName, seq: StreamSeq) -> None:
         for found in projection.missing:
             self.gaps.append(ChainGap(stream, *found, seq))
             self.gaps_found += 1

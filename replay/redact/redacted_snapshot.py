@@ -54,7 +54,7 @@ def _drop_strangers(state: State) -> None:
             state.index.drop(worker)
             del kv.members[worker]
     loads, replicas = state.loads, state.routing.replicas
-    loads.chains = {worker: chain for worker, chain in loads.chains.items() if is_id(worker)}
+    loads.parts = {worker: part for worker, part in loads.parts.items() if is_id(worker)}
     loads.reports = {worker: report for worker, report in loads.reports.items() if is_id(worker)}
     state.routing.replicas = {replica: part for replica, part in replicas.items() if is_id(replica)}
     state.jobs.parts = {worker: part for worker, part in state.jobs.parts.items() if is_id(worker)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from core.codec import CHAIN_START, Message, decode_message, digest, encode_event, encode_message
 from core.events import Event
@@ -55,6 +55,6 @@ class Speaker:
         return Said(self.stream, self.subject, payload)
 
 
-def fold(projection: SourceFold, *said: Said) -> list[bool]:
+def fold(projection: SourceFold[Any, Any], *said: Said) -> list[bool]:
     """What each apply returned."""
     return [projection.apply(each.owner, each.message, each.digest) for each in said]
