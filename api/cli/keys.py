@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,15 @@ import click
 import msgspec
 
 from api.auth.api_keys import TENANT, ApiKey, add_key, new_key, read_keys, remove_key
-from api.cli.output import text_table
+from api.cli.output import print_result
+from api.cli.quantities import NONE
+from api.cli.renderer import WARNING, Cell, Mark, Table, Text
 from api.config.units import duration_s
 from core.clock import SystemClock
 from core.errors import CallerError
 
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,128}")
 _HEADS = ("name", "tenant", "created", "expires", "models")
-NONE = "-"
 
 
 def _file_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,13 +94,15 @@ def create(
 def list_command(file: Path, as_json: bool) -> None:
     """Show the keys in the file, of the secrets nothing."""
     found = read_keys(file)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"keys": found})))
-    elif not found:
-        click.echo(f"{file} has no key")
-    else:
-        now_ms = SystemClock().wall_ms()
-        click.echo("\n".join(text_table(_HEADS, [_cells(key, now_ms) for key in found], "<<<<<")))
+    print_result(_keys_text(file, found), {"keys": found}, as_json=as_json)
+
+
+def _keys_text(file: Path, found: Sequence[ApiKey]) -> Text:
+    if not found:
+        yield f"{file} has no key"
+        return
+    now_ms = SystemClock().wall_ms()
+    yield Table(_HEADS, [_cells(key, now_ms) for key in found], "<<<<<")
 
 
 @keys.command()
@@ -137,12 +140,12 @@ def _now() -> datetime:
     return datetime.fromtimestamp(SystemClock().wall_ms() // 1000, UTC)
 
 
-def _cells(key: ApiKey, now_ms: int) -> tuple[str, ...]:
+def _cells(key: ApiKey, now_ms: int) -> tuple[Cell, ...]:
     expires = NONE if key.expires is None else key.expires.isoformat()
     return (
         key.name,
         f"{key.tenant} (gateway)" if key.gateway else key.tenant,
         NONE if key.created is None else key.created.isoformat(),
-        f"{expires} (expired)" if key.has_expired(now_ms) else expires,
+        Mark(f"{expires} (expired)", WARNING) if key.has_expired(now_ms) else expires,
         ", ".join(key.models) or "all",
     )

@@ -8,7 +8,9 @@ import webbrowser
 import click
 import msgspec
 
+from api.cli.output import print_result
 from api.cli.process_query import REPLICAS, RegisteredProcess, registered_processes
+from api.cli.renderer import Command
 from api.config.addresses import is_loopback, join_address, split_address
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
@@ -42,12 +44,8 @@ def debug(connection: DeploymentRef, *, as_json: bool, no_browser: bool) -> None
     contrail debug --json
     """
     pages = asyncio.run(_pages(connection))
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"pages": pages})))
-        return
-    for url in dict.fromkeys(page.url for page in pages):
-        click.echo(url)
-    if not no_browser:
+    print_result(map(Command, dict.fromkeys(page.url for page in pages)), {"pages": pages}, as_json=as_json)
+    if not as_json and not no_browser:
         webbrowser.open(pages[0].url)
 
 

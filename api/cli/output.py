@@ -1,64 +1,43 @@
-"""Output that commands share: sizes and times with three digits that count, a table as plain text, progress, exit
-statuses."""
+"""Output of commands: the result as a page or as JSON, progress, exit statuses."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
+from typing import Any
 
 import click
+import msgspec
+
+from api.cli.renderer import Text, render
 
 EXIT_NO, EXIT_NOT_ASKED, EXIT_INTERRUPTED = 1, 2, 130
 """Exit statuses: the answer is no; the command could not do its work; Ctrl-C ended it, as shells have it."""
-UNKNOWN = "?"
-_BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40), ("", 2**60))
-_SECONDS = (("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("", 86_400_000))
 
 
-def bytes_text(size: float | None) -> str:
-    """`812 B`, `24.1 MiB`; a question mark if it is not known."""
-    return UNKNOWN if size is None else _scaled(size, _BYTES, " ")
+def print_result(text: Text, value: Any, *, as_json: bool) -> None:
+    """What a command found is printed: as text, or its value as JSON with stable keys."""
+    if as_json:
+        click.echo(json_text(value))
+    else:
+        print_text(text)
 
 
-def seconds_text(seconds: float | None) -> str:
-    """`0.35s`, `12s`, `3.5h`, `7d`; a question mark if it is not known."""
-    return UNKNOWN if seconds is None else _scaled(seconds, _SECONDS, "")
+def print_text(text: Text) -> None:
+    """The text is printed: to the width of a terminal and in colour, if this is one; NO_COLOR keeps it plain."""
+    if sys.stdout.isatty():
+        width, coloured = shutil.get_terminal_size().columns, not os.environ.get("NO_COLOR")
+        click.echo(render(text, width, coloured=coloured))
+    else:
+        click.echo(render(text))
 
 
-def number_text(number: float | None) -> str:
-    """Thousands apart; a question mark if it is not known."""
-    return UNKNOWN if number is None else f"{number:,.0f}"
-
-
-def _scaled(value: float, units: Sequence[tuple[str, int]], gap: str) -> str:
-    for (name, size), (_, above) in pairwise(units):
-        if value < above:
-            return f"{_short(value / size)}{gap}{name}"
-    name, size = units[-2]
-    return f"{value / size:,.0f}{gap}{name}"
-
-
-def _short(value: float) -> str:
-    if value == int(value):
-        return f"{value:.0f}"
-    return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-GAP = "  "
-
-
-def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Lines of the table, the heads first; `align` has a `<` or `>` for each column."""
-    assert len(align) == len(heads)
-    cells = [tuple(heads), *map(tuple, rows)]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(heads))]
-    return [GAP.join(map(_cell, row, widths, align)).rstrip() for row in cells]
-
-
-def _cell(text: str, width: int, align: str) -> str:
-    return text.ljust(width) if align == "<" else text.rjust(width)
+def json_text(value: Any) -> str:
+    """Indented."""
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
 
 
 Progress = Callable[[int, int], None]

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import click
-import msgspec
 
-from api.cli.output import EXIT_NO
+from api.cli.output import EXIT_NO, json_text, print_text
+from api.cli.renderer import OK, PROBLEM, Mark
 from api.config.data_folder import DataFolder, is_locked
 from api.config.deployment_ref import DEFAULT_DATA
 from api.config.run_file import DONE, FAILED, READY, RUNNING, WAITING, Restart, RestartStep, RunFile, read_run
@@ -21,6 +21,7 @@ from core.errors import CallerError, Unavailable
 POLL_S = 0.2
 TAKEN_MAX_S = 20.0
 """How soon a `contrail up` that is not in the middle of a restart must have begun."""
+STATUS = {DONE: OK, FAILED: PROBLEM}
 FRONTEND_KIND, WORKER_KIND = "frontend", "worker"
 
 
@@ -62,7 +63,7 @@ def restart(parts: tuple[str, ...], data: Path, as_json: bool) -> None:
         raise CallerError(f"cannot reach `contrail up` (pid {run.pid}): {error.strerror}") from error
     ended = _followed(folder, data, request, quiet=as_json)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(ended)).decode())
+        click.echo(json_text(ended))
     if ended.state == FAILED:
         raise SystemExit(EXIT_NO)
 
@@ -109,7 +110,7 @@ def _say(restart: Restart, said: dict[str, str]) -> None:
     for step in restart.parts:
         if step.state not in (said.get(step.name), WAITING):
             said[step.name] = step.state
-            click.echo(f"  {step.name}  {_told(step)}")
+            print_text([Mark(f"  {step.name}  {_told(step)}", STATUS.get(step.state, ""))])
 
 
 def _told(step: RestartStep) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from api.cli.doctor.finding import NATS_CLI, OK, PROBLEM, WARNING, Finding, version_of
-from api.cli.output import bytes_text, seconds_text
+from api.cli.doctor.finding import NATS_CLI, Finding, version_of
+from api.cli.quantities import bytes_text, plural, seconds_text
+from api.cli.renderer import OK, PROBLEM, WARNING
 from core.subjects import JOBS
 from streams.etcd.etcd_inspection import EtcdStatus
 from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer, BrokerStream
@@ -49,17 +50,19 @@ def check_consumers(consumers: list[BrokerConsumer]) -> Finding:
     facts = {"consumers": len(consumers), "durable": durable, "abandoned": left}
     if durable:
         text = (
-            f"{len(durable)} durable consumers are at the broker, and none is ours: {', '.join(durable[:3])}; "
-            f"if nobody reads with them, remove them (`nats consumer rm`; {NATS_CLI})."
+            f"{len(durable)} durable {plural(len(durable), 'consumer is', 'consumers are')} at the broker, and none is "
+            f"ours: {', '.join(durable[:3])}; if nobody reads with them, remove them (`nats consumer rm`; {NATS_CLI})."
         )
         return Finding("broker_consumers", WARNING, text, facts)
     if left:
+        there = plural(len(left), "consumer is", "consumers are")
         text = (
-            f"{len(left)} consumers are at the broker and nobody reads with them: {', '.join(left[:3])}; the broker "
-            f"drops them {seconds_text(INACTIVE_S)} after their readers went, so ask again then."
+            f"{len(left)} {there} at the broker and nobody reads with them: {', '.join(left[:3])}; the broker drops "
+            f"them {seconds_text(INACTIVE_S)} after their readers went, so ask again then."
         )
         return Finding("broker_consumers", WARNING, text, facts)
-    return Finding("broker_consumers", OK, f"{len(consumers)} consumers are at the broker, and all are read.", facts)
+    there = plural(len(consumers), "consumer is", "consumers are")
+    return Finding("broker_consumers", OK, f"{len(consumers)} {there} at the broker, and all are read.", facts)
 
 
 def _payload(server: BrokerServer) -> Finding:

@@ -6,11 +6,12 @@ import asyncio
 from collections import Counter
 
 import click
-import msgspec
 
-from api.cli.doctor.examination import Examination, examine
-from api.cli.doctor.finding import OK, PROBLEM, WARNING, Finding
-from api.cli.output import EXIT_NO, EXIT_NOT_ASKED, text_table
+from api.cli.doctor.examination import examine
+from api.cli.doctor.finding import Finding
+from api.cli.output import EXIT_NO, EXIT_NOT_ASKED, print_result
+from api.cli.quantities import count_text
+from api.cli.renderer import OK, PROBLEM, WARNING, Mark, Table, Text
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
 
@@ -30,22 +31,18 @@ def doctor(connection: DeploymentRef, as_json: bool) -> None:
     contrail doctor --json
     """
     examined = asyncio.run(examine(connection))
-    click.echo(as_json_text(examined) if as_json else as_text(examined.findings))
+    value = {"checks": examined.findings, "ok": examined.well}
+    print_result(findings_text(examined.findings), value, as_json=as_json)
     if not examined.asked:
         raise SystemExit(EXIT_NOT_ASKED)
     if not examined.well:
         raise SystemExit(EXIT_NO)
 
 
-def as_text(findings: list[Finding]) -> str:
+def findings_text(findings: list[Finding]) -> Text:
     """One line for each check, and what they come to."""
-    rows = [(MARKS[finding.status], finding.name, finding.text) for finding in findings]
+    rows = [(Mark(MARKS[finding.status], finding.status), finding.name, finding.text) for finding in findings]
     counts = Counter(finding.status for finding in findings)
-    total = f"{counts[OK]} well, {counts[WARNING]} warnings, {counts[PROBLEM]} problems"
-    return "\n".join([*text_table(("", "check", "what was found"), rows, "<<<"), "", total])
-
-
-def as_json_text(examined: Examination) -> str:
-    """Stable snake_case keys."""
-    value = {"checks": examined.findings, "ok": examined.well}
-    return msgspec.json.format(msgspec.json.encode(value)).decode()
+    yield Table(("", "check", "what was found"), rows, "<<<")
+    yield ""
+    yield f"{counts[OK]} well, {count_text(counts[WARNING], 'warning')}, {count_text(counts[PROBLEM], 'problem')}"

@@ -14,11 +14,12 @@ import orjson
 
 from actors.membership.registration import Registration
 from api.cli.doctor.broker_checks import check_consumers, check_disk, check_registry, check_rights, check_server
-from api.cli.doctor.finding import PROBLEM, Finding
+from api.cli.doctor.finding import Finding
 from api.cli.doctor.process_checks import check_processes, check_workers
 from api.cli.doctor.stream_checks import LogHistory, check_record, check_streams
 from api.cli.inspect.snapshot_verification import snapshot_statuses
 from api.cli.process_query import REPLICAS, WORKERS, RegisteredProcess, query_processes, registered_processes
+from api.cli.renderer import PROBLEM
 from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import named_remedy, open_log, open_registry

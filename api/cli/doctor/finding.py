@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-OK, WARNING, PROBLEM = "ok", "warning", "problem"
-
 NATS_CLI = "docs/operating.md says where `nats` comes from"
 
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from actors.membership.registration import Registration
-from api.cli.doctor.finding import OK, PROBLEM, WARNING, Finding
+from api.cli.doctor.finding import Finding
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
-from api.cli.output import number_text, seconds_text
 from api.cli.process_query import ProcessReply
+from api.cli.quantities import count_text, plural, seconds_text
+from api.cli.renderer import OK, PROBLEM, WARNING
 from core.events.kv import PREFILL
 
 LAG_EVENTS_WARNING = 10_000
@@ -52,9 +53,11 @@ def check_answers(replicas: list[ProcessReply], workers: list[ProcessReply]) -> 
         return Finding("leases", PROBLEM, f"No {none} is registered: start one.", facts)
     if silent:
         said = "; ".join(f"{answer.part.name} {answer.why}" for answer in silent[:3])
-        text = f"{len(silent)} of {len(everybody)} that hold a lease do not answer: {said}; see their logs."
+        do = plural(len(silent), "does", "do")
+        text = f"{len(silent)} of {len(everybody)} that hold a lease {do} not answer: {said}; see their logs."
         return Finding("leases", PROBLEM, text, facts)
-    text = f"{len(replicas)} front ends and {len(workers)} workers hold a lease, and all answer."
+    holders = f"{count_text(len(replicas), 'front end')} and {count_text(len(workers), 'worker')}"
+    text = f"{holders} hold a lease, and all answer."
     if old:
         names = ", ".join(dict.fromkeys(answer.part.name for answer in old))
         text = (
@@ -80,7 +83,7 @@ def check_lag(replicas: list[ReplicaStatus]) -> Finding:
         text = f"{', '.join(late)} is far behind the log: give it more CPU, or fewer requests, until it has caught up."
         return Finding("lag", WARNING, text, facts)
     most = max((it.lag_events or 0 for it in replicas), default=0)
-    return Finding("lag", OK, f"No replica is more than {number_text(most)} messages behind the log.", facts)
+    return Finding("lag", OK, f"No replica is more than {count_text(most, 'message')} behind the log.", facts)
 
 
 def check_unknown(replicas: list[ReplicaStatus]) -> Finding:
@@ -89,13 +92,20 @@ def check_unknown(replicas: list[ReplicaStatus]) -> Finding:
         it.name: {"incomplete": it.incomplete, "corrupt": it.corrupt, "unknown_events": it.unknown_events}
         for it in replicas
     }
-    for status, count, text in (
-        (WARNING, lambda it: it.incomplete, "{} does not know the state of {} sources until they restate themselves."),
-        (WARNING, lambda it: it.corrupt, "{} read {} records that are no messages of ours: find out who writes them."),
-        (WARNING, lambda it: it.unknown_events, "{} passed over {} events of a newer version: upgrade it, too."),
-    ):
-        if some := _some(replicas, count):
-            return Finding("sources", status, text.format(*some), facts)
+    if some := _some(replicas, lambda it: it.incomplete):
+        name, count = some
+        until = plural(count, "it restates itself", "they restate themselves")
+        text = f"{name} does not know the state of {count} {plural(count, 'source')} until {until}."
+        return Finding("sources", WARNING, text, facts)
+    if some := _some(replicas, lambda it: it.corrupt):
+        name, count = some
+        ours, them = plural(count, "is no message", "are no messages"), plural(count, "it", "them")
+        text = f"{name} read {count} {plural(count, 'record')} that {ours} of ours: find out who writes {them}."
+        return Finding("sources", WARNING, text, facts)
+    if some := _some(replicas, lambda it: it.unknown_events):
+        name, count = some
+        text = f"{name} passed over {count} {plural(count, 'event')} of a newer version: upgrade it, too."
+        return Finding("sources", WARNING, text, facts)
     return Finding("sources", OK, "Every replica knows the state of every source.", facts)
 
 
@@ -103,11 +113,13 @@ def check_gaps(replicas: list[ReplicaStatus]) -> Finding:
     """No chain lacks a message, and no replica had to correct itself."""
     facts = {it.name: {"gaps": it.gaps, "divergences": it.divergences, "rebuilds": it.rebuilds} for it in replicas}
     if some := _some(replicas, lambda it: it.divergences):
-        text = "{} found {} times that its fold and another's differed; it is mended: see DivergenceFound in the log."
-        return Finding("gaps", WARNING, text.format(*some), facts)
+        found = f"{some[0]} found {some[1]} {plural(some[1], 'time')} that its fold and another's differed"
+        text = f"{found}; it is mended: see DivergenceFound in the log."
+        return Finding("gaps", WARNING, text, facts)
     if some := _some(replicas, lambda it: it.gaps):
-        text = "{} found {} gaps in the chains of sources: messages were lost at the broker; `/state` names them."
-        return Finding("gaps", WARNING, text.format(*some), facts)
+        found = f"{some[0]} found {some[1]} {plural(some[1], 'gap')} in the chains of sources"
+        text = f"{found}: messages were lost at the broker; `/state` names them."
+        return Finding("gaps", WARNING, text, facts)
     return Finding("gaps", OK, "No chain lacks a message.", facts)
 
 
@@ -132,10 +144,15 @@ def check_outboxes(parts: list[ProcessReply]) -> Finding:
     facts = {"outbox_events": depths}
     if deep:
         name, depth = max(deep.items(), key=lambda item: item[1])
-        text = f"{number_text(depth)} events of {name} wait to be appended: the log is away or slow for it."
+        text = f"{count_text(depth, 'event')} of {name} wait to be appended: the log is away or slow for it."
         return Finding("outboxes", WARNING, text, facts)
     most = max(depths.values(), default=0)
-    return Finding("outboxes", OK, f"At most {number_text(most)} events of one part wait to be appended.", facts)
+    return Finding(
+        "outboxes",
+        OK,
+        f"At most {count_text(most, 'event')} of one part {plural(most, 'waits', 'wait')} to be appended.",
+        facts,
+    )
 
 
 def check_journals(replicas: list[ProcessReply]) -> Finding:

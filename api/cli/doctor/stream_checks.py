@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from api.cli.doctor.finding import NATS_CLI, OK, PROBLEM, WARNING, Finding
+from api.cli.doctor.finding import NATS_CLI, Finding
 from api.cli.inspect.snapshot_verification import SnapshotStatus
-from api.cli.output import bytes_text, seconds_text
+from api.cli.quantities import bytes_text, count_text, plural, seconds_text
+from api.cli.renderer import OK, PROBLEM, WARNING
 from core.event_json import time_text
 from core.ids import StreamName
 from core.subjects import ROUTING, SNAPSHOTS, is_kv
@@ -77,16 +78,17 @@ def check_copies(streams: list[BrokerStream], topology: Topology, cluster: str |
         return Finding("stream_copies", PROBLEM, text, facts)
     differ = [it.name for it in streams if it.replicas != topology.replicas]
     if differ:
+        copies = f"{streams[0].replicas} {plural(streams[0].replicas, 'copy', 'copies')}"
         text = (
-            f"log.replicas is {topology.replicas}, but {', '.join(differ)} has {streams[0].replicas} copies: "
+            f"log.replicas is {topology.replicas}, but {', '.join(differ)} has {copies}: "
             "change it at the broker (`nats stream edit --replicas`; "
             f"{NATS_CLI})."
         )
         return Finding("stream_copies", WARNING, text, facts)
     if cluster and topology.replicas < SERVERS_MIN_FOR_COPIES:
         text = (
-            f"NATS is a cluster, but each stream is on {topology.replicas} server: if that goes, the log is away; "
-            "set log.replicas to 3."
+            f"NATS is a cluster, but each stream is on {count_text(topology.replicas, 'server')}: if that goes, the "
+            "log is away; set log.replicas to 3."
         )
         return Finding("stream_copies", WARNING, text, facts)
     return Finding("stream_copies", OK, f"Each stream has {topology.replicas} of {topology.replicas} copies.", facts)

@@ -11,8 +11,10 @@ import msgspec
 
 from api.cli.inspect.replica_comparison import ComparisonResult, ReplicaDigestComparison, recent_observations
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
-from api.cli.output import EXIT_NO, UNKNOWN, bytes_text, number_text, text_table
+from api.cli.output import EXIT_NO, print_result, print_text
 from api.cli.process_query import REPLICAS, RegisteredProcess, query_processes, registered_processes
+from api.cli.quantities import UNKNOWN, bytes_text, number_text
+from api.cli.renderer import OK, PROBLEM, WARNING, Cell, Mark, Table, Text
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import open_log, open_registry
@@ -39,30 +41,12 @@ HEADS = (
 ALIGN = "<<>>><>>>>>><"
 
 
-def replicas_text(replicas: list[ReplicaStatus], verdict: ComparisonResult, *, streams: bool) -> str:
-    """The table, and below it whether they agree; with `streams` each one's cursor by stream."""
-    lines = text_table(HEADS, [_row(it) for it in replicas], ALIGN)
-    if streams:
-        lines += ["", *map(_cursor, (it for it in replicas if it.answered))]
-    lines += [""] if replicas else []
-    lines += [f"{it.name} ({it.id}) {it.why}" for it in replicas if not it.answered]
-    return "\n".join([*lines, _judged(replicas, verdict)])
+AGREES = {True: Mark("yes", OK), False: Mark("NO", PROBLEM), None: Mark("not comparable yet", WARNING)}
 
 
-def _judged(replicas: list[ReplicaStatus], verdict: ComparisonResult) -> str:
-    if not replicas:
-        return "no replica is registered: start one with `contrail up` or `contrail frontend`"
-    if verdict.agree is None:
-        return f"not comparable yet: {verdict.text}"
-    names = {it.id: it.name for it in replicas}
-    differ = ", ".join(sorted(names[who] for who in verdict.wrong))
-    return f"agree: {verdict.text}" if verdict.agree else f"differ ({differ}): {verdict.text}"
-
-
-def _row(it: ReplicaStatus) -> tuple[str, ...]:
+def _row(it: ReplicaStatus) -> tuple[Cell, ...]:
     if not it.answered:
-        return (it.name, it.id, *[UNKNOWN] * (len(HEADS) - 3), "no answer")
-    agrees = {True: "yes", False: "NO", None: "not comparable yet"}[it.agrees]
+        return (it.name, it.id, *[UNKNOWN] * (len(HEADS) - 3), Mark("no answer", PROBLEM))
     return (
         it.name,
         it.id,
@@ -76,7 +60,7 @@ def _row(it: ReplicaStatus) -> tuple[str, ...]:
         number_text(it.in_flight),
         number_text(it.waiting),
         number_text(it.gaps),
-        agrees,
+        AGREES[it.agrees],
     )
 
 
@@ -103,15 +87,29 @@ class ReplicaOverview(NamedTuple):
         """Whether all answer and none differs."""
         return bool(self.replicas) and self.verdict.agree is not False and all(it.answered for it in self.replicas)
 
-    @property
-    def as_json(self) -> str:
-        """Stable snake_case keys."""
-        value = {
-            "replicas": [msgspec.to_builtins(it) for it in self.replicas],
-            "agree": self.verdict.agree,
-            "text": self.verdict.text,
-        }
-        return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
+    """The table, and below it whether they agree; with `streams` each one's cursor by stream."""
+    yield Table(HEADS, [_row(it) for it in found.replicas], ALIGN)
+    if streams:
+        yield ""
+        yield from (_cursor(it) for it in found.replicas if it.answered)
+    if found.replicas:
+        yield ""
+    yield from (Mark(f"{it.name} ({it.id}) {it.why}", PROBLEM) for it in found.replicas if not it.answered)
+    yield _judged(found)
+
+
+def _judged(found: ReplicaOverview) -> Mark:
+    verdict = found.verdict
+    if not found.replicas:
+        return Mark("no replica is registered: start one with `contrail up` or `contrail frontend`", PROBLEM)
+    if verdict.agree is None:
+        return Mark(f"not comparable yet: {verdict.text}", WARNING)
+    if verdict.agree:
+        return Mark(f"agree: {verdict.text}", OK)
+    names = {it.id: it.name for it in found.replicas}
+    return Mark(f"differ ({', '.join(sorted(names[who] for who in verdict.wrong))}): {verdict.text}", PROBLEM)
 
 
 @click.command()
@@ -135,7 +133,8 @@ def replicas(connection: DeploymentRef, as_json: bool, verbose: bool, watch: boo
         asyncio.run(_watch(connection, verbose))
         return
     overview = asyncio.run(_once(connection))
-    click.echo(overview.as_json if as_json else replicas_text(overview.replicas, overview.verdict, streams=verbose))
+    value = {"replicas": overview.replicas, "agree": overview.verdict.agree, "text": overview.verdict.text}
+    print_result(replicas_text(overview, streams=verbose), value, as_json=as_json)
     if not overview.well:
         raise SystemExit(EXIT_NO)
 
@@ -149,7 +148,8 @@ async def _watch(connection: DeploymentRef, verbose: bool) -> None:
     async with open_registry(connection) as registry, open_log(connection) as log:
         while True:
             seen = await query_replicas(registry, log, WATCH_ROUNDS_MAX)
-            click.echo(CLEAR + replicas_text(seen.replicas, seen.verdict, streams=verbose))
+            click.echo(CLEAR, nl=False)
+            print_text(replicas_text(seen, streams=verbose))
             await asyncio.sleep(WATCH_PAUSE_S)
 
 

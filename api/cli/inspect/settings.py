@@ -20,7 +20,9 @@ from api.cli.inspect.live_settings import (
 from api.cli.inspect.setting_descriptions import MEANINGS, without_effect
 from api.cli.main import DefaultGroup
 from api.cli.options import PREFIX, pairs_of
-from api.cli.output import EXIT_NO, text_table
+from api.cli.output import EXIT_NO, print_result
+from api.cli.quantities import count_text, plural
+from api.cli.renderer import PROBLEM, WARNING, Mark, Table, Text
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import open_registry
@@ -57,26 +59,27 @@ def settings_of(stored: StoredSettings, configured: RoutingSettings) -> list[Set
     ]
 
 
-def settings_text(settings: list[SettingRow], stored: StoredSettings, use: SettingsRollout) -> str:
-    """The table, then the revision and who uses it."""
+def settings_text(settings: list[SettingRow], revision: int, use: SettingsRollout) -> Text:
+    """The table, then the revision and the replicas that use it."""
     rows = [(it.key, _shown(it.value), it.source, _shown(it.configured), it.meaning) for it in settings]
-    lines = text_table(("setting", "value", "from", "configured", "meaning"), rows, "<><><")
-    return "\n".join([*lines, "", *usage_lines(stored.revision, use)])
+    yield Table(("setting", "value", "from", "configured", "meaning"), rows, "<><><")
+    yield ""
+    yield from _usage_text(revision, use)
 
 
-def usage_lines(revision: int, use: SettingsRollout) -> list[str]:
+def _usage_text(revision: int, use: SettingsRollout) -> Text:
     """The revision and, by replica, whether it is used."""
     says = f"revision {revision}" if revision else "nothing is set live: everything is as configured (revision 0)"
+    count = len(use.replicas)
     if not use.replicas:
-        return [f"{says}; no replica is registered"]
-    if use.everywhere:
-        return [f"{says}; all {len(use.replicas)} replicas use it"]
-    behind = [
-        f"  {it.name} ({it.id}): {it.why or f'uses revision {it.settings_revision}'}"
-        for it in use.replicas
-        if not it.uses
-    ]
-    return [f"{says}; {len(behind)} of {len(use.replicas)} replicas do not use it:", *behind]
+        yield f"{says}; no replica is registered"
+    elif use.everywhere:
+        yield f"{says}; {plural(count, 'the only replica uses', f'all {count} replicas use')} it"
+    else:
+        behind = [it for it in use.replicas if not it.uses]
+        do = plural(len(behind), "does", "do")
+        yield Mark(f"{says}; {len(behind)} of {count_text(count, 'replica')} {do} not use it:", PROBLEM)
+        yield from (f"  {it.name} ({it.id}): {it.why or f'uses revision {it.settings_revision}'}" for it in behind)
 
 
 def _shown(value: object) -> str:
@@ -111,10 +114,8 @@ def show(connection: DeploymentRef, as_json: bool) -> None:
     """
     stored, use = asyncio.run(_show(connection))
     found = settings_of(stored, connection.deployment.routing_settings)
-    if as_json:
-        _print_json({"revision": stored.revision, "settings": found, "replicas": use.replicas})
-    else:
-        click.echo(settings_text(found, stored, use))
+    value = {"revision": stored.revision, "settings": found, "replicas": use.replicas}
+    print_result(settings_text(found, stored.revision, use), value, as_json=as_json)
 
 
 @settings.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value, however wrong
@@ -185,27 +186,24 @@ async def _change(
         return stored, await wait_for_rollout(registry, stored.revision)
 
 
+def _changed_text(stored: StoredSettings, use: SettingsRollout, idle: Sequence[str]) -> Text:
+    live = ", ".join(f"{key} {value}" for key, value in stored.values.items())
+    yield f"live: {live or 'nothing'}"
+    yield from _usage_text(stored.revision, use)
+    if idle:
+        yield Mark(f"no effect under this policy: {', '.join(idle)}", WARNING)
+
+
 def _report(stored: StoredSettings, use: SettingsRollout, as_json: bool, idle: Sequence[str] = ()) -> None:
     """The live settings as they are now, and which of those given change nothing; exit status 1 if they do not count
     everywhere."""
-    if as_json:
-        _print_json(
-            {
-                "revision": stored.revision,
-                "live": stored.values,
-                "in_use": use.everywhere,
-                "replicas": use.replicas,
-                "without_effect": list(idle),
-            }
-        )
-    else:
-        live = ", ".join(f"{key} {value}" for key, value in stored.values.items())
-        click.echo("\n".join([f"live: {live or 'nothing'}", *usage_lines(stored.revision, use)]))
-        if idle:
-            click.echo(f"no effect under this policy: {', '.join(idle)}")
+    value = {
+        "revision": stored.revision,
+        "live": stored.values,
+        "in_use": use.everywhere,
+        "replicas": use.replicas,
+        "without_effect": idle,
+    }
+    print_result(_changed_text(stored, use, idle), value, as_json=as_json)
     if not use.everywhere:
         raise SystemExit(EXIT_NO)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value)))

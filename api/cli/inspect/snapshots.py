@@ -20,7 +20,9 @@ from api.cli.inspect.snapshot_verification import (
     verify,
 )
 from api.cli.main import DefaultGroup
-from api.cli.output import EXIT_NO, bytes_text, number_text, seconds_text, text_table
+from api.cli.output import EXIT_NO, print_result
+from api.cli.quantities import bytes_text, count_text, number_text, seconds_text
+from api.cli.renderer import OK, PROBLEM, WARNING, Cell, Mark, Table, Text
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import open_log, open_registry
@@ -38,11 +40,23 @@ HEADS = ("snapshot", "made", "by", "messages", "size", "fold", "digest", "usable
 ALIGN = "<<<>>><<"
 
 
-def snapshots_text(snapshots: list[SnapshotStatus], covered: Sequence[Coverage]) -> str:
+class SnapshotListing(NamedTuple):
+    """All snapshots, and what they cover."""
+
+    snapshots: list[SnapshotStatus]
+    coverage: list[Coverage]
+
+
+def snapshots_text(found: SnapshotListing) -> Text:
     """The table, newest first, and the coverage below it."""
-    if not snapshots:
-        return "\n".join(["there is no snapshot: take one with `contrail snapshots take`", "", *_coverage(covered)])
-    return "\n".join([*text_table(HEADS, list(map(_row, snapshots)), ALIGN), "", *_coverage(covered)])
+    if found.snapshots:
+        yield Table(HEADS, list(map(_row, found.snapshots)), ALIGN)
+    else:
+        yield "there is no snapshot: take one with `contrail snapshots take`"
+    yield ""
+    rows = [(it.stream, number_text(it.first_seq), number_text(it.last_seq), _replayable(it)) for it in found.coverage]
+    yield Table(("stream", "oldest", "newest", "replayable"), rows, "<>><")
+    yield from (Mark(f"warning: {text}", WARNING) for text in warnings(found.coverage))
 
 
 def messages(manifest: Manifest) -> int:
@@ -60,7 +74,7 @@ def warnings(covered: Sequence[Coverage]) -> list[str]:
     ]
 
 
-def _row(it: SnapshotStatus) -> tuple[str, ...]:
+def _row(it: SnapshotStatus) -> tuple[Cell, ...]:
     manifest = it.manifest
     return (
         manifest.id,
@@ -70,14 +84,8 @@ def _row(it: SnapshotStatus) -> tuple[str, ...]:
         bytes_text(manifest.size_bytes),
         str(manifest.fold_version),
         manifest.digest,
-        "yes" if it.usable else f"no: {it.why}",
+        Mark("yes", OK) if it.usable else Mark(f"no: {it.why}", WARNING),
     )
-
-
-def _coverage(covered: Sequence[Coverage]) -> list[str]:
-    rows = [(it.stream, number_text(it.first_seq), number_text(it.last_seq), _replayable(it)) for it in covered]
-    lines = text_table(("stream", "oldest", "newest", "replayable"), rows, "<>><")
-    return [*lines, *(f"warning: {text}" for text in warnings(covered))]
 
 
 def _replayable(it: Coverage) -> str:
@@ -96,13 +104,6 @@ class SnapshotsGroup(DefaultGroup):
     """Lists, unless told otherwise."""
 
     default: ClassVar[str] = "list"
-
-
-class SnapshotListing(NamedTuple):
-    """All snapshots, and what they cover."""
-
-    snapshots: list[SnapshotStatus]
-    coverage: list[Coverage]
 
 
 @click.group(cls=SnapshotsGroup)
@@ -127,10 +128,7 @@ def list_command(connection: DeploymentRef, as_json: bool) -> None:
     contrail snapshots list --json
     """
     found = asyncio.run(_listing(connection))
-    if as_json:
-        _print_json(_listing_json(found))
-    else:
-        click.echo(snapshots_text(found.snapshots, found.coverage))
+    print_result(snapshots_text(found), _listing_json(found), as_json=as_json)
 
 
 @snapshots.command()
@@ -150,11 +148,10 @@ def take(connection: DeploymentRef, fence: int | None, by: str, as_json: bool) -
     started_ms = SystemClock().monotonic_ms()
     manifest = asyncio.run(_take(connection, fence, by))
     took_s = (SystemClock().monotonic_ms() - started_ms) / 1000
-    if as_json:
-        _print_json({**msgspec.to_builtins(manifest), "messages": messages(manifest), "took_s": took_s})
-    else:
-        size, count = bytes_text(manifest.size_bytes), number_text(messages(manifest))
-        click.echo(f"snapshot {manifest.id}: {count} messages in {size}, taken in {seconds_text(took_s)}")
+    count, size = count_text(messages(manifest), "message"), bytes_text(manifest.size_bytes)
+    line = f"snapshot {manifest.id}: {count} in {size}, taken in {seconds_text(took_s)}"
+    value = {**msgspec.to_builtins(manifest), "messages": messages(manifest), "took_s": took_s}
+    print_result([line], value, as_json=as_json)
 
 
 @snapshots.command("verify")
@@ -171,35 +168,30 @@ def verify_command(connection: DeploymentRef, snapshot: str | None, as_json: boo
     contrail snapshots verify 20261120t140305-123-17 --json
     """
     found = asyncio.run(_verify(connection, snapshot))
-    if as_json:
-        _print_json({**msgspec.to_builtins(found), "ok": found.well})
-    else:
-        click.echo(verified_text(found))
+    print_result(verified_text(found), {**msgspec.to_builtins(found), "ok": found.well}, as_json=as_json)
     if not found.well:
         raise SystemExit(EXIT_NO)
 
 
-def verified_text(found: SnapshotVerification) -> str:
+def verified_text(found: SnapshotVerification) -> Text:
     """What was found, in sentences."""
     if not found.whole:
-        return f"snapshot {found.id} is broken: {found.why}; a start takes the one before it"
-    count, blocks = number_text(found.messages), number_text(found.blocks)
-    lines = [f"snapshot {found.id} is whole: {count} messages, {blocks} blocks in the index"]
-    lines += [f"  {stream}: not compared, {why}" for stream, why in found.not_compared.items()]
-    lines += [
-        f"  {it.stream}:{it.seq}: the snapshot comes to {it.snapshot}, the log to {it.log}" for it in found.differences
-    ]
-    at = ", ".join(f"{stream}:{seq}" for stream, seq in found.compared.items())
-    verdict = {
-        True: f"folded on, it is what the log alone comes to at {at}",
-        False: f"folded on, it is not what the log alone comes to: take another, and report this{_because(found)}",
-        None: "it could not be compared with the log alone",
-    }
-    return "\n".join([*lines, verdict[found.agree]])
-
-
-def _because(found: SnapshotVerification) -> str:
-    return f" ({found.why})" if found.why else ""
+        yield Mark(f"snapshot {found.id} is broken: {found.why}; a start takes the one before it", PROBLEM)
+        return
+    messages, blocks = count_text(found.messages, "message"), count_text(found.blocks, "block")
+    yield f"snapshot {found.id} is whole: {messages}, {blocks} in the index"
+    yield from (f"  {stream}: not compared, {why}" for stream, why in found.not_compared.items())
+    for it in found.differences:
+        yield f"  {it.stream}:{it.seq}: the snapshot comes to {it.snapshot}, the log to {it.log}"
+    if found.agree is None:
+        yield Mark("it could not be compared with the log alone", WARNING)
+    elif found.agree:
+        at = ", ".join(f"{stream}:{seq}" for stream, seq in found.compared.items())
+        yield Mark(f"folded on, it is what the log alone comes to at {at}", OK)
+    else:
+        because = f" ({found.why})" if found.why else ""
+        text = f"folded on, it is not what the log alone comes to: take another, and report this{because}"
+        yield Mark(text, PROBLEM)
 
 
 @asynccontextmanager
@@ -272,7 +264,3 @@ def _listing_json(found: SnapshotListing) -> dict[str, Any]:
         "coverage": [{**it._asdict(), "snapshot_before": it.snapshot_before} for it in found.coverage],
         "warnings": warnings(found.coverage),
     }
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value)))

@@ -10,7 +10,8 @@ import click
 import msgspec
 
 from api.cli.options import MOMENT_HELP, RecordingRange, pairs_of
-from api.cli.output import EXIT_NO, show_decision_progress
+from api.cli.output import EXIT_NO, print_result, show_decision_progress
+from api.cli.renderer import Text
 from api.cli.replay.recording_source import RecordingSource, positions, recording_options
 from api.cli.replay.text.bisect_text import against_text, cache_text, departure_text, replicas_text, settings_text
 from core.errors import CallerError
@@ -47,7 +48,7 @@ class BisectResult(NamedTuple):
     what: str
     parts: bool
     found: Any
-    text: str
+    text: Text
 
 
 Bisection = Callable[[BisectQuery], BisectResult]
@@ -103,11 +104,8 @@ def bisect(
         first, last = positions(recording, *moments)
         only = None if replica is None else recording.names.replicas_called(replica)
         answer = ask(BisectQuery(recording, (moments[0], moments[1]), first, last, only))
-    if as_json:
-        value = {"what": answer.what, "parts": answer.parts, "found": _timed(msgspec.to_builtins(answer.found))}
-        click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
-    else:
-        click.echo(answer.text)
+    value = {"what": answer.what, "parts": answer.parts, "found": _timed(msgspec.to_builtins(answer.found))}
+    print_result(answer.text, value, as_json=as_json)
     if answer.parts:
         raise SystemExit(EXIT_NO)
 

@@ -8,15 +8,13 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 import click
-import msgspec
 
 from api.cli.options import RecordingRange, pairs
 from api.cli.output import show_progress
 from api.cli.replay.recording_source import RecordingSource, positions
-from api.cli.replay.text.closed_loop_text import answer_text, notes
 from core.errors import CallerError
 from replay.recording.moment import parse_moment
-from replay.simulate.closed_loop import ClosedLoopOptions, ClosedLoopResult, Rerun, closed_loop
+from replay.simulate.closed_loop import ClosedLoopOptions, ClosedLoopResult, closed_loop
 from replay.simulate.options import SEED_MAX
 from replay.whatif.scenario import Scenario
 
@@ -80,10 +78,8 @@ def run_again(
     scenarios: Sequence[Scenario],
     range_: tuple[str | None, str | None],
     loop: ClosedLoopArguments,
-    *,
-    as_json: bool,
-) -> str:
-    """What is to be told. CallerError if the requests cannot be run again."""
+) -> ClosedLoopResult:
+    """The runs. CallerError if the requests cannot be run again."""
     if not all(scenario.follow_load for scenario in scenarios):
         raise CallerError("follow_load is of decisions made again on the record: with --closed-loop, leave it out")
     now_ms = source.now_ms
@@ -99,28 +95,4 @@ def run_again(
             seed=loop.seed,
             jobs=loop.jobs or os.cpu_count() or 1,
         )
-        answer = closed_loop(recording, scenarios, asked, show_progress("simulating", "requests"))
-    return _json(answer) if as_json else answer_text(answer)
-
-
-def _json(answer: ClosedLoopResult) -> str:
-    """Stable snake_case keys: those of a simulation's report for what was recorded, for the same simulated, and for
-    each scenario; `best` is the settings of the first that is better than the recorded ones, or null; `workers` are
-    the names that a row's numbers per worker are of."""
-    best = answer.best
-    found = {
-        "best": best.scenario.settings if best is not None else None,
-        "recorded": answer.recorded,
-        "baseline": _row(answer.baseline),
-        "off": answer.off,
-        "outcomes": [_row(each) for each in answer.outcomes],
-        "fitted": answer.speeds,
-        "basis": answer.basis,
-        "notes": notes(answer),
-    }
-    return msgspec.json.format(msgspec.json.encode(found)).decode()
-
-
-def _row(rerun: Rerun) -> dict[str, Any]:
-    named = {"label": rerun.label, "scenario": rerun.scenario, "workers": rerun.workers}
-    return {**named, **msgspec.to_builtins(rerun.report)}
+        return closed_loop(recording, scenarios, asked, show_progress("simulating", "requests"))

@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 import click
-import msgspec
 
 from api.cli.options import RecordingRange
+from api.cli.output import print_result
 from api.cli.replay.recording_source import RecordingSource, recording_options
 from api.cli.replay.text.explain_text import explain_text, requests_text
 from api.process.planes import open_log
@@ -76,10 +76,7 @@ def _explain(source: RecordingSource, request: str, *, whole: bool, as_json: boo
         if whole and sys.stderr.isatty():
             click.echo(f"folding up to {recording.archive.messages:,} messages", err=True)
         found = explain(recording, request, whole=True if whole else None)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)))
-    else:
-        click.echo(explain_text(found))
+    print_result(explain_text(found), found, as_json=as_json)
 
 
 def _around(source: RecordingSource, request: str) -> RecordingRange:
@@ -110,10 +107,7 @@ def _list(source: RecordingSource, chosen: dict[str, Any], *, as_json: bool) -> 
     limit = chosen.pop("limit") or (None if ranked or as_json else LIMIT)
     with source.opened(wanted) as recording:
         found = list_requests(recording, **chosen, start=start, end=end, limit=limit)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"requests": found})))
-    else:
-        click.echo(requests_text(found, _where(source)))
+    print_result(requests_text(found, _where(source)), {"requests": found}, as_json=as_json)
 
 
 def _moment(text: str | None, now_ms: int) -> Moment | None:

@@ -6,13 +6,12 @@ import tempfile
 from pathlib import Path
 
 import click
-import msgspec
 
 from api.cli.options import MOMENT_HELP, RecordingRange
-from api.cli.output import show_progress
+from api.cli.output import print_result, show_progress
 from api.cli.replay.recording_copy import program
 from api.cli.replay.recording_source import RecordingSource, recording_options
-from api.cli.replay.text.export_text import ExportSummary, export_text, summarize_export
+from api.cli.replay.text.export_text import export_text, summarize_export
 from api.config.data_folder import draft
 from core.clock import Clock, SystemClock
 from replay.recording.moment import parse_moment
@@ -59,7 +58,7 @@ def export(
     with draft(target, force=force) as written:
         archived, done = _redacted(source, written, wanted, clock) if without_names else _plain(source, written, wanted)
         found = summarize_export(target, written, wanted, archived, done, (clock.monotonic_ms() - started_ms) / 1000)
-    click.echo(_json(found) if as_json else export_text(found))
+    print_result(export_text(found), found, as_json=as_json)
 
 
 def _plain(source: RecordingSource, written: Path, wanted: RecordingRange) -> tuple[ExportedRange, None]:
@@ -82,7 +81,3 @@ def _redacted(
                 made_ms=clock.wall_ms(),
             )
     return archived, done
-
-
-def _json(found: ExportSummary) -> str:
-    return msgspec.json.format(msgspec.json.encode(found)).decode()

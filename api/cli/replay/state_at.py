@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from api.cli.options import MOMENT, MomentCommand, RecordingRange
-from api.cli.output import show_progress
+from api.cli.output import print_result, show_progress
 from api.cli.replay.prompt_input import PromptInput, prompt_bytes
 from api.cli.replay.recording_source import RecordingSource, recording_options
 from api.cli.replay.text.state_text import asked_text, difference_text, state_text
@@ -71,10 +70,10 @@ def at(
             _ask(source, recording, stands[0], given, as_json=as_json, **asked)
         elif until is not None:
             found = state_diff(*stands)
-            _say(found, difference_text(found), as_json=as_json)
+            print_result(difference_text(found), found, as_json=as_json)
         else:
             held = stands[0].held()
-            _say(held, state_text(held), as_json=as_json)
+            print_result(state_text(held), held, as_json=as_json)
 
 
 def _check(given: PromptInput, *, asks: bool, differs: bool) -> None:
@@ -103,7 +102,7 @@ def _ask(
         model = there[0]
     tokens = prompt_bytes(given, model, source.connection)
     found = route_prompt(here, PromptQuery(tokens, model, scope_bytes(adapter, cache_salt)), key.hash_seed)
-    _say(found, asked_text(found, here.held()), as_json=as_json)
+    print_result(asked_text(found, here.held()), found, as_json=as_json)
 
 
 def _key(source: RecordingSource, recording: Recording) -> DeploymentKey:
@@ -114,13 +113,6 @@ def _key(source: RecordingSource, recording: Recording) -> DeploymentKey:
             "blocks are hashed with the deployment's key: give --key-file FILE, a copy of `key` from its data folder"
         )
     return key
-
-
-def _say(found: msgspec.Struct, text: str, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)))
-    else:
-        click.echo(text)
 
 
 def _wanted(source: RecordingSource, moments: list[Moment], back_ms: int) -> RecordingRange:

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from api.cli.options import MOMENT_HELP, RecordingRange
-from api.cli.output import EXIT_NO, show_decision_progress
+from api.cli.output import EXIT_NO, print_result, show_decision_progress
 from api.cli.replay.recording_source import RecordingSource, positions, recording_options
 from api.cli.replay.text.verify_text import verified_json, verified_text
 from core.errors import CallerError
@@ -66,10 +66,8 @@ def verify(
         found = verify_all(
             recording, first, last, replicas=replicas, jobs=share, progress=show_decision_progress(), tell=tell
         )
-        if as_json:
-            click.echo(msgspec.json.format(msgspec.json.encode(verified_json(found, recording.names))).decode())
-        else:
-            click.echo(verified_text(found, recording.names))
+        value = verified_json(found, recording.names)
+        print_result(verified_text(found, recording.names), value, as_json=as_json)
     if not found.holds:
         raise SystemExit(EXIT_NO)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
 from click.core import ParameterSource
 
 from api.cli.options import MOMENT_HELP, RecordingRange, pairs, sweeps
-from api.cli.output import show_decision_progress
+from api.cli.output import print_result, show_decision_progress
 from api.cli.replay.closed_loop import ClosedLoopArguments, closed_loop_options, run_again
 from api.cli.replay.recording_source import RecordingSource, positions, recording_options
-from api.cli.replay.text.what_if_text import left_out_texts, one_text, several_text
+from api.cli.replay.text.closed_loop_text import closed_loop_json, closed_loop_text
+from api.cli.replay.text.what_if_text import left_out_texts, what_if_json, what_if_text
 from core.errors import CallerError
 from core.settings import POLICIES
 from replay.recording.moment import parse_moment
@@ -86,15 +86,11 @@ def what_if(
     asked = _asked(base, tries, swept)
     if loop is not None:
         _refuse_with_loop()
-        click.echo(run_again(source, asked, (start, end), loop, as_json=as_json))
+        answer = run_again(source, asked, (start, end), loop)
+        print_result(closed_loop_text(answer), closed_loop_json(answer), as_json=as_json)
         return
     outcomes = _outcomes(source, asked, (start, end), worst, keep_changes=changes and as_json)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(_plain(outcomes, changes=changes))))
-    elif len(outcomes) == 1:
-        click.echo(one_text(outcomes[0]))
-    else:
-        click.echo(several_text(outcomes))
+    print_result(what_if_text(outcomes), what_if_json(outcomes, changes=changes), as_json=as_json)
 
 
 def _refuse_with_loop() -> None:
@@ -149,15 +145,3 @@ def _outcomes(
         why = "; ".join(left_out_texts(found[0])) or "none is there"
         raise CallerError(f"no decision can be made again in this part of the record: {why}")
     return ranked(found)
-
-
-def _plain(outcomes: list[Outcome], *, changes: bool) -> dict[str, Any]:
-    """The best first; `best` is its settings, or null if what was recorded is better."""
-    best = outcomes[0]
-    rows = []
-    for outcome in outcomes:
-        row: dict[str, Any] = {"label": outcome.scenario.label, **msgspec.structs.asdict(outcome)}
-        if not changes:
-            del row["changes"]
-        rows.append(row)
-    return {"best": best.scenario.settings if best.better and not best.refused else None, "outcomes": rows}

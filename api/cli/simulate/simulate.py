@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from api.cli.output import show_progress
+from api.cli.output import json_text, print_result, show_progress
 from api.cli.simulate.simulate_options import SimulationRequest, simulation_options
 from api.cli.simulate.simulate_text import run_json, run_text, setup_line, sweep_json, sweep_text
 from api.config.data_folder import draft
@@ -87,12 +87,12 @@ class _OutputFiles(NamedTuple):
 
 def _run(setup: Setup, files: _OutputFiles, *, as_json: bool) -> None:
     found = setup.run(show_progress("simulating", "requests"), files.out)
-    text = run_json(setup, found.report)
+    value = run_json(setup, found.report)
     if files.plot is not None:
         files.plot.write_text(run_plot(found.served, found.report, setup_line(setup)))
     if files.write is not None:
-        files.write.write_text(text + "\n")
-    click.echo(text if as_json else run_text(setup, found.report))
+        files.write.write_text(json_text(value) + "\n")
+    print_result(run_text(setup, found.report), value, as_json=as_json)
 
 
 def _sweep(asking: SimulationRequest, files: _OutputFiles, jobs: int, *, as_json: bool) -> None:
@@ -100,9 +100,9 @@ def _sweep(asking: SimulationRequest, files: _OutputFiles, jobs: int, *, as_json
     asked = combinations(asking.sweeps)
     tell = show_progress(f"simulating {len(asked):,} runs", "requests")
     found = list(sweep(setup, asked, jobs, tell))
-    text = sweep_json(setup, found)
+    value = sweep_json(setup, found)
     if files.plot is not None:
         files.plot.write_text(sweep_plot(found, setup_line(setup)))
     if files.write is not None:
-        files.write.write_text(text + "\n")
-    click.echo(text if as_json else sweep_text(setup, found))
+        files.write.write_text(json_text(value) + "\n")
+    print_result(sweep_text(setup, found), value, as_json=as_json)

@@ -8,21 +8,22 @@ from typing import Any
 
 import msgspec
 
-from api.cli.output import bytes_text, number_text, text_table
+from api.cli.quantities import bytes_text, count_text, ms_text, number_text, percent_text, plural
+from api.cli.renderer import Table, Text
 from replay.simulate.report import Disaggregation, LatencySummary, SimulationReport, Spread
 from replay.simulate.setup import Setup, label
 from replay.simulate.sweep import SweepPoint
 
 
-def run_json(setup: Setup, found: SimulationReport) -> str:
+def run_json(setup: Setup, found: SimulationReport) -> dict[str, Any]:
     """Stable snake_case keys: those of `SimulationReport`, and `simulated` for what was asked."""
-    return _text({**msgspec.to_builtins(found), "simulated": _simulated(setup)})
+    return {**msgspec.to_builtins(found), "simulated": _simulated(setup)}
 
 
-def sweep_json(setup: Setup, found: Sequence[SweepPoint]) -> str:
+def sweep_json(setup: Setup, found: Sequence[SweepPoint]) -> dict[str, Any]:
     """The same for each of `points`, with what was set for it under `given`; `simulated` is what all have in common."""
     rows = [{"given": point.given, **msgspec.to_builtins(point.report)} for point in found]
-    return _text({"points": rows, "simulated": _simulated(setup)})
+    return {"points": rows, "simulated": _simulated(setup)}
 
 
 def _simulated(setup: Setup) -> Mapping[str, Any]:
@@ -44,10 +45,6 @@ def _simulated(setup: Setup) -> Mapping[str, Any]:
     }
 
 
-def _text(value: Mapping[str, Any]) -> str:
-    return msgspec.json.format(msgspec.json.encode(value)).decode()
-
-
 WORKERS_SHOWN_MAX = 16
 
 
@@ -58,7 +55,7 @@ def setup_line(setup: Setup) -> str:
     parts = [
         setup.trace.path.name,
         *([f"x{pace.speed_up:g}"] if not options.concurrency else []),  # then times do not count
-        f"{_fleet(setup)} of {number_text(engine.capacity_blocks)} blocks of {engine.block_size}",
+        f"{_fleet(setup)} of {count_text(engine.capacity_blocks, 'block')} of {engine.block_size}",
         f"engine {engine.timing}",
         f"policy {options.routing.policy}",
     ]
@@ -66,22 +63,22 @@ def setup_line(setup: Setup) -> str:
     parts += [f"{options.replicas} replicas"] if options.replicas > 1 else []
     parts += [f"lag {_lags(setup)} ms"] if options.lag_ms or options.replica_lags_ms else []
     parts += [f"{options.concurrency} at once"] if options.concurrency else []
-    parts += [f"{options.failures_per_hour} workers lost per hour"] if options.failures_per_hour else []
+    lost = f"{options.failures_per_hour} {plural(options.failures_per_hour, 'worker')} lost per hour"
+    parts += [lost] if options.failures_per_hour else []
     return ", ".join(parts)
 
 
-def run_text(setup: Setup, found: SimulationReport) -> str:
+def run_text(setup: Setup, found: SimulationReport) -> Text:
     """The page on one run."""
-    lines = [setup_line(setup), "", *_times(found), "", *_numbers(found), "", *_workers(found)]
+    yield from (setup_line(setup), "", _times(found), "", _numbers(found), "", _workers(found))
     if len(found.together.replicas) > 1:
-        lines += ["", *_replicas(found)]
+        yield from ("", *_replicas(found))
     if found.disaggregation is not None:
-        lines += ["", *_prefills(found.disaggregation)]
-    took = f"{found.duration_s:,.0f} s were simulated in {found.wall_s:.1f} s"
-    return "\n".join([*lines, "", f"digest {found.digest}; {took}"])
+        yield from ("", *_prefills(found.disaggregation))
+    yield from ("", f"digest {found.digest}; {found.duration_s:,.0f} s were simulated in {found.wall_s:.1f} s")
 
 
-def sweep_text(setup: Setup, found: Sequence[SweepPoint]) -> str:
+def sweep_text(setup: Setup, found: Sequence[SweepPoint]) -> Text:
     """The table of several runs, in the order in which they were asked for."""
     heads: tuple[str, ...] = (
         "set",
@@ -114,23 +111,23 @@ def sweep_text(setup: Setup, found: Sequence[SweepPoint]) -> str:
         for point in found
         for it in (point.report,)
     ]
-    return "\n".join([setup_line(setup), "", *text_table(heads, rows, "<" + ">" * (len(heads) - 1))])
+    yield from (setup_line(setup), "", Table(heads, rows, "<" + ">" * (len(heads) - 1)))
 
 
-def _times(found: SimulationReport) -> list[str]:
+def _times(found: SimulationReport) -> Table:
     rows = [
         ("time to first token", *_row(found.ttft_ms)),
         ("time per further token", *_row(found.itl_ms)),
         ("whole answer", *_row(found.e2e_ms)),
     ]
-    return text_table(("", "mean", "p50", "p90", "p99"), rows, "<>>>>")
+    return Table(("", "mean", "p50", "p90", "p99"), rows, "<>>>>")
 
 
 def _row(it: LatencySummary) -> tuple[str, ...]:
     return (_ms(it.mean), _ms(it.p50), _ms(it.p90), _ms(it.p99))
 
 
-def _numbers(found: SimulationReport) -> list[str]:
+def _numbers(found: SimulationReport) -> Table:
     held = found.held
     rows = [
         ("requests", number_text(found.requests)),
@@ -143,7 +140,7 @@ def _numbers(found: SimulationReport) -> list[str]:
         ("requests per second", f"{found.requests_per_s:.3f}"),
         ("output tokens per second", f"{found.output_tokens_per_s:,.0f}"),
     ]
-    return text_table(("", ""), rows, "<<")[1:]
+    return Table((), rows, "<<")
 
 
 def _failed(found: SimulationReport) -> str:
@@ -151,10 +148,10 @@ def _failed(found: SimulationReport) -> str:
     return f"{number_text(found.failed)} ({_counts(found.failures)})" if found.failed else "0"
 
 
-def _workers(found: SimulationReport) -> list[str]:
+def _workers(found: SimulationReport) -> Table:
     named = {"requests": found.load_spread.requests, "computed tokens": found.load_spread.computed_tokens}
     rows = [(name, f"{it.max_over_mean:.2f}", f"{it.cv:.2f}", _each(it)) for name, it in named.items()]
-    return text_table(("per worker", "most / mean", "deviation / mean", "each"), rows, "<>><")
+    return Table(("per worker", "most / mean", "deviation / mean", "each"), rows, "<>><")
 
 
 def _each(it: Spread) -> str:
@@ -162,31 +159,30 @@ def _each(it: Spread) -> str:
     return f"{shown} …" if len(it.per_worker) > WORKERS_SHOWN_MAX else shown
 
 
-def _replicas(found: SimulationReport) -> list[str]:
+def _replicas(found: SimulationReport) -> Text:
     it = found.together
     rows = [
         (str(number), number_text(requests), _percent(error))
         for number, (requests, error) in enumerate(zip(it.replicas, it.prediction_error, strict=True))
     ]
-    pairs = (
-        f"{number_text(it.pairs)} pairs of decisions at about the same time by two replicas: "
+    yield Table(("replica", "requests", "wrong about caches"), rows, "<>>")
+    yield (
+        f"{count_text(it.pairs, 'pair')} of decisions at about the same time by two replicas: "
         f"{_percent(it.same_worker)} chose the same worker, {_percent(it.by_chance)} would by chance"
     )
-    lines = [*text_table(("replica", "requests", "wrong about caches"), rows, "<>>"), pairs]
     if it.disagreement is not None:
         share = _percent(it.disagreement)
-        lines.append(f"of other replicas that were shown a request, {share} would have chosen another worker")
-    return lines
+        yield f"of other replicas that were shown a request, {share} would have chosen another worker"
 
 
-def _prefills(it: Disaggregation) -> list[str]:
+def _prefills(it: Disaggregation) -> Text:
     """Where prompts were computed."""
-    blocks, tokens = number_text(it.pulled_blocks), number_text(it.pulled_tokens)
+    blocks, tokens = count_text(it.pulled_blocks, "block"), count_text(it.pulled_tokens, "token")
     rows = [
         ("prompts computed by prefill workers", _percent(it.remote_share)),
         ("verdicts", _counts(it.verdicts)),
         ("jobs", _counts(it.jobs)),
-        ("moved to decode workers", f"{blocks} blocks, {bytes_text(it.pulled_bytes)}, {tokens} tokens"),
+        ("moved to decode workers", f"{blocks}, {bytes_text(it.pulled_bytes)}, {tokens}"),
         ("their tokens from prefill workers' caches", _percent(it.hit_rate)),
         ("computed tokens per prefill worker", _each(it.computed_tokens)),
     ]
@@ -195,11 +191,7 @@ def _prefills(it: Disaggregation) -> list[str]:
         ("until the answer", *_row(it.job_ms)),
         ("from there to the first token", *_row(it.pull_ms)),
     ]
-    return [
-        *text_table(("", ""), rows, "<<")[1:],
-        "",
-        *text_table(("jobs", "mean", "p50", "p90", "p99"), waits, "<>>>>"),
-    ]
+    yield from (Table((), rows, "<<"), "", Table(("jobs", "mean", "p50", "p90", "p99"), waits, "<>>>>"))
 
 
 def _counts(found: Mapping[str, int]) -> str:
@@ -209,7 +201,7 @@ def _counts(found: Mapping[str, int]) -> str:
 def _fleet(setup: Setup) -> str:
     options = setup.options
     prefill = f" + {options.prefill_workers} prefill" if options.prefill_workers else ""
-    return f"{options.workers}{prefill} workers"
+    return f"{options.workers}{prefill} {plural(options.workers + options.prefill_workers, 'worker')}"
 
 
 def _lags(setup: Setup) -> str:
@@ -217,8 +209,8 @@ def _lags(setup: Setup) -> str:
 
 
 def _ms(value: float) -> str:
-    return f"{value:,.2f} ms" if value < 100 else f"{value:,.0f} ms"
+    return ms_text(value, 2)
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
+    return percent_text(share, 2)

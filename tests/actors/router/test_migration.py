@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from actors.router import request_scheduler
+from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from core.events import RequestFinished, RequestMigrated, RequestRouted
 from core.generation import TASK_EMBED, Output
@@ -47,7 +48,7 @@ async def test_an_answer_survives_one_worker_after_the_other(tmp_path: Path) -> 
     assert [attempt.told_tokens for attempt in told.attempts] == [0, *(event.told_tokens for event in moved)]
     assert not any(attempt.compared for attempt in told.attempts)
     assert [attempt.outcome for attempt in told.attempts] == ["worker_lost"] * 6 + ["length"]
-    assert "the answer moved 6 times: " in explain_text(told)
+    assert "the answer moved 6 times: " in render(explain_text(told))
     assert verified.decisions
     assert not verified.differences
 
@@ -78,7 +79,9 @@ async def test_an_answer_with_more_than_its_tokens_is_made_again(sampling: dict[
     with recording:
         told = explain(recording, asked.id)
     assert [attempt.compared for attempt in told.attempts] == [False, True]
-    assert f"from the start: the {moved.told_tokens} tokens that the client has were made again" in explain_text(told)
+    assert f"from the start: the {moved.told_tokens} tokens that the client has were made again" in render(
+        explain_text(told)
+    )
 
 
 async def test_a_worker_that_says_something_else_is_not_believed() -> None:

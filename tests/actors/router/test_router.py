@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.router.router import Router
+from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from core.codec import decode_message
 from core.events import RequestFinished, RequestMigrated, RequestPrefilled, RequestRejected, RequestRouted, WorkerLost
@@ -146,7 +147,7 @@ async def test_an_answer_goes_on_elsewhere_when_its_worker_dies(tmp_path: Path) 
     with recording:
         told = explain(recording, moved.request)
     assert [attempt.told_tokens for attempt in told.attempts] == [0, moved.told_tokens]
-    assert f"goes on  behind {moved.told_tokens} tokens" in explain_text(told)
+    assert f"goes on  behind {moved.told_tokens} tokens" in render(explain_text(told))
 
 
 async def test_unfinished_stream_fails_and_untouched_one_moves() -> None:

@@ -16,6 +16,7 @@ from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router.router import Router
 from api.anthropic.messages_encoder import MessagesEncoder
 from api.app import create_app
+from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from api.config.api_settings import ApiSettings
 from api.openai.chat_encoder import ChatEncoder
@@ -58,7 +59,7 @@ class Site:
         await self.it.settled(self.router)
         with await recorded(self.it.log, NAMESPACE, KEY, folder / "log") as recording:
             assert verify(recording).different == 0
-            return explain_text(explain(recording, "asked"))
+            return render(explain_text(explain(recording, "asked")))
 
 
 @pytest.fixture

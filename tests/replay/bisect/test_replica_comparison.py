@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from api.cli.renderer import render
 from api.cli.replay.text.bisect_text import replicas_text
 from core.block_spans import single
 from core.errors import CallerError
@@ -91,7 +92,7 @@ def test_of_several_lives_the_latest_are_judged(stage: Stage, tmp_path: Path) ->
     assert other.compared == sum(stream.compared for stream in early.streams)
     assert found.part
     assert (early.part, early.others) == (True, [])
-    page = replicas_text(found)
+    page = render(replicas_text(found))
     assert page.startswith(f"r1 ({T}) and r2 ({U}) agree at all")
     assert f"r1 ({R}) and r2 ({S}) part, of {other.compared} places" in page
     assert f"--replicas {R} {S}" in page

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from core.events import RequestPrefilled, RequestRouted
 from core.events.routing import HELD, RequestQueued
@@ -136,7 +137,7 @@ def test_what_was_learned_is_named(tmp_path: Path) -> None:
     assert before is not None
     assert (before.base_ms, before.per_token_us, before.source) == (8, 20.5, "default")
     with it.recording(tmp_path / "again") as recording:
-        page = explain_text(explain(recording, "r"))
+        page = render(explain_text(explain(recording, "r")))
     assert "2.5 ms and 1234 us per token that it computes, as this replica had learned" in page
     assert "own_weight 4 * prefill + wait + active_weight 0.04 * prefill of the tokens in active blocks" in page
 
@@ -158,7 +159,7 @@ def test_settings_that_the_log_does_not_have(tmp_path: Path, usual: bool) -> Non
         assert (row.timed.own_ms is not None) == usual
         assert bool(row.prefill_cost) == usual
     with it.recording(tmp_path / "again") as recording:
-        page = explain_text(explain(recording, "r", whole=False))
+        page = render(explain_text(explain(recording, "r", whole=False)))
     said = "these weights are the defaults" if usual else "weighed by settings that the log does not have"
     assert said in page
 
@@ -191,7 +192,7 @@ def test_who_was_held_and_behind_whom(tmp_path: Path) -> None:
     assert (ours.timed.outstanding_ms, ours.timed.held_ms, ours.wait_cost) == (0, 5.25, 5.25)
     with it.recording(tmp_path / "again") as recording:
         found = explain(recording, "r")
-    page = explain_text(found)
+    page = render(explain_text(found))
     assert "waited   42 ms, since" in page
     assert "meanwhile a was done with" in page
     assert "+40 ms long, of which it computed 41 tokens" in page
@@ -224,8 +225,8 @@ def test_a_wait_for_a_place_before_it_was_held_counts(tmp_path: Path) -> None:
     assert attempt.phases is not None
     assert (attempt.phases.before_ms, attempt.phases.rest_ms) == (60, 5)
     with it.recording(tmp_path / "again") as recording:
-        assert "for 30 ms of it held in the router; meanwhile a computed nothing" in explain_text(
-            explain(recording, "r")
+        assert "for 30 ms of it held in the router; meanwhile a computed nothing" in render(
+            explain_text(explain(recording, "r"))
         )
 
 

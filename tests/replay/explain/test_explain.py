@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from core.errors import CallerError
 from core.event_json import time_text
@@ -255,7 +256,7 @@ def test_a_refusal_that_a_newer_program_recorded(
     assert [(each.status, each.reason, each.time, each.excluded) for each in told.rejections] == [
         (503, "unknown", time, {})
     ]
-    assert f"{time}  rejected with 503: why, this program cannot read" in explain_text(told)
+    assert f"{time}  rejected with 503: why, this program cannot read" in render(explain_text(told))
 
 
 def test_attempts_that_a_newer_program_recorded(stage: Stage, tmp_path: Path) -> None:
@@ -270,7 +271,7 @@ def test_attempts_that_a_newer_program_recorded(stage: Stage, tmp_path: Path) ->
     assert told.unread == [
         f"attempt 0 went to a ({A}); why, routing:2 says in a form of a newer program, which this one cannot read"
     ]
-    assert told.unread[0] in explain_text(told)
+    assert told.unread[0] in render(explain_text(told))
 
 
 def test_a_record_that_cannot_be_made_again_is_told_as_it_is(stage: Stage, tmp_path: Path) -> None:

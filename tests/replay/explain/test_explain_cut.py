@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from core.event_json import time_text
 from core.events import Event, LocalChanged, ReplicaJoined, SettingsChanged
@@ -91,7 +92,7 @@ def test_settings_that_are_gone_are_not_made_up(
     assert attempt.session is None
     if settings.policy == "kv":
         assert {(row.prefill_cost, row.decode_cost, row.request_cost) for row in attempt.candidates} == {(0, 0, 0)}
-        page = explain_text(found)
+        page = render(explain_text(found))
         assert "settings revision 1, which the log does not have: costs are not taken apart" in page
         assert "       -         -           -  " in page
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 
+from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from api.debug.decision_view import decision
 from api.debug.recording_view import explanation
@@ -49,7 +50,7 @@ def test_a_short_prompt(run: Recording) -> None:
     assert (told.prefill.remote, told.prefill.reason, told.prefill.outcome) == (False, "short", "")
     assert (told.prefill.uncached_tokens, told.prefill.min_tokens, told.prefill.workers) == (20, 64, 1)
     assert (told.hint, told.job) == (None, None)
-    page = explain_text(explain(run, SHORT))
+    page = render(explain_text(explain(run, SHORT)))
     assert "cache lacked 20 tokens, not more than remote_prefill_min_tokens 64: computed there" in page
     assert "  job " not in page
 
@@ -82,7 +83,7 @@ def test_a_prompt_that_another_computed(run: Recording) -> None:
     assert tried.ended_seq is not None
     assert job.asked_seq < tried.started_seq < tried.ended_seq < job.ended_seq
     assert job.lacks == ""
-    page = explain_text(explain(run, PULLED))
+    page = render(explain_text(explain(run, PULLED)))
     assert "0 jobs waited, fewer than prefill_queue_max 8: it asked others" in page
     assert f"asked for by {told.worker_name} at jobs:{job.asked_seq}" in page
     assert "taken by prefill-0" in page
@@ -100,7 +101,7 @@ def test_a_prefill_worker_that_was_preferred(run: Recording) -> None:
     assert f"688 of 1300 tokens, and {told.worker_name} none" in told.hint.text
     (tried,) = job.tries
     assert (tried.name, tried.cached_tokens) == ("prefill-0", 688)
-    page = explain_text(explain(run, PREFERRED))
+    page = render(explain_text(explain(run, PREFERRED)))
     assert "prefer   prefill-0 held most of the prompt among prefill workers" in page
     if tried.delivery == 0:
         assert "offered to it directly" in page
@@ -114,7 +115,7 @@ def test_a_prefill_worker_that_died_and_another_that_answered(run: Recording) ->
     assert first.reason.startswith("lost: ")
     assert (second.attempt, second.outcome, second.used) == (1, "completed", True)
     assert first.worker != second.worker == job_of(told).worker
-    page = explain_text(explain(run, AGAIN))
+    page = render(explain_text(explain(run, AGAIN)))
     assert f"{first.name} did not answer, it was lost" in page
     assert f"taken by {second.name} ({second.worker}), attempt 1" in page
 
@@ -130,7 +131,7 @@ def test_a_prompt_that_was_computed_here_after_all(run: Recording) -> None:
     assert job.wait_ms >= WAIT_MS
     assert [each.outcome for each in job.tries] == ["unanswered"]
     assert f"computed by {told.worker_name} after all, which had waited" in report.came
-    page = explain_text(explain(run, RECOMPUTED))
+    page = render(explain_text(explain(run, RECOMPUTED)))
     assert f"there was no answer in time; {told.worker_name} computed the prompt itself" in page
     assert "ms waiting in vain for another to compute the prompt" in page
 
@@ -142,7 +143,7 @@ def test_a_worker_that_died_as_it_waited(run: Recording) -> None:
     assert first.prefill is None
     assert first.real_cached_tokens is None
     assert (job.outcome, job.requester) == ("requester_ended", first.worker)
-    assert f"{first.worker_name} was lost" in explain_text(explain(run, WAITING))
+    assert f"{first.worker_name} was lost" in render(explain_text(explain(run, WAITING)))
     assert second.worker != first.worker
     assert job_of(second).job != job.job
 
@@ -155,7 +156,7 @@ async def test_a_jobs_stream_that_does_not_reach_back(tmp_path: Path) -> None:
         job = job_of(told)
         assert "the jobs stream does not reach back to it: it begins at jobs:" in job.lacks
         assert (job.outcome, job.asked_seq, job.tries) == ("open", None, [])
-        page = explain_text(explain(recording, PULLED))
+        page = render(explain_text(explain(recording, PULLED)))
         assert job.lacks in page
         assert told.prefill.came in page, "what the report tells is told all the same"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from core.prompt import Prompt
 from core.settings import RoutingSettings
@@ -58,7 +59,7 @@ def test_by_time(tmp_path: Path, whole: bool) -> None:
     assert fixed + needs["wait_ms"].would_be == pytest.approx(100, abs=0.002)
     assert ours.timed is not None
     assert (ours.timed.tokens, ours.timed.own_ms, ours.timed.decode_tokens) == (25, 25, 0)
-    text = explain_text(found)
+    text = render(explain_text(found))
     assert "= prefill" in text
     assert "a prefill lasts 0 ms and 1000 us per token that it computes, as set" in text
 
@@ -141,7 +142,7 @@ def test_a_draw_among_more_than_the_record_holds(
     assert (recorded.runner_up is None) == (folded.runner_up is None)
     if recorded.runner_up is not None:
         assert " costs least of the others; the draw fell at 0.062" in recorded.runner_up.text
-    assert explain_text(told(it, tmp_path, whole=False)).count("%") == 2 * (chance is not None)
+    assert render(explain_text(told(it, tmp_path, whole=False))).count("%") == 2 * (chance is not None)
 
 
 def test_a_session_within_the_tie_margin(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from core.events.routing import RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
@@ -49,7 +50,7 @@ def test_a_wait_is_told_with_the_decision_that_ended_it(tmp_path: Path) -> None:
         (attempt,) = explain(recording, "r").attempts
         assert attempt.queued is not None
         assert (attempt.queued.waited_ms, attempt.queued.depth, attempt.queued.why) == (70, 4, "behind")
-        text = explain_text(explain(recording, "r"))
+        text = render(explain_text(explain(recording, "r")))
         assert "waited   70 ms, since " in text
         assert "others came first; 4 waited already (priority 0, tenant acme)" in text
         assert explain(recording, "again").attempts[0].queued is None
@@ -68,7 +69,7 @@ def test_who_was_turned_away_is_told_and_listed(tmp_path: Path) -> None:
         assert (late.status, late.reason, late.queued is not None and late.queued.waited_ms) == (503, "queue_wait", 71)
         (more,) = explain(recording, "more").rejections
         assert (more.status, more.reason, more.queued) == (429, "tenant_share", None)
-        assert "rejected with 429: tenant share" in explain_text(explain(recording, "more"))
+        assert "rejected with 429: tenant share" in render(explain_text(explain(recording, "more")))
         assert [each.request for each in list_requests(recording, outcome="rejected")] == ["late", "more"]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from api.cli.renderer import render
 from api.cli.replay.text.state_text import asked_text
 from core.ids import RequestId
 from core.prompt import Prompt, tokens_to_bytes
@@ -55,7 +56,7 @@ def asked_at(stage: Stage, path: Path, moment: Moment, replica: str | None = Non
     with stage.recording(path) as recording:
         here = state_at(recording, moment, replica)
         found = route_prompt(here, PromptQuery(TOKENS, "tiny"), SEED)
-        return found, asked_text(found, here.held())
+        return found, render(asked_text(found, here.held()))
 
 
 @pytest.mark.parametrize("policy", ["time", "session"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from api.cli.renderer import render
 from api.cli.replay.text.verify_text import verified_json, verified_text
 from core.codec import Message
 from core.events import RequestPrefilled, RequestRouted, WorkerLeft
@@ -59,7 +60,7 @@ def test_every_verdict_and_every_job_is_accounted_for(run: Recording) -> None:
     jobs = seen.jobs
     assert (jobs.asked, jobs.pulled, jobs.cancelled, jobs.requester_ended, jobs.open) == (6, 4, {"deadline": 1}, 1, 0)
     assert (jobs.different, jobs.not_judged, jobs.untold) == (0, 0, 0)
-    page = verified_text(found, run.names)
+    page = render(verified_text(found, run.names))
     assert "All 7 decisions follow from the log." in page
     assert "  prefills    6 verdicts verified, 5 of 6 asked others" in page
     assert "  jobs        6: 4 pulled, 1 deadline, 1 ended with their worker" in page
@@ -107,8 +108,8 @@ def test_a_verdict_that_was_rewritten_with_the_key_is_named(
     assert (difference.term, difference.recorded) == (term, recorded_)
     assert recomputed is None or difference.recomputed == recomputed
     assert (difference.request, difference.stream) == ("pulled", ROUTING)
-    page = verified_text(found, run.names)
-    assert "1 of 6 verdicts on where to compute a prompt do not follow" in page
+    page = render(verified_text(found, run.names))
+    assert "1 of 6 verdicts on where to compute a prompt does not follow" in page
     assert PREFILL_TERMS[term] in page
     assert verified_json(found, run.names)["prefills"]["differences"][0]["term"] == term
 
@@ -184,7 +185,7 @@ def test_a_verdict_of_other_rules_is_not_judged(run: Recording, tmp_path: Path) 
     found = found_in(other)
     assert found.holds
     assert (found.prefills.verified, found.prefills.not_judged) == (5, {"version": 1})
-    assert "another version of the program's rules" in verified_text(found, {})  # type: ignore[arg-type]
+    assert "another version of the program's rules" in render(verified_text(found, {}))  # type: ignore[arg-type]
 
 
 def test_a_preferred_worker_that_was_rewritten_is_named(run: Recording, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from api.cli.replay.text.what_if_text import one_text, several_text
+from api.cli.renderer import render
+from api.cli.replay.text.what_if_text import what_if_text
 from core.events import RequestPrefilled
 from core.settings import POLICIES, RoutingSettings
 from projections.policy.decide import decide
@@ -77,14 +78,14 @@ def test_it_is_said_that_no_decision_rests_on_it(tmp_path: Path, name: str) -> N
         {"own_weight": 3},
     )  # fmt: skip
     said = f"No decision rests on {name}: deciding again cannot tell what that changes."
-    assert one_text(alone).splitlines()[3] == said
-    assert flat(one_text(alone)).count(said) == 1
+    assert render(what_if_text([alone])).splitlines()[3] == said
+    assert flat(render(what_if_text([alone]))).count(said) == 1
     for outcome in (beside, without):
-        assert said not in one_text(outcome).splitlines()
-        assert f"- {said}" in flat(one_text(outcome))
-    assert "No decision rests" not in one_text(moved)
-    assert f"- {said}" in flat(several_text([alone, moved]))
-    assert ("--closed-loop" in one_text(alone)) == (name in QUEUEING)
+        assert said not in render(what_if_text([outcome])).splitlines()
+        assert f"- {said}" in flat(render(what_if_text([outcome])))
+    assert "No decision rests" not in render(what_if_text([moved]))
+    assert f"- {said}" in flat(render(what_if_text([alone, moved])))
+    assert ("--closed-loop" in render(what_if_text([alone]))) == (name in QUEUEING)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_times_that_nobody_had_to_know_are_the_default(
     (outcome,) = outcomes(staged(**recorded), tmp_path, given)
     assert outcome.unlearned == decisions
     said = "6 decisions were recorded under a policy that estimates nothing, and do not say how long prefills last"
-    assert (said in flat(one_text(outcome))) == bool(decisions)
+    assert (said in flat(render(what_if_text([outcome])))) == bool(decisions)
 
 
 def test_declined_decisions_are_no_fault_of_the_record(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_declined_decisions_are_no_fault_of_the_record(tmp_path: Path) -> None:
     it.tell(replace(finished("d"), outcome="declined"))
     it.route("d", ASKED, attempt=1)
     (outcome,) = outcomes(it, tmp_path, {})
-    page = flat(one_text(outcome))
-    said = "1 decisions are left out: their workers declined them, and the next decisions on the same requests count."
+    page = flat(render(what_if_text([outcome])))
+    said = "1 decision is left out: their workers declined them, and the next decisions on the same requests count."
     assert said in page
     assert "cannot be judged" not in page

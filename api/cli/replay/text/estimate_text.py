@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from api.cli.output import number_text
+from api.cli.quantities import count_text
 from replay.explain.explanation import AttemptExplanation, CandidateRow, EstimateBasis
 
 Line = tuple[str, str]
@@ -46,9 +46,10 @@ def hold_lines(attempt: AttemptExplanation) -> Iterator[Line]:
         part = "" if _waited_ms(attempt) == hold.held_ms else f"for {hold.held_ms} ms of it held in the router; "
         yield "", f"{part}meanwhile {attempt.worker_name} {did}"
     for by in hold.by:
-        yield "", f"{by.after_ms:+} ms {by.request}, of which it computed {_tokens(by.tokens)}"
+        yield "", f"{by.after_ms:+} ms {by.request}, of which it computed {count_text(by.tokens, 'token')}"
     for at, beside in enumerate(hold.beside):
-        went = f"{beside.request} ({_tokens(beside.tokens)}), which went to {beside.name} {beside.after_ms} ms later"
+        waiting = f"{beside.request} ({count_text(beside.tokens, 'token')})"
+        went = f"{waiting}, which went to {beside.name} {beside.after_ms} ms later"
         yield "" if at else "beside", f"{'held too when it was sent: ' * (not at)}{went}"
 
 
@@ -68,10 +69,6 @@ def _lasts(it: EstimateBasis, sources: Mapping[str, str]) -> str:
     return f"{it.base_ms:g} ms and {it.per_token_us:g} us per token that it computes, {sources[it.source]}"
 
 
-def _tokens(number: int) -> str:
-    return f"{number_text(number)} token{'' if number == 1 else 's'}"
-
-
 def timed_heads(rows: Sequence[CandidateRow]) -> tuple[str, ...]:
     """What stands above the costs of a table of such candidates."""
     held = ("+ held",) if _held(rows) else ()
@@ -89,7 +86,7 @@ def timed_costs(row: CandidateRow, rows: Sequence[CandidateRow]) -> tuple[str, .
         return (_ms(row.cost), *wait)
     own = "" if timed.own_ms is None else _ms(timed.own_ms)
     terms = (_ms(row.prefill_cost), *wait, _ms(row.decode_cost), _ms(row.request_cost))
-    return (_ms(row.cost), *terms, _tokens(timed.tokens), own)
+    return (_ms(row.cost), *terms, count_text(timed.tokens, "token"), own)
 
 
 def _held(rows: Sequence[CandidateRow]) -> bool:

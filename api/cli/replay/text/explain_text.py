@@ -4,11 +4,12 @@ list of requests as a table, one attempt a line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from api.cli.output import number_text, text_table
+from api.cli.quantities import NONE, UNKNOWN, number_text, plural
+from api.cli.renderer import Command, Facts, Table, Text
 from api.cli.replay.text.estimate_text import estimate_lines, hold_lines, timed_costs, timed_heads
 from api.cli.replay.text.prefill_text import of_which, prefill_lines
 from projections.policy.cost import BLOCK_COST_POLICIES
@@ -18,15 +19,8 @@ from replay.explain.request_list import RequestListEntry
 from replay.explain.sentences import POLICY_INPUTS
 
 _COSTS = ("cost", "= prefill", "+ decode", "+ requests")
-_WORK = (
-    "cached",
-    "computing",
-    "to prefill",
-    "active",
-    "waiting",
-)
+_WORK = ("cached", "computing", "to prefill", "active", "waiting")
 _KNOWN = (
-    "worker",
     "in flight",
     "of these ours alone",
     "to prefill",
@@ -34,7 +28,6 @@ _KNOWN = (
     "not seen yet",
     "load report",
 )
-UNKNOWN = "?"
 WAITED_FOR = {
     "full": "workers had all that they may have",
     "overloaded": "too much waited in the workers' engines",
@@ -44,53 +37,58 @@ WAITED_FOR = {
 """What is behind the words of `core.events.routing.WAITS_FOR`."""
 
 
-def explain_text(explanation: Explanation) -> str:
+def explain_text(explanation: Explanation) -> Text:
     """The page; blocks and costs are in blocks, under `time` and `session` costs in milliseconds."""
-    lines = [f"request {explanation.request}, model {explanation.model}"]
+    yield f"request {explanation.request}, model {explanation.model}"
     if explanation.uses > 1:
-        lines.append(f"{explanation.uses} requests had this id; this is the last one that was routed")
+        yield f"{explanation.uses} requests had this id; this is the last one that was routed"
     moved = [attempt for attempt in explanation.attempts if attempt.told_tokens]
     if len(moved) > 1:
         workers = [attempt.worker_name for attempt in explanation.attempts]
-        lines.append(f"the answer moved {len(moved)} times: {' → '.join(workers)}")
+        yield f"the answer moved {len(moved)} times: {' → '.join(workers)}"
     for attempt in explanation.attempts:
-        lines += ["", *_attempt(attempt)]
+        yield from ("", *_attempt(attempt))
     if explanation.unread:
-        lines += ["", *explanation.unread]
+        yield from ("", *explanation.unread)
     for rejection in explanation.rejections:
         reason = rejection.reason.replace("_", " ") if rejection.reason != UNREAD else "why, this program cannot read"
         if rejection.detail:
             reason = f"{reason} ({rejection.detail})"
-        lines += ["", f"{rejection.time}  rejected with {rejection.status}: {reason}", *left_out(rejection.excluded)]
+        yield from ("", f"{rejection.time}  rejected with {rejection.status}: {reason}", *left_out(rejection.excluded))
         if rejection.queued is not None:
-            lines.append(f"  waited   {_waited(rejection.queued)}")
-    return "\n".join(lines)
+            yield titled([("waited", _waited(rejection.queued))])
 
 
-def _attempt(attempt: AttemptExplanation) -> list[str]:
-    lines = [f"{attempt.decided}  attempt {attempt.attempt}: {attempt.worker_name} ({attempt.worker})"]
-    if attempt.queued is not None:
-        lines.append(f"  waited   {_waited(attempt.queued)}")
-    lines += titled(hold_lines(attempt))
-    if attempt.told_tokens:
-        lines.append(f"  goes on  {_goes_on(attempt)}")
-    lines.append(f"  why      {attempt.why}")
-    if attempt.runner_up is not None:
-        lines.append(f"  else     {attempt.runner_up.text}")
-    lines += titled(chain(estimate_lines(attempt.estimates), prefill_lines(attempt), _then(attempt), _setting(attempt)))
-    lines += ["", *candidates_table(attempt.candidates)]
+def _attempt(attempt: AttemptExplanation) -> Text:
+    yield f"{attempt.decided}  attempt {attempt.attempt}: {attempt.worker_name} ({attempt.worker})"
+    yield titled(chain(_choice(attempt), _then(attempt), _setting(attempt)))
+    yield from ("", candidates_table(attempt.candidates))
     more = attempt.candidates_total - len(attempt.candidates)
     if more > 0:
-        lines.append(f"  … and {more} dearer ones, not recorded; --whole folds the log and shows them")
-    lines += left_out(attempt.excluded)
+        yield f"  … and {more} dearer {plural(more, 'one')}, not recorded; --whole folds the log and shows them"
+    yield from left_out(attempt.excluded)
     for worker, reasons in attempt.local.items():
-        lines.append(f"  this replica alone knew of {worker}: {', '.join(reasons).replace('_', ' ')}")
-    return [*lines, "", *_known_table(attempt)]
+        yield f"  this replica alone knew of {worker}: {', '.join(reasons).replace('_', ' ')}"
+    yield from ("", _candidate_table(attempt.candidates, _KNOWN, map(_known, attempt.candidates)))
 
 
-def titled(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """Each with its title in front."""
-    return [f"  {title:<8} {text}" for title, text in lines]
+def titled(rows: Iterable[tuple[str, str]]) -> Facts:
+    """Each text beside its title."""
+    return Facts(rows, 9)
+
+
+def _choice(attempt: AttemptExplanation) -> Iterator[tuple[str, str]]:
+    """The wait before the decision, its reason, and what it was estimated on."""
+    if attempt.queued is not None:
+        yield "waited", _waited(attempt.queued)
+    yield from hold_lines(attempt)
+    if attempt.told_tokens:
+        yield "goes on", _goes_on(attempt)
+    yield "why", attempt.why
+    if attempt.runner_up is not None:
+        yield "else", attempt.runner_up.text
+    yield from estimate_lines(attempt.estimates)
+    yield from prefill_lines(attempt)
 
 
 def _waited(queued: QueueWait) -> str:
@@ -101,16 +99,16 @@ def _waited(queued: QueueWait) -> str:
 
 
 def _goes_on(attempt: AttemptExplanation) -> str:
-    told = _count(attempt.told_tokens, "token")
+    count = attempt.told_tokens
+    told = f"{count} {plural(count, 'token')} that the client has"
     if attempt.compared:
-        return f"from the start: the {told} that the client has were made again and compared"
-    return f"behind {told} that the client has; they are in the prompt"
+        return f"from the start: the {told} {plural(count, 'was', 'were')} made again and compared"
+    return f"behind {told}; {plural(count, 'it is', 'they are')} in the prompt"
 
 
-def _setting(attempt: AttemptExplanation) -> list[tuple[str, str]]:
+def _setting(attempt: AttemptExplanation) -> Iterator[tuple[str, str]]:
     """What it was decided on."""
     changed = ", ".join(f"{name} {value}" for name, value in attempt.settings_changed.items() if name != "policy")
-    policy = f"{attempt.policy}, which looks at {POLICY_INPUTS.get(attempt.policy, 'what this program does not know')}"
     if attempt.settings is None:
         settings = f"revision {attempt.settings_revision}, which the log does not have"
         settings += ": costs are not taken apart" if attempt.policy in BLOCK_COST_POLICIES else ""
@@ -123,44 +121,52 @@ def _setting(attempt: AttemptExplanation) -> list[tuple[str, str]]:
         + ("; ".join(attempt.doubts) or "see `replay verify`"),
         "not_made": "as recorded; --whole folds the log and decides again",
     }
-    below = f", begun by session {attempt.session_parent}" if attempt.session_parent else ""
-    return [
-        *([("session", f"{attempt.session_key}{below}")] if attempt.session_key else ()),
-        ("prompt", f"{attempt.prompt_tokens} tokens, {attempt.prompt_blocks} blocks of {attempt.block_size}"),
-        ("policy", policy),
-        ("settings", settings),
-        ("replica", f"{attempt.replica_name} ({attempt.replica}), which had read the log up to {known}"),
-        ("record", f"routing:{attempt.seq}, {again[attempt.again]}"),
-    ]
+    if attempt.session_key:
+        below = f", begun by session {attempt.session_parent}" if attempt.session_parent else ""
+        yield "session", f"{attempt.session_key}{below}"
+    yield "prompt", size_text(attempt.prompt_tokens, attempt.prompt_blocks, attempt.block_size)
+    inputs = POLICY_INPUTS.get(attempt.policy, "what this program does not know")
+    yield "policy", f"{attempt.policy}, which looks at {inputs}"
+    yield "settings", settings
+    yield "replica", f"{attempt.replica_name} ({attempt.replica}), which had read the log up to {known}"
+    yield "record", f"routing:{attempt.seq}, {again[attempt.again]}"
 
 
-def candidates_table(rows: list[CandidateRow]) -> list[str]:
+def size_text(tokens: int, blocks: int, block_size: int) -> str:
+    """A prompt's size."""
+    return f"{tokens} {plural(tokens, 'token')}, {blocks} {plural(blocks, 'block')} of {block_size}"
+
+
+def candidates_table(rows: list[CandidateRow]) -> Table:
     """Each candidate with its cost taken apart, the chosen one marked."""
     drawn = any(row.probability is not None for row in rows)
     timed = any(row.timed is not None for row in rows)
-    heads = ("worker", *(timed_heads(rows) if timed else _COSTS), *_WORK, *["chance"] * drawn)
-    cells = [
+    heads = (*(timed_heads(rows) if timed else _COSTS), *_WORK, *["chance"] * drawn)
+    cells = (
         (
-            name,
             *(timed_costs(row, rows) if timed else _costs(row)),
             *_work(row),
             *[f"{row.probability or 0:.1%}"] * drawn,
         )
-        for name, row in zip(_names(rows), rows, strict=True)
-    ]
-    return _marked(rows, text_table(heads, cells, "<" + ">" * (len(heads) - 1)))
+        for row in rows
+    )
+    return _candidate_table(rows, heads, cells)
 
 
-def _names(rows: list[CandidateRow]) -> list[str]:
-    """As people call them; with the id where two are called the same."""
+def _candidate_table(rows: list[CandidateRow], heads: tuple[str, ...], cells: Iterable[tuple[str, ...]]) -> Table:
+    """A line for each candidate, by the name that people use, and by the id where two have one name."""
     names = [row.name for row in rows]
-    return names if len(set(names)) == len(names) else [f"{row.name} ({row.worker})" for row in rows]
+    if len(set(names)) < len(names):
+        names = [f"{row.name} ({row.worker})" for row in rows]
+    marked = [f"{'→' if row.chosen else ' '} {name}" for row, name in zip(rows, names, strict=True)]
+    lines = [(name, *line) for name, line in zip(marked, cells, strict=True)]
+    return Table(("  worker", *heads), lines, "<" + ">" * len(heads), indent="  ")
 
 
 def _costs(row: CandidateRow) -> tuple[str, ...]:
     """The cost, and what it is the sum of, where it is one."""
     parts = (row.prefill_cost, row.decode_cost, row.request_cost)
-    return f"{row.cost:.2f}", *(f"{part:.2f}" if any(parts) or not row.cost else "-" for part in parts)
+    return f"{row.cost:.2f}", *(f"{part:.2f}" if any(parts) or not row.cost else NONE for part in parts)
 
 
 def _work(row: CandidateRow) -> tuple[str, ...]:
@@ -174,22 +180,16 @@ def _work(row: CandidateRow) -> tuple[str, ...]:
     )
 
 
-def _known_table(attempt: AttemptExplanation) -> list[str]:
-    """What was in flight, and how old was what the index knew."""
-    rows = attempt.candidates
-    cells = [(name, *_known(row)) for name, row in zip(_names(rows), rows, strict=True)]
-    return _marked(rows, text_table(_KNOWN, cells, "<" + ">" * (len(_KNOWN) - 1)))
-
-
 def _known(row: CandidateRow) -> tuple[str, ...]:
+    """What was in flight, and how old was what the index knew."""
     flying, known = row.in_flight, row.knowledge
-    unseen = "-" if not known.unseen else f"{known.unseen} of {known.unseen_ms} ms ago"
+    tokens = flying.prefill_tokens
     return (
-        f"{flying.requests} with {flying.blocks} blocks",
+        f"{flying.requests} with {flying.blocks} {plural(flying.blocks, 'block')}",
         UNKNOWN if flying.ahead is None else str(flying.ahead),
-        UNKNOWN if flying.prefill_tokens is None else f"{number_text(flying.prefill_tokens)} tokens",
+        UNKNOWN if tokens is None else f"{number_text(tokens)} {plural(tokens, 'token')}",
         _ago(known.age_ms),
-        unseen,
+        NONE if not known.unseen else f"{known.unseen} of {known.unseen_ms} ms ago",
         _ago(known.load_age_ms),
     )
 
@@ -198,25 +198,17 @@ def _ago(age_ms: int | None) -> str:
     return UNKNOWN if age_ms is None else f"{number_text(age_ms)} ms ago"
 
 
-def _marked(rows: list[CandidateRow], lines: list[str]) -> list[str]:
-    marks = ["  ", *("→ " if row.chosen else "  " for row in rows)]
-    return [f"  {mark}{line}" for mark, line in zip(marks, lines, strict=True)]
-
-
-def _then(attempt: AttemptExplanation) -> list[tuple[str, str]]:
+def _then(attempt: AttemptExplanation) -> Iterator[tuple[str, str]]:
     """What came of it."""
     if attempt.real_cached_tokens is None:
-        lines = [("then", "no first token is in the log")]
+        yield "then", "no first token is in the log"
     else:
-        lines = [
-            ("then", f"first token after {attempt.ttft_ms} ms{_phases(attempt.phases)}{of_which(attempt)}"),
-            ("cache", _cache(attempt)),
-        ]
+        yield "then", f"first token after {attempt.ttft_ms} ms{_phases(attempt.phases)}{of_which(attempt)}"
+        yield "cache", _cache(attempt)
     if attempt.outcome is not None:
         detail = f" ({attempt.detail})" if attempt.detail else ""
-        ended = f"{attempt.outcome}{detail} after {attempt.output_tokens} tokens and {attempt.duration_ms} ms"
-        lines.append(("ended", ended))
-    return lines
+        tokens = f"{attempt.output_tokens} {plural(attempt.output_tokens, 'token')}"
+        yield "ended", f"{attempt.outcome}{detail} after {tokens} and {attempt.duration_ms} ms"
 
 
 def _phases(phases: FirstTokenPhases | None) -> str:
@@ -224,10 +216,10 @@ def _phases(phases: FirstTokenPhases | None) -> str:
         return ""
     parts = [f"{phases.before_ms} ms until this was decided"] if phases.before_ms else []
     if phases.behind_requests:
-        requests, tokens = _count(phases.behind_requests, "request"), number_text(phases.behind_tokens)
-        there = f"{requests} being prefilled there ({tokens} tokens)"
+        requests = f"{phases.behind_requests} {plural(phases.behind_requests, 'request')}"
+        tokens = f"{number_text(phases.behind_tokens)} {plural(phases.behind_tokens, 'token')}"
         beside = ", some of them beside it" if phases.overlapped else ""
-        parts.append(f"{phases.behind_ms} ms behind {there}{beside}")
+        parts.append(f"{phases.behind_ms} ms behind {requests} being prefilled there ({tokens}){beside}")
     else:
         parts.append("nothing was being prefilled there before it")
     return f": {', '.join(parts)}, {phases.rest_ms} ms its own"
@@ -235,37 +227,33 @@ def _phases(phases: FirstTokenPhases | None) -> str:
 
 def _cache(attempt: AttemptExplanation) -> str:
     real, reuse = attempt.real_cached_tokens, attempt.reuse
-    said = f"{real} of {attempt.prompt_tokens} prompt tokens came from the cache"
+    prompt = f"{attempt.prompt_tokens} {plural(attempt.prompt_tokens, 'prompt token')}"
+    said = f"{real} of {prompt} came from the cache"
     if reuse is None or reuse.verdict == "as_predicted":
         return f"{said}, as predicted"
     where = f" ({reuse.stream}:{reuse.seq})" if reuse.stream is not None else ""
     return f"{said}, predicted {attempt.predicted_cached_tokens}; {reuse.text}{where}"
 
 
-def left_out(excluded: dict[str, dict[str, Any]]) -> list[str]:
-    """Who was no candidate, and why."""
-    lines = []
+def left_out(excluded: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """The workers that were no candidates, by reason."""
     for reason, why in excluded.items():
         more = why["count"] - len(why["first"])
         named = ", ".join(why["first"]) + (f" and {more} more" if more > 0 else "")
-        lines.append(f"  left out: {why['count']} for {reason.replace('_', ' ')} ({named})")
-    return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+        yield f"  left out: {why['count']} for {reason.replace('_', ' ')} ({named})"
 
 
 _HEADS = ("time", "request", "worker", "replica", "prompt", "cached", "predicted", "ttft", "took", "outcome")
-NONE = "-"
 
 
-def requests_text(listed: list[RequestListEntry], where: str) -> str:
+def requests_text(listed: list[RequestListEntry], where: str) -> Text:
     """The table; `where` is what to add to a command for it to ask the same log."""
     if not listed:
-        return "no request in the log is like that"
-    lines = text_table(_HEADS, [_cells(each) for each in listed], "<<<<>>>>><")
-    return "\n".join([*lines, "", f"contrail explain {listed[0].request}{where}    says why, and what came of it"])
+        yield "no request in the log is like that"
+        return
+    yield Table(_HEADS, [_cells(each) for each in listed], "<<<<>>>>><")
+    yield ""
+    yield Command(f"contrail explain {listed[0].request}{where}    says why, and what came of it")
 
 
 def _cells(each: RequestListEntry) -> tuple[str, ...]:

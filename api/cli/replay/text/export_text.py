@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from api.cli.options import RecordingRange
-from api.cli.output import bytes_text, number_text
+from api.cli.quantities import bytes_text, count_text, number_text, plural
+from api.cli.renderer import WARNING, Mark, Text
 from core.event_json import time_text
 from replay.redact.redaction import RedactionResult
 from streams.archive.archive_export import ExportedRange
@@ -89,22 +90,21 @@ def summarize_export(
     )
 
 
-def export_text(found: ExportSummary) -> str:
+def export_text(found: ExportSummary) -> Text:
     """One line, then one per warning."""
     between = f", {found.start} to {found.end}" if found.start is not None else ""
     if found.base is not None:
         between += f" with all since the snapshot before (of {found.base_time})"
     elif found.ranged:
         between += " with all that the log has before, since no snapshot lies between"
-    count, size = number_text(found.messages), bytes_text(found.size_bytes)
-    snapshots = f"{len(found.snapshots)} snapshot{'' if len(found.snapshots) == 1 else 's'}"
     last = (
-        f"{number_text(found.names_replaced)} names replaced, sealed with a key of its own, which proves no origin"
+        f"{count_text(found.names_replaced, 'name')} replaced, sealed with a key of its own, which proves no origin"
         if found.redacted
         else "the deployment's key stays behind: with a copy of it, --key-file proves this file elsewhere"
     )
-    line = f"{found.file}: {count} messages in {size}{between}, {snapshots}; {last}"
-    return "\n".join([line, *(f"warning: {warning}" for warning in found.warnings)])
+    messages, snapshots = count_text(found.messages, "message"), count_text(len(found.snapshots), "snapshot")
+    yield f"{found.file}: {messages} in {bytes_text(found.size_bytes)}{between}, {snapshots}; {last}"
+    yield from (Mark(f"warning: {warning}", WARNING) for warning in found.warnings)
 
 
 def _range(contents: Contents, wanted: RecordingRange) -> tuple[str | None, str | None]:
@@ -140,12 +140,18 @@ def _cut(archived: ExportedRange, contents: Contents) -> Iterator[str]:
 def _left(done: RedactionResult) -> Iterator[str]:
     if done.foreign_requests:
         least = "at least " if done.foreign_is_bound else ""
-        count = f"{least}{number_text(done.foreign_requests)}"
-        yield f"{count} request ids were chosen by clients (ours are req-…): they stay; see that they name nobody"
+        count = done.foreign_requests
+        were = plural(count, "request id was", "request ids were")
+        they = plural(count, "it stays; see that it names", "they stay; see that they name")
+        yield f"{least}{number_text(count)} {were} chosen by clients (ours are req-…): {they} nobody"
     if done.dropped_events:
-        count = number_text(done.dropped_events)
-        yield f"{count} events of a newer program were left out: this one cannot tell the names in them"
+        count = done.dropped_events
+        were, them = plural(count, "was", "were"), plural(count, "it", "them")
+        left = f"{count_text(count, 'event')} of a newer program {were} left out"
+        yield f"{left}: this one cannot tell the names in {them}"
     if done.dropped_snapshots:
-        yield f"{len(done.dropped_snapshots)} snapshots of another program's folds were left out, for the same reason"
+        count = len(done.dropped_snapshots)
+        were = plural(count, "was", "were")
+        yield f"{count_text(count, 'snapshot')} of another program's folds {were} left out, for the same reason"
     if not done.keyed:
         yield "the deployment's key was not at hand: a message that somebody changed is sealed as if it were right"

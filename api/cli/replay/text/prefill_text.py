@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from api.cli.output import bytes_text
+from api.cli.quantities import bytes_text, plural
 from replay.explain.explanation import AttemptExplanation, PrefillJobAttempt, PrefillJobTrace
 from replay.explain.prefill_trace import outcome_text
 
@@ -41,7 +41,8 @@ def _job(job: PrefillJobTrace) -> Iterator[Line]:
     if job.asked_seq is None:
         yield "job", job.job
     else:
-        wanted = f"{job.prompt_tokens} tokens, of which it had {job.cached_tokens}"
+        tokens = f"{job.prompt_tokens} {plural(job.prompt_tokens, 'token')}"
+        wanted = f"{tokens}, of which it had {job.cached_tokens}"
         asked = f"asked for by {job.requester_name} at jobs:{job.asked_seq} ({job.asked})"
         yield "job", f"{job.job}, {asked}: {wanted}; it waits {job.wait_max_ms} ms at most"
     for each in job.tries:
@@ -61,9 +62,10 @@ def _try(it: PrefillJobAttempt) -> Iterator[Line]:
     where = f"(jobs:{it.ended_seq})"
     match it.outcome:
         case "completed":
-            held = f"{it.blocks} blocks held for {it.keep_ms} ms"
+            held = f"{it.blocks} {plural(it.blocks, 'block')} held for {it.keep_ms} ms"
             unused = "" if it.used else "; not used"
-            computed = f"computed in {it.compute_ms} ms, {it.cached_tokens} tokens from its cache; {held}{unused}"
+            cached = f"{it.cached_tokens} {plural(it.cached_tokens, 'token')} from its cache"
+            computed = f"computed in {it.compute_ms} ms, {cached}; {held}{unused}"
             yield "", f"{_after(it.ended_after_ms)} {computed} {where}"
         case "failed":
             yield "", f"{_after(it.ended_after_ms)} {it.name} failed: {it.reason} {where}"
@@ -85,9 +87,8 @@ def _end(job: PrefillJobTrace) -> Iterator[Line]:
     where = f"(jobs:{job.ended_seq})"
     match job.outcome:
         case "pulled":
-            what = (
-                f"{job.blocks} blocks, {bytes_text(job.bytes)}, from {job.name} by {job.transport or 'unknown means'}"
-            )
+            blocks = f"{job.blocks} {plural(job.blocks, 'block')}, {bytes_text(job.bytes)}"
+            what = f"{blocks}, from {job.name} by {job.transport or 'unknown means'}"
             times = f"{job.wait_ms} ms until the answer, {job.pull_ms} ms from there to the first token"
             yield "", f"{_after(job.ended_after_ms)} pulled: {what}; {times} {where}"
         case "cancelled":

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from api.cli.output import number_text, text_table
+from api.cli.quantities import NONE, count_text, number_text, plural
+from api.cli.renderer import Facts, Table, Text
 from api.cli.replay.text.estimate_text import SOURCES_ASKED, estimate_lines
-from api.cli.replay.text.explain_text import candidates_table, left_out, titled
+from api.cli.replay.text.explain_text import candidates_table, left_out, size_text, titled
 from core.settings import RoutingSettings
 from replay.state_at.route_prompt import PromptRoute
-from replay.state_at.state_diff import Participant, StateDiff, WorkerChange
+from replay.state_at.state_diff import StateDiff, WorkerChange
 from replay.state_at.state_summary import BeliefSummary, ReplicaSummary, StateSummary, WorkerSummary
 
 _WORKERS = ("worker", "model", "role", "blocks", "of", "in flight", "to prefill", "running", "waiting", "reported", "")
@@ -24,44 +25,55 @@ _REPLICAS = (
     "of prompt tokens",
     "",
 )
-NONE = "-"
 
 
-def state_text(held: StateSummary) -> str:
+def state_text(held: StateSummary) -> Text:
     """Whose state it is and when, then who was there."""
     names = {each.replica: each.name for each in held.replicas}
-    lines = [*_whose(held), f"settings  {_settings(held)}", ""]
+    yield from _whose(held)
+    yield Facts([("settings", _settings(held))], 10, indent="")
+    yield ""
     if held.workers:
-        lines += text_table(
-            _WORKERS, [_worker(each, names) for each in sorted(held.workers, key=_by_name)], "<<<>>>>>>><"
-        )
+        yield Table(_WORKERS, [_worker(each, names) for each in sorted(held.workers, key=_by_name)], "<<<>>>>>>><")
     else:
-        lines.append("no worker was there")
-    lines.append("")
+        yield "no worker was there"
+    yield ""
     if held.replicas:
-        lines += text_table(_REPLICAS, [_replica(each) for each in sorted(held.replicas, key=_by_name)], "<>>>>>><")
+        yield Table(_REPLICAS, [_replica(each) for each in sorted(held.replicas, key=_by_name)], "<>>>>>><")
     else:
-        lines.append("no replica was there")
-    lines += ["", f"digest    {held.digest}: " + ", ".join(f"{name} {value}" for name, value in held.digests.items())]
+        yield "no replica was there"
+    yield ""
+    yield Facts(_digests(held), 10, indent="")
+
+
+def _digests(held: StateSummary) -> Iterator[tuple[str, str]]:
+    yield "digest", f"{held.digest}: " + ", ".join(f"{name} {value}" for name, value in held.digests.items())
     if held.incomplete:
-        lines.append(f"          {held.incomplete} sources are unknown until they restate themselves")
-    return "\n".join(lines)
+        one, many = "source is unknown until it restates itself", "sources are unknown until they restate themselves"
+        yield "", f"{held.incomplete} {plural(held.incomplete, one, many)}"
 
 
 def _by_name(each: WorkerSummary | ReplicaSummary) -> tuple[str, str]:
     return each.name, each.worker if isinstance(each, WorkerSummary) else each.replica
 
 
-def _whose(held: StateSummary) -> list[str]:
+def _whose(held: StateSummary) -> Text:
+    """The log's state, or what a replica believed."""
     upto = ", ".join(f"{stream}:{seq}" for stream, seq in held.cursor.items())
-    seat = held.seat
-    cut = [f"          {', '.join(held.cut)}: who was silent since then is not known"] if held.cut else []
+    seat, more = held.seat, list[str]()
     if seat is None:
-        return [f"{held.time}  the log up to {upto}", *cut]
-    lines = [f"{held.time}  {_believed(seat)}", f"          it had read the log up to {upto}"]
-    if seat.ahead_events:
-        lines.append(f"          and knew of {seat.ahead_events} events of its own that were not in there")
-    return [*lines, *cut, *(f"          in doubt: {doubt}" for doubt in seat.doubts)]
+        yield f"{held.time}  the log up to {upto}"
+    else:
+        yield f"{held.time}  {_believed(seat)}"
+        more.append(f"it had read the log up to {upto}")
+        if ahead := seat.ahead_events:
+            events = plural(ahead, "event of its own that was", "events of its own that were")
+            more.append(f"and knew of {ahead} {events} not in there")
+    if held.cut:
+        more.append(f"{', '.join(held.cut)}: who was silent since then is not known")
+    if seat is not None:
+        more += [f"in doubt: {doubt}" for doubt in seat.doubts]
+    yield Facts([("", line) for line in more], 10, indent="")
 
 
 def _believed(seat: BeliefSummary) -> str:
@@ -92,8 +104,8 @@ def _worker(worker: WorkerSummary, names: dict[str, str]) -> tuple[str, ...]:
         "+".join(f"{count:,} {tier}" if tier != "device" else f"{count:,}" for tier, count in worker.blocks.items())
         or "0",
         number_text(worker.capacity_blocks),
-        f"{worker.active_requests} with {worker.active_blocks:,} blocks",
-        f"{worker.prefill_tokens:,} tokens",
+        f"{worker.active_requests} with {count_text(worker.active_blocks, 'block')}",
+        count_text(worker.prefill_tokens, "token"),
         NONE if load is None else str(load.running),
         NONE if load is None else str(load.waiting),
         NONE if load is None or load.age_ms is None else f"{load.age_ms:,} ms ago",
@@ -128,41 +140,34 @@ def _replica(replica: ReplicaSummary) -> tuple[str, ...]:
 # --- differences ---------------------------------------------------------------------------------------------------
 
 
-def difference_text(difference: StateDiff) -> str:
+def difference_text(difference: StateDiff) -> Text:
     """What changed, workers first."""
     first, second = difference.time
     moved = ", ".join(f"{count:,} in {stream}" for stream, count in difference.messages.items() if count)
-    lines = [f"from {first} to {second}, messages: {moved or 'none'}"]
+    yield f"from {first} to {second}, messages: {moved or 'none'}"
     if difference.nothing:
-        return "\n".join([*lines, "nothing that a state holds has changed"])
+        yield "nothing that a state holds has changed"
+        return
     for said, people in (
         ("worker {} joined", difference.workers_joined),
         ("worker {} is gone", difference.workers_gone),
         ("replica {} joined", difference.replicas_joined),
         ("replica {} is gone", difference.replicas_gone),
     ):
-        lines += [said.format(_who(each)) for each in people]
+        yield from (said.format(f"{each.name} ({each.id})") for each in people)
     for replica in difference.replicas:
         for name, (before, after) in replica.settings.items():
-            lines.append(f"replica {replica.name}: {name} {before} became {after}")
+            yield f"replica {replica.name}: {name} {before} became {after}"
     made = sum(replica.decisions for replica in difference.replicas)
-    lines.append(
-        f"{made:,} decisions; {difference.requests_started} requests came and are under way, "
-        f"{difference.requests_ended} that were are not any more"
-    )
+    started, ended = difference.requests_started, difference.requests_ended
+    came = plural(started, "request came and is under way", "requests came and are under way")
+    gone = plural(ended, "that was is not any more", "that were are not any more")
+    yield f"{count_text(made, 'decision')}; {started} {came}, {ended} {gone}"
     if difference.workers:
         heads = ("worker", "blocks gained", "lost", "requests", "active blocks", "waiting")
-        lines += [
-            "",
-            *text_table(
-                heads, [_change(each) for each in sorted(difference.workers, key=lambda each: each.name)], "<>>>>>"
-            ),
-        ]
-    return "\n".join(lines)
-
-
-def _who(someone: Participant) -> str:
-    return f"{someone.name} ({someone.id})"
+        rows = [_change(each) for each in sorted(difference.workers, key=lambda each: each.name)]
+        yield ""
+        yield Table(heads, rows, "<>>>>>")
 
 
 def _change(change: WorkerChange) -> tuple[str, ...]:
@@ -190,20 +195,26 @@ def _pair(pair: Sequence[int | None]) -> str:
 # --- a prompt asked ------------------------------------------------------------------------------------------------
 
 
-def asked_text(asked: PromptRoute, held: StateSummary) -> str:
+def asked_text(asked: PromptRoute, held: StateSummary) -> Text:
     """Where the prompt would have gone, and why."""
-    lines = _whose(held)
+    yield from _whose(held)
     goes = "the draw decides; one with seed 0 gives " if asked.drawn else "would go to "
     where = f"{goes}{asked.worker_name} ({asked.worker})" if asked.worker else "no worker could have taken it"
-    size = f"{asked.prompt_tokens} tokens, {asked.prompt_blocks} blocks of {asked.block_size}"
-    lines += [f"a prompt of {size}, for {asked.model}: {where}", ""]
-    if asked.worker:
-        lines.append(f"  why      {asked.why}")
-        if asked.runner_up is not None:
-            lines.append(f"  else     {asked.runner_up.text}")
-        lines.append(f"  cached   {asked.predicted_cached_tokens} of its tokens there, or being computed")
-        lines += titled(estimate_lines(asked.estimates, SOURCES_ASKED))
-    lines += [f"  policy   {asked.policy}; settings: {_changed(asked.settings)}"]
+    size = size_text(asked.prompt_tokens, asked.prompt_blocks, asked.block_size)
+    yield f"a prompt of {size}, for {asked.model}: {where}"
+    yield ""
+    yield titled(_reasons(asked))
     if asked.candidates:
-        lines += ["", *candidates_table(asked.candidates)]
-    return "\n".join([*lines, *left_out(asked.excluded)])
+        yield ""
+        yield candidates_table(asked.candidates)
+    yield from left_out(asked.excluded)
+
+
+def _reasons(asked: PromptRoute) -> Iterator[tuple[str, str]]:
+    if asked.worker:
+        yield "why", asked.why
+        if asked.runner_up is not None:
+            yield "else", asked.runner_up.text
+        yield "cached", f"{asked.predicted_cached_tokens} of its tokens there, or being computed"
+        yield from estimate_lines(asked.estimates, SOURCES_ASKED)
+    yield "policy", f"{asked.policy}; settings: {_changed(asked.settings)}"

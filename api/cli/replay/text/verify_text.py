@@ -1,4 +1,4 @@
-"""The result of `contrail replay verify`, for people and for scripts: the answer first, then what it rests on."""
+"""The result of `contrail replay verify`, as a page and as JSON: the answer first, then what it rests on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from api.cli.quantities import count_text, plural
+from api.cli.renderer import OK, PROBLEM, WARNING, Facts, Mark, Text
 from core.event_json import hash_text, time_text
 from replay.playback.fold_reports import FoldDifference
 from replay.recording.gaps import RecordingGap
@@ -18,41 +20,46 @@ from replay.verify.prefill_decisions import PREFILL_TERMS, PrefillDifference, Pr
 from replay.verify.verify import VerifyResult
 
 SHOWN = 10
-"""In text; JSON has all that is kept."""
+"""Of each list, in text; JSON has all that is kept."""
+MILLI = 1000
 NOT_JUDGED = {"version": "given by another version of the program's rules"}
 
 
-def prefill_answer(found: PrefillResult) -> str:
+def _prefill_answer(found: PrefillResult) -> str:
     """The sentence for a record in which these alone differ; empty if they do not."""
     if found.different:
-        verdicts = f"{found.different:,} of {found.total:,} verdicts on where to compute a prompt"
-        return f"Every decision follows from the log, but {verdicts} do not follow from what they rested on."
+        verdicts = f"{found.different:,} of {count_text(found.total, 'verdict')} on where to compute a prompt"
+        rested = plural(
+            found.different, "does not follow from what it rested on", "do not follow from what they rested on"
+        )
+        return f"Every decision follows from the log, but {verdicts} {rested}."
     if found.jobs.different:
-        return f"Every decision follows from the log, but {found.jobs.different:,} times a prefill job was not as told."
+        times = count_text(found.jobs.different, "time")
+        return f"Every decision follows from the log, but {times} a prefill job was not as told."
     return ""
 
 
-def prefill_differences(found: PrefillResult) -> Iterator[str]:
+def _prefill_differences(found: PrefillResult) -> Iterator[str]:
     """Each with both sides."""
     for it in found.differences[:SHOWN]:
         about = f"{it.request} attempt {it.attempt}, " if it.request else ""
         about += f"job {it.job}, " if it.job else ""
         yield f"  {about}said by {it.source_name} at {it.stream}:{it.seq} ({time_text(it.time_ms)})"
         yield f"    differs: {PREFILL_TERMS.get(it.term, it.term)} ({it.term})"
-        yield f"      recorded {_value(it.recorded)}, recomputed {_value(it.recomputed)}"
+        yield f"      recorded {value_text(it.recorded)}, recomputed {value_text(it.recomputed)}"
     more = found.differ - SHOWN
     if more > 0:
         yield f"  … and {more:,} more of prefills"
 
 
-def prefill_counts(found: PrefillResult) -> Iterator[str]:
+def _prefill_counts(found: PrefillResult) -> Iterator[tuple[str, str]]:
     """Nothing where no worker could have had a prompt computed elsewhere."""
     if found.total:
-        told = f"{found.verified:,} verdicts verified, {found.remote:,} of {found.total:,} asked others"
+        told = f"{count_text(found.verified, 'verdict')} verified, {found.remote:,} of {found.total:,} asked others"
         told += f", {found.different:,} different" if found.different else ""
-        yield f"  prefills    {told}"
+        yield "prefills", told
         for reason, count in found.not_judged.items():
-            yield f"  not judged  {count:,} verdicts: {NOT_JUDGED.get(reason, reason)}"
+            yield "not judged", f"{count_text(count, 'verdict')}: {NOT_JUDGED.get(reason, reason)}"
     jobs = found.jobs
     if jobs.asked:
         ends = [
@@ -60,14 +67,14 @@ def prefill_counts(found: PrefillResult) -> Iterator[str]:
             *(f"{count:,} {reason.replace('_', ' ')}" for reason, count in jobs.cancelled.items()),
             *([f"{jobs.requester_ended:,} ended with their worker"] * bool(jobs.requester_ended)),
             *([f"{jobs.open:,} open"] * bool(jobs.open)),
-            *([f"{jobs.different:,} times not as told"] * bool(jobs.different)),
+            *([f"{count_text(jobs.different, 'time')} not as told"] * bool(jobs.different)),
         ]
-        yield f"  jobs        {jobs.asked:,}: {', '.join(ends)}"
-    if jobs.not_judged or jobs.untold:
-        yield f"  not judged  {jobs.not_judged + jobs.untold:,} jobs or more: their messages are not all here"
+        yield "jobs", f"{jobs.asked:,}: {', '.join(ends)}"
+    if unjudged := jobs.not_judged + jobs.untold:
+        yield "not judged", f"{count_text(unjudged, 'job')} or more: their messages are not all here"
 
 
-def prefills_json(found: PrefillResult) -> dict[str, Any]:
+def _prefills_json(found: PrefillResult) -> dict[str, Any]:
     """Stable snake_case keys."""
     said: dict[str, Any] = msgspec.to_builtins(found)
     said["differences"] = [_difference_json(it) for it in found.differences]
@@ -79,12 +86,6 @@ def _difference_json(it: PrefillDifference) -> dict[str, Any]:
     return said | {"time": time_text(said.pop("time_ms")), "request": it.request or None, "job": it.job or None}
 
 
-def _value(value: Any) -> str:
-    return value or "nothing" if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-"""Of each list, in text; JSON has all that is kept."""
-MILLI = 1000
 REASONS = {
     "version": "decided by another version of the program's rules",
     "settings": "their settings are not in this recording",
@@ -101,14 +102,23 @@ REASONS = {
 }
 
 
-def verified_text(found: VerifyResult, names: Participants) -> str:
+def verified_text(found: VerifyResult, names: Participants) -> Text:
     """The page."""
-    lines = [_answer(found), *_chains(found.proof)]
-    lines += _limited([line for each in found.differences[:SHOWN] for line in difference_lines(each)], found)
-    lines += [f"  {_fold_difference(each, names)}" for each in found.folds.differences[:SHOWN]]
-    lines += prefill_differences(found.prefills)
-    lines += ["", *_counts(found), *_gaps(found.gaps)]
-    return "\n".join(lines)
+    left = bool(found.not_judged) or not found.decisions
+    yield Mark(_answer(found), PROBLEM if not found.holds else WARNING if left else OK)
+    yield from _chains(found.proof)
+    for difference in found.differences[:SHOWN]:
+        yield from difference_lines(difference)
+    more = found.different + found.refusals.different - SHOWN
+    if more > 0:
+        yield f"  … and {more:,} more; --write FILE has every decision"
+    yield from (f"  {_fold_difference(each, names)}" for each in found.folds.differences[:SHOWN])
+    yield from _prefill_differences(found.prefills)
+    yield ""
+    yield Facts(_counts(found), 12)
+    yield from (f"    {gap.text}" for gap in found.gaps[:SHOWN])
+    if len(found.gaps) > SHOWN:
+        yield f"    … and {len(found.gaps) - SHOWN:,} more"
 
 
 def verified_json(found: VerifyResult, names: Participants) -> dict[str, Any]:
@@ -124,7 +134,7 @@ def verified_json(found: VerifyResult, names: Participants) -> dict[str, Any]:
         "differences": [difference_json(each) for each in found.differences],
         "refusals": msgspec.to_builtins(found.refusals),
         "folds": _folds_json(found, names),
-        "prefills": prefills_json(found.prefills),
+        "prefills": _prefills_json(found.prefills),
         "chains": _chains_json(found.proof),
         "gaps": [_gap_json(lack) for lack in found.gaps],
         "replicas": [
@@ -142,30 +152,32 @@ def verified_json(found: VerifyResult, names: Participants) -> dict[str, Any]:
 
 def _answer(found: VerifyResult) -> str:
     if not found.proof.holds:
-        broken = f"The record does not hold: {many(found.proof.broken, 'break')} in its chains"
+        broken = f"The record does not hold: {count_text(found.proof.broken, 'break')} in its chains"
         differ = found.different + found.refusals.different
-        return f"{broken}, and {many(differ, 'decision')} do not follow from it." if differ else f"{broken}."
+        follow = plural(differ, "does not follow", "do not follow")
+        return f"{broken}, and {count_text(differ, 'decision')} {follow} from it." if differ else f"{broken}."
     if found.different or found.refusals.different:
-        refused = f", nor {many(found.refusals.different, 'refusal')}" if found.refusals.different else ""
-        return f"{found.different:,} of {many(found.decisions, 'decision')} do not follow from the log{refused}."
+        refused = f", nor {count_text(found.refusals.different, 'refusal')}" if found.refusals.different else ""
+        follow = plural(found.different, "does not follow", "do not follow")
+        return f"{found.different:,} of {count_text(found.decisions, 'decision')} {follow} from the log{refused}."
     if found.folds.different:
         return "Every decision follows from the log, but a replica's fold was not what the log gives."
-    if prefill_answer(found.prefills):
-        return prefill_answer(found.prefills)
+    if prefills := _prefill_answer(found.prefills):
+        return prefills
     if found.unaccounted:
-        return f"{many(found.unaccounted, 'decision')} came to no verdict: this is a bug in verify itself."
+        return f"{count_text(found.unaccounted, 'decision')} came to no verdict: this is a bug in verify itself."
     return _all_well(found)
 
 
 def _all_well(found: VerifyResult) -> str:
     left = sum(found.not_judged.values())
     if left:
-        return f"{found.verified:,} of {many(found.decisions, 'decision')} follow from the log; {left:,} not judged."
-    return (
-        f"All {found.decisions:,} decisions follow from the log."
-        if found.decisions
-        else "No decision is in this range."
-    )
+        follow = plural(found.verified, "follows", "follow")
+        decisions = count_text(found.decisions, "decision")
+        return f"{found.verified:,} of {decisions} {follow} from the log; {left:,} not judged."
+    if not found.decisions:
+        return "No decision is in this range."
+    return f"All {found.decisions:,} {plural(found.decisions, 'decision follows', 'decisions follow')} from the log."
 
 
 def _chains(proof: ChainProof) -> Iterator[str]:
@@ -197,68 +209,45 @@ def value_text(value: Any) -> str:
     return value or "nothing" if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _limited(lines: list[str], found: VerifyResult) -> Iterator[str]:
-    yield from lines
-    more = found.different + found.refusals.different - SHOWN
-    if more > 0:
-        yield f"  … and {more:,} more; --write FILE has every decision"
-
-
 def _fold_difference(it: FoldDifference, names: Participants) -> str:
     who, said = f"{names.replica(it.replica)} ({it.replica})", f"routing:{it.reported_seq}"
     ours, theirs = hash_text(it.refolded), hash_text(it.digest)
     return f"{who} had {theirs} as its fold of {it.stream} at {it.seq}, said at {said}; the log gives {ours}"
 
 
-def _counts(found: VerifyResult) -> Iterator[str]:
-    yield f"  verified    {found.verified:,}"
+def _counts(found: VerifyResult) -> Iterator[tuple[str, str]]:
+    yield "verified", f"{found.verified:,}"
     if found.different:
-        yield f"  different   {found.different:,}"
+        yield "different", f"{found.different:,}"
     for reason, count in found.not_judged.items():
         why = found.not_judged_why.get(reason, "")
-        yield f"  not judged  {count:,}: {REASONS.get(reason, reason)}{f'; the first: {why}' if why else ''}"
+        yield "not judged", f"{count:,}: {REASONS.get(reason, reason)}{f'; the first: {why}' if why else ''}"
     refusals = found.refusals
     if refusals.verified or refusals.different or refusals.not_judged:
         told = f"{refusals.verified:,} verified"
         told += f", {refusals.different:,} different" if refusals.different else ""
         told += f", {refusals.not_judged:,} not judged" if refusals.not_judged else ""
-        yield f"  refusals    {told}"
-    yield f"  replicas    {len(found.replicas)}"
-    yield f"  chains      {_chains_told(found.proof)}"
+        yield "refusals", told
+    yield "replicas", str(len(found.replicas))
+    yield "chains", _chains_told(found.proof)
     folds = found.folds
     not_judged = f", {folds.not_judged:,} not judged" if folds.not_judged else ""
     compared = f"{folds.compared:,} compared with what replicas said of theirs"
-    yield f"  folds       {compared}, {folds.different:,} differ{not_judged}"
-    yield from prefill_counts(found.prefills)
-    yield f"  digest      {found.digest}"
-    yield f"  speed       {found.decisions_per_s:,.0f} decisions/s, {found.seconds:.1f} s"
+    yield "folds", f"{compared}, {folds.different:,} {plural(folds.different, 'differs', 'differ')}{not_judged}"
+    yield from _prefill_counts(found.prefills)
+    yield "digest", found.digest
+    yield "speed", f"{found.decisions_per_s:,.0f} decisions/s, {found.seconds:.1f} s"
+    yield "gaps", f"{len(found.gaps) or 'none'}"
 
 
 def _chains_told(proof: ChainProof) -> str:
-    what = f"{proof.messages:,} messages of {many(proof.sources, 'source')}"
+    what = f"{count_text(proof.messages, 'message')} of {count_text(proof.sources, 'source')}"
     if not proof.keyed:
         return f"{what} in order; not proved: give the deployment's key (--key-file) to prove what they say"
     if not proof.origin:
         return f"{what} in order; the export is redacted: its chains prove order, not origin"
-    state = "hold" if proof.holds else f"do not hold, {many(proof.broken, 'break')}"
-    return f"{what} {state}, checked with the deployment's key and against {many(proof.witnessed, 'witness')}"
-
-
-def _gaps(gaps: list[RecordingGap]) -> Iterator[str]:
-    if not gaps:
-        yield "  gaps        none"
-        return
-    yield f"  gaps        {len(gaps)}"
-    for lack in gaps[:SHOWN]:
-        yield f"    {lack.text}"
-    if len(gaps) > SHOWN:
-        yield f"    … and {len(gaps) - SHOWN:,} more"
-
-
-def many(count: int, what: str) -> str:
-    """So many of them."""
-    plural = f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{count:,} {what if count == 1 else plural}"
+    state = "hold" if proof.holds else f"do not hold, {count_text(proof.broken, 'break')}"
+    return f"{what} {state}, checked with the deployment's key and against {count_text(proof.witnessed, 'witness')}"
 
 
 # --- JSON --------------------------------------------------------------------------------------------------------

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from textwrap import fill
+from typing import Any
 
-from api.cli.output import text_table
+import msgspec
+
+from api.cli.quantities import UNKNOWN, count_text, percent_text, plural
+from api.cli.renderer import Command, Notes, Table, Text
 from core.event_json import time_text
 from projections.policy.prefill_time import DEFAULT_TIME
 from replay.recording.request_history import DECLINED
@@ -13,9 +16,8 @@ from replay.whatif.first_token_fit import FirstTokenFit
 from replay.whatif.outcome import DecisionChange, LoadBalance, Outcome, by_name
 from replay.whatif.scenario import QUEUEING
 
-WIDTH = 110
 REGRET = (
-    "- Regret: blocks that the recorded choice had to compute and the other one would not have had to, and by how "
+    "Regret: blocks that the recorded choice had to compute and the other one would not have had to, and by how "
     "much sooner the first token would have come."
 )
 EVEN_MS = 0.05
@@ -24,52 +26,67 @@ NEEDS_KV = frozenset({"round-robin", "random", "least-loaded"})
 """Policies that look at no weight."""
 
 
-def one_text(outcome: Outcome) -> str:
-    """The page on a single scenario."""
-    lines = [f"what if {outcome.scenario.label}?", _range(outcome), "", _verdict(outcome)]
-    if outcome.better and outcome.scenario.settings:
-        lines.append(_set_line(outcome))
-    lines += ["", *_sides(outcome), "", *_requests(outcome)]
-    return "\n".join([*lines, *_cases(outcome), "", *_trust([outcome])])
+def what_if_text(outcomes: Sequence[Outcome]) -> Text:
+    """The page on one scenario, or on several, of which `outcomes` has the best first."""
+    return _one(outcomes[0]) if len(outcomes) == 1 else _several(outcomes)
 
 
-def several_text(outcomes: Sequence[Outcome]) -> str:
-    """The page on several; `outcomes` has the best first."""
+def what_if_json(outcomes: Sequence[Outcome], *, changes: bool) -> dict[str, Any]:
+    """The best first; `best` is its settings, or null if what was recorded is better."""
     best = outcomes[0]
-    lines = [f"{len(outcomes)} scenarios over the same decisions", _range(best), ""]
+    rows = []
+    for outcome in outcomes:
+        row: dict[str, Any] = {"label": outcome.scenario.label, **msgspec.structs.asdict(outcome)}
+        if not changes:
+            del row["changes"]
+        rows.append(row)
+    return {"best": best.scenario.settings if best.better and not best.refused else None, "outcomes": rows}
+
+
+def _one(outcome: Outcome) -> Text:
+    yield from (f"what if {outcome.scenario.label}?", _range(outcome), "", _verdict(outcome))
+    if outcome.better and outcome.scenario.settings:
+        yield _set_line(outcome)
+    yield from ("", _sides(outcome), "", _requests(outcome), *_cases(outcome))
+    yield from ("", Notes("What this rests on:", _basis([outcome])))
+
+
+def _several(outcomes: Sequence[Outcome]) -> Text:
+    best = outcomes[0]
+    yield from (f"{len(outcomes)} scenarios over the same decisions", _range(best), "")
     if best.better:
-        lines += [f"best: {best.scenario.label}", _verdict(best)]
+        yield from (f"best: {best.scenario.label}", _verdict(best))
         if best.scenario.settings:
-            lines.append(_set_line(best))
+            yield _set_line(best)
     else:
-        lines.append("None of them is better than what was recorded.")
-    lines += ["", *_ranking(outcomes)]
+        yield "None of them is better than what was recorded."
+    yield from ("", _ranking(outcomes))
     if best.better:
-        lines += _cases(best)
-    return "\n".join([*lines, "", *_trust(outcomes)])
+        yield from _cases(best)
+    yield from ("", Notes("What this rests on:", _basis(outcomes)))
 
 
 def _range(outcome: Outcome) -> str:
     policies = ", ".join(outcome.policies)
     first, last = time_text(outcome.first_ms), time_text(outcome.last_ms)
-    return f"{outcome.decisions:,} decisions, recorded from {first} to {last} under policy {policies}"
+    return f"{count_text(outcome.decisions, 'decision')}, recorded from {first} to {last} under policy {policies}"
 
 
-def _set_line(outcome: Outcome) -> str:
-    return f"  contrail settings set {outcome.scenario.set_text}"
+def _set_line(outcome: Outcome) -> Command:
+    return Command(f"  contrail settings set {outcome.scenario.set_text}")
 
 
 def _verdict(outcome: Outcome) -> str:
     """The answer in one or two sentences."""
     if outcome.refused:
-        return f"No worker would have been left for {outcome.refused:,} of {outcome.decisions:,} requests."
+        return f"No worker would have been left for {outcome.refused:,} of {count_text(outcome.decisions, 'request')}."
     if not outcome.changed and outcome.scenario.is_unread:
         return _unread(outcome.scenario.unread)
     if not outcome.changed:
         return "Nothing would have changed: every request goes where it went."
     cached = (
-        f"{_percent(outcome.hit_rate_new)} of all prompt tokens expected in a cache instead of "
-        f"{_percent(outcome.hit_rate_recorded)}"
+        f"{percent_text(outcome.hit_rate_new)} of all prompt tokens expected in a cache instead of "
+        f"{percent_text(outcome.hit_rate_recorded)}"
     )
     if not outcome.timed:
         return f"{'Better' if outcome.better else 'Not better'}: {cached}; times cannot be estimated."
@@ -81,11 +98,15 @@ def _verdict(outcome: Outcome) -> str:
     return f"{word}: first tokens an estimated {abs(change):.1f} ms {when} in the mean ({means}), {cached}."
 
 
-def _sides(outcome: Outcome) -> list[str]:
-    changed = f"{outcome.changed:,} ({_percent(outcome.changed / max(1, outcome.decisions))})"
+def _sides(outcome: Outcome) -> Table:
+    changed = f"{outcome.changed:,} ({percent_text(outcome.changed / max(1, outcome.decisions))})"
     rows = [
         ("decisions that change", "", changed),
-        ("prompt tokens expected in a cache", _percent(outcome.hit_rate_recorded), _percent(outcome.hit_rate_new)),
+        (
+            "prompt tokens expected in a cache",
+            percent_text(outcome.hit_rate_recorded),
+            percent_text(outcome.hit_rate_new),
+        ),
         ("regret of the record, in blocks", "", f"{outcome.regret_blocks:+,}"),
     ]
     if outcome.timed:
@@ -94,7 +115,7 @@ def _sides(outcome: Outcome) -> list[str]:
     rows += _evenness(outcome.spread_recorded, outcome.spread_new)
     if outcome.astray:
         rows.append(("sent to a worker that was gone", "", f"{outcome.astray:,}"))
-    return text_table(("", "recorded", "what if"), rows, "<>>")
+    return Table(("", "recorded", "what if"), rows, "<>>")
 
 
 def _evenness(recorded: LoadBalance, new: LoadBalance) -> list[tuple[str, str, str]]:
@@ -114,19 +135,19 @@ def _evenness(recorded: LoadBalance, new: LoadBalance) -> list[tuple[str, str, s
     ]
 
 
-def _requests(outcome: Outcome) -> list[str]:
+def _requests(outcome: Outcome) -> Table:
     before, after = (by_name(side, outcome.names) for side in (outcome.requests_recorded, outcome.requests_new))
     rows = [(name, f"{before[name]:,}", f"{after[name]:,}") for name in sorted(before)]
-    return text_table(("requests on", "recorded", "what if"), rows, "<>>")
+    return Table(("requests on", "recorded", "what if"), rows, "<>>")
 
 
-def _ranking(outcomes: Sequence[Outcome]) -> list[str]:
+def _ranking(outcomes: Sequence[Outcome]) -> Table:
     first = outcomes[0]
     rows = [
         [
             each.scenario.label,
-            f"{each.ttft_new_ms:.1f} ms" if each.timed else "?",
-            _percent(each.hit_rate_new),
+            f"{each.ttft_new_ms:.1f} ms" if each.timed else UNKNOWN,
+            percent_text(each.hit_rate_new),
             f"{each.regret_blocks:+,}",
             f"{each.changed:,}",
             *_load(each.spread_new),
@@ -134,68 +155,66 @@ def _ranking(outcomes: Sequence[Outcome]) -> list[str]:
         ]
         for each in outcomes
     ]
-    time = f"{first.ttft_recorded_ms:.1f} ms" if first.ttft_recorded_ms else "?"
+    time = f"{first.ttft_recorded_ms:.1f} ms" if first.ttft_recorded_ms else UNKNOWN
     rows.append(
-        ["as it was recorded", time, _percent(first.hit_rate_recorded), "", "", *_load(first.spread_recorded), ""]
+        ["as it was recorded", time, percent_text(first.hit_rate_recorded), "", "", *_load(first.spread_recorded), ""]
     )
     heads = ["scenario", "first token", "cached", "regret", "changed", "requests ±", "blocks ±", "refused"]
     if not any(each.refused for each in outcomes):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
-    return text_table(heads, rows, "<" + ">" * (len(heads) - 1))
+    return Table(heads, rows, "<" + ">" * (len(heads) - 1))
 
 
 def _load(spread: LoadBalance) -> tuple[str, str]:
     return f"{spread.requests_cv:.2f}", f"{spread.blocks_cv:.2f}"
 
 
-def _cases(outcome: Outcome) -> list[str]:
-    lines: list[str] = []
+def _cases(outcome: Outcome) -> Text:
     for title, cases in (
         ("the recorded choice cost most here", outcome.worst),
         ("this scenario would cost most here", outcome.losses),
     ):
         if cases:
-            lines += ["", f"{title}:", *_case_table(outcome, cases)]
-    return lines
+            yield from ("", f"{title}:", _case_table(outcome, cases))
 
 
-def _case_table(outcome: Outcome, cases: Sequence[DecisionChange]) -> list[str]:
+def _case_table(outcome: Outcome, cases: Sequence[DecisionChange]) -> Table:
     rows = [
         (
             time_text(case.time_ms),
             f"{case.request}{f' (attempt {case.attempt})' if case.attempt else ''}",
             outcome.names.get(case.recorded_worker, case.recorded_worker),
             outcome.names.get(case.new_worker, case.new_worker) or "nobody",
-            f"{case.regret_blocks:+,} blocks",
-            f"{case.regret_ms:+.1f} ms" if outcome.timed else "?",
+            f"{case.regret_blocks:+,} {plural(abs(case.regret_blocks), 'block')}",
+            f"{case.regret_ms:+.1f} ms" if outcome.timed else UNKNOWN,
         )
         for case in cases
     ]
-    return text_table(("time", "request", "went to", "instead", "regret", "estimated"), rows, "<<<<>>")
+    return Table(("time", "request", "went to", "instead", "regret", "estimated"), rows, "<<<<>>")
 
 
-def _trust(outcomes: Sequence[Outcome]) -> list[str]:
+def _basis(outcomes: Sequence[Outcome]) -> Iterator[str]:
     first = outcomes[0]
-    lines = [REGRET]
-    lines += [f"- {_fit_text(model, fitted)}" for model, fitted in first.fitted.items()]
-    lines.append(
-        "- Caches stay as recorded: another choice finds only what the recorded ones left there, so it looks "
+    yield REGRET
+    yield from (_fit_text(model, fitted) for model, fitted in first.fitted.items())
+    yield (
+        "Caches stay as recorded: another choice finds only what the recorded ones left there, so it looks "
         "somewhat worse than it would have been."
     )
     if any(each.scenario.follow_load for each in outcomes):
-        lines.append("- Loads follow the new choices, but each request takes as long as it took.")
+        yield "Loads follow the new choices, but each request takes as long as it took."
     if any(not each.scenario.follow_load for each in outcomes):
-        lines.append("- Loads stay as recorded where the scenario says so: many requests may pile up on one worker.")
-    lines.append(f"- Engines said that {_percent(first.hit_rate_real)} of the prompt tokens came from their caches.")
+        yield "Loads stay as recorded where the scenario says so: many requests may pile up on one worker."
+    yield f"Engines said that {percent_text(first.hit_rate_real)} of the prompt tokens came from their caches."
     if first.rejected:
-        lines.append(f"- {first.rejected:,} requests were refused back then; they are not decided again.")
-    lines += [f"- {text}." for text in left_out_texts(first)]
-    lines += _beside_the_point(outcomes)
+        refused = plural(first.rejected, "was refused back then; it is", "were refused back then; they are")
+        yield f"{count_text(first.rejected, 'request')} {refused} not decided again."
+    yield from (f"{text}." for text in left_out_texts(first))
+    yield from _beside_the_point(outcomes)
     if any(_weighs_nothing(each) for each in outcomes):
-        lines.append("- The recorded policy looks at no weight: to try weights, say `--policy kv`, too.")
+        yield "The recorded policy looks at no weight: to try weights, say `--policy kv`, too."
     if any(each.astray for each in outcomes):
-        lines.append("- Requests sent to a worker that was gone count as if nothing was cached for them.")
-    return ["What this rests on:", *(fill(line, WIDTH, subsequent_indent="  ") for line in lines)]
+        yield "Requests sent to a worker that was gone count as if nothing was cached for them."
 
 
 def left_out_texts(outcome: Outcome) -> Iterator[str]:
@@ -204,19 +223,20 @@ def left_out_texts(outcome: Outcome) -> Iterator[str]:
         why = "their workers declined them, and the next decisions on the same requests count"
         if reason != DECLINED:
             why = f"they cannot be judged from this record ({reason})"
-        yield f"{count:,} decisions are left out: {why}"
+        yield f"{count:,} {plural(count, 'decision is', 'decisions are')} left out: {why}"
 
 
 def _beside_the_point(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """What of the question the record cannot answer."""
     unread = dict.fromkeys(name for each in outcomes for name in each.scenario.unread)
     if unread and not (len(outcomes) == 1 and outcomes[0].scenario.is_unread):  # else the verdict says it
-        yield f"- {_unread(unread)}"
+        yield _unread(unread)
     if told := [name for name in unread if name in QUEUEING]:
-        yield f"- What {', '.join(told)} changes is told with --closed-loop, which runs the requests again."
+        yield f"What {', '.join(told)} changes is told with --closed-loop, which runs the requests again."
     if unlearned := max(each.unlearned for each in outcomes):
+        recorded, do = plural(unlearned, "decision was", "decisions were"), plural(unlearned, "does", "do")
         yield (
-            f"- {unlearned:,} decisions were recorded under a policy that estimates nothing, and do not say how long "
+            f"{unlearned:,} {recorded} recorded under a policy that estimates nothing, and {do} not say how long "
             f"prefills last: {DEFAULT_TIME.base_us / 1000:g} ms and {DEFAULT_TIME.per_token_m / 1000:g} us per token "
             "by default; `--set prefill_us_per_token=N` says otherwise."
         )
@@ -229,14 +249,15 @@ def _unread(names: Iterable[str]) -> str:
 def _fit_text(model: str, fitted: FirstTokenFit) -> str:
     if not fitted.usable:
         return (
-            f"Times of {model} cannot be estimated from {fitted.samples:,} first tokens: "
+            f"Times of {model} cannot be estimated from {count_text(fitted.samples, 'first token')}: "
             "go by cached tokens and blocks."
         )
+    samples = count_text(fitted.samples, "first token")
     worth = "A poor estimate, go by blocks" if fitted.poor else "Times are estimates"
     text = (
         f"{worth}: {model} takes {fitted.per_token_ms * 1000:.0f} ms per 1000 tokens to compute and "
-        f"{fitted.per_queued_ms * 1000:.0f} ms per 1000 queued before them, by {fitted.samples:,} first tokens; half "
-        f"of those lie within {fitted.error_ms:.1f} ms of that, which explains {_percent(fitted.explained)} of how "
+        f"{fitted.per_queued_ms * 1000:.0f} ms per 1000 queued before them, by {samples}; half "
+        f"of those lie within {fitted.error_ms:.1f} ms of that, which explains {percent_text(fitted.explained)} of how "
         "they differ."
     )
     return f"{text} ({fitted.assumed[0].upper()}{fitted.assumed[1:]}.)" if fitted.assumed else text
@@ -245,7 +266,3 @@ def _fit_text(model: str, fitted: FirstTokenFit) -> str:
 def _weighs_nothing(outcome: Outcome) -> bool:
     settings = outcome.scenario.settings
     return bool(settings) and "policy" not in settings and set(outcome.policies) <= NEEDS_KV
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

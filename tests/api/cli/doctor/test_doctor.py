@@ -14,12 +14,13 @@ from msgspec import structs
 from actors.membership.registration import Registration
 from api.cli.doctor import examination
 from api.cli.doctor.broker_checks import check_consumers, check_disk, check_registry, check_rights, check_server
-from api.cli.doctor.doctor import as_text, doctor
-from api.cli.doctor.finding import OK, PROBLEM, WARNING, Finding, version_of
+from api.cli.doctor.doctor import doctor, findings_text
+from api.cli.doctor.finding import Finding, version_of
 from api.cli.doctor.process_checks import check_processes, check_workers
 from api.cli.doctor.stream_checks import LogHistory, check_record, check_streams
 from api.cli.inspect.snapshot_verification import SnapshotStatus
 from api.cli.process_query import ProcessReply, RegisteredProcess
+from api.cli.renderer import OK, PROBLEM, WARNING, render
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import LoadReported
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
@@ -364,11 +365,11 @@ def test_what_can_be_verified() -> None:
 
 def test_the_text() -> None:
     """A line for each check, and what they come to."""
-    text = as_text([Finding("streams", OK, "All there."), Finding("disk", PROBLEM, "No room.")])
+    text = render(findings_text([Finding("streams", OK, "All there."), Finding("disk", PROBLEM, "No room.")]))
     assert text.splitlines() == [
         "         check    what was found",
         "ok       streams  All there.",
         "PROBLEM  disk     No room.",
         "",
-        "1 well, 0 warnings, 1 problems",
+        "1 well, 0 warnings, 1 problem",
     ]

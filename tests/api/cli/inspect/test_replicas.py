@@ -16,8 +16,9 @@ from api.cli.inspect.replica_comparison import (
     shared,
 )
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
-from api.cli.inspect.replicas import ROUNDS_MAX, replicas, replicas_text
+from api.cli.inspect.replicas import ROUNDS_MAX, ReplicaOverview, replicas, replicas_text
 from api.cli.process_query import ProcessReply, RegisteredProcess
+from api.cli.renderer import render
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.errors import CallerError
 from core.events import Points, ReplicaReported
@@ -200,7 +201,7 @@ def test_the_table() -> None:
     told: dict[str, Any] = {"lag_events": 0, "lag_ms": 0.25, "events_per_s": 1200.0, "rss_bytes": 3 << 19, "gaps": 0}
     known = replica("1", in_flight=4, waiting=1, **told)
     gone = ReplicaStatus(name="frontend-2", id="2", ops="", answered=False, why="does not answer")
-    text = replicas_text([known, gone], judged([known, gone]), streams=False)
+    text = render(replicas_text(ReplicaOverview([known, gone], judged([known, gone]))))
     assert text.splitlines() == [
         (
             "replica     id  cursor  lag  lag ms  digest            events/s   memory  fold  in flight  waiting  gaps  "

@@ -23,6 +23,7 @@ from api.cli.inspect.live_settings import (
 from api.cli.inspect.setting_descriptions import MEANINGS, UNDER
 from api.cli.inspect.settings import settings, settings_of, settings_text
 from api.cli.options import pairs_of
+from api.cli.renderer import render
 from core.errors import CallerError, Unavailable
 from core.settings import POLICIES, RoutingSettings
 from streams.embedded.embedded_etcd import EmbeddedEtcd
@@ -72,7 +73,7 @@ async def test_it_waits_until_every_replica_uses_them(here: Deployed, monkeypatc
     assert not setting.done()
     behind["settings_revision"] = revision
     result = await setting
-    assert (result.exit_code, f"revision {revision}; all 1 replicas use it" in result.stdout) == (0, True)
+    assert (result.exit_code, f"revision {revision}; the only replica uses it" in result.stdout) == (0, True)
 
     monkeypatch.setattr(live_settings, "IN_USE_WAIT_S", 0.3)
     result = await here.run(settings, "set", "request_weight", "0.25")
@@ -206,12 +207,12 @@ def test_the_table() -> None:
             ReplicaRevision("frontend-1", "b", None, False, "does not answer"),
         ]
     )
-    lines = settings_text(settings_of(stored, CONFIGURED)[:2], stored, use).splitlines()
+    lines = render(settings_text(settings_of(stored, CONFIGURED)[:2], stored.revision, use)).splitlines()
     assert lines == [
         "setting         value  from        configured  meaning",
         f"policy             kv  configured          kv  {MEANINGS['policy']}",
         f"prefill_weight      2  live               1.5  {MEANINGS['prefill_weight']}",
         "",
-        "revision 7; 1 of 2 replicas do not use it:",
+        "revision 7; 1 of 2 replicas does not use it:",
         "  frontend-1 (b): does not answer",
     ]

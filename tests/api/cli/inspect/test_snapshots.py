@@ -12,7 +12,8 @@ import pytest
 
 from actors.consistency.snapshot_schedule import CLAIM
 from api.cli.inspect.snapshot_verification import SnapshotStatus, take_fenced, unusable
-from api.cli.inspect.snapshots import snapshots, snapshots_text
+from api.cli.inspect.snapshots import SnapshotListing, snapshots, snapshots_text
+from api.cli.renderer import render
 from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
 from core.errors import CallerError, WrongSequence
 from core.events import BlocksStored, Event, WorkerJoined
@@ -216,7 +217,9 @@ def test_the_table() -> None:
         Coverage(KV, StreamSeq(1), StreamSeq(20), StreamSeq(1), False),
         Coverage(SNAPSHOTS, StreamSeq(30), StreamSeq(40), None, True),
     ]
-    lines = snapshots_text([SnapshotStatus(made(), "kv_0 was made anew since")], covered).splitlines()
+    lines = render(
+        snapshots_text(SnapshotListing([SnapshotStatus(made(), "kv_0 was made anew since")], covered))
+    ).splitlines()
     assert lines == [
         "snapshot               made                      by          messages   size  fold  digest            usable",
         (

@@ -15,6 +15,7 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
+from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from api.config.api_settings import ApiSettings
 from api.openai.request.sessions import (
@@ -223,10 +224,10 @@ async def test_the_log_has_keyed_hashes(tmp_path: Path) -> None:
     assert A.encode() not in payloads
     with recording:
         assert verify(recording).different == 0
-        told = explain_text(explain(recording, "sub"))
+        told = render(explain_text(explain(recording, "sub")))
         assert f"session  {sub.session}, begun by session {main.session}" in told
-        assert f"session  {main.session}\n" in explain_text(explain(recording, "main"))
-        assert "  session  " not in explain_text(explain(recording, "none"))
+        assert f"session  {main.session}\n" in render(explain_text(explain(recording, "main")))
+        assert "  session  " not in render(explain_text(explain(recording, "none")))
 
 
 @pytest.mark.parametrize("policy", ["time", "session", "kv", "power-of-two"])
