@@ -13,7 +13,7 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check -q -q
 ARGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install serve test test-page test-agents bench check format clean
+.PHONY: help setup install serve test test-page test-agents bench check docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -56,15 +56,18 @@ bench: setup ## eight measurements, quick unless ARGS say otherwise; bench/READM
 	  echo "== $$name"; $(PYTHON) -m bench.$$name $(or $(ARGS),--quick) || exit 1; \
 	done
 
-check: setup ## lint, format and types
+check: setup docs ## lint, format, types and documentation
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
+
+docs: setup ## the pages of docs/ as a site in site/
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 format: setup ## format the code, mend what lint can
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
 
 clean: ## remove the environment and all caches; ./data stays
-	@rm -rf $(VENV) .agents .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	@rm -rf $(VENV) .agents .mypy_cache .ruff_cache .pytest_cache .hypothesis dist site
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

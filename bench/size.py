@@ -100,7 +100,7 @@ class Sizes(NamedTuple):
 
 
 def measure(options: argparse.Namespace) -> Iterable[Figure]:
-    """The figures of each block size; then the table for the README."""
+    """The figures of each block size; then the table for docs/benchmarks.md."""
     found = []
     for block_size in BLOCK_SIZES:
         sizes = asyncio.run(_measured(block_size, RUN_QUICK_S if options.quick else RUN_S))

@@ -82,6 +82,8 @@ TEXTS = [
     *OURS,
     *(path for folder in ("deploy", "examples") for path in sorted((ROOT / folder).rglob("*")) if path.is_file()),
     *ROOT.glob("*.md"),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "mkdocs.yml",
     ROOT / "Makefile",
     ROOT / "pyproject.toml",
     ROOT / "requirements-cpu.txt",

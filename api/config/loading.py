@@ -310,4 +310,4 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
 
 def _meant(name: str) -> str:
     near = get_close_matches(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in VARIABLES], n=1)
-    return f"; is {PREFIX}{near[0]} meant?" if near else "; docs/operating.md lists them."
+    return f"; is {PREFIX}{near[0]} meant?" if near else "; docs/configuration.md lists them."

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-NATS_CLI = "docs/operating.md says where `nats` comes from"
+NATS_CLI = "docs/deploy.md says where `nats` comes from"
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -21,8 +21,8 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
 
 
 def test_the_manual_lists_them_all() -> None:
-    """The table of docs/operating.md has each variable once, and no other."""
-    text = (ROOT / "docs" / "operating.md").read_text()
+    """The table of docs/configuration.md has each variable once, and no other."""
+    text = (ROOT / "docs" / "configuration.md").read_text()
     section = text.partition("\n## Environment\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `(CONTRAIL_[A-Z_]+)` \|", section, re.MULTILINE)
     assert listed == list(VARIABLES)
@@ -31,8 +31,8 @@ def test_the_manual_lists_them_all() -> None:
 def test_a_variable_that_is_written_wrongly() -> None:
     """The nearest one is named; what is not like ours is nobody's concern."""
     assert unknown_variables(["HOME", "CONTRAIL_PORT"]) == []
-    assert unknown_variables(["CONTRAIL_PROT", "CONTRAIL_COLOUR_OF_THE_SKY"]) == [
-        "CONTRAIL_COLOUR_OF_THE_SKY is no variable of Contrail's and changes nothing; docs/operating.md lists them.",
+    assert unknown_variables(["CONTRAIL_PROT", "CONTRAIL_COLOUR_OF_SKY"]) == [
+        "CONTRAIL_COLOUR_OF_SKY is no variable of Contrail's and changes nothing; docs/configuration.md lists them.",
         "CONTRAIL_PROT is no variable of Contrail's and changes nothing; is CONTRAIL_PORT meant?",
     ]
 

@@ -207,7 +207,7 @@ def test_streams_and_their_limits() -> None:
         WARNING,
         (
             "routing keeps 10 B and not the 300 B of log.max_bytes: change the streams at the broker "
-            "(`nats stream edit`; docs/operating.md says where `nats` comes from), or the configuration."
+            "(`nats stream edit`; docs/deploy.md says where `nats` comes from), or the configuration."
         ),
     )
     assert found("stream_limits", check_streams(streams(storage="memory"), TOPOLOGY, None))[0] == PROBLEM
@@ -224,7 +224,7 @@ def test_how_much_history_the_limits_hold() -> None:
         WARNING,
         (
             "At 50 B per hour, routing is full after 6h, before its 1d are over: give log.max_bytes more, and the "
-            "stream too, which keeps the size it has (`nats stream edit`; docs/operating.md says where `nats` comes "
+            "stream too, which keeps the size it has (`nats stream edit`; docs/deploy.md says where `nats` comes "
             "from); or expect less history."
         ),
     )
