@@ -108,3 +108,26 @@ def test_files_that_pages_name_exist(page: Path) -> None:
     folders = "core|streams|projections|actors|replay|api|tests|bench|examples|deploy"
     paths = re.findall(rf"`((?:{folders})/[\w./]+)`", prose(page))
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_modules_that_pages_name_exist(page: Path) -> None:
+    """`core.subjects.job_kind`: the module is there, and the name is defined in it."""
+    wrong = []
+    for dotted in re.findall(r"`((?:core|streams|projections|actors|replay|api)(?:\.\w+)+)`", prose(page)):
+        *module, last = dotted.split(".")
+        file, whole = ROOT.joinpath(*module).with_suffix(".py"), ROOT.joinpath(*module, last).with_suffix(".py")
+        defined = rf"^(class |def |async def )?{last}\b"
+        if not (whole.exists() or whole.with_suffix("").is_dir()) and not (
+            file.exists() and re.search(defined, file.read_text(), re.MULTILINE)
+        ):
+            wrong.append(dotted)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_file_names_alone_are_those_of_modules(page: Path) -> None:
+    """`tokenizer_pool.py` without its folder is a module of some room."""
+    packages = ("core", "streams", "projections", "actors", "replay", "api", "tests")
+    alone = re.findall(r"`(\w+\.py)`", prose(page))
+    assert [file for file in alone if not any(any((ROOT / each).rglob(file)) for each in packages)] == []
