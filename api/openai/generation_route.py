@@ -91,12 +91,12 @@ class GenerationRoute(Generic[Body]):
         self._decoder = msgspec.json.Decoder(adapter.body_type)
         self._adapter = adapter
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         arrived_ms = self._clock.monotonic_ms()
-        exchange = HttpExchange(scope, receive, send)
+        exchange = HttpExchange.of(scope)
         body: Body | None = None
         try:
-            raw = await exchange.body(self._settings.body_bytes_max)
+            raw = await exchange.read_body(self._settings.body_bytes_max)
             await self._preprocessor.turn(len(raw))
             body = self._unsealed(decode(self._decoder, raw), exchange)
             exchange.asks_for(getattr(body, "model", ""))
@@ -138,13 +138,13 @@ class GenerationRoute(Generic[Body]):
         if len(raw) <= self._settings.inline_bytes_max:
             return await preparing
         # a long one takes a while: its client may hang up meanwhile
-        return await exchange.while_there(preparing)
+        return await exchange.run_until_disconnect(preparing)
 
     async def _serve(self, generation: Generation) -> str:
         """The request is answered, as far as there is a client; returns the outcome."""
         exchange, prepared = generation.exchange, generation.prepared
         try:
-            await exchange.while_there(generation.run(self._backend))
+            await exchange.run_until_disconnect(generation.run(self._backend))
         except ClientDisconnected:
             return "abort"
         except ContrailError as error:

@@ -60,15 +60,15 @@ class UnaryRoute(Generic[Body]):
         self._work = work
         self._to_error = to_error
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         arrived_ms = self._clock.monotonic_ms()
-        exchange = HttpExchange(scope, receive, send)
+        exchange = HttpExchange.of(scope)
         unary_request = UnaryRequest(exchange)
         outcome = "error"
         try:
-            raw = await exchange.body(self._settings.body_bytes_max)
+            raw = await exchange.read_body(self._settings.body_bytes_max)
             unary_request.size = len(raw)
-            await exchange.while_there(self._answer(exchange, raw, unary_request))
+            await exchange.run_until_disconnect(self._answer(exchange, raw, unary_request))
             outcome = ANSWERED
         except ClientDisconnected:
             outcome = "abort"

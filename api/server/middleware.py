@@ -11,14 +11,14 @@ import logging
 import re
 from collections.abc import Callable
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.server.anthropic_errors import error_for_path
 from api.server.caller import header_tenant
 from api.server.errors import ApiError, internal_error, redacted_traceback, stopping
-from api.server.exchange import MODEL_KEY, TRACE_KEY, RoutingTrace
-from api.server.response_writer import STATE_KEY, ResponseWriter
+from api.server.exchange import EXCHANGE_KEY, HttpExchange, RoutingTrace
 from core.clock import Clock
 from core.entropy import random_hex
 
@@ -51,43 +51,39 @@ class RequestIdMiddleware:
         state = scope.setdefault("state", {})
         # a route that finds another one in the body may put it here
         state["request_id"] = _request_id(scope)
-        trace = None if self._traced_by is None else RoutingTrace(self._traced_by)
-        state[TRACE_KEY] = trace
+        exchange: HttpExchange | None = state.get(EXCHANGE_KEY)
+        if exchange is not None:
+            exchange.request_id = state["request_id"]
+            exchange.trace = None if self._traced_by is None else RoutingTrace(self._traced_by)
         started = False
-
-        def named() -> list[tuple[bytes, bytes]]:
-            return [(b"x-request-id", state["request_id"].encode()), *(trace.headers() if trace else ())]
-
-        wire: ResponseWriter | None = state.get(STATE_KEY)
-        if wire is not None:
-            wire.named = named
 
         async def send_named(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), *named()]
+                own = [(b"x-request-id", state["request_id"].encode())]
+                naming = own if exchange is None else exchange.naming_headers()
+                message["headers"] = [*message.get("headers", ()), *naming]
             await send(message)
 
         try:
             await self._app(scope, receive, send_named)
         except asyncio.CancelledError:
-            if started or (wire is not None and wire.began):
+            if started or (exchange is not None and exchange.started):
                 raise
             await send_error(send_named, error_for_path(scope["path"], stopping(), state["request_id"]))
         except Exception as error:  # noqa: BLE001 - whatever it was, other requests go on
-            self._tell(scope, error)
-            if not started and (wire is None or not wire.began):
+            self._tell(scope, exchange, error)
+            if not started and (exchange is None or not exchange.started):
                 await send_error(send_named, error_for_path(scope["path"], internal_error(), state["request_id"]))
             # else the server cuts the connection, so that the client sees that the answer is not whole
 
-    def _tell(self, scope: Scope, error: Exception) -> None:
+    def _tell(self, scope: Scope, exchange: HttpExchange | None, error: Exception) -> None:
         """The process's log has the failure; of a request of the API the event log has it, too."""
-        state = scope["state"]
-        text = "a request failed inside:\n%s"
-        log.error(text, redacted_traceback(error), extra={"request_id": state["request_id"]})
-        if MODEL_KEY in state:
-            self._failed(state["request_id"], state[MODEL_KEY], header_tenant(scope["headers"]), error)
+        request_id = scope["state"]["request_id"]
+        log.error("a request failed inside:\n%s", redacted_traceback(error), extra={"request_id": request_id})
+        if exchange is not None and exchange.model is not None:
+            self._failed(request_id, exchange.model, header_tenant(scope["headers"]), error)
 
 
 async def send_error(send: Send, error: ApiError) -> None:
@@ -128,7 +124,19 @@ class ApiCorsMiddleware:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        closed = scope["type"] != "http" or scope["path"].startswith("/debug")
-        if not closed:
-            scope["state"].pop(STATE_KEY, None)  # its headers depend on the answer's: all of them must pass here
-        await (self._app if closed else self._shared)(scope, receive, send)
+        if scope["type"] != "http" or scope["path"].startswith("/debug"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if "origin" in headers:
+            await self._add_headers(scope["state"].get(EXCHANGE_KEY), headers)
+        await self._shared(scope, receive, send)
+
+    async def _add_headers(self, exchange: HttpExchange | None, headers: Headers) -> None:
+        """An answer that goes past ASGI has the headers that the framework gives to others."""
+
+        async def take(message: Message) -> None:
+            if exchange is not None:
+                exchange.shared_headers = message["headers"]
+
+        await self._shared.send({"type": "http.response.start", "headers": []}, take, headers)

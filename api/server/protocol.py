@@ -22,8 +22,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.server.errors import RETRY_AFTER_S, ApiError
+from api.server.exchange import EXCHANGE_KEY, HttpExchange, head_and_body
 from api.server.limits import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, SLOW_READER_S, TURNED_AWAY_MAX, ListenerState
-from api.server.response_writer import STATE_KEY, ResponseWriter, close_delimited, head_and_body, notify_disconnect
 
 VERSIONS = ("1.1", "1.0")
 
@@ -93,7 +93,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = False
         self._fault: ApiError | None = None
         self._discarded_bytes = 0
-        self._active: RequestResponseCycle | None = None
+        self._active: HttpExchange | None = None
         """The request that is being answered; `cycle` is the one that came last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
@@ -110,9 +110,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self.pipeline.clear()
         if self._active is not None and not self._active.response_complete:
-            self._active.disconnected = True
-            self._active.message_event.set()
-            notify_disconnect(self._active)
+            self._active.on_disconnect()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -184,7 +182,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope = self._scope(version)
         # who waits for leave to send a body, and is refused, may or may not send it then
         ends = server_state.stopping or self.expect_100_continue or version == "1.0"
-        cycle = self.cycle = RequestResponseCycle(
+        cycle = HttpExchange(
+            self.loop,
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -197,9 +196,7 @@ class HttpProtocol(HttpToolsProtocol):
             keep_alive=not ends and parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
-        self.scope["state"][STATE_KEY] = ResponseWriter(cycle, self.loop)
-        if version == "1.0":
-            close_delimited(cycle)
+        self.cycle = self.scope["state"][EXCHANGE_KEY] = cycle
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:
@@ -230,6 +227,7 @@ class HttpProtocol(HttpToolsProtocol):
         raise ValueError(error.message)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        assert isinstance(cycle, HttpExchange)
         self._active = cycle
         task = self.loop.create_task(cycle.run_asgi(app))
         task.add_done_callback(self.tasks.discard)
@@ -260,7 +258,7 @@ class HttpProtocol(HttpToolsProtocol):
         """The next request that waits is served; idle time begins if there is none."""
         self.server_state.total_requests += 1
         if self._active is not None:
-            self._active.scope["state"].pop(STATE_KEY, None)  # else the two hold each other
+            self._active.scope["state"].pop(EXCHANGE_KEY, None)  # else the two hold each other
         if self.transport.is_closing():
             return
         self.flow.resume_reading()

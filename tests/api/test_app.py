@@ -11,6 +11,8 @@ import pytest
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.config.api_settings import ApiSettings
+from api.server.http_server import HttpServer
+from api.server.sockets import bind
 from tests.api.conftest import Api
 from tests.api.raw import request, say
 from tests.api.scripted import CONTEXT_MAX, ScriptedBackend, ids
@@ -86,12 +88,14 @@ async def test_what_cannot_be_tokenized_is_named(api: Api, path: str, fields: di
 async def test_bodies_are_bounded_everywhere() -> None:
     """413 in the shape of the route's API."""
     app = create_app(ScriptedBackend(), FrontendMetrics(), ApiSettings(body_bytes_max=1000))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
+    server = HttpServer(app, bind("127.0.0.1", 0))
+    async with httpx.AsyncClient(base_url=f"http://{await server.start()}", verify=False) as http:
         for path in POSTED:
             answer = await http.post(path, content=b" " * 1001)
             assert (answer.status_code, "larger than 1000" in answer.json()["error"]["message"]) == (413, True), path
             assert (answer.json().get("type") == "error") == path.startswith("/v1/messages")
             assert (await http.get(path)).status_code == 405
+    await server.stop(grace_s=1)
 
 
 @pytest.mark.parametrize("path", [*POSTED, "/v1/chat/completions", "/v1/completions"])

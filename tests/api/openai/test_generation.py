@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.openai.generation import Generation
 from api.openai.request.choice import Choice, TakenTokens
 from api.openai.types.deltas import ChoiceDelta, Delta
-from api.server.exchange import TRACE_KEY, HttpExchange
-from api.server.response_writer import STATE_KEY, ResponseWriter
+from api.server.exchange import HttpExchange
 from core.clock import SystemClock
 from core.generation import Output, OutputConsumer
 from core.models import GenerationFailed
@@ -75,21 +73,32 @@ class Encoder:
         return b"[DONE]"
 
 
+def exchange_over(transport: Transport, flow: FlowControl, headers: Sequence[tuple[bytes, bytes]] = ()) -> HttpExchange:
+    """A request that came whole."""
+    log = logging.getLogger("test")
+    return HttpExchange(
+        asyncio.get_running_loop(),
+        scope={"http_version": "1.1", "method": "POST", "headers": headers, "path": "/", "state": {}},
+        transport=transport,
+        flow=flow,
+        logger=log,
+        access_logger=log,
+        access_log=False,
+        default_headers=[],
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=True,
+        on_response=lambda: None,
+    )
+
+
 class Client:
-    """A client over a real cycle of the server, and the generation that answers it."""
+    """A client over a real exchange of the server, and the generation that answers it."""
 
     def __init__(self, choices: int = 1) -> None:
         self.transport = Transport()
         self.flow = FlowControl(cast(Any, self.transport))
-        scope: Any = {"type": "http", "http_version": "1.1", "method": "POST", "headers": [], "path": "/"}
-        scope["state"] = {"request_id": "r", TRACE_KEY: None}
-        log, event = logging.getLogger("test"), asyncio.Event()
-        cycle = RequestResponseCycle(
-            scope, cast(Any, self.transport), self.flow, log, log, False, [], event, False, True, print
-        )
-        cycle.on_response = lambda: None
-        scope["state"][STATE_KEY] = ResponseWriter(cycle, asyncio.get_running_loop())
-        exchange = HttpExchange(scope, cast(Any, cycle.receive), cast(Any, cycle.send))
+        exchange = exchange_over(self.transport, self.flow)
         self.choices = [Choice(at, 0, cast(Any, at), cast(Any, Transcript())) for at in range(choices)]
         prepared = SimpleNamespace(model="m", choices=self.choices, stream=True, plain=choices == 1)
         self.generation = Generation(
@@ -231,15 +240,13 @@ async def test_a_stream_without_its_end_is_an_error() -> None:
         await Client().answered(say)
 
 
-async def test_a_chunk_without_bytes_is_none() -> None:
-    """A caller that asks the writer to write nothing has written nothing, and can still end the answer."""
+async def test_a_piece_without_bytes_is_no_chunk() -> None:
+    """A stream that is told to write nothing has written nothing, and can still end."""
     transport = Transport()
-    cycle = SimpleNamespace(
-        chunked_encoding=True, flow=SimpleNamespace(write_paused=False), response_complete=False, disconnected=False,
-        transport=transport, message_event=asyncio.Event(), keep_alive=True, on_response=lambda: None,
-    )  # fmt: skip
-    wire = ResponseWriter(cast(Any, cycle), asyncio.get_running_loop())
-    assert wire.chunk(b"")
-    assert transport.written == b""
-    assert wire.last_chunk(b"")
-    assert transport.written == b"0\r\n\r\n"
+    exchange = exchange_over(transport, FlowControl(cast(Any, transport)))
+    assert exchange.write_now(b"a")
+    before = len(transport.written)
+    assert exchange.write_now(b"")
+    assert len(transport.written) == before
+    assert exchange.close_now(b"")
+    assert transport.written.endswith(b"\r\n\r\n1\r\na\r\n0\r\n\r\n")

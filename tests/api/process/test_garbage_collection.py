@@ -57,10 +57,8 @@ async def test_a_request_leaves_nothing_to_be_looked_for(api: Api, stream: bool)
         gc.set_debug(0)
         gc.garbage.clear()
     assert not found & {
-        "ResponseWriter",
         "HttpExchange",
-        "DisconnectWatcher",
-        "RequestResponseCycle",
+        "Generation",
         "PreparedRequest",
         "Transcript",
     }

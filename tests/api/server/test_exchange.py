@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
 
-from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router.live_requests import cancel_reason
-from api.app import create_app
-from api.config.api_settings import ApiSettings
-from api.server import exchange as exchange_module
-from api.server.exchange import DisconnectWatcher
+from api.server import protocol
+from api.server.exchange import ClientDisconnected
 from core.generation import Output
+from core.models import DeadlineExceeded
 from tests.api.conftest import Api
-from tests.api.scripted import ScriptedBackend, Step, ids
+from tests.api.openai.test_generation import Transport, exchange_over
+from tests.api.scripted import Step, ids
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 100}
 ENDLESS = 100_000
@@ -51,20 +50,26 @@ async def test_a_request_without_a_token_by_its_deadline_is_504(api: Api) -> Non
     assert 0 < (api.backend.requests[0].deadline_ms or 0) <= 150
 
 
-@pytest.mark.parametrize(("late", "why"), [(True, "deadline"), (False, "client_gone")])
-async def test_whoever_waits_for_a_worker_hears_why_it_is_ended(late: bool, why: str) -> None:
+@pytest.mark.parametrize(("headers", "why"), [([(b"x-contrail-deadline-ms", b"1")], "deadline"), ([], "client_gone")])
+async def test_work_that_waits_for_a_worker_hears_why_it_is_ended(headers: list[tuple[bytes, bytes]], why: str) -> None:
     """The log is told so."""
-    loop = asyncio.get_running_loop()
-    vigil = DisconnectWatcher(lambda: 0, loop.time() if late else math.inf, loop)
-    if not late:
-        vigil.gone()
-    try:
-        await asyncio.Event().wait()
-    except asyncio.CancelledError as error:
-        assert cancel_reason(error) == why
-        assert vigil.verdict() is not None
-    finally:
-        vigil.close()
+    transport = Transport()
+    exchange = exchange_over(transport, FlowControl(cast(Any, transport)), headers)
+    reasons: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            reasons.append(cancel_reason(error))
+            raise
+
+    if not headers:
+        asyncio.get_running_loop().call_later(0.001, exchange.on_disconnect)
+    with pytest.raises(ClientDisconnected if not headers else DeadlineExceeded):
+        await exchange.run_until_disconnect(work())
+    assert reasons == [why]
+    assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]
 
 
 async def test_a_stream_that_meets_its_deadline_ends_with_the_error(api: Api) -> None:
@@ -79,31 +84,6 @@ async def test_a_stream_that_meets_its_deadline_ends_with_the_error(api: Api) ->
     assert any("half" in line for line in lines[:-1])
     assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
     await api.backend.until_closed()
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
-async def test_a_deadline_within_a_whole_answer_adds_nothing_to_it(path: str) -> None:
-    """Its length has been said; the client that is slow to take it gets no event of a stream behind it."""
-    backend, metrics = ScriptedBackend(), FrontendMetrics()
-    asked = {"model": "tiny", "max_tokens": 100, "prompt": "a"} if path == "/v1/completions" else BODY
-    body, sent = json.dumps(asked).encode(), list[dict[str, Any]]()
-    headers = [(b"content-type", b"application/json"), (b"x-contrail-deadline-ms", b"200")]
-    messages = iter([{"type": "http.request", "body": body}])
-
-    async def receive() -> Any:
-        return next(messages, None) or await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-        if message["type"] == "http.response.body" and len(sent) == 2:
-            await asyncio.Event().wait()
-
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-    app = create_app(backend, metrics, ApiSettings())
-    async with asyncio.timeout(10):
-        await app({**scope, "headers": headers, "state": {}}, receive, send)
-    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
-    assert metrics.registry.get_sample_value("contrail_requests_total", {"model": "tiny", "outcome": "deadline"}) == 1
 
 
 async def test_a_request_that_is_answered_in_time_is_whole(api: Api) -> None:
@@ -123,7 +103,7 @@ async def test_a_deadline_without_sense_is_the_callers_error(api: Api, wrong: st
 
 async def test_who_does_not_read_is_bounded_in_memory_and_in_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little waits in its connection, what comes after that is merged, and after SLOW_READER_S the worker stops."""
-    monkeypatch.setattr(exchange_module, "SLOW_READER_S", 0.8)
+    monkeypatch.setattr(protocol, "SLOW_READER_S", 0.8)
     piece = ids("a jet leaves a contrail " * 400)
     taken, most = 0, 0
 
@@ -153,7 +133,7 @@ async def test_who_does_not_read_is_bounded_in_memory_and_in_time(api: Api, monk
 
 async def test_who_reads_slowly_is_served(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it reads at all."""
-    monkeypatch.setattr(exchange_module, "SLOW_READER_S", 0.4)
+    monkeypatch.setattr(protocol, "SLOW_READER_S", 0.4)
     text = "a jet leaves a contrail " * 200
     api.backend.script = [*(Output(tokens=ids(text)) for _ in range(60)), Output(tokens=ids("end"), finish="stop")]
     host, port = str(api.http.base_url.host), api.http.base_url.port

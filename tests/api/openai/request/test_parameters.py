@@ -271,7 +271,7 @@ class FakeParser:
         if text == "[":
             self.called = True
             return Delta(tools=(ToolDelta(0, "call-1", "look", ""),))
-        if text.endswith("?"):
+        if text and text in "why?":
             return Delta(reasoning=text)
         if not text:
             return EMPTY_DELTA
