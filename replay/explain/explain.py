@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from core.errors import CallerError
 from core.event_json import time_text
 from core.events import RequestFinished, RequestMigrated, RequestRejected, RequestRouted
@@ -201,9 +199,10 @@ def excluded_named(excluded: ExcludedWorkers, names: Participants) -> dict[str, 
 def _told_tokens(recording: Recording, tried: RequestAttempt) -> int:
     """How much of the answer the client had from an attempt before."""
     told = 0
-    for event in _events(recording, tried.migrated_seq):
-        if isinstance(event, RequestMigrated) and (event.request, event.attempt) == (tried.request, tried.attempt):
-            told = event.told_tokens
+    for _, message in recording.said(ROUTING, tried.migrated_seq, tried.migrated_seq + 1) if tried.migrated_seq else ():
+        for event in message.events:
+            if isinstance(event, RequestMigrated) and (event.request, event.attempt) == (tried.request, tried.attempt):
+                told = event.told_tokens
     return told
 
 
@@ -221,16 +220,15 @@ def _ended(recording: Recording, tried: RequestAttempt, attempt: AttemptExplanat
         return
     attempt.outcome, attempt.output_tokens = tried.outcome, tried.output_tokens
     attempt.duration_ms = tried.duration_ms
-    for event in _events(recording, tried.ended_seq):
-        if isinstance(event, RequestFinished) and (event.request, event.attempt) == (tried.request, tried.attempt):
+    for _, event in recording.events([tried.ended_at]):
+        if isinstance(event, RequestFinished):
             attempt.detail = event.detail
 
 
 def _rejection(recording: Recording, tried: RequestAttempt) -> RejectionExplanation:
     if (away := queue_rejection(recording, tried)) is not None:
         return away
-    refusals = (event for event in _events(recording, tried.seq) if isinstance(event, RequestRejected))
-    event = next((it for it in refusals if (it.request, it.attempt) == (tried.request, tried.attempt)), None)
+    event = next((it for _, it in recording.events([tried.at]) if isinstance(it, RequestRejected)), None)
     if event is None:
         return RejectionExplanation(
             attempt=tried.attempt,
@@ -252,10 +250,3 @@ def _rejection(recording: Recording, tried: RequestAttempt) -> RejectionExplanat
         excluded=excluded_named(excluded, recording.names),
         queued=queue_wait(recording, tried, event.now_ms),
     )
-
-
-def _events(recording: Recording, seq: int) -> tuple[msgspec.Struct, ...]:
-    """Those of the message there in the routing stream; none for 0."""
-    for _, message in recording.said(ROUTING, seq, seq + 1) if seq else ():
-        return message.events
-    return ()

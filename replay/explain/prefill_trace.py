@@ -66,14 +66,8 @@ def prefill_hint(event: RequestRouted, on: DecisionInputs, names: Participants) 
 
 def prefill_report(recording: Recording, tried: RequestAttempt) -> PrefillReport | None:
     """What the worker said; None if no first token came, or nobody else could have computed the prompt."""
-    found = None
-    for _, message in (
-        recording.said(ROUTING, tried.prefilled_seq, tried.prefilled_seq + 1) if tried.prefilled_seq else ()
-    ):
-        for event in message.events:
-            if isinstance(event, RequestPrefilled) and (event.request, event.attempt) == (tried.request, tried.attempt):
-                found = event.prefill
-    return found
+    events = recording.events([tried.prefilled_at]) if tried.prefilled_at else ()
+    return next((event.prefill for _, event in events if isinstance(event, RequestPrefilled)), None)
 
 
 def prefill_outcome(report: PrefillReport, worker: str, names: Participants) -> PrefillOutcome:

@@ -49,21 +49,20 @@ def arrival_ms(recording: Recording, tried: RequestAttempt, decided_ms: int) -> 
 
 def queue_rejection(recording: Recording, tried: RequestAttempt) -> RejectionExplanation | None:
     """Its end without a decision; None if it ended by one."""
-    for record, message in recording.said(ROUTING, tried.seq, tried.seq + 1):
-        for event in message.events:
-            if isinstance(event, RequestTurnedAway) and event.request == tried.request:
-                waited = queue_wait(recording, tried, None)
-                if waited is not None:
-                    waited = msgspec.structs.replace(waited, waited_ms=event.waited_ms)
-                return RejectionExplanation(
-                    attempt=tried.attempt,
-                    time=time_text(record.time_ms),
-                    reason=event.reason,
-                    status=event.status,
-                    excluded={},
-                    queued=waited,
-                    detail=event.detail,
-                )
+    for _, event in recording.events([tried.at]):
+        if isinstance(event, RequestTurnedAway):
+            waited = queue_wait(recording, tried, None)
+            if waited is not None:
+                waited = msgspec.structs.replace(waited, waited_ms=event.waited_ms)
+            return RejectionExplanation(
+                attempt=tried.attempt,
+                time=time_text(tried.time_ms),
+                reason=event.reason,
+                status=event.status,
+                excluded={},
+                queued=waited,
+                detail=event.detail,
+            )
     return None
 
 
