@@ -10,32 +10,11 @@ from typing import Any, assert_never, cast
 
 import msgspec
 
+from actors.disagg import remote_prefill as machine
 from actors.disagg.jobs_follower import JobsFollower
 from actors.disagg.prefill_job import PublishJob
 from actors.disagg.prefill_peers import Kind, PrefillConnection
-from actors.disagg.remote_prefill import (
-    CacheForgotten,
-    ComputeHere,
-    Decline,
-    DecodeCommand,
-    DeliverPulled,
-    EndPull,
-    FailRequest,
-    ForgetCache,
-    JobEventRead,
-    PrefillDisconnected,
-    PrefillFrameArrived,
-    PrefillRegistered,
-    PullFailed,
-    PullSettled,
-    PullStarted,
-    RemotePrefill,
-    RequestClosed,
-    RequestSubmitted,
-    SendToPrefill,
-    SpoilEngine,
-    StartPull,
-)
+from actors.disagg.remote_prefill import DecodeCommand, RemotePrefill
 from actors.disagg.worker_role import RoleContext
 from actors.engines.engine import BlockTransfer, EngineLoad
 from actors.membership.registration import registration_of
@@ -181,34 +160,34 @@ class DecodeRole:
 
     def on_frame(self, connection: PrefillConnection, frame: FromPrefill) -> None:
         """A frame of a prefill worker."""
-        self._shell.feed(PrefillFrameArrived(connection, frame))
+        self._shell.feed(machine.PrefillFrameArrived(connection, frame))
 
     def on_disconnect(self, connection: PrefillConnection) -> None:
         """A connection broke."""
-        self._shell.feed(PrefillDisconnected(connection))
+        self._shell.feed(machine.PrefillDisconnected(connection))
 
     def totals(self) -> dict[str, int]:
         """Prompts by where they were computed, and what was moved."""
-        machine = self.remote_prefill
-        counts = machine.counts
+        remote = self.remote_prefill
+        counts = remote.counts
         recomputed = sum(counts.values()) - counts["pulled"] - counts["client_gone"]
         return {
-            "prefill_local": sum(machine.verdicts.values()) - machine.verdicts["long"],
+            "prefill_local": sum(remote.verdicts.values()) - remote.verdicts["long"],
             "prefill_remote": counts["pulled"],
             "prefill_recomputed": recomputed,
-            "blocks_pulled": machine.pulled_blocks,
-            **{f"pulled_by_{name}": machine.transports[name] for name in TRANSPORTS},
+            "blocks_pulled": remote.pulled_blocks,
+            **{f"pulled_by_{name}": remote.transports[name] for name in TRANSPORTS},
         }
 
     def describe(self) -> dict[str, Any]:
         """Where prompts were computed and why, and the prefill workers that could compute them now."""
-        machine = self.remote_prefill
+        remote = self.remote_prefill
         return {
-            "prefill_workers": machine.peers.able(),
-            "jobs_open": len(machine.jobs),
+            "prefill_workers": remote.peers.able(),
+            "jobs_open": len(remote.jobs),
             "settings_revision": self._live.revision,
-            "verdicts": dict(sorted(machine.verdicts.items())),
-            "jobs": dict(sorted(machine.counts.items())),
+            "verdicts": dict(sorted(remote.verdicts.items())),
+            "jobs": dict(sorted(remote.counts.items())),
             "engine": self._transfer.totals()._asdict(),
         }
 
@@ -219,7 +198,7 @@ class DecodeRole:
         scope = scope_bytes(request.adapter, request.cache_salt)
         prompt = Prompt(request.tokens, block_size, self._context.key.hash_seed, scope)
         answer = self._answers[job] = PendingAnswer(request)
-        self._shell.feed(RequestSubmitted(job, request, prompt, hint))
+        self._shell.feed(machine.RequestSubmitted(job, request, prompt, hint))
         try:
             await answer.decided.wait()
             if answer.error is not None:
@@ -229,7 +208,7 @@ class DecodeRole:
                     yield output
         finally:
             del self._answers[job]
-            self._shell.feed(RequestClosed(job))
+            self._shell.feed(machine.RequestClosed(job))
             if answer.pull is not None:
                 await answer.pull.outputs.aclose()
 
@@ -248,41 +227,41 @@ class DecodeRole:
         return cast(AsyncGenerator[Output, None], self._context.engine.generate(request, pull))
 
     def _on_event(self, source: str, event: object) -> None:
-        self._shell.feed(JobEventRead(source, event))
+        self._shell.feed(machine.JobEventRead(source, event))
 
     def _on_registered(self, change: Change) -> None:
         worker, registration = WorkerId(change.key.rpartition("/")[2]), registration_of(change)
         if registration is None:
-            self._shell.feed(PrefillRegistered(worker, None))
+            self._shell.feed(machine.PrefillRegistered(worker, None))
         elif registration.kv is not None and (registration.role, registration.model) == (PREFILL, self._model):
-            self._shell.feed(PrefillRegistered(worker, registration.kv))
+            self._shell.feed(machine.PrefillRegistered(worker, registration.kv))
 
     # --- commands --------------------------------------------------------------------------------------------------
 
     def _execute(self, command: DecodeCommand) -> None:  # noqa: C901  # one line for each command
         match command:
-            case ComputeHere(job, report):
+            case machine.ComputeHere(job, report):
                 self._compute(job, report)
-            case StartPull(job, pull):
+            case machine.StartPull(job, pull):
                 running = self._pulls[job] = RunningPull(self._start(self._answers[job].request, pull))
                 running.task = asyncio.create_task(self._pull(job, running), name=f"pull {job}")
                 running.task.add_done_callback(_log_failure)
-            case DeliverPulled(job):
+            case machine.DeliverPulled(job):
                 answer = self._answers[job.id]
                 answer.report, answer.pull = job.report, self._pulls.pop(job.id)
                 answer.decided.set()
-            case FailRequest(job, error):
+            case machine.FailRequest(job, error):
                 self._answers[job].error = error
                 self._answers[job].decided.set()
-            case EndPull(job):
+            case machine.EndPull(job):
                 self._spawn(self._end_pull(job), self._ending)
-            case ForgetCache(job):
+            case machine.ForgetCache(job):
                 self._spawn(self._forget(job), self._ending)
-            case SpoilEngine(reason):
+            case machine.SpoilEngine(reason):
                 self._context.leave(f"engine dead: {reason}")
-            case SendToPrefill(connection, frame):
+            case machine.SendToPrefill(connection, frame):
                 connection.send(frame)
-            case Decline(pull):
+            case machine.Decline(pull):
                 self._spawn(self._transfer.decline(pull), self._declining)
             case PublishJob(event):
                 self._context.present().say_job(event)
@@ -303,9 +282,9 @@ class DecodeRole:
         except ContrailError as error:
             del self._pulls[job]
             await running.outputs.aclose()
-            self._shell.feed(PullFailed(job, error))
+            self._shell.feed(machine.PullFailed(job, error))
         else:
-            self._shell.feed(PullStarted(job, running.first.cached_tokens or 0))
+            self._shell.feed(machine.PullStarted(job, running.first.cached_tokens or 0))
 
     async def _end_pull(self, job: str) -> None:
         try:
@@ -313,18 +292,18 @@ class DecodeRole:
                 await running.close()
             await self._context.engine.settle()
         except Exception as error:  # noqa: BLE001  # of any kind: the machine judges the cache by it
-            self._shell.feed(PullSettled(job, error))
+            self._shell.feed(machine.PullSettled(job, error))
         else:
-            self._shell.feed(PullSettled(job))
+            self._shell.feed(machine.PullSettled(job))
 
     async def _forget(self, job: str) -> None:
         _logger.warning("blocks came that may be wrong: the cache is forgotten", extra={"job": job})
         try:
             await self._transfer.forget()
         except Exception as error:  # noqa: BLE001  # as above
-            self._shell.feed(CacheForgotten(job, error))
+            self._shell.feed(machine.CacheForgotten(job, error))
         else:
-            self._shell.feed(CacheForgotten(job))
+            self._shell.feed(machine.CacheForgotten(job))
 
     def _spawn(self, coroutine: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
         task = asyncio.create_task(coroutine)

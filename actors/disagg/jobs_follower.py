@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JobsFollower:
-    """`jobs` is the fold of what was read; `on_event` hears of each event that follows, and who said it."""
+    """`jobs` is the fold of what was read; `on_event` is called with each event that follows and its source."""
 
     def __init__(self, log: EventLog, clock: Clock, chain_key: bytes, on_event: Callable[[str, object], None]) -> None:
         self.jobs = JobsFold()
@@ -68,10 +68,10 @@ class JobsFollower:
         except Corrupt as error:
             _logger.warning("%s:%d cannot be read: %s", record.stream, record.seq, error)
             return
-        who = owner(record.subject)
-        if self.jobs.apply(who, message, digest(record.payload, self._chain_key)):
+        source = owner(record.subject)
+        if self.jobs.apply(source, message, digest(record.payload, self._chain_key)):
             for event in message.events:
-                self._on_event(who, event)
+                self._on_event(source, event)
 
     def _on_reset(self, _now: StreamState) -> None:
         self.jobs = JobsFold()

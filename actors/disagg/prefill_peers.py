@@ -42,7 +42,7 @@ class PrefillPeers:
         self.kind = kind
         self._addresses: dict[WorkerId, KvAddress] = {}
         self._workers: dict[PrefillConnection, WorkerId] = {}
-        """Who speaks over each, the newest last: a worker has two while one of us goes on under another id."""
+        """The worker behind each connection, the newest last: it has two while one side goes on under another id."""
         self._misfits: dict[WorkerId, str] = {}
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class PrefillPeers:
             self._misfits.pop(worker, None)
 
     def introduced(self, connection: PrefillConnection, frame: Introduce) -> bool:
-        """A prefill worker says who it is; False if its blocks are of no use here, which is said once."""
+        """A prefill worker has introduced itself; False if its blocks are of no use here, which is logged once."""
         worker, theirs = WorkerId(frame.worker), Kind(frame.model, frame.block_size, frame.layout)
         if theirs == self.kind:
             self._workers[connection] = worker
@@ -68,20 +68,19 @@ class PrefillPeers:
         return False
 
     def on_disconnect(self, connection: PrefillConnection) -> WorkerId | None:
-        """The connection broke; returns whose it was."""
+        """The connection broke; returns its worker."""
         return self._workers.pop(connection, None)
 
     def able(self) -> list[WorkerId]:
-        """Who can be asked now, sorted. O(prefill workers)."""
+        """The workers that can be asked now, sorted. O(prefill workers)."""
         return sorted(self._addresses.keys() & self._workers.values())
 
-    def get(self, worker: str) -> PrefillPeer | None:
-        """How to reach this one and its blocks; None if that cannot be now."""
-        who = WorkerId(worker)
-        connection = next((each for each, worker in reversed(self._workers.items()) if worker == who), None)
-        address = self._addresses.get(who)
-        return None if connection is None or address is None else PrefillPeer(who, connection, address)
+    def get(self, worker: WorkerId) -> PrefillPeer | None:
+        """How to reach this worker and its blocks; None if that cannot be now."""
+        connection = next((each for each, behind in reversed(self._workers.items()) if behind == worker), None)
+        address = self._addresses.get(worker)
+        return None if connection is None or address is None else PrefillPeer(worker, connection, address)
 
     def worker_of(self, connection: PrefillConnection) -> WorkerId | None:
-        """Who speaks over this connection; None before it said so, or if it is none of ours."""
+        """The worker behind this connection; None before its introduction, or if its blocks are of no use here."""
         return self._workers.get(connection)

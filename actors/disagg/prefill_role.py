@@ -11,29 +11,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, assert_never
 
-from actors.disagg.prefill_execution import (
-    AbortCompute,
-    Acknowledge,
-    AnswerConfirm,
-    ComputePrompt,
-    CountPrompt,
-    Delivered,
-    Drain,
-    KeepAlive,
-    Postpone,
-    PrefillBroke,
-    PrefillCommand,
-    Prefilled,
-    PrefillExecution,
-    ReleaseBlocks,
-    RequesterDisconnected,
-    RequesterFrameArrived,
-    SendToRequester,
-    Started,
-    Stop,
-    TakeFailed,
-    TakeNext,
-)
+from actors.disagg import prefill_execution as machine
+from actors.disagg.prefill_execution import PrefillCommand, PrefillExecution
 from actors.disagg.prefill_job import PublishJob
 from actors.disagg.prefill_peers import Kind, PrefillConnection
 from actors.disagg.requester_connections import RequesterConnections
@@ -103,7 +82,7 @@ class PrefillRole:
     async def start(self) -> None:
         """Decode workers are connected to and jobs taken from now on, as soon as registry and log are there."""
         await self.requesters.follow(self._context.registry)
-        self._shell.feed(Started())
+        self._shell.feed(machine.Started())
 
     def rejoined(self) -> None:
         """All decode workers hear the new id."""
@@ -111,14 +90,14 @@ class PrefillRole:
 
     async def quiet(self) -> None:
         """No job is taken any more, and those under way are over."""
-        self._shell.feed(Drain())
+        self._shell.feed(machine.Drain())
         while self.execution.executions or self.execution.leases:  # noqa: ASYNC110  # leases end by time, too
             await asyncio.sleep(QUIET_LOOK_S)
 
     async def stop(self) -> None:
         """Nothing is computed, held or connected any more; the queue hands out again what was not done."""
         computing = list(self._computing.values())
-        self._shell.feed(Stop())
+        self._shell.feed(machine.Stop())
         if self._taking is not None:
             self._taking.cancel()
             computing.append(self._taking)
@@ -146,22 +125,22 @@ class PrefillRole:
 
     def describe(self) -> dict[str, Any]:
         """What it works on and keeps."""
-        machine = self.execution
+        execution = self.execution
         return {
-            "jobs_under_way": len(machine.executions),
-            "prompts_held": len(machine.leases),
+            "jobs_under_way": len(execution.executions),
+            "prompts_held": len(execution.leases),
             "decode_workers": sum(client.up for client in self.requesters.clients.values()),
-            "jobs": dict(sorted(machine.counts.items())),
+            "jobs": dict(sorted(execution.counts.items())),
             "engine": self._transfer.totals()._asdict(),
         }
 
     # --- events ----------------------------------------------------------------------------------------------------
 
     def _on_frame(self, requester: WorkerId, frame: ToPrefill) -> None:
-        self._shell.feed(RequesterFrameArrived(requester, frame))
+        self._shell.feed(machine.RequesterFrameArrived(requester, frame))
 
     def _on_disconnect(self, requester: WorkerId) -> None:
-        self._shell.feed(RequesterDisconnected(requester))
+        self._shell.feed(machine.RequesterDisconnected(requester))
 
     def _hello(self) -> Hello:
         present = self._context.present()
@@ -183,27 +162,27 @@ class PrefillRole:
 
     def _execute(self, command: PrefillCommand) -> None:  # noqa: C901  # one line for each command
         match command:
-            case TakeNext():
+            case machine.TakeNext():
                 self._taking = asyncio.create_task(self._take(), name="prefill queue")
                 self._taking.add_done_callback(_log_failure)
-            case SendToRequester(requester, frame):
+            case machine.SendToRequester(requester, frame):
                 self.requesters.send(requester, frame)
-            case AnswerConfirm(requester, job, blocks):
+            case machine.AnswerConfirm(requester, job, blocks):
                 self.requesters.send(requester, StillHeld(job=job, held=self._transfer.still_held(blocks)))
-            case ComputePrompt(job, request):
+            case machine.ComputePrompt(job, request):
                 task = self._computing[job] = asyncio.create_task(self._compute(job, request), name=f"prefill {job}")
                 task.add_done_callback(_log_failure)
-            case AbortCompute(job):
+            case machine.AbortCompute(job):
                 self._computing.pop(job).cancel()
-            case ReleaseBlocks(blocks):
+            case machine.ReleaseBlocks(blocks):
                 self._spawn(self._transfer.release(blocks))
-            case CountPrompt(tokens, cached_tokens):
+            case machine.CountPrompt(tokens, cached_tokens):
                 self._context.served(tokens, cached_tokens)
-            case Acknowledge(delivery):
+            case machine.Acknowledge(delivery):
                 self._spawn(_tell_queue(delivery.done))
-            case Postpone(delivery, delay_s):
+            case machine.Postpone(delivery, delay_s):
                 self._spawn(_tell_queue(partial(delivery.again, delay_s)))
-            case KeepAlive(delivery):
+            case machine.KeepAlive(delivery):
                 self._spawn(_tell_queue(delivery.working))
             case PublishJob(event):
                 self._publish(event)
@@ -224,11 +203,11 @@ class PrefillRole:
                 delivery = await self._queue.next(PULL_WAIT_S)
         except (Unavailable, Refused) as error:
             _logger.warning("the prefill queue is away, trying again: %s", error)
-            self._shell.feed(TakeFailed())
+            self._shell.feed(machine.TakeFailed())
             return
         if delivery is not None:
             event, requester = _requested(delivery), WorkerId(owner(delivery.record.subject))
-            self._shell.feed(Delivered(None if event is None else event.job, requester, delivery))
+            self._shell.feed(machine.Delivered(None if event is None else event.job, requester, delivery))
 
     async def _open_queue(self) -> Queue:
         info = self._context.engine.info
@@ -246,12 +225,12 @@ class PrefillRole:
             raise
         else:
             del self._computing[job]
-            self._shell.feed(Prefilled(job, blocks, cached_tokens))
+            self._shell.feed(machine.Prefilled(job, blocks, cached_tokens))
 
     def _broke(self, job: str, error: ContrailError) -> None:
         if self._computing.get(job) is asyncio.current_task():  # else it was aborted, and failed on its way out
             del self._computing[job]
-            self._shell.feed(PrefillBroke(job, error))
+            self._shell.feed(machine.PrefillBroke(job, error))
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)

@@ -309,8 +309,8 @@ class RemotePrefill:
                 self._on_frame(connection, frame)
             case PrefillDisconnected(connection):
                 self._on_disconnect(connection)
-            case JobEventRead(source, told):
-                self._on_event(source, told)
+            case JobEventRead(source, job_event):
+                self._on_event(source, job_event)
             case PullStarted(job, cached_tokens):
                 self._on_first(job, cached_tokens)
             case PullFailed(job, error):

@@ -14,13 +14,14 @@ from core.ids import WorkerId
 from streams.registry import Change, Registry
 
 DEPARTED_KEPT = 4096
-"""Requesters remembered as gone: nobody waits for what they had asked for."""
+"""Requesters remembered as gone: their jobs need not be computed."""
 
 _logger = logging.getLogger(__name__)
 
 
 class RequesterConnections:
-    """Follows the registry. `on_frame` hears of what they tell us, `on_disconnect` of each connection that broke."""
+    """Follows the registry. `on_frame` is called with each of their frames, `on_disconnect` for each connection that
+    broke."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class RequesterConnections:
         return f"<RequesterConnections {up} of {len(self.clients)} connected>"
 
     async def follow(self, registry: Registry) -> None:
-        """The registry's decode workers are being connected to, and whoever comes from now on."""
+        """The registry's decode workers are being connected to, also those that register later."""
         await registry.watch("workers/", self._on_registered)
 
     async def close(self) -> None:
@@ -57,7 +58,7 @@ class RequesterConnections:
         await asyncio.gather(*(client.close() for client in self.clients.values()), *self._closing)
 
     def introduce_again(self) -> None:
-        """We are another worker than before: everybody hears of it."""
+        """This worker has another id than before: all requesters hear of it."""
         for client in self.clients.values():
             client.send(self._introduce())
 

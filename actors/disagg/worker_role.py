@@ -1,4 +1,4 @@
-"""WorkerRole: what a worker does about prompts besides running its engine: nothing, ask others, or compute for them."""
+"""WorkerRole: how a worker takes part in remote prefill: not at all, by asking others, or by computing for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streams.registry import Registry
 
 
 class RoleContext(Protocol):
-    """What a role needs of its worker."""
+    """The part of a worker that its role uses."""
 
     namespace: str
     engine: Engine
@@ -60,7 +60,7 @@ class WorkerRole(Protocol):
         """The worker goes on under another id."""
 
     async def quiet(self) -> None:
-        """Nothing new is taken, and nothing of what was is left; bounded by whoever waits."""
+        """Nothing new is taken, and nothing of what was is left; the caller bounds the wait."""
 
     async def stop(self) -> None:
         """Nothing is done any more."""
@@ -97,7 +97,7 @@ class AggregatedRole:
         """There is nothing to do."""
 
     def rejoined(self) -> None:
-        """Nobody needs to know."""
+        """No other process needs to know."""
 
     async def quiet(self) -> None:
         """It always is."""

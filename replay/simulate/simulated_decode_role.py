@@ -9,31 +9,10 @@ from typing import assert_never, cast
 import msgspec
 import xxhash
 
+from actors.disagg import remote_prefill as machine
 from actors.disagg.prefill_job import PrefillJob, PublishJob
 from actors.disagg.prefill_peers import Kind
-from actors.disagg.remote_prefill import (
-    CacheForgotten,
-    ComputeHere,
-    Decline,
-    DecodeCommand,
-    DeliverPulled,
-    EndPull,
-    EngineStepped,
-    FailRequest,
-    ForgetCache,
-    PrefillDisconnected,
-    PrefillFrameArrived,
-    PrefillRegistered,
-    PullFailed,
-    PullSettled,
-    PullStarted,
-    RemotePrefill,
-    RequestClosed,
-    RequestSubmitted,
-    SendToPrefill,
-    SpoilEngine,
-    StartPull,
-)
+from actors.disagg.remote_prefill import DecodeCommand, RemotePrefill
 from actors.engines.engine import EngineLoad, TransferFailed
 from actors.engines.simulated.block_pool import NEVER_WRITTEN
 from actors.engines.simulated.engine_state import Abort, BlocksArrived, Fetch, Forget, Submit
@@ -119,12 +98,12 @@ class SimulatedDecodeRole:
 
     def connect(self, connection: SimulatedConnection) -> None:
         """A prefill worker is registered, connected and introduced."""
-        self._shell.feed(PrefillRegistered(connection.prefill.id, connection.prefill.address))
-        self._shell.feed(PrefillFrameArrived(connection, connection.prefill.introduction))
+        self._shell.feed(machine.PrefillRegistered(connection.prefill.id, connection.prefill.address))
+        self._shell.feed(machine.PrefillFrameArrived(connection, connection.prefill.introduction))
 
     def on_frame(self, connection: SimulatedConnection, frame: FromPrefill) -> None:
         """A frame of a prefill worker."""
-        self._shell.feed(PrefillFrameArrived(connection, frame))
+        self._shell.feed(machine.PrefillFrameArrived(connection, frame))
 
     def on_disconnect(self, connection: SimulatedConnection) -> None:
         """A prefill worker has ended: blocks that have not landed will not."""
@@ -134,11 +113,11 @@ class SimulatedDecodeRole:
             for job, at_us in self._landing_us.items()
             if at_us > now_us and (taker := jobs[job].taker) is not None and taker.connection is connection
         ]
-        self._shell.feed(PrefillDisconnected(connection))
-        self._shell.feed(PrefillRegistered(connection.prefill.id, None))
+        self._shell.feed(machine.PrefillDisconnected(connection))
+        self._shell.feed(machine.PrefillRegistered(connection.prefill.id, None))
         for job in broken:
             self._abort(job)
-            self._shell.feed(PullFailed(job, TransferFailed("the holder of the blocks is gone")))
+            self._shell.feed(machine.PullFailed(job, TransferFailed("the holder of the blocks is gone")))
 
     # --- as of `PrefillHooks` --------------------------------------------------------------------------------------
 
@@ -149,13 +128,13 @@ class SimulatedDecodeRole:
         job = xxhash.xxh3_64_hexdigest(f"job/{self.id}/{request.id}/{hint.attempt}".encode())
         self._asked[job], self._ids[request.id] = asked, job
         prompt = HashedPrompt(known.tokens, self._worker.settings.block_size, known.hashes)
-        self._shell.feed(RequestSubmitted(job, to_request(request, known), prompt, hint))
+        self._shell.feed(machine.RequestSubmitted(job, to_request(request, known), prompt, hint))
 
     def first(self, request: RequestId, output: Output) -> Output | None:
         """The first tokens with the report; None if they may not leave."""
         job = self._ids[request]
         if job in self._landing_us:
-            self._shell.feed(PullStarted(job, output.cached_tokens or 0))
+            self._shell.feed(machine.PullStarted(job, output.cached_tokens or 0))
         else:
             here = self._reports[job]
             self._judged(PrefillVerdict(request, here.reason, here.outcome))
@@ -166,14 +145,14 @@ class SimulatedDecodeRole:
         """The request is here no more."""
         job = self._ids.pop(request)
         del self._asked[job]
-        self._shell.feed(RequestClosed(job))
+        self._shell.feed(machine.RequestClosed(job))
 
     def stepped(self, done: StepResult) -> None:
         """Blocks that the engine wants are on their way; a slot may be free."""
         for fetch in done.fetches:
             self._fetch(fetch)
         if self.remote_prefill.ready:
-            self._shell.feed(EngineStepped())
+            self._shell.feed(machine.EngineStepped())
 
     def died(self) -> None:
         """Its connections break."""
@@ -189,39 +168,39 @@ class SimulatedDecodeRole:
     def _execute(self, command: DecodeCommand) -> None:  # noqa: C901  # one line for each command
         worker = self._worker
         match command:
-            case ComputeHere(job, report):
+            case machine.ComputeHere(job, report):
                 assert report is not None
                 self._reports[job] = report
                 worker.tell(self._asked[job])
-            case StartPull(job):
+            case machine.StartPull(job):
                 self._landing_us[job] = NOT_LANDED
                 worker.tell(self._asked[job]._replace(pull=True))
-            case DeliverPulled(job):
+            case machine.DeliverPulled(job):
                 self._deliver(job)
-            case EndPull(job):
+            case machine.EndPull(job):
                 self._abort(job)
-                self._soon(PullSettled(job))
-            case ForgetCache(job):
+                self._soon(machine.PullSettled(job))
+            case machine.ForgetCache(job):
                 worker.tell(Forget())
-                self._soon(CacheForgotten(job))
-            case SendToPrefill(connection, frame):
+                self._soon(machine.CacheForgotten(job))
+            case machine.SendToPrefill(connection, frame):
                 connection.send(frame)
-            case Decline():
+            case machine.Decline():
                 pass  # the holder hears it by Release
             case PublishJob(event):
                 self._said.say([event])
                 if isinstance(event, PrefillRequested):
                     self._queue.put(event.job, self.id)
-            case FailRequest() | SpoilEngine():
+            case machine.FailRequest() | machine.SpoilEngine():
                 raise AssertionError(f"a simulated engine does not fail: {command}")
             case _:
                 assert_never(command)
 
-    def _soon(self, event: PullSettled | CacheForgotten) -> None:
+    def _soon(self, event: machine.PullSettled | machine.CacheForgotten) -> None:
         """The event comes behind the engine's next step, which is now."""
         self._agenda.put(self._agenda.now_us, partial(self._feed_if_alive, event))
 
-    def _feed_if_alive(self, event: PullSettled | CacheForgotten) -> None:
+    def _feed_if_alive(self, event: machine.PullSettled | machine.CacheForgotten) -> None:
         if self._worker.alive:
             self._shell.feed(event)
 

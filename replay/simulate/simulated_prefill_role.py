@@ -4,25 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, assert_never, cast
 
-from actors.disagg.prefill_execution import (
-    AbortCompute,
-    Acknowledge,
-    AnswerConfirm,
-    ComputePrompt,
-    CountPrompt,
-    Delivered,
-    KeepAlive,
-    Postpone,
-    PrefillCommand,
-    Prefilled,
-    PrefillExecution,
-    ReleaseBlocks,
-    RequesterDisconnected,
-    RequesterFrameArrived,
-    SendToRequester,
-    Started,
-    TakeNext,
-)
+from actors.disagg import prefill_execution as machine
+from actors.disagg.prefill_execution import PrefillCommand, PrefillExecution
 from actors.disagg.prefill_job import PublishJob
 from actors.disagg.prefill_peers import Kind
 from actors.engines.simulated.engine_state import Abort, Free, Submit
@@ -166,14 +149,14 @@ class SimulatedPrefillRole:
         self._connections: dict[WorkerId, SimulatedConnection] = {}
         self._shell = VirtualShell(self.execution, agenda, self._execute)
         peers.add_prefill(self)
-        self._shell.feed(Started())
+        self._shell.feed(machine.Started())
 
     def __repr__(self) -> str:
         return f"<SimulatedPrefillRole of {self._worker!r}, {self.execution!r}>"
 
     def deliver(self, delivery: SimulatedDelivery) -> None:
         """The queue's answer."""
-        self._shell.feed(Delivered(delivery.job, delivery.requester, cast(Delivery, delivery)))
+        self._shell.feed(machine.Delivered(delivery.job, delivery.requester, cast(Delivery, delivery)))
 
     # --- decode workers --------------------------------------------------------------------------------------------
 
@@ -190,11 +173,11 @@ class SimulatedPrefillRole:
 
     def on_frame(self, requester: WorkerId, frame: ToPrefill) -> None:
         """A frame of a decode worker."""
-        self._shell.feed(RequesterFrameArrived(requester, frame))
+        self._shell.feed(machine.RequesterFrameArrived(requester, frame))
 
     def on_disconnect(self, requester: WorkerId) -> None:
         """That decode worker has ended."""
-        self._shell.feed(RequesterDisconnected(requester))
+        self._shell.feed(machine.RequesterDisconnected(requester))
 
     # --- as of `RequesterView` -------------------------------------------------------------------------------------
 
@@ -227,7 +210,7 @@ class SimulatedPrefillRole:
         """Prompts that were computed are held."""
         for prefilled in done.prefilled:
             blocks = KvBlocks(request=prefilled.id, ids=(prefilled.blocks,), tokens=prefilled.tokens)
-            self._shell.feed(Prefilled(prefilled.id, blocks, prefilled.cached_tokens))
+            self._shell.feed(machine.Prefilled(prefilled.id, blocks, prefilled.cached_tokens))
 
     def died(self) -> None:
         """Its connections break; the queue hands out again what it had."""
@@ -243,29 +226,29 @@ class SimulatedPrefillRole:
     def _execute(self, command: PrefillCommand) -> None:  # noqa: C901  # one line for each command
         worker = self._worker
         match command:
-            case TakeNext():
+            case machine.TakeNext():
                 self._queue.take(self)
-            case SendToRequester(requester, frame):
+            case machine.SendToRequester(requester, frame):
                 self._send(requester, frame)
-            case AnswerConfirm(requester, job, blocks):
+            case machine.AnswerConfirm(requester, job, blocks):
                 held = worker.still_held(RequestId(blocks.request))
                 self._send(requester, StillHeld(job=job, held=held))
-            case ComputePrompt(job, request):
+            case machine.ComputePrompt(job, request):
                 one_token = GenerateRequest(
                     id=RequestId(job), tokens=b"", sampling=Sampling(max_tokens=1), priority=request.priority
                 )
                 worker.tell(Submit(one_token, hold=True, known=from_request(request)))
-            case AbortCompute(job):
+            case machine.AbortCompute(job):
                 worker.tell(Abort(RequestId(job)))
-            case ReleaseBlocks(blocks):
+            case machine.ReleaseBlocks(blocks):
                 worker.tell(Free(RequestId(blocks.request), fetched=False))
-            case CountPrompt(tokens, cached_tokens):
+            case machine.CountPrompt(tokens, cached_tokens):
                 worker.count(tokens, cached_tokens)
-            case Acknowledge(delivery):
+            case machine.Acknowledge(delivery):
                 self._queue.acknowledge(cast(SimulatedDelivery, delivery))
-            case Postpone(delivery, delay_s):
+            case machine.Postpone(delivery, delay_s):
                 self._queue.postpone(cast(SimulatedDelivery, delivery), round(delay_s * 1e6))
-            case KeepAlive(delivery):
+            case machine.KeepAlive(delivery):
                 self._queue.postpone(cast(SimulatedDelivery, delivery))
             case PublishJob(event):
                 self._said.say([event])
