@@ -203,7 +203,10 @@ class DecodeRole:
             await answer.decided.wait()
             if answer.error is not None:
                 raise answer.error
-            async with aclosing(self._outputs(answer)) as outputs:
+            pull = answer.pull
+            async with aclosing(self._start(request) if pull is None else pull.outputs) as outputs:
+                first = await anext(outputs) if pull is None or pull.first is None else pull.first
+                yield first if answer.report is None else msgspec.structs.replace(first, prefill=answer.report)
                 async for output in outputs:
                     yield output
         finally:
@@ -211,16 +214,6 @@ class DecodeRole:
             self._shell.feed(machine.RequestClosed(job))
             if answer.pull is not None:
                 await answer.pull.outputs.aclose()
-
-    async def _outputs(self, answer: PendingAnswer) -> AsyncGenerator[Output, None]:
-        # by the engine's contract its iterator can be closed, as generators can
-        pull = answer.pull
-        source = self._start(answer.request) if pull is None else pull.outputs
-        async with aclosing(source) as outputs:
-            first = await anext(outputs) if pull is None or pull.first is None else pull.first
-            yield first if answer.report is None else msgspec.structs.replace(first, prefill=answer.report)
-            async for output in outputs:
-                yield output
 
     def _start(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncGenerator[Output, None]:
         # by the engine's contract its iterator can be closed, as generators can

@@ -72,7 +72,9 @@ class View:
         return block in self.cache
 
     def overlap(self, prompt: Prompt) -> int:
-        return next((d for d in range(prompt.blocks_reusable) if prompt.key(d + 1) not in self.cache), 0)
+        return next(
+            (d for d in range(prompt.blocks_reusable) if prompt.key(d + 1) not in self.cache), prompt.blocks_reusable
+        )
 
 
 class Claimed(NamedTuple):
