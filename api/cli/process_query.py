@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from api.cli.quantities import count_text
 from api.server.http_client import http_get
 from core.errors import Unavailable
 from streams.registry import Change, Registry
@@ -59,7 +60,7 @@ async def query_processes(parts: list[RegisteredProcess]) -> list[ProcessReply]:
         async with asyncio.timeout(QUERY_S):
             return list(await asyncio.gather(*map(ask, parts)))
     except TimeoutError as error:
-        raise Unavailable(f"{len(parts)} parts did not answer within {QUERY_S:g} s together") from error
+        raise Unavailable(f"{count_text(len(parts), 'part')} did not answer within {QUERY_S:g} s together") from error
 
 
 async def _ask(part: RegisteredProcess) -> ProcessReply:

@@ -91,7 +91,8 @@ def check_copies(streams: list[BrokerStream], topology: Topology, cluster: str |
             "log is away; set log.replicas to 3."
         )
         return Finding("stream_copies", WARNING, text, facts)
-    return Finding("stream_copies", OK, f"Each stream has {topology.replicas} of {topology.replicas} copies.", facts)
+    copies = f"{topology.replicas} of {topology.replicas} {plural(topology.replicas, 'copy', 'copies')}"
+    return Finding("stream_copies", OK, f"Each stream has {copies}.", facts)
 
 
 def check_deleted(streams: list[BrokerStream]) -> Finding:
