@@ -67,7 +67,6 @@ class KvFold(SourceFold[WorkerId, Member]):
     def __repr__(self) -> str:
         return f"<KvFold {len(self.alive)} of {len(self.members)} workers alive, digest {self._digest:016x}>"
 
-
     def restore(self, member: Member) -> None:
         """A part as a snapshot has it is there; the index holds its blocks already."""
         self.members[member.worker] = member

@@ -11,7 +11,7 @@ def corrupt(state: State, worker: WorkerId, block: int) -> None:
     """The last message of the worker's stream was folded wrongly: the worker has a block that no message stored."""
     stream, fold = next((stream, fold) for stream, fold in state.kv.items() if worker in fold.alive)
     fold.index.store(worker, "device", single([block]))
-    fold._account(fold.members[worker])
+    fold._account(worker, fold.members[worker])
     position = state.cursor[stream]
     point = state.point(stream, position.seq)
     if point is not None:

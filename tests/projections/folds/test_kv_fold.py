@@ -228,7 +228,7 @@ def test_a_gap_names_what_is_missing(kv: Kv) -> None:
 
 def recounted(fold: KvFold) -> int:
     """The digest made from the parts as they are now."""
-    return sum(map(fold._part, fold.alive.values())) & MASK64
+    return sum(map(fold._weight, fold.alive.values())) & MASK64
 
 
 def test_the_digest_is_that_of_the_parts() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors.router.routing_publisher import LIMITS
 
+from actors.membership.routing_publisher import LIMITS
 from core.events import BlocksRemoved
 from core.ids import SourceId, StreamSeq
 from core.prompt import hashes_to_bytes
