@@ -63,7 +63,9 @@ class MachineShell(Generic[E, C]):
             return
         loop, left_us = asyncio.get_running_loop(), due_us - self._clock.monotonic_us()
         self._timer_us = due_us
-        self._timer = loop.call_later(left_us / 1e6, self._tick) if left_us > 0 else loop.call_soon(self._tick)
+        # uvloop rounds to whole milliseconds: a Tick that came early would turn the loop until its time
+        left_s = -(-left_us // 1000) / 1000
+        self._timer = loop.call_later(left_s, self._tick) if left_us > 0 else loop.call_soon(self._tick)
 
     def _tick(self) -> None:
         self._timer = self._timer_us = None

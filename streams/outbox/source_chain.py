@@ -158,6 +158,8 @@ class SourceChain:
         """Digest of the last message acknowledged."""
         self.last_seq = StreamSeq(0)
         """Where the subject ends, as far as the chain knows."""
+        self.sealed: SealedMessage | None = None
+        """The message in flight."""
         self.error: Exception | None = None
         """Why nothing is appended any more; None while all is well."""
         self.superseded: Record | None = None
@@ -165,8 +167,6 @@ class SourceChain:
         self._chain_key = chain_key
         self._limits = limits
         self._backlog = MemoryBacklog(limits) if backlog is None else backlog
-        self.sealed: SealedMessage | None = None
-        """The message in flight."""
         self._is_idle = False
         """Whether `due_us` is that of a look at the subject's end, since there is nothing to append."""
         self._is_closed = False
@@ -196,11 +196,6 @@ class SourceChain:
     def held(self) -> BacklogSize:
         """How full the backlog is; the message in flight is not counted."""
         return self._backlog.held
-
-    @property
-    def n_next(self) -> int:
-        """The n of the next message to be sealed."""
-        return self.n_acked + (1 if self.sealed else 0)
 
     @property
     def idle(self) -> bool:

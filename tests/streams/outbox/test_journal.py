@@ -207,7 +207,7 @@ async def test_an_outbox_over_a_journal(tmp_path: Path) -> None:
     log.away = True
     async with running(outbox):
         outbox.put(said("in flight"))
-        await eventually(lambda: outbox.n_next == 1)
+        await eventually(lambda: outbox.sealed)
         for i in range(200):
             outbox.put(said(f"{i:03}"))
         assert outbox.counts.overflows == 1

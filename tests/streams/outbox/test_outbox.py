@@ -57,7 +57,7 @@ async def test_chain(log: MemoryLog, owner: Owner) -> None:
     end = await log.last(KV, SUBJECT)
     assert end is not None
     assert (outbox.head, outbox.last_seq) == (digest(end.payload, KEY), end.seq)
-    assert (outbox.n_acked, outbox.n_next, outbox.depth, outbox.bytes) == (3, 3, 0, 0)
+    assert (outbox.n_acked, outbox.sealed, outbox.depth, outbox.bytes) == (3, None, 0, 0)
     assert repr(outbox) == f"<Outbox {SUBJECT} n 3, 0 events wait>"
 
 
@@ -67,7 +67,7 @@ async def test_batches_grow(log: MemoryLog, owner: Owner) -> None:
     log.away = True
     async with running(outbox):
         outbox.put(said(0))
-        await eventually(lambda: outbox.n_next == 1)
+        await eventually(lambda: outbox.sealed)
         for i in range(1, 100):
             outbox.put(said(i))
         assert outbox.depth == 100
@@ -162,7 +162,7 @@ async def test_overflow_at_the_bound(log: MemoryLog, owner: Owner, bound: str, o
     log.away = True
     async with running(outbox):
         outbox.put(said("in flight"))
-        await eventually(lambda: outbox.n_next == 1)
+        await eventually(lambda: outbox.sealed)
         for i in range(10 + over):
             outbox.put(said(f"{i:02}"))
         if over:
@@ -209,7 +209,7 @@ async def test_history_replaced(log: MemoryLog, owner: Owner, fault: str, in_fli
         if in_flight:
             log.away = True
             outbox.put(said("in flight"))
-            await eventually(lambda: outbox.n_next == 4)
+            await eventually(lambda: outbox.sealed)
         if fault == "cut":
             log.cut(KV, StreamSeq(1))
         elif fault == "remake":
