@@ -32,6 +32,10 @@ from actors.transport.framing import ANSWER_BYTES_MAX, FRAME_BYTES_MAX, FrameSpl
 from core.errors import CallerError, PeerError, Unavailable
 from core.generation import GenerateRequest, Hint, Output
 
+UNSENT_BYTES_MAX = 64 << 20
+"""What waits for a worker that does not read, in the kernel's place: with more, the connection is given up, and other
+workers continue what it had. Four of the longest frames; a worker that reads has next to none."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -101,6 +105,13 @@ class WorkerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # a cast: uvloop's transports are no subclass
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+
+    def pause_writing(self) -> None:
+        """More waits than may."""
+        _logger.error("a worker does not read: more than %d bytes wait for it", UNSENT_BYTES_MAX)
+        self.refusal = self.refusal or f"the worker does not read: more than {UNSENT_BYTES_MAX} bytes wait for it"
+        self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"the connection broke: {exc or 'closed by the worker'}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actors.router.event_loop_throttle import EventLoopThrottle
 from api.config.api_settings import ApiSettings
 from api.openai.request.choice import Choice, Echo, PendingTokens, Transcript
+from api.openai.request.event_loop_throttle import EventLoopThrottle
 from api.openai.request.prepared_request import PreparedRequest, ResponseOptions
 from api.openai.request.prompts import PromptTokens, prompts_of
 from api.openai.request.request_headers import RequestHeaders, parse_headers

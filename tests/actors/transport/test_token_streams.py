@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from actors.transport import worker_connection
 from actors.transport.frames import Failed, Generate, StepTokens, Tokens, ToWorker
 from actors.transport.framing import FRAME_BYTES_MAX, encode_frame
 from actors.transport.worker_connection import WorkerConnection, WorkerDisconnected
@@ -76,6 +77,9 @@ class Nowhere(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing waits."""
 
 
 async def test_one_frame_has_tokens_of_many() -> None:
@@ -230,5 +234,33 @@ def test_closing_ends_what_is_open(run: Run) -> None:
                     await waiting
             assert not link.up
             await eventually(lambda: not it.open, "the connection is gone")
+
+    run(scenario)
+
+
+def test_a_worker_that_does_not_read_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it has a bound; its requests are for other workers, and one that reads is connected again."""
+    monkeypatch.setattr(worker_connection, "UNSENT_BYTES_MAX", 1 << 20)
+    silent = asyncio.Event()
+
+    async def deaf(writer: asyncio.StreamWriter, frame: ToWorker) -> None:
+        welcome(writer, frame)
+        if isinstance(frame, Generate):
+            await silent.wait()  # reads nothing behind the first request
+
+    async def scenario() -> None:
+        async with impostor(deaf) as (_, address), linked(address) as (link, changes):
+            await up(link)
+            long = GenerateRequest(id=RequestId("x"), tokens=bytes(1 << 20), sampling=Sampling(max_tokens=1))
+            streams: list[TokenReader] = []
+            while link.up and len(streams) < 64:
+                streams.append(TokenReader.of(link, long))
+                await asyncio.sleep(0)
+            assert len(streams) < 64
+            for stream in streams:
+                with pytest.raises(WorkerDisconnected, match=r"does not read|no connection"):
+                    await rest(stream)
+            await eventually(lambda: changes[:2] == [True, False], "the break is noticed")
+            silent.set()
 
     run(scenario)

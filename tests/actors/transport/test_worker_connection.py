@@ -20,6 +20,9 @@ class Transport:
     def write(self, data: bytes) -> None:
         self.writes.append(data)
 
+    def set_write_buffer_limits(self, high: int) -> None:
+        """Nothing waits."""
+
     def is_closing(self) -> bool:
         return self.closing
 
