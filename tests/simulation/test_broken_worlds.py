@@ -96,9 +96,10 @@ def _throws_dice(decide: Any) -> Any:
 
 
 def _ends_no_requests(end: Any) -> Any:
-    def new(self: RoutingFold, part: Any, reason: str) -> None:
-        kept = dict(part.in_flight)
-        end(self, part, reason)
+    def new(self: RoutingFold, source: Any, reason: str) -> None:
+        part = self.replicas.get(source)
+        kept = {} if part is None else dict(part.in_flight)
+        end(self, source, reason)
         for key, entry in kept.items():
             self.in_flight_load.add(key, entry)
 
