@@ -49,17 +49,15 @@ from streams.machine_shell import MachineShell
 
 _logger = logging.getLogger(__name__)
 
-Shell = MachineShell[SchedulerEvent, SchedulerCommand]
+SchedulerShell = MachineShell[SchedulerEvent, SchedulerCommand]
 
 
 class LiveRequest:
     """One request with its client and the stream of its present attempt."""
 
-    __slots__ = ("_clock", "_shell", "_tokens", "connection", "consumer", "done", "failure", "number", "request")
+    __slots__ = ("_clock", "_shell", "connection", "consumer", "done", "failure", "number", "request")
 
-    def __init__(
-        self, request: RoutedRequest, tokens: list[int], consumer: OutputConsumer, shell: Shell, clock: Clock
-    ) -> None:
+    def __init__(self, request: RoutedRequest, consumer: OutputConsumer, shell: SchedulerShell, clock: Clock) -> None:
         self.request = request
         self.consumer = consumer
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -69,7 +67,6 @@ class LiveRequest:
         self.connection: WorkerConnection | None = None
         self.number = -1
         """The stream of the present attempt, over that connection."""
-        self._tokens = tokens
         self._shell = shell
         self._clock = clock
 
@@ -80,8 +77,7 @@ class LiveRequest:
         """An output came: most of them pass from here to the consumer."""
         request = self.request
         if request.flowing and output.finish is None:
-            request.attempt_tokens += len(output.tokens)
-            self._tokens.extend(output.tokens)
+            request.pass_on(output)
             self.deliver(output)
         else:
             self._shell.feed(OutputArrived(request.id, request.attempt, output, self._clock.monotonic_us()))
@@ -139,7 +135,7 @@ class LiveRequests:
     ) -> None:
         """`decided` hears of each decision: the policy, and how many seconds it took."""
         self.scheduler = scheduler
-        self._shell: Shell = MachineShell(scheduler, clock, self._execute)
+        self._shell: SchedulerShell = MachineShell(scheduler, clock, self._execute)
         self._fleet = fleet
         self._state = state
         self._clock = clock
@@ -202,7 +198,7 @@ class LiveRequests:
             session_parent=self._session_key(tenant, request.session_parent),
             deadline_ms=request.deadline_ms,
         )
-        return LiveRequest(routed, progress.tokens, consumer, self._shell, self._clock)
+        return LiveRequest(routed, consumer, self._shell, self._clock)
 
     def _session_key(self, tenant: str, name: str | None) -> str:
         """Sessions of different tenants are different ones."""

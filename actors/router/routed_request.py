@@ -191,6 +191,11 @@ class RoutedRequest:
         self.phase, self.routed, self.asked, self.sent_us = Phase.RUNNING, routed, None, now_us
         self.first_token_us, self.cached_tokens, self.attempt_tokens, self.flowing = -1, 0, 0, False
 
+    def pass_on(self, output: Output) -> None:
+        """New tokens of an attempt that flows go to the client."""
+        self.attempt_tokens += len(output.tokens)
+        self.answer.keep(output)
+
     def migration_event(self) -> RequestMigrated:
         """The present attempt continues an answer that was begun."""
         return RequestMigrated(

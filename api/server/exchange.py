@@ -44,7 +44,7 @@ STREAM_HEADERS = [
 
 
 class ClientDisconnected(Exception):
-    """The client hung up: there is nobody to answer."""
+    """The client hung up: no answer can be sent."""
 
 
 class RoutingTrace:

@@ -399,7 +399,7 @@ class RequestHistory:
                 del of[here]
 
     def _restate(self, number: int, ms: int, replica: int, event: PartialEvent) -> None:
-        """What it does not name is under way no more, whatever was lost of it."""
+        """Attempts that it does not name are under way no more, also where their ends were lost."""
         self.restated.setdefault(self.replicas.names[replica], []).append(number)
         named = set(zip(event.requests, event.attempts, strict=False))
         for (request, attempt, of), row in self._open.items():

@@ -221,7 +221,7 @@ class _RequestReader:
 
 
 def all_requests(recording: Recording, model: str = "") -> list[RecordedRequest]:
-    """Those of this model, if one is given, in the order of their first decisions, whatever they lack."""
+    """Those of this model, if one is given, in the order of their first decisions, incomplete ones too."""
     return _RequestReader(recording, model, None).requests()
 
 

@@ -164,7 +164,7 @@ class SimulatedSource(SourceChain):
         self.flush()
 
     def flush(self) -> None:
-        """All that was put stands in the log, whatever the pace."""
+        """All that was put stands in the log, before its pace allows it."""
         while not self.idle:
             assert self.due_us is not None
             self._take_turn(max(self.due_us, self._log.agenda.now_us))

@@ -101,7 +101,7 @@ class SimulatedReplica:
 
     def publish_local(self, local: Local) -> None:
         """The log has what only this replica knows, before a decision rests on it; and now and then what its folds
-        are, so that whoever has it can compare."""
+        are, so that its readers can compare."""
         for command in self._exchange.step(TICK, self._agenda.now_us):
             assert isinstance(command, PublishDigests)  # it reads no reports of others
             self.say(command.event)

@@ -230,8 +230,7 @@ class Simulation:
         request = self._requests[request_id]
         routed = request.routed
         if routed.flowing and output.finish is None:
-            routed.attempt_tokens += len(output.tokens)
-            routed.answer.keep(output)
+            routed.pass_on(output)
         else:
             self._replicas[request.replica].feed(OutputArrived(request_id, routed.attempt, output, at_us))
 

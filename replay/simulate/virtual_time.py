@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from core.machine import TICK, Machine, Tick
+from core.machine import TICK, Machine, Shell
 
 E = TypeVar("E")
 C = TypeVar("C")
@@ -50,39 +49,23 @@ class Agenda:
         return False
 
 
-class VirtualShell(Generic[E, C]):
+class VirtualShell(Shell[E, C]):
     """As `streams.machine_shell.MachineShell`, with the agenda instead of an event loop."""
 
     def __init__(self, machine: Machine[E, C], agenda: Agenda, execute: Callable[[C], None]) -> None:
-        self.machine = machine
+        super().__init__(machine, execute)
         self._agenda = agenda
-        self._execute = execute
-        self._inbox: deque[E | Tick] = deque()
-        self._is_running = False
         self._timer = 0
         """Its number in the agenda."""
         self._timer_us: int | None = None
-
-    def __repr__(self) -> str:
-        return f"<VirtualShell of {self.machine!r}, {len(self._inbox)} events wait>"
-
-    def feed(self, event: E | Tick) -> None:
-        """The event was handled, and all that its commands led to; during a command, it is handled behind those that
-        the same step still has."""
-        self._inbox.append(event)
-        if self._is_running:
-            return
-        self._is_running = True
-        while self._inbox:
-            for command in self.machine.step(self._inbox.popleft(), self._agenda.now_us):
-                self._execute(command)
-        self._is_running = False
-        self._set_timer()
 
     def close(self) -> None:
         """No Tick comes any more."""
         self._agenda.cancel(self._timer)
         self._timer_us = None
+
+    def _now_us(self) -> int:
+        return self._agenda.now_us
 
     def _set_timer(self) -> None:
         due_us = self.machine.due_us

@@ -165,7 +165,7 @@ class MemoryBacklog:
         return True
 
     def restate(self, event: Event) -> bool:
-        """The event waits, whatever the bounds say."""
+        """The event waits, also beyond the bounds."""
         self._add(event, encoded(event, self._limits), bounded=False)
         return True
 
