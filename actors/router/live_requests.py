@@ -6,10 +6,11 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from actors.membership.routing_publisher import RoutingPublisher
+from actors.membership.replica_membership import ReplicaMembership
 from actors.router.answer_progress import AnswerProgress
 from actors.router.fleet import Fleet
 from actors.router.request_scheduler import (
@@ -100,6 +101,17 @@ class LiveRequest:
             outcome, detail, is_whole = ended or "abort", "", ended is not None
         self._shell.feed(ReaderStopped(self.request.id, outcome, detail, is_whole))
 
+    def end(self, error: Exception | None) -> None:
+        """`done` has its result: what the consumer raised, else the error, else the whole answer. A request that was
+        cancelled in this turn of the loop has one already."""
+        if self.done.done():
+            return
+        error = self.failure or error
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
     def _failed(self, error: Exception) -> tuple[str, str, bool]:
         """How the log has it that the consumer raised this; it has a failure of ours with its place."""
         if isinstance(error, GenerationFailed):
@@ -130,7 +142,7 @@ class LiveRequests:
         clock: Clock,
         hash_seed: int,
         *,
-        publisher: Callable[[], RoutingPublisher],
+        membership: ReplicaMembership,
         decided: Callable[[str, float], None],
     ) -> None:
         """`decided` hears of each decision: the policy, and how many seconds it took."""
@@ -140,9 +152,20 @@ class LiveRequests:
         self._state = state
         self._clock = clock
         self._hash_seed = hash_seed
-        self._publisher = publisher
+        self._membership = membership
         self._decided = decided
         self._live: dict[RequestId, LiveRequest] = {}
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Publish: self._publish,
+            PublishLocal: self._publish_local,
+            Measure: self._measure,
+            Send: self._send,
+            Deliver: self._deliver,
+            Complete: self._complete,
+            Fail: self._fail,
+            CancelAttempt: self._cancel_attempt,
+            WorkerFailed: self._on_worker_failed,
+        }
 
     def __repr__(self) -> str:
         return f"<LiveRequests {self.scheduler!r}>"
@@ -204,29 +227,32 @@ class LiveRequests:
         """Sessions of different tenants are different ones."""
         return session_key(f"{tenant}/{name}", self._hash_seed) if name else ""
 
-    def _execute(self, command: SchedulerCommand) -> None:  # noqa: C901  # one line for each command
-        match command:
-            case Publish(event):
-                self._publisher().publish(event)
-            case Deliver(request, output):
-                self._live[request.id].deliver(output)
-            case Send():
-                self._send(command)
-            case Measure(policy, queued):
-                self._measured(policy, queued)
-            case PublishLocal(local):
-                self._publisher().publish_local(local)
-            case Complete(request):
-                self._end(self._live[request.id], None)
-            case Fail(request, error):
-                self._end(self._live[request.id], error)
-            case CancelAttempt(request):
-                live = self._live[request.id]
-                if live.connection is not None:
-                    live.connection.cancel(live.number)
-            case WorkerFailed(request, worker, text):
-                self._fleet.failed(worker)
-                _logger.warning("trying another worker: %s", text, extra={"request_id": request.id})
+    def _execute(self, command: SchedulerCommand) -> None:
+        self._handlers[type(command)](command)
+
+    def _publish(self, command: Publish) -> None:
+        self._membership.publisher.publish(command.event)
+
+    def _publish_local(self, command: PublishLocal) -> None:
+        self._membership.publisher.publish_local(command.local)
+
+    def _deliver(self, command: Deliver) -> None:
+        self._live[command.request.id].deliver(command.output)
+
+    def _complete(self, command: Complete) -> None:
+        self._live[command.request.id].end(None)
+
+    def _fail(self, command: Fail) -> None:
+        self._live[command.request.id].end(command.error)
+
+    def _cancel_attempt(self, command: CancelAttempt) -> None:
+        live = self._live[command.request.id]
+        if live.connection is not None:
+            live.connection.cancel(live.number)
+
+    def _on_worker_failed(self, command: WorkerFailed) -> None:
+        self._fleet.failed(command.worker)
+        _logger.warning("trying another worker: %s", command.text, extra={"request_id": command.request.id})
 
     def _send(self, command: Send) -> None:
         request, worker, payload, hint = command
@@ -243,22 +269,12 @@ class LiveRequests:
         member = self._state.member(worker)
         live.consumer.on_routed(member.joined.name if member is not None and member.joined is not None else worker)
 
-    def _measured(self, policy: str, queued: int) -> None:
+    def _measure(self, command: Measure) -> None:
         took_us = self._clock.monotonic_us() - self._shell.step_began_us
-        if policy:
-            self._decided(policy, took_us / 1e6)
-        if queued > 1:
-            self._shell.feed(PlanTook(took_us, queued))
-
-    @staticmethod
-    def _end(live: LiveRequest, error: Exception | None) -> None:
-        if live.done.done():
-            return  # it was cancelled in this very turn of the loop
-        error = live.failure or error
-        if error is None:
-            live.done.set_result(None)
-        else:
-            live.done.set_exception(error)
+        if command.policy:
+            self._decided(command.policy, took_us / 1e6)
+        if command.queued > 1:
+            self._shell.feed(PlanTook(took_us, command.queued))
 
 
 def cancel_reason(error: asyncio.CancelledError) -> str:

@@ -70,7 +70,7 @@ RETRY_AFTER_MAX_S = 60
 
 
 class RequestQueue:
-    """One model's queue, its slots in use and its service rate. Times are milliseconds of the monotonic clock."""
+    """One model's queue, its slots in use and its service rate. Times are of the monotonic clock."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -81,7 +81,7 @@ class RequestQueue:
         """Those of them that were let in and have not been routed yet."""
         self.share = 0
         """How many may have one whatever other replicas do, as it was counted last …"""
-        self.share_until_ms = 0
+        self.share_until_us = 0
         """… and until when that may be relied on."""
         self.tenants = Counter[str]()
         """Active ones by tenant."""

@@ -56,7 +56,7 @@ from projections.policy.view import Local, RouteRequest, View
 US_PER_MS = 1000
 REFRESH_EVERY_US = 50_000
 """How often free slots are looked for while requests wait, beside each event that may give them one."""
-SHARE_FRESH_MS = 100
+SHARE_FRESH_US = 100_000
 """For how long the slots of all workers are relied on without a look."""
 RESUME_WAIT_US = 5_000_000
 """How long an answer that was begun waits for a worker when there is none: one that dies alone is started again within
@@ -260,7 +260,10 @@ class RequestScheduler:
         self._budget = TimeBudget(PLANS_PARTS, PLANS_BURST_US)
         self._refresh_is_due = False
         self._now_us = 0
-        self._commands: list[SchedulerCommand] = []
+        self._view: View | None = None
+        """Of the present step, once something asked for it."""
+        self._do: Callable[[SchedulerCommand], None]
+        """Appends a command of the present step."""
         self._measure: Measure | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Arrived: self._on_arrived,
@@ -289,8 +292,8 @@ class RequestScheduler:
         """See `core.machine.Machine`. Some 10 us, and what a decision costs where one is made."""
         self._now_us = now_us
         commands: list[SchedulerCommand] = []
-        self._commands = commands
-        self._measure = None
+        self._do = commands.append
+        self._view = self._measure = None
         self._handlers[type(event)](event)
         if self._measure is not None:
             commands.insert(0, self._measure)
@@ -342,16 +345,9 @@ class RequestScheduler:
     # --- time and load -----------------------------------------------------------------------------------------
 
     @property
-    def _now_ms(self) -> int:
-        return self._now_us // US_PER_MS
-
-    @property
     def _wall_ms(self) -> int:
         """What decisions go by: it never goes back."""
         return self._wall_offset_ms + self._now_us // US_PER_MS
-
-    def _do(self, command: SchedulerCommand) -> None:
-        self._commands.append(command)
 
     def _on_tick(self, _: Tick) -> None:
         while (key := self._timers.pop_due(self._now_us)) is not None:
@@ -387,7 +383,7 @@ class RequestScheduler:
 
     def _on_load_changed(self, _: LoadChanged) -> None:
         for queue in self._queues.values():
-            queue.share_until_ms = 0
+            queue.share_until_us = 0
         self._refresh_is_due = bool(self.waiting)
         self.held.plan_is_due = True
 
@@ -399,7 +395,7 @@ class RequestScheduler:
         """Queued requests for which there are slots got them."""
         self._refresh_is_due = False
         for queue in self._queues.values():
-            queue.share_until_ms = 0
+            queue.share_until_us = 0
             if len(queue.fair_queue):
                 self._advance(queue)
         if self.held.overloaded:
@@ -410,10 +406,6 @@ class RequestScheduler:
         if (self.waiting or self.held.overloaded) and ("refresh", "") not in self._timers:
             self._timers.set(("refresh", ""), self._now_us + REFRESH_EVERY_US)
 
-    def _worker_is_freer(self) -> None:
-        """A prefill of ours is over: a held request may be bound."""
-        self.held.plan_is_due = True
-
     # --- the queue ---------------------------------------------------------------------------------------------
 
     def _on_arrived(self, event: Arrived) -> None:
@@ -423,7 +415,7 @@ class RequestScheduler:
         queue = self._queues.get(request.model)
         if queue is None:
             queue = self._queues[request.model] = RequestQueue(request.model)
-        sure = queue.active < queue.share and self._now_ms < queue.share_until_ms and not len(queue.fair_queue)
+        sure = queue.active < queue.share and self._now_us < queue.share_until_us and not len(queue.fair_queue)
         if not sure and not self._advance(queue):
             self._enqueue(queue, request)
             return
@@ -439,7 +431,7 @@ class RequestScheduler:
         request.placed_us = self._now_us
 
     def _capacity(self, model: str) -> Capacity | None:
-        return find_capacity(self._inputs.view(), model, self._settings, self._inputs.slots)
+        return find_capacity(self._current_view(), model, self._settings, self._inputs.slots)
 
     def _advance(self, queue: RequestQueue) -> int:
         """Queued requests have the free slots; returns how many are left. O(workers + requests let in)."""
@@ -448,7 +440,7 @@ class RequestScheduler:
             free, queue.share = len(queue.fair_queue) + 1, 0
         else:
             free, queue.share = capacity.free(queue.active, queue.coming), capacity.share
-            queue.share_until_ms = self._now_ms + SHARE_FRESH_MS
+            queue.share_until_us = self._now_us + SHARE_FRESH_US
         while free and len(queue.fair_queue):
             request = queue.fair_queue.pop()
             self._timers.cancel(("wait", request.id))
@@ -571,7 +563,7 @@ class RequestScheduler:
         """The request is decided on alone, and sent; a begun answer waits for a worker if there is none."""
         assert request.asked is not None
         asked = self.with_learned_time(request.asked)
-        view = self._view()
+        view = self._decision_view()
         decision = decide(view, asked, self._settings, self._wall_ms, self._draw_seed(asked))
         self._measure = Measure(self._settings.policy, 1)
         if decision.worker is not None:
@@ -581,8 +573,14 @@ class RequestScheduler:
         else:
             self._reject(request, asked, decision, view)
 
-    def _view(self) -> View:
-        view = self._inputs.view()
+    def _current_view(self) -> View:
+        if self._view is None:
+            self._view = self._inputs.view()
+        return self._view
+
+    def _decision_view(self) -> View:
+        """The view for a decision, which the local reasons of workers precede in the log."""
+        view = self._current_view()
         self._do(PublishLocal(view.local))
         return view
 
@@ -659,7 +657,7 @@ class RequestScheduler:
         assert routed is not None
         self._do(Publish(request.prefilled_event(output, at_us)))
         request.flowing = request.answer.passthrough
-        self._worker_is_freer()
+        self.held.plan_is_due = True  # a prefill is over: the worker may take a held request
         if output.prefill is not None:
             self.prefills.note(routed.model, output.prefill)
         is_remote = output.prefill is not None and output.prefill.remote
@@ -670,7 +668,7 @@ class RequestScheduler:
         """The attempt under way has ended."""
         self._do(Publish(request.finished_event(outcome, self._now_us if at_us is None else at_us, detail)))
         request.routed, request.flowing = None, False
-        self._worker_is_freer()
+        self.held.plan_is_due = True  # the worker may take a held request
 
     def _on_broke(self, event: AttemptBroke) -> None:
         request = self._running(event.id, event.attempt)
@@ -734,7 +732,7 @@ class RequestScheduler:
             return False
         if not (self._settings.holds and self._budget.is_left(self._now_us)):
             return False
-        state = self._inputs.view().state
+        state = self._current_view().state
         if has_prefill_workers(state, request.model):
             return False
         return len(state.routing.replicas) <= 1 or not self._inputs.is_log_away()
@@ -808,7 +806,7 @@ class RequestScheduler:
         return False
 
     def _plan(self, queue: list[RoutedRequest]) -> PlannedRequest | None:
-        view = self._view()
+        view = self._decision_view()
         unbound = []
         for each in queue:
             assert each.asked is not None
@@ -887,7 +885,7 @@ class RequestScheduler:
             request.is_coming = False
             queue.coming -= 1
         if is_whole:
-            queue.learn(self._now_ms - request.placed_us // US_PER_MS, request.answer.delivered)
+            queue.learn((self._now_us - request.placed_us) // US_PER_MS, request.answer.delivered)
         request.placed_us = -1
         self._refresh_is_due = self._refresh_is_due or len(queue.fair_queue) > 0
 

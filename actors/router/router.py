@@ -137,7 +137,7 @@ class Router:
             self.state,
             clock,
             key.hash_seed,
-            publisher=lambda: self.publisher,
+            membership=self.membership,
             decided=decided,
         )
         self._connected = ConnectedWorkers(self.state, self.fleet)

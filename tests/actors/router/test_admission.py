@@ -232,7 +232,7 @@ async def test_places_come_and_go_with_workers_and_settings() -> None:
 async def test_engines_that_queue_too_much_get_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """`waiting_max`: the request waits here until the engine's own line is shorter, and is not refused. That holds from
     the report on, however lately places were counted."""
-    monkeypatch.setattr(request_scheduler, "SHARE_FRESH_MS", 60_000)
+    monkeypatch.setattr(request_scheduler, "SHARE_FRESH_US", 60_000_000)
     async with serving(msgspec.structs.replace(SENT_AT_ONCE, active_max=8, waiting_max=1)) as (it, router):
         holders = [await held(router, f"holder-{number}") for number in range(4)]  # two run, two wait there
         worker = next(member.worker for member in router.state.serving())
