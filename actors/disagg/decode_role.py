@@ -257,7 +257,7 @@ class DecodeRole:
             case machine.Decline(pull):
                 self._spawn(self._transfer.decline(pull), self._declining)
             case PublishJob(event):
-                self._context.present().say_job(event)
+                self._context.present().publish_job(event)
             case _:
                 assert_never(command)
 

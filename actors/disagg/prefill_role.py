@@ -192,7 +192,7 @@ class PrefillRole:
     def _publish(self, event: JobEvent) -> None:
         if isinstance(event, PrefillFailed) and event.dead:
             _logger.error("prefill job %s is given up: %s", event.job, event.reason)
-        self._context.present().say_job(event)
+        self._context.present().publish_job(event)
 
     async def _take(self) -> None:
         delivery = None

@@ -24,7 +24,7 @@ class SourcePublisher(Protocol):
     async def leave(self, reason: str) -> None:
         """The log has the end of this id if that was possible in time; nothing more is published."""
 
-    async def give_way(self) -> None:
+    async def retire(self) -> None:
         """Another wrote the end of this id: nothing more is published."""
 
 
@@ -55,17 +55,17 @@ class Membership(ABC, Generic[P]):
         """A publisher under a new id; it calls `_rejoin` once if another writes its end."""
 
     @abstractmethod
-    def _go_on(self, before: P) -> None:
+    def _resume(self, before: P) -> None:
         """The whole state is on its way to the log under the new id."""
 
     @abstractmethod
-    def _about(self) -> Mapping[str, object]:
+    def _registry_facts(self) -> Mapping[str, object]:
         """The facts that the registry has beside the id and the details."""
 
     async def register(self, details: Mapping[str, object]) -> None:
         """The registry has these details, or will when it is back."""
         self._details = details
-        await self._lease.put({"id": self.publisher.id, **self._about(), **details})
+        await self._lease.put({"id": self.publisher.id, **self._registry_facts(), **details})
 
     async def unregister(self) -> None:
         """The registry forgets the process, or will when it is back."""
@@ -86,16 +86,16 @@ class Membership(ABC, Generic[P]):
         before, lease = self.publisher, self._lease
         self.publisher = self._new_publisher()
         self._lease = self._new_lease()
-        self._go_on(before)
-        self._spawn(self._give_way(before, lease))
+        self._resume(before)
+        self._spawn(self._retire(before, lease))
         self.on_new_id(self.publisher.id)
 
-    async def _give_way(self, before: P, lease: RegistrationLease) -> None:
+    async def _retire(self, before: P, lease: RegistrationLease) -> None:
         """The registry knows the new id first, so that the process is found at any time."""
         try:
             await self.register(self._details)
         finally:
-            await before.give_way()
+            await before.retire()
             await lease.remove()
 
     def _new_lease(self) -> RegistrationLease:

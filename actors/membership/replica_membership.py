@@ -58,11 +58,11 @@ class ReplicaMembership(Membership[RoutingPublisher]):
         self.publish(self._joined)
         self.publisher.restate(self._restate(why))
 
-    def _go_on(self, before: RoutingPublisher) -> None:
+    def _resume(self, before: RoutingPublisher) -> None:
         self.join()
         self.publisher.restate(self._restate(f"was {before.id}"))
 
-    def _about(self) -> Mapping[str, object]:
+    def _registry_facts(self) -> Mapping[str, object]:
         return {"name": self._joined.name, "address": self._joined.address}
 
     def _new_publisher(self) -> RoutingPublisher:

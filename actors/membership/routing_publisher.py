@@ -28,7 +28,7 @@ from streams.outbox.journal import CAPACITY_BYTES, Journal, identity
 from streams.outbox.outbox import Outbox
 
 LEAVE_TIMEOUT_S = 5.0
-AHEAD_EVENTS_MAX = 131_072
+PENDING_EVENTS_MAX = 131_072
 """Pending events that the log may never give back, because the outbox drops them."""
 LIMITS = OutboxLimits(pace_s=0.01)
 """Others' picture of our load may be 10 ms older for it; at 1 000 requests a second twice the pace of 5 ms costs a
@@ -55,7 +55,7 @@ class RoutingPublisher:
     ) -> None:
         """`journal` is the folder of journals; None keeps waiting events in memory."""
         self.id = ReplicaId(new_id())
-        self.ahead = PendingEvents()
+        self.pending = PendingEvents()
         self._state = state
         self._restate = restate
         self._on_superseded = on_superseded
@@ -78,7 +78,7 @@ class RoutingPublisher:
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<RoutingPublisher {self.id}, {self.outbox.depth} events waiting, {self.ahead!r}>"
+        return f"<RoutingPublisher {self.id}, {self.outbox.depth} events waiting, {self.pending!r}>"
 
     @property
     def journal(self) -> BacklogSize:
@@ -93,16 +93,16 @@ class RoutingPublisher:
 
     def publish(self, event: Event) -> None:
         """The event counts now and goes to the log, in order."""
-        if self.outbox.drops and len(self.ahead) >= AHEAD_EVENTS_MAX:
+        if self.outbox.drops and len(self.pending) >= PENDING_EVENTS_MAX:
             self._forget_dropped()
-        self.ahead.emit(event, self._state.routing.replicas.get(self.id))
+        self.pending.emit(event, self._state.routing.replicas.get(self.id))
         self.outbox.put(event)
 
     def _forget_dropped(self) -> None:
         """Dropped events count no more one by one: one restatement counts for all requests in flight."""
-        self.ahead = PendingEvents()
+        self.pending = PendingEvents()
         for event in self._restate():
-            self.ahead.emit(event, self._state.routing.replicas.get(self.id))
+            self.pending.emit(event, self._state.routing.replicas.get(self.id))
 
     def publish_local(self, local: Local) -> None:
         """The log has the local reasons of each worker before a decision rests on them."""
@@ -126,7 +126,7 @@ class RoutingPublisher:
     def read_back(self, events: Sequence[object]) -> None:
         """The log gave a message of ours back, and it is folded."""
         for event in events:
-            self.ahead.read_back(event)  # type: ignore[arg-type]  # our own events are of types that we know
+            self.pending.read_back(event)  # type: ignore[arg-type]  # our own events are of types that we know
 
     async def leave(self, reason: str) -> None:
         """ReplicaLeft is in the log if that was possible in time."""
@@ -137,7 +137,7 @@ class RoutingPublisher:
             _logger.warning("the log was away when the replica left: %d events %s", self.outbox.depth, fate)
         await self.end(left=True)
 
-    async def give_way(self) -> None:
+    async def retire(self) -> None:
         """Another wrote the end of this id, in its only stream: nothing is left to do under it."""
         await self.end()
 
@@ -164,7 +164,7 @@ class RoutingPublisher:
         _logger.error("decisions were dropped while the log was away: requests in flight are restated")
         events = [*self._restate(), *self._local_events()]
         for event in events:
-            self.ahead.emit(event, self._state.routing.replicas.get(self.id))
+            self.pending.emit(event, self._state.routing.replicas.get(self.id))
         return events
 
     def mark_superseded(self, where: str) -> None:

@@ -52,11 +52,11 @@ class WorkerMembership(Membership[WorkerPublisher]):
         """WorkerJoined is on its way to the log, with the cache if it is not empty."""
         self.publisher.start()
 
-    def _go_on(self, _before: WorkerPublisher) -> None:
+    def _resume(self, _before: WorkerPublisher) -> None:
         self.join()
         self._on_rejoin()
 
-    def _about(self) -> Mapping[str, object]:
+    def _registry_facts(self) -> Mapping[str, object]:
         return msgspec.structs.asdict(self.publisher.joined)
 
     def _new_publisher(self) -> WorkerPublisher:

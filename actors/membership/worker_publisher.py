@@ -122,7 +122,7 @@ class WorkerPublisher:
         self.load.put(report)
         return True
 
-    def say_job(self, event: Event) -> None:
+    def publish_job(self, event: Event) -> None:
         """The event goes to the jobs stream, in order. Workers that never speak there have no part in it."""
         if not self._jobs_started:
             if self._ended:
@@ -159,7 +159,7 @@ class WorkerPublisher:
             _logger.warning("the log was away when the worker left; replicas will find out by its lease")
         await self.end()
 
-    async def give_way(self) -> None:
+    async def retire(self) -> None:
         """This id has its end in every stream, if that was possible in time.
 
         Another wrote its end in one stream only, and a stream that was restored may lack it.

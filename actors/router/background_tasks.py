@@ -67,7 +67,7 @@ class BackgroundTasks:
             return (await rebuild(log, key.chain_key, store)).state
 
         self.digest_exchange = DigestExchangeShell(
-            state, membership.publish, self._me, clock, registry, rebuild=rebuild_beside, replace=runner.rebuild
+            state, membership.publish, self._replica_id, clock, registry, rebuild=rebuild_beside, replace=runner.rebuild
         )
         self.index_audit = IndexAuditSchedule(state, clock, runner.rebuild)
         self.restatement_requests = RestatementRequests(state)
@@ -77,10 +77,10 @@ class BackgroundTasks:
             self.snapshot_schedule = SnapshotSchedule(
                 registry,
                 clock,
-                self._me,
+                self._replica_id,
                 every_s=snapshot_every_s,
                 newest_first=store.newest_first,
-                take=lambda fence: take_snapshot(self._me(), fence),
+                take=lambda fence: take_snapshot(self._replica_id(), fence),
                 folded=lambda: sum(at.seq for at in state.cursor.values()),
             )
 
@@ -104,12 +104,12 @@ class BackgroundTasks:
             if self.snapshot_schedule is not None:
                 each.push_async_callback(self.snapshot_schedule.stop)
 
-    def applied(self, applied: Applied) -> None:
+    def on_applied(self, applied: Applied) -> None:
         """To be called when the state has folded this."""
         if applied.seq % CHECKPOINT_EVERY == 0:
             self.digest_exchange.feed(CheckpointPassed(applied.stream, applied.seq))
         replica = ReplicaId(applied.owner)
-        if applied.stream != ROUTING or replica == self._me():
+        if applied.stream != ROUTING or replica == self._replica_id():
             return
         for event in applied.message.events:
             if isinstance(event, ReplicaReported):
@@ -119,15 +119,15 @@ class BackgroundTasks:
             elif isinstance(event, DivergenceFound) and self._runner.caught_up:
                 self.digest_exchange.feed(VerdictRead(replica, event))
 
-    def became(self) -> None:
+    def on_state_replaced(self) -> None:
         """To be called when the state became another."""
         self.digest_exchange.feed(FoldReplaced())
         self.check_sources()
 
     def check_sources(self) -> None:
         """Restatements that are due were asked for. To be called when the fold or a connection is another."""
-        connected = {worker for worker, link in self._fleet.links.items() if link.up}
-        self._restate(self.restatement_requests.check(self._me(), connected, self._clock.monotonic_ms()))
+        connected = {worker for worker, client in self._fleet.clients.items() if client.up}
+        self._restate(self.restatement_requests.check(self._replica_id(), connected, self._clock.monotonic_ms()))
 
     def describe(self) -> dict[str, Any]:
         """Facts for `/state`."""
@@ -149,9 +149,9 @@ class BackgroundTasks:
     def _restate(self, due: Iterable[AskWorker | RestateReplica]) -> None:
         for each in due:
             if isinstance(each, AskWorker):
-                self._fleet.links[each.worker].restate()
+                self._fleet.clients[each.worker].restate()
             else:
                 self._membership.restate(each.reason)
 
-    def _me(self) -> ReplicaId:
+    def _replica_id(self) -> ReplicaId:
         return self._membership.publisher.id

@@ -1,7 +1,7 @@
-"""Capacity: how many requests a model's workers may have in flight, and how many of these places are free.
+"""Capacity: how many requests a model's workers may have in flight, and how many of these slots are free.
 
-Every replica fills the same places and sees the others' requests a few milliseconds late. A replica may take any place
-that it sees free. Beyond that, each replica may always have its part of all places, so that none starves behind another
+Every replica fills the same slots and sees the others' requests a few milliseconds late. A replica may take any place
+that it sees free. Beyond that, each replica may always have its part of all slots, so that none starves behind another
 whose requests follow on each other without a gap. Where both are taken at once, engines queue the excess: never more
 than as much again, and only until requests end.
 """
@@ -50,18 +50,18 @@ class ConnectedWorkers:
 
 
 SPARE_PART = 8
-"""One in so many places more than an engine runs at once: the next request is there when one ends."""
+"""One in so many slots more than an engine runs at once: the next request is there when one ends."""
 WITH_PREFILL = 2
-"""Where prompts are computed elsewhere, a worker has this many times its engine's places: who waits for its prompt
+"""Where prompts are computed elsewhere, a worker has this many times its engine's slots: who waits for its prompt
 takes none in the engine."""
 UNBOUNDED = 1 << 30
 """Places of a worker that does not say how many requests its engine runs at once."""
 
 
 class Capacity(NamedTuple):
-    """The places of one model's workers, as one replica sees them now."""
+    """The slots of one model's workers, as one replica sees them now."""
 
-    places: int
+    slots: int
     taken: int
     """By requests in flight of all replicas."""
     replicas: int
@@ -71,11 +71,11 @@ class Capacity(NamedTuple):
     @property
     def share(self) -> int:
         """What each replica may have whatever the others have."""
-        return -(-self.places // self.replicas)
+        return -(-self.slots // self.replicas)
 
-    def free(self, own: int, coming: int) -> int:
-        """How many more may start; `own` of ours have a place, `coming` of them are not yet counted in `taken`."""
-        return max(0, self.share - own, self.places - max(own, self.taken + coming))
+    def free(self, own: int, admitted: int) -> int:
+        """How many more may start; `own` of ours have a place, `admitted` of them are not yet counted in `taken`."""
+        return max(0, self.share - own, self.slots - max(own, self.taken + admitted))
 
 
 def find_capacity(
@@ -89,10 +89,10 @@ def find_capacity(
         return None
     workers = sure or doubtful
     with_prefill = has_prefill_workers(view.state, model)
-    folded, ahead = view.state.routing.in_flight_load.busy, view.ahead.in_flight_load.busy
-    taken = sum(tally[worker].requests for worker in workers for tally in (folded, ahead) if worker in tally)
+    folded, pending = view.state.routing.in_flight_load.busy, view.ahead.in_flight_load.busy
+    taken = sum(load[worker].requests for worker in workers for load in (folded, pending) if worker in load)
     return Capacity(
-        places=sum(settings.active_max or _places(slots(worker), with_prefill=with_prefill) for worker in workers),
+        slots=sum(settings.active_max or _slots(slots(worker), with_prefill=with_prefill) for worker in workers),
         taken=taken,
         replicas=max(1, len(view.state.routing.replicas)),
         overloaded=overloaded,
@@ -103,7 +103,7 @@ def _usable(view: View, model: str, settings: RoutingSettings) -> tuple[list[Wor
     """Workers that can take a request, workers that would only if no other could, and whether others are overloaded;
     as `projections.policy.decide` sorts them out."""
     down = view.local.get("not_connected", frozenset())
-    doubts = [view.local.get(reason, frozenset()) for reason in LAST_RESORT_REASONS]
+    last_resort = [view.local.get(reason, frozenset()) for reason in LAST_RESORT_REASONS]
     reports = view.state.loads.reports
     sure: list[WorkerId] = []
     doubtful: list[WorkerId] = []
@@ -116,14 +116,14 @@ def _usable(view: View, model: str, settings: RoutingSettings) -> tuple[list[Wor
             continue
         if report is not None and report.waiting >= settings.waiting_max:
             overloaded = True
-        elif any(worker in doubt for doubt in doubts):
+        elif any(worker in reason_workers for reason_workers in last_resort):
             doubtful.append(worker)
         else:
             sure.append(worker)
     return sure, doubtful, overloaded
 
 
-def _places(slots: int, *, with_prefill: bool) -> int:
+def _slots(slots: int, *, with_prefill: bool) -> int:
     if not slots:
         return UNBOUNDED
     return slots * WITH_PREFILL if with_prefill else slots + -(-slots // SPARE_PART)

@@ -1,4 +1,4 @@
-"""Fleet: the workers in the registry, a link to each, and the facts about them that only this replica knows."""
+"""Fleet: the workers in the registry, a client to each, and the facts about them that only this replica knows."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class _LocalReasons(NamedTuple):
 
 
 class Fleet:
-    """Follows the registry. `on_change` is called when a worker comes, goes, or its link does.
+    """Follows the registry. `on_change` is called when a worker comes, goes, or its client does.
 
-    A link stands for as long as its worker is registered, alive by the log, or still sends us tokens: then
+    A client stands for as long as its worker is registered, alive by the log, or still sends us tokens: then
     `actors.membership.failure_detector` drops it.
     """
 
     def __init__(
         self, registry: Registry, clock: Clock, hello: Callable[[], Hello], on_change: Callable[[], None]
     ) -> None:
-        self.links: dict[WorkerId, ReconnectingClient] = {}
+        self.clients: dict[WorkerId, ReconnectingClient] = {}
         self.registered: dict[WorkerId, Registration] = {}
         self.registry_healthy = False
         self.changes = 0
-        """How often a link came, went, broke or failed a request."""
+        """How often a client came, went, broke or failed a request."""
         self.catalog = ModelCatalog(clock, self._model_sources, on_change)
         self._registry = registry
         self._clock = clock
@@ -62,7 +62,7 @@ class Fleet:
         self._closed = False
 
     def __repr__(self) -> str:
-        up = sum(link.up for link in self.links.values())
+        up = sum(client.up for client in self.clients.values())
         return f"<Fleet {len(self.registered)} registered, {up} connected, {self.catalog!r}>"
 
     async def start(self) -> None:
@@ -74,41 +74,41 @@ class Fleet:
         """No connection is left, and none will be made."""
         self._closed = True
         await self.catalog.close()
-        await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
+        await asyncio.gather(*(client.close() for client in self.clients.values()), *self._closing)
 
     def on_load_report(self, worker: WorkerId) -> None:
         """A load report came."""
         self._reported_ms[worker] = self._clock.monotonic_ms()
 
-    def failed(self, worker: WorkerId) -> None:
+    def on_request_failed(self, worker: WorkerId) -> None:
         """A request failed there."""
         self._failed_ms[worker] = self._clock.monotonic_ms()
         self.changes += 1
 
     def connected(self, worker: WorkerId) -> bool:
         """Whether a request can be sent there now."""
-        link = self.links.get(worker)
-        return link is not None and link.up
+        client = self.clients.get(worker)
+        return client is not None and client.up
 
     def connect(self, worker: WorkerId, address: str) -> ReconnectingClient:
-        """The worker's link, which connects by itself."""
-        link = self.links.get(worker)
-        if link is None:
-            link = self.links[worker] = ReconnectingClient(worker, address, self._hello, self._on_link)
-            link.start()
-        return link
+        """The worker's client, which connects by itself."""
+        client = self.clients.get(worker)
+        if client is None:
+            client = self.clients[worker] = ReconnectingClient(worker, address, self._hello, self._on_connection)
+            client.start()
+        return client
 
     def forget_all_but(self, alive: AbstractSet[WorkerId]) -> None:
-        """Nothing but its link is kept of a worker that is neither registered nor alive by the log."""
+        """Nothing but its client is kept of a worker that is neither registered nor alive by the log."""
         for kept in (self._reported_ms, self._failed_ms):
             for worker in kept.keys() - alive - self.registered.keys():
                 del kept[worker]
 
-    def drop(self, link: ReconnectingClient) -> None:
-        """The link is given up; streams that are open over it end."""
-        self.links.pop(link.worker, None)
+    def drop(self, client: ReconnectingClient) -> None:
+        """The client is given up; streams that are open over it end."""
+        self.clients.pop(client.worker, None)
         self.changes += 1
-        task = asyncio.create_task(link.close())
+        task = asyncio.create_task(client.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -126,8 +126,8 @@ class Fleet:
         return known.found
 
     def _local_reasons(self, workers: Sequence[WorkerId], suspected: frozenset[WorkerId], now: int) -> _LocalReasons:
-        links, reported_ms, failed_ms = self.links, self._reported_ms, self._failed_ms
-        down = frozenset(w for w in workers if w not in links or not links[w].up)
+        clients, reported_ms, failed_ms = self.clients, self._reported_ms, self._failed_ms
+        down = frozenset(w for w in workers if w not in clients or not clients[w].up)
         stale_ms = {w: reported_ms.setdefault(w, now) + STALE_AFTER_MS for w in workers}
         stale = frozenset(w for w, due_ms in stale_ms.items() if now >= due_ms)
         failed = frozenset(w for w in failed_ms.keys() & workers if now - failed_ms[w] < FAILED_FOR_MS)
@@ -145,7 +145,7 @@ class Fleet:
     def _model_sources(self, model: str) -> Iterator[ModelCardSource]:
         for worker, registration in self.registered.items():
             if registration.model == model and registration.role != PREFILL:
-                yield ModelCardSource(self.links[worker], registration)
+                yield ModelCardSource(self.clients[worker], registration)
 
     def _on_health(self, healthy: bool) -> None:
         if healthy != self.registry_healthy:
@@ -164,11 +164,11 @@ class Fleet:
             self.catalog.consider(model)
         self._on_change()
 
-    def _on_link(self, link: ReconnectingClient) -> None:
+    def _on_connection(self, client: ReconnectingClient) -> None:
         self.changes += 1
         if self._closed:
             return
-        registration = self.registered.get(link.worker)
-        if link.up and registration is not None:
+        registration = self.registered.get(client.worker)
+        if client.up and registration is not None:
             self.catalog.consider(registration.model)
         self._on_change()

@@ -36,7 +36,7 @@ class TimeBudget:
     def __repr__(self) -> str:
         return f"<TimeBudget {self._left_us} us left>"
 
-    def is_left(self, now_us: int) -> bool:
+    def has_time(self, now_us: int) -> bool:
         """Whether something may be spent now."""
         since_us = now_us if self._since_us is None else self._since_us
         come_us, rest_us = divmod(now_us - since_us, self._parts)

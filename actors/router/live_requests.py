@@ -122,7 +122,7 @@ class LiveRequest:
         mark_in_log(error)
         return "error", detail_of(error), ended is not None
 
-    def gone(self, error: asyncio.CancelledError) -> ClientGone:
+    def cancellation(self, error: asyncio.CancelledError) -> ClientGone:
         """What its cancellation is to the scheduler: the error of a client that waits no longer, or our failure."""
         ended, failure, name = self.consumer.outcome(), failure_in(error), self.request.id
         if failure is not None and not isinstance(failure, ContrailError):
@@ -196,7 +196,7 @@ class LiveRequests:
             self._shell.feed(Arrived(live.request))
             await live.done
         except asyncio.CancelledError as error:
-            self._shell.feed(live.gone(error))
+            self._shell.feed(live.cancellation(error))
             if live.done.done() and not live.done.cancelled():
                 live.done.exception()  # it ended in the very turn in which it was cancelled
             raise
@@ -251,13 +251,13 @@ class LiveRequests:
             live.connection.cancel(live.number)
 
     def _on_worker_failed(self, command: WorkerFailed) -> None:
-        self._fleet.failed(command.worker)
+        self._fleet.on_request_failed(command.worker)
         _logger.warning("trying another worker: %s", command.text, extra={"request_id": command.request.id})
 
     def _send(self, command: Send) -> None:
         request, worker, payload, hint = command
-        live, link = self._live[request.id], self._fleet.links.get(worker)
-        live.connection = None if link is None else link.connection
+        live, client = self._live[request.id], self._fleet.clients.get(worker)
+        live.connection = None if client is None else client.connection
         if live.connection is None:
             live.fail(WorkerDisconnected("no connection to the worker"))
             return

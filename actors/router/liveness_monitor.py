@@ -86,8 +86,8 @@ class LivenessMonitor:
         }
         fleet.forget_all_but(alive.keys())
         connections = {
-            worker: failure_detector.ConnectionState(link.up, link.failures, link.silence(), link.streams)
-            for worker, link in fleet.links.items()
+            worker: failure_detector.ConnectionState(client.up, client.failures, client.silence(), client.streams)
+            for worker, client in fleet.clients.items()
         }
         return failure_detector.Observed(
             alive, frozenset(fleet.registered), fleet.registry_healthy, connections, list(self._silent_sources())
@@ -110,28 +110,28 @@ class LivenessMonitor:
                 yield failure_detector.SilentSource(stream, worker, chain.n_next)
 
     def _execute(self, command: failure_detector.Command) -> None:
-        links = self._fleet.links
+        clients = self._fleet.clients
         match command:
             case failure_detector.PingWorker(worker):
-                self._spawn(self._ping(links[worker]))
+                self._spawn(self._ping(clients[worker]))
             case failure_detector.Connect(worker, address):
                 self._fleet.connect(worker, address)
             case failure_detector.CutConnection(worker, reason):
                 _logger.warning("the connection is cut: %s", reason, extra={"worker": worker})
-                links[worker].cut()
+                clients[worker].cut()
             case failure_detector.DropConnection(worker):
-                self._fleet.drop(links[worker])
+                self._fleet.drop(clients[worker])
             case failure_detector.WriteEnd():
                 self._spawn(self._write_end(command))
             case _:
                 assert_never(command)
 
-    async def _ping(self, link: ReconnectingClient) -> None:
+    async def _ping(self, client: ReconnectingClient) -> None:
         answered = True  # a defect of ours does not count against the worker
         try:
-            answered = await link.ping(PING_TIMEOUT_S)
+            answered = await client.ping(PING_TIMEOUT_S)
         finally:
-            self._shell.feed(failure_detector.PingResult(link.worker, answered))
+            self._shell.feed(failure_detector.PingResult(client.worker, answered))
 
     async def _write_end(self, end: failure_detector.WriteEnd) -> None:
         lost: type[ReplicaLost | WorkerLost] = ReplicaLost if end.streams[0] == ROUTING else WorkerLost

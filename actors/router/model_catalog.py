@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 class ModelCardSource(NamedTuple):
     """A registered worker, whether connected or not."""
 
-    link: ReconnectingClient
+    client: ReconnectingClient
     registration: Registration
 
 
@@ -135,16 +135,16 @@ class ModelCatalog:
             kind = known.registration.kind
             if any(source.registration.kind == kind for source in sources):
                 return None
-        connected = [source for source in sources if source.link.up]
+        connected = [source for source in sources if source.client.up]
         return connected[turn % len(connected)] if connected else None
 
     async def _learn(self, model: str) -> None:
         turns = itertools.count()
         while (source := self._source(model, next(turns))) is not None:
             try:
-                files = await source.link.files()
+                files = await source.client.files()
             except (PeerError, TimeoutError) as error:
-                _logger.warning("worker %s did not give its tokenizer: %s", source.link.worker, error)
+                _logger.warning("worker %s did not give its tokenizer: %s", source.client.worker, error)
                 await asyncio.sleep(LEARN_RETRY_S)
             else:
                 self._store(source.registration, files)

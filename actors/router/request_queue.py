@@ -39,11 +39,11 @@ class QueueCounts:
     def __repr__(self) -> str:
         return f"<QueueCounts: {self._refused.total()} turned away>"
 
-    def let_in(self, model: str, waited_ms: int) -> None:
+    def on_admitted(self, model: str, waited_ms: int) -> None:
         """One got its place after a wait."""
         self._waits.setdefault(model, WaitHistogram()).note(waited_ms)
 
-    def turned_away(self, model: str, reason: str) -> None:
+    def on_turned_away(self, model: str, reason: str) -> None:
         """One will get none; the reason is of `core.events.routing.TURNED_AWAY`."""
         self._refused[model, reason] += 1
 
@@ -77,7 +77,7 @@ class RequestQueue:
         self.fair_queue = FairQueue[RoutedRequest]()
         self.active = 0
         """Requests of ours that have a place."""
-        self.coming = 0
+        self.admitted = 0
         """Those of them that were let in and have not been routed yet."""
         self.share = 0
         """How many may have one whatever other replicas do, as it was counted last …"""
@@ -92,12 +92,12 @@ class RequestQueue:
     def __repr__(self) -> str:
         return f"<RequestQueue {self.model}: {self.active} active, {len(self.fair_queue)} waiting>"
 
-    def begin(self, tenant: str) -> None:
+    def occupy_slot(self, tenant: str) -> None:
         """One more has a place."""
         self.active += 1
         self.tenants[tenant] += 1
 
-    def end(self, tenant: str) -> None:
+    def free_slot(self, tenant: str) -> None:
         """One has given its place back."""
         self.active -= 1
         left = self.tenants[tenant] - 1

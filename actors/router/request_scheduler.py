@@ -316,7 +316,7 @@ class RequestScheduler:
         """Requests with an attempt under way, in the order of their arrival."""
         return [each for each in self.requests.values() if each.phase is Phase.RUNNING]
 
-    def restated(self, reason: str) -> ReplicaRestated:
+    def restatement(self, reason: str) -> ReplicaRestated:
         """All attempts under way as one event."""
         running = [(each, each.routed) for each in self.running if each.routed is not None]
         return ReplicaRestated(
@@ -419,16 +419,16 @@ class RequestScheduler:
         if not sure and not self._advance(queue):
             self._enqueue(queue, request)
             return
-        self._place(queue, request)
+        self._occupy_slot(queue, request)
         if request.prompt_tokens > LIGHT_TOKENS and not self._may_hold(request):
             self._make_ready(request)  # its decision and its record take milliseconds: one in each turn of the loop
         else:
             self._begin(request)
 
-    def _place(self, queue: RequestQueue, request: RoutedRequest) -> None:
+    def _occupy_slot(self, queue: RequestQueue, request: RoutedRequest) -> None:
         """The request has a slot."""
-        queue.begin(request.tenant)
-        request.placed_us = self._now_us
+        queue.occupy_slot(request.tenant)
+        request.slot_since_us = self._now_us
 
     def _capacity(self, model: str) -> Capacity | None:
         return find_capacity(self._current_view(), model, self._settings, self._inputs.slots)
@@ -439,15 +439,15 @@ class RequestScheduler:
         if capacity is None:  # the decision says why
             free, queue.share = len(queue.fair_queue) + 1, 0
         else:
-            free, queue.share = capacity.free(queue.active, queue.coming), capacity.share
+            free, queue.share = capacity.free(queue.active, queue.admitted), capacity.share
             queue.share_until_us = self._now_us + SHARE_FRESH_US
         while free and len(queue.fair_queue):
             request = queue.fair_queue.pop()
             self._timers.cancel(("wait", request.id))
-            self.counts.let_in(queue.model, (self._now_us - request.arrived_us) // US_PER_MS)
-            self._place(queue, request)
-            request.is_coming = True
-            queue.coming += 1
+            self.counts.on_admitted(queue.model, (self._now_us - request.arrived_us) // US_PER_MS)
+            self._occupy_slot(queue, request)
+            request.is_admitted = True
+            queue.admitted += 1
             self._make_ready(request)
             free -= 1
         return free
@@ -469,7 +469,7 @@ class RequestScheduler:
         if len(queue.fair_queue):
             return "behind"
         capacity = self._capacity(queue.model)
-        return "overloaded" if capacity is not None and capacity.overloaded and not capacity.places else "full"
+        return "overloaded" if capacity is not None and capacity.overloaded and not capacity.slots else "full"
 
     def _make_space(self, queue: RequestQueue, request: RoutedRequest) -> bool:
         """Whether one more may wait; if that is one too many, another left the queue, or this one was refused."""
@@ -521,7 +521,7 @@ class RequestScheduler:
         request.outcome = reason
         is_held = request.held_since_us >= 0
         if not is_held:
-            self.counts.turned_away(request.model, reason)
+            self.counts.on_turned_away(request.model, reason)
         since_us = request.held_since_us if is_held else request.arrived_us
         self._do(
             Publish(
@@ -544,9 +544,9 @@ class RequestScheduler:
 
     def _begin(self, request: RoutedRequest) -> None:
         """The request's next attempt is under way, held, or refused."""
-        if request.is_coming:
-            request.is_coming = False
-            self._queues[request.model].coming -= 1
+        if request.is_admitted:
+            request.is_admitted = False
+            self._queues[request.model].admitted -= 1
         try:
             if request.asked is not None:  # it was held, or waited for a worker
                 self._decide(request)
@@ -639,7 +639,7 @@ class RequestScheduler:
             return
         if output.finish is not None:
             self._finish(request, output.finish, at_us=event.at_us)
-            self._give_back(request, is_whole=True)
+            self._free_slot(request, is_whole=True)
         if new is not None:
             self._do(Deliver(request, new))
         if output.finish is not None:
@@ -705,7 +705,7 @@ class RequestScheduler:
         self._finish(request, "worker_lost", str(error))
         self._do(WorkerFailed(request, worker, str(error)))
         if answer.complete:  # only its end was not delivered
-            self._give_back(request, is_whole=True)
+            self._free_slot(request, is_whole=True)
             self._do(Deliver(request, Output(finish="length")))
             self._complete(request)
             return
@@ -730,7 +730,7 @@ class RequestScheduler:
         log is away, either, and cannot tell what other replicas' requests keep workers busy."""
         if request.attempt != request.declined or request.declined == DECLINED_MAX:
             return False
-        if not (self._settings.holds and self._budget.is_left(self._now_us)):
+        if not (self._settings.holds and self._budget.has_time(self._now_us)):
             return False
         state = self._current_view().state
         if has_prefill_workers(state, request.model):
@@ -758,7 +758,7 @@ class RequestScheduler:
             for each in self.held.of(request.model)[:-most]:
                 self._release(each)
 
-    def _let_go(self, request: RoutedRequest) -> None:
+    def _unhold(self, request: RoutedRequest) -> None:
         """The request is held no longer."""
         self.held.remove(request)
         self._timers.cancel(("hold", request.id))
@@ -766,7 +766,7 @@ class RequestScheduler:
 
     def _release(self, request: RoutedRequest) -> None:
         """The request is to be decided on alone."""
-        self._let_go(request)
+        self._unhold(request)
         self._make_ready(request)
 
     def _plan_held(self) -> None:
@@ -782,7 +782,7 @@ class RequestScheduler:
     def _bind_next(self, model: str) -> bool:
         """Whether a held request of the model was sent. Others may have been released, or found overloaded."""
         while queue := self.held.to_plan(model):
-            if not (self._settings.holds and self._budget.is_left(self._now_us)):
+            if not (self._settings.holds and self._budget.has_time(self._now_us)):
                 for each in self.held.all():  # else those that come now would overtake them
                     self._release(each)
                 return False
@@ -796,7 +796,7 @@ class RequestScheduler:
                 return False
             request = self.requests[planned.request.id]
             if planned.decision.worker is not None:
-                self._let_go(request)
+                self._unhold(request)
                 self._send(request, planned.request, planned.decision, if_free=True)
                 return True
             if OVERLOADED in planned.decision.excluded:
@@ -831,7 +831,7 @@ class RequestScheduler:
         if request is not None:
             self._do(CancelAttempt(request))
             self._finish(request, event.outcome, event.detail)
-            self._give_back(request, is_whole=event.is_whole)
+            self._free_slot(request, is_whole=event.is_whole)
             self._complete(request)
 
     def _on_client_gone(self, event: ClientGone) -> None:
@@ -841,7 +841,7 @@ class RequestScheduler:
         if request.phase is Phase.RUNNING:
             self._do(CancelAttempt(request))
             self._finish(request, event.outcome, event.detail)
-            self._give_back(request, is_whole=event.is_whole)
+            self._free_slot(request, is_whole=event.is_whole)
         elif request.is_announced or request.declined:
             self._turn_away(request, event.reason)
         self._end(request)
@@ -868,25 +868,25 @@ class RequestScheduler:
             self._queues[request.model].fair_queue.remove(request)
             self._timers.cancel(("wait", request.id))
         elif request.phase is Phase.HELD:
-            self._let_go(request)
+            self._unhold(request)
         self._timers.cancel(("retry", request.id))
-        self._give_back(request, is_whole=False)
+        self._free_slot(request, is_whole=False)
         request.phase = Phase.ENDED
         del self.requests[request.id]
 
-    def _give_back(self, request: RoutedRequest, *, is_whole: bool) -> None:
+    def _free_slot(self, request: RoutedRequest, *, is_whole: bool) -> None:
         """The request has no slot any more; a queued one gets it in the next Tick. A whole answer says how long answers
         are."""
-        if request.placed_us < 0:
+        if request.slot_since_us < 0:
             return
         queue = self._queues[request.model]
-        queue.end(request.tenant)
-        if request.is_coming:
-            request.is_coming = False
-            queue.coming -= 1
+        queue.free_slot(request.tenant)
+        if request.is_admitted:
+            request.is_admitted = False
+            queue.admitted -= 1
         if is_whole:
-            queue.learn((self._now_us - request.placed_us) // US_PER_MS, request.answer.delivered)
-        request.placed_us = -1
+            queue.learn((self._now_us - request.slot_since_us) // US_PER_MS, request.answer.delivered)
+        request.slot_since_us = -1
         self._refresh_is_due = self._refresh_is_due or len(queue.fair_queue) > 0
 
 

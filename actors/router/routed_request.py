@@ -126,9 +126,9 @@ class RoutedRequest:
 
     phase: Phase = Phase.READY
     arrived_us: int = 0
-    placed_us: int = -1
+    slot_since_us: int = -1
     """When it got its slot; -1 until then, and after it was given back."""
-    is_coming: bool = False
+    is_admitted: bool = False
     """Whether the queue gave it a slot and no attempt has begun."""
     is_announced: bool = False
     """Whether the log has a RequestQueued of it."""

@@ -55,7 +55,7 @@ from streams.snapshot_store import SnapshotStore
 VERSION = "0.1.0"
 RESTATE_EVERY_S = 7 * 86_400 / 4
 """Who we are and what is in flight is said again this often, a quarter of the retention time."""
-AWAY_SAID_S = 3.0
+LOG_AWAY_REPORTED_S = 3.0
 """A log that acknowledges nothing for so long is said to be away."""
 LOG_AWAY_S = 1.0
 """With a log that acknowledges nothing for so long other replicas' prompts are taken to be computed by now."""
@@ -243,7 +243,7 @@ class Router:
         """What requests are served without."""
         found: dict[str, str] = {}
         outbox = self.publisher.outbox
-        if outbox.away_s >= AWAY_SAID_S:
+        if outbox.away_s >= LOG_AWAY_REPORTED_S:
             found["log"] = f"away for {outbox.away_s:.0f} s, {outbox.depth} events wait"
         if not self.fleet.registry_healthy:
             found["registry"] = "away: no worker can come, no setting can change"
@@ -305,7 +305,7 @@ class Router:
         model = self.model_of(model)
         known = model in self.fleet.catalog
         if known:
-            self.scheduler.counts.turned_away(model, INTERNAL)
+            self.scheduler.counts.on_turned_away(model, INTERNAL)
         self.membership.publish(
             RequestTurnedAway(
                 request=request,
@@ -330,7 +330,7 @@ class Router:
         """What a decision made now sees. The log has what only this replica knows before a decision rests on it."""
         publisher = self.publisher
         local = self.fleet.local(self.state.workers(), self.failure_detector.suspected)
-        return View(self.state, publisher.id, publisher.ahead, local)
+        return View(self.state, publisher.id, publisher.pending, local)
 
     def slots(self, worker: WorkerId) -> int:
         """Requests that the worker's engine runs at once; 0 if unknown."""
@@ -353,7 +353,7 @@ class Router:
 
     def _restatement(self, why: str) -> list[Event]:
         """The settings that decisions go by, and all that is in flight."""
-        return [self.live_settings.event(), self.scheduler.restated(why)]
+        return [self.live_settings.event(), self.scheduler.restatement(why)]
 
     def _restate(self) -> None:
         self.membership.restate("the quarter of the retention time is over")
@@ -373,7 +373,7 @@ class Router:
             self._check_superseded()
         if applied.changed and applied.owner != self.publisher.id and self.scheduler.has_waiting:
             self.requests.feed(LoadChanged())
-        self.background_tasks.applied(applied)
+        self.background_tasks.on_applied(applied)
 
     def _is_too_much(self, report: LoadReported | None) -> bool:
         """Whether the worker is to get nothing more for now."""
@@ -381,7 +381,7 @@ class Router:
 
     def _on_became(self) -> None:
         self._check_superseded()
-        self.background_tasks.became()
+        self.background_tasks.on_state_replaced()
 
     def _check_superseded(self) -> None:
         """A fold that has nothing of ours, and what we know ahead of it, do not add up: we go on under another id."""

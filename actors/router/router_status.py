@@ -49,7 +49,7 @@ def prefill_status(jobs: JobsFold, now_ms: int, counts: PrefillCounts) -> dict[s
 def publisher_status(publisher: RoutingPublisher) -> dict[str, Any]:
     """What of our own the log does not have yet."""
     return {
-        "ahead": len(publisher.ahead),
+        "ahead": len(publisher.pending),
         "outbox": {"events": publisher.outbox.depth, "bytes": publisher.outbox.bytes},
         "journal": publisher.journal._asdict(),
         "log_away_s": round(publisher.outbox.away_s, 1),

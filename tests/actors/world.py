@@ -99,7 +99,7 @@ class World:
                 held = router.state.index.held(WorkerId(worker.presence.id))
                 if held != set(worker.mirror.held("device")) or not worker.presence.kv.idle:
                     return False
-            return not len(router.publisher.ahead) and router.publisher.outbox.idle
+            return not len(router.publisher.pending) and router.publisher.outbox.idle
 
         await eventually(agree, "index and caches agree")
 

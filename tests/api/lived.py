@@ -34,7 +34,7 @@ class Lived:
         async for _ in self.router.generate("tiny", asked):
             pass
         await eventually(
-            lambda: not len(self.router.publisher.ahead) and self.router.publisher.outbox.idle, "the log has it"
+            lambda: not len(self.router.publisher.pending) and self.router.publisher.outbox.idle, "the log has it"
         )
 
 

@@ -104,7 +104,7 @@ async def test_a_frozen_worker_is_lost_and_its_streams_end() -> None:
                 pass
         await eventually(lambda: not router.state.member(worker).alive, "the loss is folded")  # type: ignore[union-attr]
         assert [event.reason for event in await it.told(KV, WorkerLost)] == ["no lease, no answer"]
-        await eventually(lambda: worker not in router.fleet.links, "its link is gone")
+        await eventually(lambda: worker not in router.fleet.clients, "its link is gone")
 
 
 async def test_an_open_stream_is_trusted_over_the_log() -> None:
@@ -123,7 +123,7 @@ async def test_an_open_stream_is_trusted_over_the_log() -> None:
         await looks(router)
         outputs = [output async for output in stream]
         assert outputs[-1].finish == "length"
-        await eventually(lambda: set(router.fleet.links) == {worker_id(it, "a")}, "the old connection is gone")
+        await eventually(lambda: set(router.fleet.clients) == {worker_id(it, "a")}, "the old connection is gone")
 
 
 async def test_more_than_half_at_once_is_the_registrys_fault() -> None:
@@ -183,7 +183,7 @@ async def test_a_worker_of_an_earlier_run_is_lost(address: str) -> None:
             await eventually(lambda router=router: router.state.member(worker), "it is folded")  # type: ignore[misc]
             await eventually(lambda router=router: not router.state.alive(), "it is lost")  # type: ignore[misc]
         assert len(await it.told(KV, WorkerLost)) == 1
-        await eventually(lambda: not any(router.fleet.links for router in routers), "nobody tries to reach it")
+        await eventually(lambda: not any(router.fleet.clients for router in routers), "nobody tries to reach it")
 
 
 async def test_an_end_is_written_when_the_log_is_back() -> None:

@@ -111,9 +111,9 @@ async def test_a_silent_connection_with_answers_to_pings_stands() -> None:
         router, engines = await scripted(it, "a")
         stream = stream_of(router, msgspec.structs.replace(greedy(), id="x"))
         first = asyncio.create_task(stream.__anext__())
-        line = router.fleet.links[worker_id(it, "a")]._connection
+        line = router.fleet.clients[worker_id(it, "a")]._connection
         await asyncio.sleep(1.0)
-        assert router.fleet.links[worker_id(it, "a")]._connection is line
+        assert router.fleet.clients[worker_id(it, "a")]._connection is line
         engines["a"].script("x").put_nowait(Output(tokens=(5,), finish="stop"))
         assert (await first).tokens == (5,)
         await stream.aclose()

@@ -53,7 +53,7 @@ async def outcomes(it: World, router: Router) -> list[tuple[str, int, str]]:
     await it.settled(router)
     assert not router.scheduler.running
     assert not router.state.routing.in_flight_load.busy
-    assert not router.publisher.ahead.in_flight_load.busy
+    assert not router.publisher.pending.in_flight_load.busy
     ended = await it.told(ROUTING, RequestFinished)
     assert len(ended) == len(await it.told(ROUTING, RequestRouted))
     return [(event.request, event.attempt, event.outcome) for event in ended]
@@ -150,15 +150,15 @@ async def test_a_request_that_cannot_be_sent_leaves_no_trace() -> None:
         assert await outcomes(it, router) == []
 
 
-@pytest.mark.parametrize("ahead_max", [routing_publisher.AHEAD_EVENTS_MAX, 10])
+@pytest.mark.parametrize("pending_max", [routing_publisher.PENDING_EVENTS_MAX, 10])
 async def test_events_dropped_while_the_log_is_away_are_made_good(
-    monkeypatch: pytest.MonkeyPatch, ahead_max: int
+    monkeypatch: pytest.MonkeyPatch, pending_max: int
 ) -> None:
     """The outbox overflows; afterwards the fold has exactly what is in flight, and a fold from zero agrees.
 
     So it is when even what is ahead of the log had to be forgotten, which keeps it bounded.
     """
-    monkeypatch.setattr(routing_publisher, "AHEAD_EVENTS_MAX", ahead_max)
+    monkeypatch.setattr(routing_publisher, "PENDING_EVENTS_MAX", pending_max)
     async with world() as it:
         router, engine = await scripted(it)
         limits = OutboxLimits(pending_events_max=20)
@@ -172,7 +172,7 @@ async def test_events_dropped_while_the_log_is_away_are_made_good(
         await anext(long)
         assert router.publisher.outbox.counts.overflows
         appending = limits.pending_events_max  # at most, sealed in one message before the others had to wait
-        assert len(router.publisher.ahead) <= max(ahead_max, appending + limits.pending_events_max + 1)
+        assert len(router.publisher.pending) <= max(pending_max, appending + limits.pending_events_max + 1)
         it.log.away = False  # type: ignore[attr-defined]
         await it.settled(router)
         replica = router.state.routing.replicas[router.publisher.id]
@@ -194,7 +194,7 @@ async def test_events_dropped_while_the_log_is_away_are_made_good(
 
 async def test_a_log_that_refuses_for_good_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests go on, what is kept of them stays bounded, and whoever looks sees that nothing is recorded any more."""
-    monkeypatch.setattr(routing_publisher, "AHEAD_EVENTS_MAX", 10)
+    monkeypatch.setattr(routing_publisher, "PENDING_EVENTS_MAX", 10)
     async with world() as it:
         router, engine = await scripted(it)
         append = it.log.append
@@ -213,7 +213,7 @@ async def test_a_log_that_refuses_for_good_is_said(monkeypatch: pytest.MonkeyPat
         assert not readiness.ready
         assert readiness.waiting_for["log"] == "takes nothing of this replica any more: no right to publish"
         await eventually(lambda: router.publisher.outbox.away_s > 0, "the time since then")
-        assert len(router.publisher.ahead) <= 13
+        assert len(router.publisher.pending) <= 13
 
 
 async def test_a_history_that_was_replaced_is_told_again() -> None:
@@ -246,10 +246,10 @@ async def test_only_changes_of_what_we_alone_know_are_said() -> None:
         router, _ = await scripted(it)
         worker = router.state.alive()[0].worker
         router.publisher.publish_local(router.view().local)
-        router.fleet.failed(worker)
+        router.fleet.on_request_failed(worker)
         for _ in range(3):
             router.publisher.publish_local(router.view().local)
-        router.publisher.restate([router.scheduler.restated("test")])
+        router.publisher.restate([router.scheduler.restatement("test")])
         router.fleet._failed_ms.clear()
         for _ in range(3):
             router.publisher.publish_local(router.view().local)

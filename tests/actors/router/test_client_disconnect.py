@@ -89,8 +89,8 @@ async def test_many_hang_ups_leave_nothing() -> None:
         assert not router.scheduler.running
         assert not router.scheduler.requests
         assert not router.state.routing.in_flight_load.busy
-        assert not router.publisher.ahead.in_flight_load.busy
-        assert not any(link.streams for link in router.fleet.links.values())
+        assert not router.publisher.pending.in_flight_load.busy
+        assert not any(link.streams for link in router.fleet.clients.values())
         ends = await it.told(ROUTING, RequestFinished)
         assert {end.outcome for end in ends} == {"abort"}
         assert len(ends) == len({end.request for end in ends})

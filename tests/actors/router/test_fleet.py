@@ -158,7 +158,7 @@ async def test_nothing_is_kept_of_a_worker_that_is_over() -> None:
         worker = await it.worker()
         await it.connected(worker)
         it.fleet.on_load_report(worker)
-        it.fleet.failed(worker)
+        it.fleet.on_request_failed(worker)
         it.fleet.forget_all_but(set())  # still registered: the log's word may be late
         assert it.fleet._reported_ms.keys() == it.fleet._failed_ms.keys() == {worker}
         await it.unregister(worker)
@@ -166,12 +166,12 @@ async def test_nothing_is_kept_of_a_worker_that_is_over() -> None:
         assert it.fleet._reported_ms.keys() == it.fleet._failed_ms.keys() == {worker}
         it.fleet.forget_all_but(set())
         assert not (it.fleet._reported_ms or it.fleet._failed_ms)
-        link = it.fleet.links[worker]
+        link = it.fleet.clients[worker]
         stream = TokenReader.of(link, request(range(4)))
         assert link.streams == 1
         it.fleet.drop(link)
         stream.close()
-        assert not it.fleet.links
+        assert not it.fleet.clients
         await eventually(lambda: not it.ports[worker]._connections, "the connection is closed")
 
 
@@ -189,9 +189,9 @@ async def test_what_only_this_replica_knows() -> None:
             return {reason: sorted(workers) for reason, workers in found.items() if workers}
 
         assert local() == {"not_connected": [gone], "suspected": [c]}
-        it.fleet.failed(a)
-        it.fleet.failed(gone)
-        it.fleet.failed(WorkerId("unknown"))
+        it.fleet.on_request_failed(a)
+        it.fleet.on_request_failed(gone)
+        it.fleet.on_request_failed(WorkerId("unknown"))
         it.clock.advance(FAILED_FOR_MS - 1)
         assert local() == {"not_connected": [gone], "suspected": [c], "failed": [a]}
         it.clock.advance(1)
@@ -224,11 +224,11 @@ async def test_what_only_this_replica_knows_is_kept_while_it_holds() -> None:
         it.fleet.on_load_report(b)
         again = local(everyone, NOBODY)
         assert not again["stale"]
-        it.fleet.failed(a)
+        it.fleet.on_request_failed(a)
         assert local(everyone, NOBODY)["failed"] == {a}
         it.clock.advance(FAILED_FOR_MS)
         assert not local(everyone, NOBODY)["failed"]
-        it.fleet.links[a].cut()
+        it.fleet.clients[a].cut()
         assert local(everyone, NOBODY)["not_connected"] == {a}, "in the very turn in which it broke"
         await it.connected(a)
         assert not local(everyone, NOBODY)["not_connected"]
@@ -241,7 +241,7 @@ async def test_a_dropped_link_is_missed_at_once() -> None:
         await it.connected(worker)
         everyone = [worker]
         assert not it.fleet.local(everyone, NOBODY)["not_connected"]
-        it.fleet.drop(it.fleet.links[worker])
+        it.fleet.drop(it.fleet.clients[worker])
         assert it.fleet.local(everyone, NOBODY)["not_connected"] == {worker}
 
 
@@ -268,7 +268,7 @@ async def test_a_closed_fleet_connects_to_nobody() -> None:
         await it.worker()
         await it.known()
         await it.fleet.close()
-        it.fleet.links.clear()
+        it.fleet.clients.clear()
         await it.worker()
         await asyncio.sleep(0)
-        assert not it.fleet.links
+        assert not it.fleet.clients

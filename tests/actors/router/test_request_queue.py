@@ -44,7 +44,7 @@ def test_when_to_come_again_is_bounded() -> None:
         queue.fair_queue.push(of_length(9, 1), 0, str(number % 3), 10)
     assert (queue.retry_after_s(), queue.waiting_max(settings)) == (1, 100)
     for _ in range(4):
-        queue.begin("a")
+        queue.occupy_slot("a")
     queue.learn(400, 10)  # four at once, 0.4 s each: ten a second
     assert (queue.retry_after_s(), queue.waiting_max(settings)) == (5, 50)
     for _ in range(100):
@@ -77,8 +77,8 @@ def test_metrics_are_those_of_the_description() -> None:
     """Waits are counted up to their bounds, in seconds; tenants and reasons are labels."""
     counts = QueueCounts()
     for waited_ms in (0, WAIT_MS[0], 1001, 10**6):
-        counts.let_in("sim", waited_ms)
-    counts.turned_away("sim", "tenant_share")
+        counts.on_admitted("sim", waited_ms)
+    counts.on_turned_away("sim", "tenant_share")
     about = {
         "models": [{"model": "sim", "active": 3, "waiting": 2}],
         "tenants": [{"model": "sim", "tenant": "acme", "active": 3}],

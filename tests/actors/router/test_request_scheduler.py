@@ -132,7 +132,7 @@ def test_a_restatement_names_what_the_fold_would_have() -> None:
     it.output(done, 1)
     assert waiting.routed is not None
     assert done.routed is not None
-    told = dict(restated_requests(it.scheduler.restated("test")))
+    told = dict(restated_requests(it.scheduler.restatement("test")))
     assert told[waiting.id, 0].begins_us == in_flight(waiting.routed).begins_us
     assert told[done.id, 0] == in_flight(done.routed).prefilled()
 
@@ -231,7 +231,7 @@ def test_whatever_happens_every_request_has_one_end_and_every_decision_one(
     assert not it.scheduler.requests
     assert not len(it.scheduler.held)
     for queue in it.scheduler._queues.values():
-        assert (queue.active, queue.coming, len(queue.fair_queue)) == (0, 0, 0)
+        assert (queue.active, queue.admitted, len(queue.fair_queue)) == (0, 0, 0)
     assert all(kind in {"plan", "refresh"} for kind, _ in it.scheduler._timers._by_key)
 
 
@@ -244,7 +244,7 @@ def _check(it: Scheduling, requests: list[RoutedRequest]) -> None:
         assert (each in it.scheduler.held) == (each.phase is Phase.HELD)
         assert (each.routed is not None) == (each.phase is Phase.RUNNING)
         assert (each.id in it.scheduler.requests) == (each.phase is not Phase.ENDED)
-    with_slot = sum(each.placed_us >= 0 for each in requests)
+    with_slot = sum(each.slot_since_us >= 0 for each in requests)
     assert sum(queue.active for queue in queues) == with_slot
 
 

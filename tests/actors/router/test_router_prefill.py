@@ -88,7 +88,7 @@ async def test_prefill_workers_add_places_to_workers_of_their_own_model() -> Non
         def places() -> int:
             capacity = find_capacity(router.view(), "sim", router.settings, router.slots)
             assert capacity is not None
-            return capacity.places
+            return capacity.slots
 
         assert places() == 9
         await prefill_worker(it, "p", "other")
@@ -115,7 +115,7 @@ async def test_who_holds_the_prompt_is_named_and_verified(tmp_path: Path) -> Non
         presence.publish([stored(*hashes[:2])])
         await eventually(lambda: router.state.index.blocks(there) == 2, "it holds the prompt")
         sent: list[bytes] = []
-        line = router.fleet.links[id_of(it, "a")]._connection
+        line = router.fleet.clients[id_of(it, "a")]._connection
         assert line is not None
         send = line.send
 
@@ -126,7 +126,7 @@ async def test_who_holds_the_prompt_is_named_and_verified(tmp_path: Path) -> Non
         line.send = noted  # type: ignore[method-assign]
         for _ in range(2):
             await collect(router, request(tokens))
-            await eventually(lambda: not len(router.publisher.ahead), "all is said and read")
+            await eventually(lambda: not len(router.publisher.pending), "all is said and read")
         first, second = await it.told(ROUTING, RequestRouted)
         assert (first.prefer, first.prefer_tokens) == (there, 32)
         assert (second.prefer, second.prefer_tokens) == ("", 0)  # its own cache has as much

@@ -39,7 +39,7 @@ async def test_a_change_of_the_detector_changes_a_live_run(planted: bool) -> Non
         it.store.expire(f"workers/{dead}")
         await eventually(lambda: dead in router.failure_detector.suspected, "its absence")
         if planted:
-            await eventually(lambda: router.fleet.links[dead].failures, "a refused connection")
+            await eventually(lambda: router.fleet.clients[dead].failures, "a refused connection")
             await looks(router, 5)
         else:
             await eventually(lambda: not router.state.alive(), "its loss")
