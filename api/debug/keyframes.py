@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from operator import attrgetter
 
+from core.errors import ContrailError
 from core.ids import Epoch, StreamName, StreamSeq
 from projections.folds.snapshot import decode, encoding
 from projections.folds.state import State
@@ -28,7 +29,20 @@ KEYFRAMES_BYTES_MAX = 512 * 1024 * 1024
 STEP_MESSAGES = 200
 """A step takes some 4 ms."""
 
+FOLD_MAX = 8_000
+"""Messages folded for one question at most, some 0.15 s; between keyframes it is half of that."""
+
 KeyframeSink = Callable[[Cursor, bytes], None]
+
+
+class StateNotFolded(ContrailError):
+    """The fold has not come so far; asking again in a moment helps."""
+
+
+def check_near(recording: Recording, cursor: Cursor) -> None:
+    """StateNotFolded if the state at the cursor needs more than FOLD_MAX messages from the keyframe before it."""
+    if recording.to_fold(cursor) > FOLD_MAX:
+        raise StateNotFolded("states are being folded up to there")
 
 
 class KeyframeBuilder:

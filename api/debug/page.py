@@ -14,8 +14,7 @@ from starlette.types import ASGIApp
 from api.config.addresses import is_loopback
 from api.config.deployment_ref import DeploymentRef
 from api.debug.page_access import PageAccess, token_of
-from api.debug.page_client import PREFIX
-from api.debug.page_proxy import PageProxy
+from api.debug.page_proxy import PREFIX, PageProxy
 
 PAGE = "index.html"
 KINDS = {

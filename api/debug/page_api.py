@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from api.debug.page_client import BODY_BYTES_MAX, PREFIX
+from api.debug.keyframes import StateNotFolded
+from api.debug.page_proxy import BODY_BYTES_MAX, PREFIX
 from api.debug.recording_view import RecordingView
-from api.debug.state_view import StateNotFolded
 from api.debug.what_if_view import parse_question
 from core.errors import CallerError, ContrailError, Unavailable
 

@@ -4,6 +4,7 @@ of the fold thread.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from importlib.metadata import version
 from typing import Any
 
@@ -11,35 +12,28 @@ import msgspec
 
 from api.debug.decision_view import decision
 from api.debug.fold_thread import FoldThread, RecordingState
-from api.debug.replica_view import replicas
-from api.debug.state_view import state
+from api.debug.keyframes import check_near
 from api.debug.timeline.decision_table import search
+from api.debug.timeline.replica_reports import ReplicaReport
 from api.debug.timeline.timeline import Timeline
 from api.debug.what_if_view import WINDOW_MAX, WhatIfAnswers, WhatIfQuestion
 from core.clock import Clock
 from core.errors import CallerError, Unavailable
-from core.ids import new_id
+from core.ids import StreamName, StreamSeq, new_id
 from core.keys import DeploymentKey
 from core.settings import POLICIES, RoutingSettings
+from core.subjects import ROUTING
 from replay.explain.explain import explain
+from replay.recording.moment import AtSequence, AtTime
 from replay.recording.recording import Recording
 from replay.recording.request_history import PLACES
+from replay.state_at.state_at import summary_at, within
 from streams.archive.archive_reader import ArchiveReader
-
-
-def explanation(recording: Recording, request: str, n: int, number: int) -> dict[str, Any]:
-    """The attempt of that number that was decided there; nothing but `known: False` for a request whose id was used
-    again later."""
-    found = explain(recording, request)
-    for attempt in found.attempts:
-        if (attempt.seq, attempt.attempt) == (n // PLACES, number):  # a message may hold several
-            told: dict[str, Any] = msgspec.to_builtins(attempt)
-            return told | {"known": True, "uses": found.uses}
-    return {"known": False, "uses": found.uses}
-
 
 NOTES_CHUNK_MAX = 5000
 """Notes in one answer."""
+REQUESTS_MAX = 500
+"""Requests in flight in one answer; all are counted."""
 
 
 class RecordingView:
@@ -193,3 +187,66 @@ class RecordingView:
         if self._archive is None:
             raise Unavailable("the log is still being copied: a moment")
         return self._archive
+
+
+def explanation(recording: Recording, request: str, n: int, number: int) -> dict[str, Any]:
+    """The attempt of that number that was decided at `n`; only `known: False` if the request's id was used again."""
+    found = explain(recording, request)
+    for attempt in found.attempts:
+        if (attempt.seq, attempt.attempt) == (n // PLACES, number):  # a message may hold several
+            explained: dict[str, Any] = msgspec.to_builtins(attempt)
+            return explained | {"known": True, "uses": found.uses}
+    return {"known": False, "uses": found.uses}
+
+
+def state(recording: Recording, n: int | None, ms: int | None, replica: str | None) -> dict[str, Any]:
+    """The state before a decision, or at a time, of the log or as one replica believed.
+
+    StateNotFolded if no keyframe is near enough, CallerError if the replica did not run then.
+    """
+    moment = AtTime(ms or 0) if n is None else AtSequence(ROUTING, StreamSeq(n // PLACES))
+    check_near(recording, within(recording, moment))
+    found: dict[str, Any] = msgspec.to_builtins(summary_at(recording, moment, replica))
+    in_flight = found["in_flight"]
+    return found | {"in_flight": in_flight[:REQUESTS_MAX], "in_flight_total": len(in_flight)}
+
+
+def replicas(archive: ArchiveReader, timeline: Timeline, ms: int) -> list[dict[str, Any]]:
+    """The replicas that had joined by `ms`, by number: their newest report, its lag, and whether digests agree."""
+    decisions = timeline.decisions
+    made = decisions.column("replica")[: bisect_right(decisions.column("ms"), ms, hi=len(decisions))]
+    found = []
+    for number, lifetime in enumerate(list(timeline.replicas)):
+        if lifetime.from_ms <= ms:
+            alive = lifetime.to_ms < 0 or ms < lifetime.to_ms
+            report = timeline.reports.last(number, ms)
+            comparisons = timeline.reports.agreements(number, ms)
+            agreements = [
+                {"with": each.other, "stream": each.stream, "seq": each.meeting.seq, "equal": each.meeting.equal}
+                for each in comparisons
+            ]
+            found.append(
+                {
+                    "replica": number,
+                    "id": lifetime.id,
+                    "name": lifetime.name or lifetime.id,
+                    "address": lifetime.address,
+                    "alive": alive,
+                    "end": "" if alive else lifetime.end,
+                    "decisions": made.count(number),
+                    "report": None if report is None else _report(archive, report),
+                    "agrees": all(each.meeting.equal for each in comparisons) if comparisons else None,
+                    "agreements": agreements,
+                }
+            )
+    return found
+
+
+def _report(archive: ArchiveReader, report: ReplicaReport) -> dict[str, Any]:
+    """The report with its lag: messages of each stream between the fold and the log's end at that time."""
+    streams = {}
+    for name, point in report.points.items():
+        stream = StreamName(name)
+        end = archive.seek(stream, report.ms) - 1 if stream in archive.streams else point.seq
+        streams[name] = {"seq": point.seq, "digest": point.digest, "lag": max(0, end - point.seq)}
+    return {"ms": report.ms, "at": f"routing:{report.seq}", "streams": streams, "incomplete": list(report.incomplete)}

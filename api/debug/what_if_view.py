@@ -7,9 +7,12 @@ from typing import Any
 
 import msgspec
 
-from api.debug.state_view import before, check_near
+from api.debug.keyframes import check_near
 from api.debug.timeline.decision_table import DecisionTable
 from core.errors import CallerError
+from core.ids import StreamSeq
+from core.subjects import ROUTING
+from replay.recording.moment import AtSequence
 from replay.recording.recording import Recording
 from replay.recording.request_history import PLACES
 from replay.whatif.first_token_fit import FirstTokenFit, first_token_fits
@@ -57,7 +60,7 @@ class WhatIfAnswers:
         return f"<WhatIfAnswers about {self._window}>"
 
     def answer(self, recording: Recording, decisions: DecisionTable, asked: WhatIfQuestion) -> dict[str, Any]:
-        """CallerError if the window is empty or too large, NotYet if it is not folded yet."""
+        """CallerError if the window is empty or too large, StateNotFolded if it is not folded yet."""
         numbers = decisions.column("n")
         low, high = bisect_left(numbers, asked.from_n), bisect_left(numbers, asked.to_n + 1)
         if not 0 < high - low <= WINDOW_MAX:
@@ -66,7 +69,7 @@ class WhatIfAnswers:
             {"settings": asked.settings, "without": asked.without, "delay_ms": asked.delay_ms},
         )
         start, end = numbers[low] // PLACES, numbers[high - 1] // PLACES + 1
-        check_near(recording, recording.cursor(before(numbers[low])))
+        check_near(recording, recording.cursor(AtSequence(ROUTING, StreamSeq(start))))
         if self._window != (recording, start, end):
             self._fitted = first_token_fits(recording.requests, start - AROUND, end + AROUND)
             self._window = recording, start, end

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from api.debug import state_view as state_module
+from api.debug import keyframes
 from api.debug.page import create_page
 from api.debug.page_api import create_page_api
 from api.debug.recording_view import RecordingView
@@ -203,7 +203,7 @@ async def test_the_state_is_the_fold(shown: Shown) -> None:
 
 async def test_a_state_that_is_not_folded_yet_is_waited_for(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     """202 instead of an answer that takes long."""
-    monkeypatch.setattr(state_module, "FOLD_MAX", 0)
+    monkeypatch.setattr(keyframes, "FOLD_MAX", 0)
     answer = await shown.http.get("/debug/api/state", params={"n": str(recorded(shown.recording)[300][0])})
     assert answer.status_code == 202
     assert answer.json()["pending"]
