@@ -17,12 +17,12 @@ from pathlib import Path
 from bench.figures import MICRO, Figure, lap, main, median_s
 from bench.replay_log import KEY, Scale, made
 from core.ids import StreamName
+from replay.parallel import collector_paused
 from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.verify.chain_proof import prove
 from replay.verify.judge import VERIFIED, verdicts
-from replay.verify.process_pool import collector_paused
 from replay.verify.verify import verify
 
 DECISIONS, DECISIONS_QUICK = 20_000, 3_000

@@ -27,12 +27,13 @@ from core.events import (
 from core.ids import ReplicaId, StreamName, from_column
 from core.prompt import hashes_from_bytes
 from core.subjects import LOAD, ROUTING, is_kv
+from replay.parallel import Progress
 from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.verify.chain_proof import gaps_of
 from replay.verify.judge import DIFFERENT, DecisionDifference, verdicts
-from replay.verify.verify import PROGRESS_EVERY, Progress
+from replay.verify.verify import PROGRESS_EVERY
 
 NEAR_MAX = 20
 """The last events before a decision that are told."""

@@ -16,11 +16,11 @@ from core.events import DivergenceFound
 from core.ids import ReplicaId, StreamName, StreamSeq
 from core.subjects import ROUTING, owner
 from replay.bisect.first_difference import FirstDifference, find_first_difference
+from replay.parallel import Progress
 from replay.playback.fold_reports import FoldReport
 from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.verify.evidence import LogFolds, fold_reports
-from replay.verify.verify import Progress
 from streams.archive.message_envelope import envelope
 
 MESSAGES_MAX = 20

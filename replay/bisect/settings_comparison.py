@@ -10,13 +10,13 @@ import msgspec
 from core.errors import CallerError
 from core.ids import ReplicaId
 from core.settings import RoutingSettings
+from replay.parallel import Progress
 from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.participants import Participants
 from replay.recording.recording import Recording
 from replay.verify.chain_proof import gaps_of
-from replay.verify.comparison import DecisionSide, Term, event_of, exclusions_of, first_difference, side
-from replay.verify.judge import remake
-from replay.verify.verify import PROGRESS_EVERY, Progress
+from replay.verify.judge import DecisionSide, Term, event_of, exclusions_of, first_difference, remake, side
+from replay.verify.verify import PROGRESS_EVERY
 
 Choose = Callable[[RecordedDecision], tuple[RoutingSettings, RoutingSettings]]
 """The two settings that a decision is made under."""

@@ -1,10 +1,13 @@
-"""Participants: the names of the workers and replicas that a recording has by id; the id stands for a name that no
-message says.
+"""Participants and ReplicaHistory: the names of the workers and replicas of a recording, and each replica's life.
+
+A participant without a name in any message goes by its id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -12,9 +15,12 @@ from core.codec import decode_message
 from core.errors import CallerError, Corrupt
 from core.events import WorkerJoined
 from core.ids import ReplicaId, StreamName, WorkerId
+from core.settings import RoutingSettings
 from core.subjects import kv_stream, owner
+from projections.folds.routing_fold import ReplicaPart
 from projections.folds.state import State
-from replay.recording.request_history import RequestHistory
+from replay.recording.messages import PartialEvent
+from replay.recording.request_history import NEVER, OtherEvent, RequestHistory
 from streams.log import Record
 
 JOINED = b"WorkerJoined"
@@ -94,3 +100,106 @@ class Participants(msgspec.Struct):
 
 def _listed(names: Mapping[WorkerId, str] | Mapping[ReplicaId, str]) -> str:
     return ", ".join(sorted(set(names.values()))) or "none"
+
+
+class ReplicaHistory:
+    """The start and the end of each replica, its settings, and its local knowledge of workers; made once of a whole
+    recording."""
+
+    def __init__(
+        self, events: Iterable[OtherEvent], before: Mapping[ReplicaId, ReplicaPart], *, from_start: bool
+    ) -> None:
+        """`before` are the replicas' parts before the first event, as far as they are known; `from_start`: nothing of
+        the stream lies before it."""
+        self.names: dict[ReplicaId, str] = {}
+        """Of the replicas that said theirs."""
+        self.joined: dict[str, int] = {}
+        """By replica, where it first said its name."""
+        self.ended: dict[str, int] = {}
+        """By replica, where its end was said."""
+        self._settings: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
+        self._local: dict[str, list[tuple[int, PartialEvent]]] = {}
+        self._from_start = from_start
+        for replica, part in before.items():
+            if part.settings or part.joined is not None:  # a replica that joined and set nothing goes by the defaults
+                self._settings[replica, part.settings_revision] = [(0, part.settings)]
+            known = [PartialEvent("LocalChanged", worker=worker, reasons=why) for worker, why in part.local.items()]
+            self._local[replica] = [(0, event) for event in known]
+        for each in events:
+            self._note(each.seq, each.replica, each.event)
+
+    def __repr__(self) -> str:
+        return f"<ReplicaHistory of {len(self.names)} replicas>"
+
+    def settings(self, replica: str, revision: int, seq: int) -> RoutingSettings | None:
+        """The replica's settings of that revision at that message; None if it did not say them, or in a form that this
+        program cannot read."""
+        told = [settings for at, settings in self._settings.get((replica, revision), []) if at <= seq]
+        if not told:  # the defaults hold without a word: that is known of a replica that could have been heard
+            heard = self._from_start or self.joined.get(replica, seq + 1) <= seq
+            return RoutingSettings() if revision == 0 and heard else None
+        try:
+            return RoutingSettings.parse(told[-1])
+        except CallerError:
+            return None
+
+    def revision(self, revision: int) -> dict[str, Any] | None:
+        """The settings of that revision as they were said last; None if no replica did. In a whole log without them
+        revision 0 is the defaults."""
+        said = [told for (_, number), tellings in self._settings.items() if number == revision for told in tellings]
+        if not said:
+            return {} if revision == 0 and self._from_start else None
+        return max(said, key=lambda told: told[0])[1]
+
+    @property
+    def revisions(self) -> set[int]:
+        """Those of which the settings are known."""
+        return {number for _, number in self._settings} | ({0} if self._from_start else set())
+
+    def local(self, replica: str, seq: int) -> dict[str, tuple[str, ...]]:
+        """By worker, what the replica alone knew of it before that message."""
+        found: dict[str, tuple[str, ...]] = {}
+        for at, event in self._local.get(replica, []):
+            if at > seq:
+                break
+            if event.type == "ReplicaRestated":
+                found.clear()
+            elif event.reasons:
+                found[event.worker] = event.reasons
+            else:
+                found.pop(event.worker, None)
+        return found
+
+    def at_once(self, first_seqs: Mapping[str, int], replicas: Collection[str]) -> int:
+        """The most names of these that were there at one time, each from its first message on; O(n log n).
+
+        A frontend that restarts has a new id and mostly the same name, and the new one may come before the old one
+        ends. Pods of one deployment have new names, and follow each other. So replicas count by name while one of that
+        name is there.
+        """
+        edges = []
+        for replica in replicas:
+            name = self.names.get(ReplicaId(replica), replica)
+            edges += [(first_seqs[replica], 1, name), (self.ended.get(replica, NEVER), -1, name)]
+        there: Counter[str] = Counter()
+        most = 0
+        for _, change, name in sorted(edges):  # the end of one, before the start of another
+            there[name] += change
+            if not there[name]:
+                del there[name]
+            most = max(most, len(there))
+        return most
+
+    def _note(self, seq: int, replica: str, event: PartialEvent) -> None:
+        match event.type:
+            case "SettingsChanged":
+                self._settings.setdefault((replica, event.revision), []).append((seq, event.settings or {}))
+            case "LocalChanged" | "ReplicaRestated":
+                self._local.setdefault(replica, []).append((seq, event))
+            case "ReplicaJoined":
+                self.joined.setdefault(replica, seq)
+                self.names[ReplicaId(replica)] = event.name or replica
+            case "ReplicaLeft" | "ReplicaLost":
+                self.ended.setdefault(replica, seq)
+            case _:
+                pass  # says nothing of the replica itself

@@ -23,10 +23,9 @@ from projections.digest import FOLD_VERSION
 from projections.folds.routing_fold import ReplicaPart
 from projections.folds.snapshot import decode
 from projections.folds.state import State, is_folded
-from replay.recording.chain_heads import ChainHeads
+from replay.recording.messages import ChainHeads
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment
-from replay.recording.participants import Participants
-from replay.recording.replica_history import ReplicaHistory
+from replay.recording.participants import Participants, ReplicaHistory
 from replay.recording.request_history import PLACES, RequestHistory
 from streams.archive.archive_format import key_check
 from streams.archive.archive_reader import ArchiveReader

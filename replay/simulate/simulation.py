@@ -42,6 +42,7 @@ from core.ids import ReplicaId, RequestId, WorkerId
 from core.models import NoWorkers
 from core.prompt import HASH_BYTES, HashedPrompt
 from projections.policy.view import RouteRequest
+from replay.parallel import collector_paused
 from replay.simulate.options import Options
 from replay.simulate.report import TOO_LONG, PrefillVerdict, ServedRequest
 from replay.simulate.simulated_fleet import SimulatedFleet
@@ -51,7 +52,6 @@ from replay.simulate.simulated_request import SimulatedRequest
 from replay.simulate.simulated_worker import SimulatedWorker
 from replay.simulate.virtual_time import Agenda
 from replay.simulate.workload import Arrival, FollowUp
-from replay.verify.process_pool import collector_paused
 from streams.archive.archive_writer import ArchiveWriter
 
 PROGRESS_EVERY = 100

@@ -54,7 +54,7 @@ class Partition:
         self.whole = not gaps.all and not _is_cut(recording)
         """Whether the recording has all that its decisions rest on. If not, what comes out of one that cannot be judged
         depends on what was played before it."""
-        self.owners: Counter[ReplicaId] = Counter()
+        self.decisions: Counter[ReplicaId] = Counter()
         """Decisions by whose subject they stand on."""
         self._start, self._end, self._only, self._gaps = start, end, only, gaps
         self._seqs: list[int] = []
@@ -66,11 +66,11 @@ class Partition:
                 self._count(whose, record)
 
     def __repr__(self) -> str:
-        return f"<Partition on {self.total} decisions of {len(self.owners)} replicas>"
+        return f"<Partition on {self.total} decisions of {len(self.decisions)} replicas>"
 
     def _count(self, whose: ReplicaId, record: Record) -> None:
         cursors = [event.cursor for event in _events(record.payload) if event.type == _ROUTED]
-        self.owners[whose] += len(cursors)
+        self.decisions[whose] += len(cursors)
         if cursors:
             self._seqs.append(record.seq)
             self._counts.append(len(cursors))
@@ -86,9 +86,9 @@ class Partition:
     @property
     def total(self) -> int:
         """Decisions that were routed in the range."""
-        return sum(self.owners.values())
+        return sum(self.decisions.values())
 
-    def parts(self, jobs: int) -> list[LogShare]:
+    def shares(self, jobs: int) -> list[LogShare]:
         """As many parts of the log, which take about as long each; fewer if there is too little to do."""
         many = max(1, min(jobs if self.whole else 1, self.total // SHARE_MIN))
         bounds = [self._start, *(self._bounds(many) if many > 1 else []), self._end]

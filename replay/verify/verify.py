@@ -5,7 +5,7 @@
    Nothing is passed over: what was routed is verified, different or not judged.
 2. Requests that were refused are asked again too, and counted apart.
 3. Verdicts of workers on where to compute a prompt are made again too, and jobs counted
-   (`replay.verify.prefill_decisions`).
+   (`replay.verify.prefills`).
 4. The digest is of every decision and its verdict, in the order of the log, and then of every verdict on a prompt:
    equal digests mean equal findings.
 """
@@ -15,29 +15,30 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from core.errors import Refused
 from core.ids import ReplicaId
-from replay.playback.fold_reports import FoldDifference
+from core.keys import DeploymentKey
+from replay.parallel import Progress, collector_paused, parallel_results
+from replay.playback.fold_reports import FoldCheck, FoldDifference
+from replay.playback.playback import Playback
 from replay.recording.gaps import RecordingGap
 from replay.recording.recording import Recording
 from replay.verify.chain_proof import ChainProof, prove
-from replay.verify.judge import DIFFERENT, NOT_JUDGED, VERIFIED, DecisionDifference, Verdict
-from replay.verify.partition import Partition
-from replay.verify.prefill_decisions import PrefillResult, verify_prefills
-from replay.verify.process_pool import VerifyPool, collector_paused
+from replay.verify.judge import DIFFERENT, NOT_JUDGED, VERIFIED, DecisionDifference, Verdict, verdicts
+from replay.verify.partition import LogShare, Partition
+from replay.verify.prefills import PrefillResult, verify_prefills
 
 DIFFERENCES_KEPT = 1000
 """The first of them are told, all are counted."""
 PROGRESS_EVERY = 500
 """Decisions between two words on how far it is."""
-
-Progress = Callable[[int, int], None]
-"""Told decisions made again, and how many there are."""
 
 
 class RefusalCounts(msgspec.Struct, kw_only=True):
@@ -113,13 +114,14 @@ def verify(
     replicas: Iterable[ReplicaId] | None = None,
     jobs: int = 1,
     progress: Progress = lambda _done, _of: None,
-    tell: Callable[[Verdict], Any] = lambda _: None,
+    on_verdict: Callable[[Verdict], Any] = lambda _: None,
 ) -> VerifyResult:
     """Every decision whose message stands in the routing stream from `start` up to `end` (not included) made again;
-    of these replicas only, if they are given. `tell` hears of each verdict, in the order of the log.
+    of these replicas only, if they are given. `on_verdict` gets each verdict, in the order of the log.
 
-    Some 200 us per decision where four replicas decide; `jobs` processes share the work. Corrupt if the file is
-    damaged; Refused if its chains were sealed with another key, so that nothing in it is known to have been said.
+    Some 200 us per decision where four replicas decide; `jobs` processes share the work, and the result does not
+    depend on their number. Corrupt if the file is damaged. Refused if its chains were sealed with another key: then
+    nothing in the file is proved.
     """
     began = time.perf_counter()
     proof = prove(recording)
@@ -130,62 +132,96 @@ def verify(
         )
     proven = time.perf_counter()
     only = None if replicas is None else set(replicas)
-    work = Partition(recording, start, end, only, proof.gaps)
-    decided = {replica: count for replica, count in sorted(work.owners.items()) if count}
-    found = VerifyResult(proof=proof, gaps=[*proof.gaps.all, *proof.untold], decisions=work.total, replicas=decided)
+    partition = Partition(recording, start, end, only, proof.gaps)
+    total = partition.total
+    by_replica = {replica: decisions for replica, decisions in sorted(partition.decisions.items()) if decisions}
+    found = VerifyResult(proof=proof, gaps=[*proof.gaps.all, *proof.untold], decisions=total, replicas=by_replica)
     found.proof_seconds = proven - began
-    tally = _VerdictCounter(found, progress, tell)
+    counter = _VerdictCounter(found)
     with collector_paused():
-        tally.take(VerifyPool(work, jobs))
+        for verdict in _verdicts(
+            recording, partition.shares(jobs), counter, lambda done: progress(min(done, total), total)
+        ):
+            counter.add(verdict)
+            on_verdict(verdict)
+        progress(total, total)
+    counter.finish()
     found.seconds = time.perf_counter() - proven
-    found.prefills = verify_prefills(recording, start, end, replicas=only, tell=tally.add)
-    found.digest = tally.digest
+    found.prefills = verify_prefills(recording, start, end, replicas=only, on_finding=counter.add_line)
+    found.digest = counter.digest
     return found
 
 
-class _VerdictCounter:
-    """Counts verdicts as they come."""
+def _verdicts(
+    recording: Recording, shares: list[LogShare], counter: _VerdictCounter, progress: Callable[[int], None]
+) -> Iterator[Verdict]:
+    """All verdicts in the order of the log, made in a process per share if there are several."""
+    if len(shares) == 1:
+        playback = shares[0].playback(recording)
+        yield from _reported(verdicts(playback), progress)
+        counter.add_counts(_PlaybackCounts.of(playback))
+        return
+    work = partial(_play_share, recording.archive.path, recording.key)
+    with parallel_results(work, shares, len(shares), lambda done, _of: progress(done)) as results:
+        for encoded, counts in results:
+            yield from _decode(encoded)
+            counter.add_counts(counts)
 
-    def __init__(self, found: VerifyResult, progress: Progress, tell: Callable[[Verdict], Any]) -> None:
+
+def _play_share(
+    path: Path, key: DeploymentKey | None, share: LogShare, progress: Progress
+) -> tuple[bytes, _PlaybackCounts]:
+    """One share's verdicts, encoded, made in a process of its own."""
+    with Recording.open(path, key) as recording, collector_paused():
+        playback = share.playback(recording)
+        encoded = _encode(list(_reported(verdicts(playback), lambda done: progress(done, done))))
+        return encoded, _PlaybackCounts.of(playback)
+
+
+def _reported(found: Iterable[Verdict], progress: Callable[[int], None]) -> Iterator[Verdict]:
+    """The verdicts; their number is reported on the way."""
+    for number, verdict in enumerate(found):
+        if number % PROGRESS_EVERY == 0:
+            progress(number)
+        yield verdict
+
+
+class _PlaybackCounts(NamedTuple):
+    """Findings of a playback beside its decisions."""
+
+    skipped: Counter[str]
+    unreadable: int
+    folds: FoldCheck
+
+    @staticmethod
+    def of(playback: Playback) -> _PlaybackCounts:
+        """Of a playback that has come to its end."""
+        return _PlaybackCounts(playback.skipped, playback.unreadable, playback.folds)
+
+
+class _VerdictCounter:
+    """Adds verdicts to the result, and to the digest of all findings."""
+
+    def __init__(self, found: VerifyResult) -> None:
         self._found = found
-        self._progress = progress
-        self._tell = tell
         self._digest = hashlib.blake2b(digest_size=16)
         self._not_judged: Counter[str] = Counter()
-
-    def take(self, playing: VerifyPool) -> None:
-        found = self._found
-        for number, verdict in enumerate(playing.verdicts()):
-            if number % PROGRESS_EVERY == 0:
-                self._progress(number, found.decisions)
-            self._note(verdict)
-            self._tell(verdict)
-        self._progress(found.decisions, found.decisions)
-        self._not_judged.update(playing.skipped)
-        found.not_judged = {reason: count for reason, count in sorted(self._not_judged.items()) if count}
-        if playing.unreadable and found.unaccounted > 0:
-            found.not_judged["unreadable"] = found.unaccounted
-        folds = playing.folds
-        found.folds = FoldCounts(
-            compared=folds.compared,
-            different=folds.different,
-            not_judged=folds.not_judged,
-            differences=folds.differences,
-        )
-
-    def add(self, line: str) -> None:
-        """A line more under the digest."""
-        self._digest.update(line.encode())
+        self._unreadable = 0
+        self._folds = FoldCheck()
 
     @property
     def digest(self) -> str:
-        """Of all that was noted."""
+        """Of all lines so far."""
         return self._digest.hexdigest()
 
-    def _note(self, it: Verdict) -> None:
+    def add_line(self, line: str) -> None:
+        """One more finding in the digest."""
+        self._digest.update(line.encode())
+
+    def add(self, it: Verdict) -> None:
+        """One more verdict."""
         found = self._found
-        said = f"{it.request}\t{it.attempt}\t{it.recorded}\t{it.recomputed}\t{it.verdict} {it.reason}\n"
-        self.add(said)
+        self.add_line(f"{it.request}\t{it.attempt}\t{it.recorded}\t{it.recomputed}\t{it.verdict} {it.reason}\n")
         if it.difference is not None and len(found.differences) < DIFFERENCES_KEPT:
             found.differences.append(it.difference)
         if it.refusal:
@@ -199,3 +235,26 @@ class _VerdictCounter:
         if it.verdict == NOT_JUDGED:
             self._not_judged[it.reason] += 1
             found.not_judged_why.setdefault(it.reason, it.why)
+
+    def add_counts(self, counts: _PlaybackCounts) -> None:
+        """One more share is played."""
+        self._not_judged.update(counts.skipped)
+        self._unreadable += counts.unreadable
+        self._folds.add(counts.folds)
+
+    def finish(self) -> None:
+        """The result has the counts of all shares."""
+        found, folds = self._found, self._folds
+        found.not_judged = {reason: number for reason, number in sorted(self._not_judged.items()) if number}
+        if self._unreadable and found.unaccounted > 0:
+            found.not_judged["unreadable"] = found.unaccounted
+        found.folds = FoldCounts(
+            compared=folds.compared,
+            different=folds.different,
+            not_judged=folds.not_judged,
+            differences=folds.differences,
+        )
+
+
+_encode = msgspec.msgpack.Encoder().encode  # a fifth of the price of pickling
+_decode = msgspec.msgpack.Decoder(list[Verdict]).decode

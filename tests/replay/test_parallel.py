@@ -31,7 +31,7 @@ def failing(thing: int, progress: Progress) -> int:
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_progress_is_told_of_all_together(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never less than before, and everything at the end."""
-    monkeypatch.setattr(parallel, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(parallel, "POLL_EVERY_S", 0.01)
     said: list[tuple[int, int]] = []
     with parallel_results(slow, [3, 1, 2], jobs, lambda done, of: said.append((done, of))) as results:
         assert list(results) == [9, 1, 4]

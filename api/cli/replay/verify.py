@@ -59,12 +59,18 @@ def verify(
     """
     now_ms = source.now_ms
     moments = [parse_moment(text, now_ms) if text is not None else None for text in (start, end)]
-    with source.opened(RecordingRange(*moments)) as recording, _written(write) as tell:
+    with source.opened(RecordingRange(*moments)) as recording, _written(write) as on_verdict:
         first, last = positions(recording, *moments)
         replicas = None if replica is None else recording.names.replicas_called(replica)
         share = min(JOBS_MAX, jobs or os.cpu_count() or 1)
         found = verify_all(
-            recording, first, last, replicas=replicas, jobs=share, progress=show_decision_progress(), tell=tell
+            recording,
+            first,
+            last,
+            replicas=replicas,
+            jobs=share,
+            progress=show_decision_progress(),
+            on_verdict=on_verdict,
         )
         value = verified_json(found, recording.names)
         print_result(verified_text(found, recording.names), value, as_json=as_json)

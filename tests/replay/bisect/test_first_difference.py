@@ -154,7 +154,7 @@ def test_another_version_parts_where_it_decides_otherwise(
     lines = tmp_path / "before.jsonl"
     with Recording.open(path, KEY) as recording:
         with lines.open("wb") as file:
-            verify(recording, tell=lambda it: file.write(msgspec.json.encode(line_of(it)) + b"\n"))
+            verify(recording, on_verdict=lambda it: file.write(msgspec.json.encode(line_of(it)) + b"\n"))
         same = compare_versions(recording, lines)
         assert (same.compared, same.parting) == (SCALE.decisions, None)
         half = compare_versions(recording, lines, start=40)
@@ -185,7 +185,7 @@ def test_a_version_without_equal_digests_is_compared_by_choice_and_cost(path: Pa
                 line |= {"recomputed": "1" * 16, "recorded": "2" * 16}
                 file.write(msgspec.json.encode(line) + b"\n")
 
-            verify(recording, tell=write)
+            verify(recording, on_verdict=write)
         found = compare_versions(recording, lines)
     assert found.parting is not None
     assert found.parting.what == "digest"

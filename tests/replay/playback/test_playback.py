@@ -276,10 +276,10 @@ def simulated(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, *, tamper:
         await probe(it)
         with Recording.open(stored(it, path), SIMULATED_KEY) as recording:
             verdicts: list[Verdict] = []
-            found = verify(recording, tell=verdicts.append)
+            found = verify(recording, on_verdict=verdicts.append)
             alone = [again(situation) for situation in Playback(recording, gaps=Gaps())]
             told.append(Lived(found, verdicts, alone, _tampered(it)))
-            parts = Partition(recording, 1, None, None, found.proof.gaps).parts(3)
+            parts = Partition(recording, 1, None, None, found.proof.gaps).shares(3)
             played = [verdict for part in parts for verdict in of_playback(part.playback(recording))]
             assert played == verdicts
 

@@ -13,8 +13,8 @@ from core.ids import RequestId
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.folds.snapshot import encode
-from replay.recording import chain_heads
-from replay.recording.chain_heads import ChainHeads
+from replay.recording import messages
+from replay.recording.messages import ChainHeads
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime
 from replay.recording.recording import LOOK_FIRST, PROGRESS_EVERY, Recording, last_messages
 from replay.recording.request_history import PLACES, RequestHistory
@@ -149,7 +149,7 @@ def test_digests_that_messages_name_are_not_kept_for_ever(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a few messages behind the reader are, for who reads beside; who jumps about gets the same."""
-    monkeypatch.setattr(chain_heads, "KEPT", 8)
+    monkeypatch.setattr(messages, "HEADS_KEPT", 8)
     with stage.recording(tmp_path / "log") as recording, Recording.open(tmp_path / "log") as unproved:
         proved = [frame.head for frame in recording.frames(ROUTING)]
         heads = ChainHeads(unproved.archive, ROUTING)

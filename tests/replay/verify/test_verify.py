@@ -29,7 +29,6 @@ from replay.recording.gaps import Gaps
 from replay.recording.recording import RecordedFrame, Recording
 from replay.verify import partition as verify_work
 from replay.verify.judge import Verdict, remake
-from replay.verify.process_pool import VerifyPool
 from replay.verify.verify import VerifyResult, verify
 from streams.log import Record
 from tests.replay.tampered import event_changed, tampered
@@ -52,7 +51,7 @@ def verified(path: Path, **options: int) -> VerifyResult:
 def told(path: Path) -> list[Verdict]:
     found: list[Verdict] = []
     with Recording.open(path, KEY) as recording:
-        verify(recording, tell=found.append)
+        verify(recording, on_verdict=found.append)
     return found
 
 
@@ -90,8 +89,8 @@ def test_ranges_and_replicas_add_up(path: Path) -> None:
     middle = whole[400][0]
     with Recording.open(path, KEY) as recording:
         parts: list[Verdict] = []
-        first = verify(recording, end=middle, tell=parts.append)
-        second = verify(recording, start=middle, tell=parts.append)
+        first = verify(recording, end=middle, on_verdict=parts.append)
+        second = verify(recording, start=middle, on_verdict=parts.append)
         assert first.decisions + second.decisions == SCALE.decisions
         assert first.folds.compared + second.folds.compared == verify(recording).folds.compared
         assert [(it.seq, it.request, it.recomputed) for it in parts] == whole
@@ -126,7 +125,7 @@ def test_parts_cover_the_range(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(verify_work, "SHARE_MIN", 10)
     with Recording.open(path, KEY) as recording:
         for many in (1, 2, 3, 7):
-            parts = verify_work.Partition(recording, 1, None, None, Gaps()).parts(many)
+            parts = verify_work.Partition(recording, 1, None, None, Gaps()).shares(many)
             assert len(parts) == many
             assert (parts[0].start, parts[-1].end) == (1, None)
             assert all(one.end == other.start for one, other in pairwise(parts))
@@ -141,10 +140,9 @@ def test_a_process_that_fails_is_told(path: Path, monkeypatch: pytest.MonkeyPatc
     """What one of them raises is raised here."""
     monkeypatch.setattr(verify_work, "SHARE_MIN", 100)
     with Recording.open(path, KEY) as recording:
-        work = verify_work.Partition(recording, 1, None, None, verify(recording).proof.gaps)
         recording.archive.path = path.with_name("gone")
         with pytest.raises(Exception, match="cannot be read"):
-            list(VerifyPool(work, 2).verdicts())
+            verify(recording, jobs=2)
 
 
 # --- bugs in the rules -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from replay.bisect.first_difference import FirstDifference
 from replay.bisect.replica_comparison import EarlierRunComparison, ReplicaComparison, StreamComparison
 from replay.bisect.settings_comparison import SettingsComparison
 from replay.bisect.version_comparison import VersionComparison
-from replay.verify.comparison import TERMS
+from replay.verify.judge import TERMS
 
 
 def departure_text(found: FirstDifference | None) -> Text:

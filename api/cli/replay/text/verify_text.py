@@ -14,9 +14,8 @@ from replay.playback.fold_reports import FoldDifference
 from replay.recording.gaps import RecordingGap
 from replay.recording.participants import Participants
 from replay.verify.chain_proof import ChainProof
-from replay.verify.comparison import TERMS, DecisionSide
-from replay.verify.judge import DecisionDifference
-from replay.verify.prefill_decisions import PREFILL_TERMS, PrefillDifference, PrefillResult
+from replay.verify.judge import TERMS, DecisionDifference, DecisionSide
+from replay.verify.prefills import PREFILL_TERMS, PrefillDifference, PrefillResult
 from replay.verify.verify import VerifyResult
 
 SHOWN = 10
