@@ -10,12 +10,13 @@ import msgspec
 
 from core.errors import CallerError, Corrupt
 from core.ids import ReplicaId
+from replay.parallel import Progress
 from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.verify.chain_proof import gaps_of
 from replay.verify.judge import Verdict, verdicts
-from replay.verify.verify import PROGRESS_EVERY, Progress
+from replay.verify.verify import PROGRESS_EVERY
 
 
 class OtherDecision(msgspec.Struct, frozen=True, kw_only=True):

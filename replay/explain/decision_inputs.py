@@ -23,7 +23,7 @@ from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
-from replay.verify.evidence import doubts_about
+from replay.verify.evidence import unverifiable_reasons
 
 FOLD_MAX = 30_000
 """Messages that are folded unasked: about half a second."""
@@ -84,7 +84,7 @@ def _made_again(playback: Playback, tried: RequestAttempt, situation: RecordedDe
     recording, event, view = playback.recording, situation.event, situation.view
     decision = decide(view, situation.request, situation.settings, event.now_ms, event.seed)
     if decision.digest != event.digest:
-        return _as_recorded(recording, tried, event, DIFFERS, list(doubts_about(playback, situation).values()))
+        return _as_recorded(recording, tried, event, DIFFERS, list(unverifiable_reasons(playback, situation).values()))
     known = recording.replicas.settings(tried.replica, event.settings_revision, tried.seq) is not None
     return inputs_of_decision(view, situation.request, situation.settings, event, decision)._replace(
         settings_known=known

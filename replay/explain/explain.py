@@ -199,7 +199,9 @@ def excluded_named(excluded: ExcludedWorkers, names: Participants) -> dict[str, 
 def _told_tokens(recording: Recording, tried: RequestAttempt) -> int:
     """How much of the answer the client had from an attempt before."""
     told = 0
-    for _, message in recording.said(ROUTING, tried.migrated_seq, tried.migrated_seq + 1) if tried.migrated_seq else ():
+    for _, message in (
+        recording.messages(ROUTING, tried.migrated_seq, tried.migrated_seq + 1) if tried.migrated_seq else ()
+    ):
         for event in message.events:
             if isinstance(event, RequestMigrated) and (event.request, event.attempt) == (tried.request, tried.attempt):
                 told = event.told_tokens

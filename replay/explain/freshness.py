@@ -24,7 +24,7 @@ def decided_ms(recording: Recording, tried: RequestAttempt, event: RequestRouted
     """
     behind = [
         record.time_ms - message.sent_ms
-        for record, message in recording.said(ROUTING, max(1, tried.seq - NEAR), tried.seq + NEAR)
+        for record, message in recording.messages(ROUTING, max(1, tried.seq - NEAR), tried.seq + NEAR)
         if message.source == SourceId(tried.replica)
     ]
     read_ms = max((_time_ms(recording, stream, seq) for stream, (_, seq) in event.cursor.items()), default=0)

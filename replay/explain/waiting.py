@@ -27,7 +27,7 @@ def queue_wait(recording: Recording, tried: RequestAttempt, until_ms: int | None
     """Its wait, up to that time by the replica's clock; None if it had a place at once."""
     if not tried.queued_seq:
         return None
-    for record, message in recording.said(ROUTING, tried.queued_seq, tried.queued_seq + 1):
+    for record, message in recording.messages(ROUTING, tried.queued_seq, tried.queued_seq + 1):
         for event in message.events:
             if isinstance(event, RequestQueued) and event.request == tried.request:
                 return QueueWait(
@@ -87,7 +87,7 @@ def _held(recording: Recording, tried: RequestAttempt) -> tuple[int, RequestQueu
     """When the log stored that it is held, and the word itself."""
     if not tried.held_seq:
         return None
-    for record, message in recording.said(ROUTING, tried.held_seq, tried.held_seq + 1):
+    for record, message in recording.messages(ROUTING, tried.held_seq, tried.held_seq + 1):
         for said in message.events:
             if isinstance(said, RequestQueued) and said.request == tried.request and said.why == HELD:
                 return record.time_ms, said

@@ -1,8 +1,8 @@
-"""ReplicaState: what one replica knew at a moment: its fold, and what it alone knew, as the log has it.
+"""ReplicaState: the knowledge of one replica at a moment, by the log: its fold, and its own local knowledge.
 
 The view at a decision is, stream by stream, the fold up to the recorded cursor, plus the replica's own earlier events
-that the cursor does not cover (`PendingEvents`), plus what only it knew of workers (`LocalChanged`), under the settings
-that it had said last (`SettingsChanged`).
+that the cursor does not cover (`PendingEvents`), plus its local knowledge of workers (`LocalChanged`), under its newest
+settings (`SettingsChanged`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from types import MappingProxyType
 
 from core.errors import CallerError
 from core.events import Event, LocalChanged, ReplicaRestated, SettingsChanged, UnknownEvent
-from core.ids import Epoch, ReplicaId, StreamName, WorkerId
+from core.ids import ReplicaId, StreamName, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.pending_events import PendingEvents
 from projections.folds.routing_fold import ReplicaPart
 from projections.folds.state import State
 from projections.policy.view import View
-from replay.recording.recording import RecordedFrame
 
 UNKNOWN = "unknown"
 
@@ -29,19 +28,19 @@ class ReplicaState:
     """See the module's text."""
 
     def __init__(self, replica: ReplicaId, state: State) -> None:
-        """Its local knowledge and settings are those of the fold; `apply_own` adds later events."""
+        """Local knowledge and settings are those of the fold; `apply_own` adds later events."""
         self.replica = replica
         self.state = state
-        self.ahead = PendingEvents()
+        self.pending = PendingEvents()
         self.settings = RoutingSettings()
         self.revision = 0
-        self.doubts: dict[str, str] = {}
-        """Why its decisions cannot be judged by the fold, by kind; empty if they can."""
+        self.unverifiable: dict[str, str] = {}
+        """Reasons, by kind, why its decisions cannot be judged by the fold; empty if they can."""
         self.cut: Mapping[StreamName, str] = MappingProxyType({})
-        """Streams that are folded from behind their start: sources that were silent since are not known at all."""
+        """Streams folded from behind their start, each with a sentence: sources silent since then are unknown."""
         self.settings_known = False
         self._own_events: deque[tuple[int, Event]] = deque()
-        """What is ahead, and where it stands in the routing stream."""
+        """The pending events, each with its sequence in the routing stream."""
         self._local: dict[WorkerId, tuple[str, ...]] = {}
         self._by_reason: Mapping[str, frozenset[WorkerId]] | None = MappingProxyType({})
         part = self.part
@@ -56,18 +55,18 @@ class ReplicaState:
 
     @property
     def part(self) -> ReplicaPart | None:
-        """What the fold has of this replica."""
+        """This replica's part of the fold."""
         return self.state.routing.replicas.get(self.replica)
 
     @property
     def view(self) -> View:
-        """What the replica's next decision sees; valid until the next `move_to` or `apply_own`."""
+        """The view of the replica's next decision; valid until the next `move_to` or `apply_own`."""
         if self._by_reason is None:
             self._by_reason = _by_reason(self._local)
-        return View(self.state, self.replica, self.ahead, self._by_reason)
+        return View(self.state, self.replica, self.pending, self._by_reason)
 
     def apply_own(self, seq: int, event: Event | UnknownEvent) -> None:
-        """The replica said this, in its message at `seq` of the routing stream; in its own order."""
+        """An event of the replica itself, in its message at `seq` of the routing stream, is applied; in order."""
         match event:
             case SettingsChanged():
                 self._set(event.settings, event.revision)
@@ -79,44 +78,28 @@ class ReplicaState:
             case ReplicaRestated():
                 self._local.clear()
                 self._by_reason = None
-                self.doubts.pop(UNKNOWN, None)
+                self.unverifiable.pop(UNKNOWN, None)
             case UnknownEvent():
                 return
             case _:
                 pass  # changes nothing that only this replica has
         at = self.state.cursor.get(ROUTING)
         if at is None or seq > at.seq:
-            self.ahead.emit(event, self.part)
+            self.pending.emit(event, self.part)
             self._own_events.append((seq, event))
 
     def note_missing(self, seq: int) -> None:
-        """The replica had said something before its message at `seq` that is not here: it counted there at once."""
-        self.doubts[UNKNOWN] = f"a message of {self.replica} before {ROUTING}:{seq} is missing"
-
-    def take(self, frame: RecordedFrame) -> None:
-        """The next message of a stream is folded."""
-        stream, seq, _, owner, head, message = frame
-        self.state.fold(stream, seq, owner, message, head)
-        if stream == ROUTING and owner == self.replica:
-            self._read_back(seq)
+        """A message of the replica before the one at `seq` is missing; its events counted in the replica at once."""
+        self.unverifiable[UNKNOWN] = f"a message of {self.replica} before {ROUTING}:{seq} is missing"
 
     def move_to(self, state: State, cut: Mapping[StreamName, str] = MappingProxyType({})) -> None:
-        """The replica has folded this, which is nowhere behind what it had folded before."""
+        """The replica's fold is `state`, which is in no stream behind the one before; events that it covers are
+        pending no more."""
         self.state = state
         self.cut = cut
         at = state.cursor.get(ROUTING)
-        if at is not None:
-            self._read_back(at.seq)
-
-    def open(self, stream: StreamName, epoch: int) -> int:
-        """The last sequence of the stream that is folded."""
-        return self.state.open(stream, Epoch(epoch))
-
-    def _read_back(self, seq: int) -> None:
-        """What stands in the routing stream up to there is folded, and no longer ahead."""
-        said = self._own_events
-        while said and said[0][0] <= seq:
-            self.ahead.read_back(said.popleft()[1])
+        while at is not None and self._own_events and self._own_events[0][0] <= at.seq:
+            self.pending.read_back(self._own_events.popleft()[1])
 
     def _set(self, settings: Mapping[str, object], revision: int) -> None:
         self.revision = revision
@@ -124,9 +107,9 @@ class ReplicaState:
         try:
             self.settings = RoutingSettings.parse(settings)
         except CallerError as error:
-            self.doubts["settings"] = f"revision {revision} cannot be read by this program: {error}"
+            self.unverifiable["settings"] = f"revision {revision} cannot be read by this program: {error}"
         else:
-            self.doubts.pop("settings", None)
+            self.unverifiable.pop("settings", None)
 
 
 def _by_reason(local: Mapping[WorkerId, tuple[str, ...]]) -> dict[str, frozenset[WorkerId]]:

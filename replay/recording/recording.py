@@ -121,7 +121,7 @@ class Recording:
         for record in self.archive.read(stream, start, end):
             yield self.frame(record)
 
-    def said(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[tuple[Record, Message]]:
+    def messages(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[tuple[Record, Message]]:
         """The same without digests, which take a look at the whole stream where there is no key; what is no message of
         ours is passed over."""
         for record in self.archive.read(stream, start, end):

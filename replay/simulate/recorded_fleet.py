@@ -95,7 +95,7 @@ def read_fleet(recording: Recording, past: RecordedRequests) -> RecordedFleet:
                 reader.read(member.worker, ALWAYS, (member.joined,))
     for stream in recording.streams:
         if is_kv(stream):
-            for record, message in recording.said(stream):
+            for record, message in recording.messages(stream):
                 if message.source in {who := owner(record.subject), who + LOST_SUFFIX}:
                     reader.read(WorkerId(who), record.time_ms, message.events)
     lives = [life for life in reader.lives.values() if life.until_ms == UNKNOWN_TIME or life.until_ms > past.start_ms]

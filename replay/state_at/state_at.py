@@ -23,7 +23,7 @@ from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Mom
 from replay.recording.recording import Cursor, LastMessage, Progress, Recording, last_messages
 from replay.recording.request_history import RequestAttempt, RequestHistory
 from replay.state_at.state_summary import BeliefSummary, RequestSummary, StateSummary, requests_of, summarize
-from replay.verify.evidence import doubts_about
+from replay.verify.evidence import unverifiable_reasons
 
 
 class ReplicaBelief(NamedTuple):
@@ -141,7 +141,7 @@ def _at_decision(recording: Recording, replica: ReplicaId, decision: RequestAtte
     for recorded_decision in playback:
         event = recorded_decision.event
         if (event.request, event.attempt) == (decision.request, decision.attempt):
-            doubts = list(doubts_about(playback, recorded_decision).values())
+            doubts = list(unverifiable_reasons(playback, recorded_decision).values())
             belief = ReplicaBelief(
                 recorded_decision.view, recorded_decision.settings, event.settings_revision, decision, doubts
             )

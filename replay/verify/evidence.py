@@ -26,7 +26,7 @@ CLOCKS_MS = 5000
 """How far a replica's clock may be from the log's."""
 
 
-def doubts_about(
+def unverifiable_reasons(
     playback: Playback,
     at: RecordedDecision | RecordedRefusal,
     agreed: Mapping[StreamName, int] = MappingProxyType({}),
@@ -37,25 +37,25 @@ def doubts_about(
     Of the decision or refusal that the playback gave last. `agreed`: up to where the replica itself said that its folds
     were as ours (`FoldAgreements`)."""
     replica_state, event, gaps = at.replica_state, at.event, playback.gaps
-    doubts = dict(replica_state.doubts)
+    reasons = dict(replica_state.unverifiable)
     if isinstance(event, RequestRouted) and event.decide_version != DECIDE_VERSION:
-        doubts["version"] = (
+        reasons["version"] = (
             f"decided by version {event.decide_version} of the program's rules; this is {DECIDE_VERSION}"
         )
     if replica_state.revision != event.settings_revision:
-        doubts["settings"] = f"revision {event.settings_revision} of the settings is not here"
+        reasons["settings"] = f"revision {event.settings_revision} of the settings is not here"
     if why := replaced_epoch(playback, event):
-        doubts["replaced"] = why
+        reasons["replaced"] = why
     cursor = {name: at for name, at in event.cursor.items() if name != JOBS}  # no decision rests on jobs
     epochs, ends = playback.source.epochs, playback.source.ends
     for stream, (epoch, seq) in ((StreamName(name), at) for name, at in cursor.items()):
         if epochs.get(stream) == epoch and seq > ends[stream]:
-            doubts["end"] = f"{stream}:{seq} was read by then, and the recording ends at {ends[stream]}"
+            reasons["end"] = f"{stream}:{seq} was read by then, and the recording ends at {ends[stream]}"
     if replica_state.cut or replica_state.state.incomplete:
-        doubts.update(_half_known(replica_state, event, gaps, agreed))
+        reasons.update(_half_known(replica_state, event, gaps, agreed))
     if gaps.all:
-        doubts.update(gaps.at(cursor, agreed))
-    return doubts
+        reasons.update(gaps.at(cursor, agreed))
+    return reasons
 
 
 def replaced_epoch(playback: Playback, event: RequestRouted | RequestRejected) -> str:

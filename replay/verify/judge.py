@@ -19,7 +19,7 @@ from projections.policy.decide import Decision, decide, record, recorded_exclusi
 from projections.policy.view import RouteRequest, View
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
 from replay.recording.participants import Participants
-from replay.verify.evidence import FoldAgreements, doubts_about, history_replaced, replaced_epoch
+from replay.verify.evidence import FoldAgreements, history_replaced, replaced_epoch, unverifiable_reasons
 
 BEFORE_COST = (
     "overlap", "overlap_all", "pending", "active_blocks", "active_requests", "prefill", "waiting", "known", "wait_us",
@@ -369,11 +369,11 @@ class _Judge:
 
     def _excuse(self, at: RecordedDecision | RecordedRefusal) -> tuple[str, str]:
         """Why one that comes out otherwise is not judged, as reason and sentence; empty if it is."""
-        doubts = doubts_about(self._playback, at)
+        doubts = unverifiable_reasons(self._playback, at)
         if doubts.keys() & LIFTED:
             if self._agreements is None:
                 self._agreements = FoldAgreements(self._recording)
-            doubts = doubts_about(self._playback, at, self._agreements.before(at.replica, at.seq))
+            doubts = unverifiable_reasons(self._playback, at, self._agreements.before(at.replica, at.seq))
         if not doubts:
             why = history_replaced(self._recording, at.event, at.time_ms)
             doubts = {REPLACED: why} if why else {}

@@ -78,7 +78,7 @@ class PrefillJobEnds:
         """Ends that another than the requester said: right if that was the same worker before."""
         if JOBS in recording.streams:
             self._begin(recording)
-            for record, message in recording.said(JOBS):
+            for record, message in recording.messages(JOBS):
                 self._heard(record, message)
         self._judge_others()
 

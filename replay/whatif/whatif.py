@@ -23,7 +23,7 @@ from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.recording import RecordedFrame, Recording
 from replay.recording.request_history import DECLINED, PLACES
 from replay.verify.chain_proof import gaps_of
-from replay.verify.evidence import doubts_about
+from replay.verify.evidence import unverifiable_reasons
 from replay.whatif.first_token_fit import FirstTokenFit, first_token_fits
 from replay.whatif.load_ledger import CandidateView, routing_floors
 from replay.whatif.outcome import Outcome, blocks_of, by_name, evenness, expected_blocks
@@ -184,7 +184,7 @@ class _WhatIf:
             return None
         rows = _rows(recorded_decision)
         recorded = next((row for row in rows if row.worker == event.worker), None)
-        doubts = doubts_about(playback, recorded_decision)
+        doubts = unverifiable_reasons(playback, recorded_decision)
         if doubts and recorded is not None:
             again = decide(view, recorded_decision.request, recorded_decision.settings, event.now_ms, event.seed)
             if again.worker != event.worker:

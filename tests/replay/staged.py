@@ -88,9 +88,10 @@ class Stage:
         """The replica's place, which has folded all but so many messages of the streams named."""
         seat = self._seat(replica)
         for stream, frames in self.frames.items():
-            at = seat.open(stream, 1)
+            at = seat.state.open(stream, Epoch(1))
             for frame in frames[at : max(at, len(frames) - (lag or {}).get(stream, 0))]:
-                seat.take(frame)
+                seat.state.fold(stream, frame.seq, frame.owner, frame.message, frame.head)
+        seat.move_to(seat.state)
         return seat
 
     def decided(

@@ -75,7 +75,7 @@ def test_the_time_in_the_router_is_what_the_log_says(log: Path) -> None:
     decisions = scanned(log).timeline.decisions
     since, expected = dict[str, int](), dict[str, int]()
     with Recording.open(log, KEY) as recording:
-        for _, message in recording.said(ROUTING):
+        for _, message in recording.messages(ROUTING):
             for event in message.events:
                 if isinstance(event, RequestQueued):
                     since.setdefault(event.request, event.now_ms)

@@ -48,7 +48,7 @@ def test_a_clock_that_goes_back_hides_nothing(tmp_path: Path, monkeypatch: pytes
         for _ in scan.steps(archive):
             pass
     with Recording.open(log, KEY) as recording:
-        said = [event for _, message in recording.said(ROUTING) for event in message.events]
+        said = [event for _, message in recording.messages(ROUTING) for event in message.events]
     assert scan.decisions.requests == [event.request for event in said if isinstance(event, RequestRouted)]
     assert scan.messages == scan.total
 

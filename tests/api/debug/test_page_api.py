@@ -84,7 +84,7 @@ def recorded(recording: Recording) -> list[tuple[int, RequestRouted]]:
     """Every decision with its number."""
     return [
         (record.seq * PLACES + place, event)
-        for record, message in recording.said(ROUTING)
+        for record, message in recording.messages(ROUTING)
         for place, event in enumerate(message.events)
         if isinstance(event, RequestRouted)
     ]
@@ -105,7 +105,7 @@ async def test_the_timeline_is_what_was_recorded(shown: Shown) -> None:
         assert found["workers"][columns["worker"][row]]["id"] == event.worker
     ends = {
         (event.request, event.attempt): event
-        for _, message in shown.recording.said(ROUTING)
+        for _, message in shown.recording.messages(ROUTING)
         for event in message.events
         if isinstance(event, RequestFinished)
     }
@@ -190,7 +190,7 @@ async def test_the_state_is_the_fold(shown: Shown) -> None:
     n, event = decisions[500]
     who = next(
         shown.recording.names.replica(record.subject.rpartition(".")[2])
-        for record, message in shown.recording.said(ROUTING, n // PLACES)
+        for record, message in shown.recording.messages(ROUTING, n // PLACES)
         if event in message.events
     )
     believed = await shown.get("/state", n=n, replica=who)
@@ -317,7 +317,7 @@ async def test_load_is_thinned_to_its_peaks(shown: Shown) -> None:
     window = {"from_ms": timeline.from_ms, "to_ms": timeline.to_ms}
     thin = (await shown.get("/load", **window, points=4))["workers"]
     reports: dict[str, list[int]] = {}
-    for record, message in shown.recording.said(LOAD):
+    for record, message in shown.recording.messages(LOAD):
         running = [event.running for event in message.events if isinstance(event, LoadReported)]
         reports.setdefault(record.subject.rpartition(".")[2], []).extend(running)
     for each in thin:
@@ -365,7 +365,7 @@ async def test_first_tokens_are_told_later(shown: Shown) -> None:
     columns = await shown.columns()
     tokens = {
         (event.request, event.attempt): event.ttft_ms
-        for _, message in shown.recording.said(ROUTING)
+        for _, message in shown.recording.messages(ROUTING)
         for event in message.events
         if isinstance(event, RequestPrefilled)
     }

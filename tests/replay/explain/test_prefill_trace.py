@@ -61,7 +61,7 @@ def test_a_prompt_that_another_computed(run: Recording) -> None:
     job, report = job_of(told), told.prefill
     said = next(
         (record.seq, event)
-        for record, message in run.said(JOBS)
+        for record, message in run.messages(JOBS)
         for event in message.events
         if isinstance(event, PrefillPulled) and event.job == job.job
     )
@@ -188,7 +188,7 @@ def test_the_page_is_told_the_same(run: Recording) -> None:
     told = attempt_of(run, PREFERRED)
     place = next(
         record.seq * PLACES + i
-        for record, message in run.said(ROUTING)
+        for record, message in run.messages(ROUTING)
         for i, event in enumerate(message.events)
         if isinstance(event, RequestRouted) and event.request == PREFERRED
     )
@@ -221,14 +221,16 @@ class _Nowhere:
 
 def test_events_are_shown_for_people(run: Recording) -> None:
     """Thousands of block ids as a few ranges, and a report with all its keys."""
-    lines = [line for record, m in run.said(JOBS) for line in message_lines(JOBS, record.seq, record.time_ms, m)]
+    lines = [line for record, m in run.messages(JOBS) for line in message_lines(JOBS, record.seq, record.time_ms, m)]
     completed = next(line for line in lines if line["type"] == "PrefillCompleted")
     assert set(completed["blocks"]) == {"request", "tokens", "ids"}
     assert all(isinstance(group, str) for group in completed["blocks"]["ids"])
     assert isinstance(next(line for line in lines if line["type"] == "PrefillPulled")["blocks"], int)
     assert ranges_text([0, 1, 2, 7, 9, 8]) == "0-2,7,9,8"
     assert ranges_text([]) == ""
-    said = [line for record, m in run.said(ROUTING) for line in message_lines(ROUTING, record.seq, record.time_ms, m)]
+    said = [
+        line for record, m in run.messages(ROUTING) for line in message_lines(ROUTING, record.seq, record.time_ms, m)
+    ]
     report = next(line["prefill"] for line in said if line["type"] == "RequestPrefilled")
     assert set(report) >= {"remote", "reason", "log_away", "job", "outcome"}
     msgspec.json.encode([lines, said])

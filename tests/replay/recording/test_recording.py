@@ -65,7 +65,7 @@ def test_the_history_has_what_the_events_say(stage: Stage, tmp_path: Path) -> No
         history, replicas = recording.requests, recording.replicas
         assert history is recording.requests
         assert len(history) == 40
-        events = [(record.seq, event) for record, message in recording.said(ROUTING) for event in message.events]
+        events = [(record.seq, event) for record, message in recording.messages(ROUTING) for event in message.events]
         for tried in history.between():
             own = [(seq, event) for seq, event in events if getattr(event, "request", "") == tried.request]
             (routed_seq, routed), *later = own

@@ -25,5 +25,5 @@ def test_holding(tmp_path: Path, prefill_workers: int, holds: bool) -> None:
     options = Options(workers=2, prefill_workers=prefill_workers, engine=ENGINE, routing=RoutingSettings())
     simulate(options, families(60, 4_000), archive=tmp_path / "log")
     with Recording.open(tmp_path / "log", KEY) as recording:
-        told = any(isinstance(event, RequestQueued) for _, said in recording.said(ROUTING) for event in said.events)
+        told = any(isinstance(event, RequestQueued) for _, said in recording.messages(ROUTING) for event in said.events)
     assert told == holds

@@ -152,7 +152,7 @@ def test_sessions_stay_together(stage: Stage, tmp_path: Path) -> None:
     engine = SimulatedSettings(block_size=4)
     Setup(log, Pace(), Options(workers=1, engine=engine)).run(lambda _done, _of: None, archive=tmp_path / "again")
     with Recording.open(tmp_path / "again") as again_:
-        events = [event for _, message in again_.said(ROUTING) for event in message.events]
+        events = [event for _, message in again_.messages(ROUTING) for event in message.events]
     one, two, none, same = (event.session for event in events if isinstance(event, RequestRouted))
     assert (none, one) == ("", same)
     assert len({one, two, none}) == 3

@@ -73,7 +73,7 @@ async def test_at_any_cursor_it_is_what_a_replica_there_holds(tmp_path: Path) ->
             assert summary_at(recording, cursor).digest == digest
         told = [
             (stream, seq, digest)
-            for _, message in recording.said(ROUTING)
+            for _, message in recording.messages(ROUTING)
             for event in message.events
             if isinstance(event, ReplicaReported)
             for stream, points in event.points.items()

@@ -73,7 +73,7 @@ def test_ranges_add_up_and_digests_are_of_prefills_too(run: Recording, tmp_path:
     """A verdict is in one range."""
     whole = verify(run)
     middle = next(
-        record.seq for record, m in run.said(ROUTING) if any(isinstance(e, RequestPrefilled) for e in m.events)
+        record.seq for record, m in run.messages(ROUTING) if any(isinstance(e, RequestPrefilled) for e in m.events)
     )
     parts = [verify(run, end=middle + 1), verify(run, start=middle + 1)]
     assert [part.prefills.total for part in parts] == [1, 5]
@@ -144,7 +144,9 @@ def test_a_job_that_was_rewritten_is_named(
 
 def test_an_end_too_many(run: Recording, tmp_path: Path) -> None:
     """A job ends once; the other one has no end then, which its worker's own count does not fit."""
-    pulled = [(record, event) for record, m in run.said(JOBS) for event in m.events if isinstance(event, PrefillPulled)]
+    pulled = [
+        (record, event) for record, m in run.messages(JOBS) for event in m.events if isinstance(event, PrefillPulled)
+    ]
     first, last = pulled[0], pulled[-1]
     assert first[0].subject != last[0].subject
     last_one = last[1].job
@@ -267,7 +269,9 @@ def changed(
     which: Callable[[Any], bool] = lambda _: True,
 ) -> Path:
     """The log as somebody with the key rewrote it: the first such event is another, and all chains follow."""
-    seq = next(record.seq for record, m in run.said(stream) if any(isinstance(e, kind) and which(e) for e in m.events))
+    seq = next(
+        record.seq for record, m in run.messages(stream) if any(isinstance(e, kind) and which(e) for e in m.events)
+    )
     left = [True]
 
     def altered(message: Message) -> Message:
