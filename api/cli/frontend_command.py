@@ -9,7 +9,7 @@ import click
 import msgspec
 import uvloop
 
-from api.cli.process_options import OPS_OPTION, name_option
+from api.cli.options import OPS_OPTION, name_option
 from api.config.addresses import split_address
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef

@@ -1,16 +1,16 @@
-"""Options that commands share: moments as arguments (`-15m` is one, though it looks like options), ranges,
-KEY=VALUE."""
+"""Shared options of commands: moments (`-15m` is an argument, not an option), ranges, KEY=VALUE, process names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import click
 import orjson
 
 from core.errors import CallerError
+from core.ids import NAME
 from replay.recording.moment import Moment
 
 _AGO = re.compile(r"-\d+(?:\.\d+)?(?:ms|s|m|h|d)")
@@ -102,3 +102,24 @@ def sweeps(texts: Iterable[str]) -> dict[str, list[Any]]:
             raise CallerError(f"--sweep: {name} is given twice")
         found[name] = [each[name] for each in several]
     return found
+
+
+def _checked_name(_context: click.Context, _option: click.Parameter, name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise CallerError(f"--name {name!r}: use 1 to 63 of a-z, 0-9 and '-'")
+    return name
+
+
+def name_option(default: str) -> Callable[..., Any]:
+    """The option that gives a part its stable name: it stands in the log, in metrics, and in file names."""
+    return click.option(
+        "--name", default=default, show_default=True, callback=_checked_name, help="For people; stable."
+    )
+
+
+OPS_OPTION = click.option(
+    "--ops",
+    default="",
+    metavar="HOST:PORT",
+    help="Metrics, state and probes.  [default: a free port of --listen's host]",
+)

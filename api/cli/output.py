@@ -19,7 +19,7 @@ EXIT_NO, EXIT_NOT_ASKED, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def print_result(text: Text, value: Any, *, as_json: bool) -> None:
-    """What a command found is printed: as text, or its value as JSON with stable keys."""
+    """The result is printed: as text, or its value as JSON with stable keys."""
     if as_json:
         click.echo(json_text(value))
     else:
@@ -29,10 +29,14 @@ def print_result(text: Text, value: Any, *, as_json: bool) -> None:
 def print_text(text: Text) -> None:
     """The text is printed: to the width of a terminal and in colour, if this is one; NO_COLOR keeps it plain."""
     if sys.stdout.isatty():
-        width, coloured = shutil.get_terminal_size().columns, not os.environ.get("NO_COLOR")
-        click.echo(render(text, width, coloured=coloured))
+        click.echo(render(text, shutil.get_terminal_size().columns, coloured=colours_allowed()))
     else:
         click.echo(render(text))
+
+
+def colours_allowed() -> bool:
+    """False if NO_COLOR is set: then terminals, too, get plain text."""
+    return not os.environ.get("NO_COLOR")
 
 
 def json_text(value: Any) -> str:
@@ -42,26 +46,26 @@ def json_text(value: Any) -> str:
 
 Progress = Callable[[int, int], None]
 """Gets how many units are done, and how many there are."""
-SAY_EVERY_S = 0.5
+PROGRESS_EVERY_S = 0.5
 CLEARED = "\r\x1b[K"
 
 
 def show_progress(what: str = "reading the log", unit: str = "messages") -> Progress:
-    """Says on a terminal's stderr, now and then, how many of the units are done; at the end nothing is left of it."""
-    last_s, said = time.monotonic(), False
+    """Shows on a terminal's stderr, every PROGRESS_EVERY_S, how many units are done; the line is cleared at the end."""
+    last_s, shown = time.monotonic(), False
 
-    def tell(done: int, of: int) -> None:
-        nonlocal last_s, said
-        if done >= of and said:
+    def report(done: int, of: int) -> None:
+        nonlocal last_s, shown
+        if done >= of and shown:
             click.echo(CLEARED, err=True, nl=False)
-            said = False
-        elif done < of and time.monotonic() - last_s >= SAY_EVERY_S and sys.stderr.isatty():
-            last_s, said = time.monotonic(), True
+            shown = False
+        elif done < of and time.monotonic() - last_s >= PROGRESS_EVERY_S and sys.stderr.isatty():
+            last_s, shown = time.monotonic(), True
             click.echo(f"\r{what}: {done:,} of {of:,} {unit}", err=True, nl=False)
 
-    return tell
+    return report
 
 
 def show_decision_progress() -> Progress:
-    """The same of decisions that are made again."""
+    """The progress of decisions that are made again."""
     return show_progress("deciding again", "decisions")

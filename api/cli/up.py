@@ -16,6 +16,8 @@ from typing import Any
 import click
 
 from api.auth.access_policy import exposure_warnings, with_checked_files
+from api.cli.quantities import count_text
+from api.cli.startup_progress import progress_on
 from api.config.data_folder import DataFolder, FolderLock
 from api.config.deployment_ref import DEFAULT_DATA
 from api.config.loading import SETTINGS, Loaded, load, unknown_variables
@@ -24,8 +26,8 @@ from api.config.schema import ENGINES, Deployment
 from api.deployment.launcher import Launcher, frontend_drain_max_s
 from api.deployment.preflight import check_copies, check_key, check_workers, fit_log_to_disk
 from api.deployment.process_specs import what_of
+from api.deployment.readiness import Progress
 from api.deployment.signals import SignalEvents
-from api.deployment.startup_progress import Progress, progress_on
 from api.server.sockets import close_all, open_listeners
 from core.settings import POLICIES
 
@@ -170,9 +172,8 @@ async def _started(launch: Launcher, interrupts: SignalEvents) -> bool:
 def describe(deployment: Deployment) -> str:
     """The deployment in a few words."""
     groups = ", ".join(f"{group.count} of {what_of(group, group.client_name)}" for group in deployment.workers)
-    replicas = deployment.frontend.replicas
-    fronts = "1 front end" if replicas == 1 else f"{replicas} front ends"
-    return f"{groups}, {fronts}, policy {deployment.routing_settings.policy}"
+    frontends = count_text(deployment.frontend.replicas, "front end")
+    return f"{groups}, {frontends}, policy {deployment.routing_settings.policy}"
 
 
 def welcome(launch: Launcher, deployment: Deployment, data: DataFolder, took_s: float) -> str:

@@ -14,7 +14,7 @@ from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
 from actors.worker.model_files import ChatFormat
 from actors.worker.worker import WorkerOptions
-from api.cli.process_options import OPS_OPTION, name_option
+from api.cli.options import OPS_OPTION, name_option
 from api.config.addresses import split_address
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef

@@ -19,9 +19,8 @@ from api.config.schema import Deployment
 from api.deployment.embedded_servers import EmbeddedServers, ManagedServer
 from api.deployment.managed_process import ManagedProcess, end_leftovers, started_ticks
 from api.deployment.process_specs import ProcessSpec, frontend_specs, worker_specs
-from api.deployment.readiness import wait_until_ready
+from api.deployment.readiness import Progress, wait_until_ready
 from api.deployment.rolling_restart import FRONTENDS, RollingRestart, take_request
-from api.deployment.startup_progress import Progress
 from api.deployment.supervisor import SupervisedProcess, Supervisor
 from api.server.sockets import close_all
 from core.events.kv import PREFILL

@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from api.deployment.managed_process import ManagedProcess
-from api.deployment.startup_progress import Progress, ProgressRow
 from core.errors import CallerError, ContrailError, Unavailable
 
 LOOK_S = 0.25
 START_MAX_S = 3600.0
 """How long all parts together may take; a large model may have to be downloaded first."""
+
+
+class ProgressRow(NamedTuple):
+    """One process of a start, and its state."""
+
+    name: str
+    what: str
+    state: str
+    """`ready`, or what it is doing."""
+    waited_s: float
+    ready: bool
+
+
+class Progress(Protocol):
+    """Output of a start: lines that stay, and the present state of all processes."""
+
+    def say(self, line: str) -> None:
+        """The line stands there for good."""
+
+    def show(self, rows: Sequence[ProgressRow]) -> None:
+        """This is how far the parts are now."""
+
+    def done(self) -> None:
+        """What was shown last stays."""
 
 
 class ProcessFailed(ContrailError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from api.cli.doctor.finding import NATS_CLI, Finding, version_of
+from api.cli.doctor.finding import NATS_CLI, Finding
 from api.cli.quantities import bytes_text, plural, seconds_text
 from api.cli.renderer import OK, PROBLEM, WARNING
 from core.subjects import JOBS
@@ -147,3 +147,13 @@ def _health(status: EtcdStatus) -> Finding:
         text = f"etcd holds {size}, far more than a deployment needs: compact and defragment it."
         return Finding("registry_health", WARNING, text, facts)
     return Finding("registry_health", OK, f"etcd answers, has a leader, and holds {size}.", facts)
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """`2.15.1-beta` as (2, 15, 1), to be compared; empty if it is none."""
+    numbers = []
+    for part in text.removeprefix("v").partition("-")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)

@@ -1,19 +1,41 @@
-"""`contrail doctor`: what is well, what is not, and what to do about it."""
+"""`contrail doctor`: both planes and every process are asked, and each check becomes one sentence.
+
+A plane that is away is one problem; all other checks are still made.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import click
+import orjson
 
-from api.cli.doctor.examination import examine
+from actors.membership.registration import Registration
+from api.cli.doctor.broker_checks import check_consumers, check_disk, check_registry, check_rights, check_server
 from api.cli.doctor.finding import Finding
+from api.cli.doctor.process_checks import check_processes, check_workers
+from api.cli.doctor.stream_checks import LogHistory, check_record, check_streams
+from api.cli.inspect.snapshot_verification import snapshot_statuses
 from api.cli.output import EXIT_NO, EXIT_NOT_ASKED, print_result
+from api.cli.process_query import REPLICAS, WORKERS, RegisteredProcess, query_processes, registered_processes
 from api.cli.quantities import count_text
 from api.cli.renderer import OK, PROBLEM, WARNING, Mark, Table, Text
+from api.config.data_folder import DataFolder
 from api.config.deployment_options import deployment_options
 from api.config.deployment_ref import DeploymentRef
+from api.process.planes import named_remedy, open_log, open_registry
+from core.clock import SystemClock
+from core.errors import CallerError, PeerError
+from core.subjects import LOAD, subject
+from projections.digest import FOLD_VERSION
+from streams.etcd.etcd_inspection import etcd_status
+from streams.jetstream.broker_inspection import BrokerInspection
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.snapshot_store import SnapshotStore
 
 MARKS = {OK: "ok", WARNING: "warning", PROBLEM: "PROBLEM"}
 
@@ -46,3 +68,125 @@ def findings_text(findings: list[Finding]) -> Text:
     yield Table(("", "check", "what was found"), rows, "<<<")
     yield ""
     yield f"{counts[OK]} well, {count_text(counts[WARNING], 'warning')}, {count_text(counts[PROBLEM], 'problem')}"
+
+
+PLANE_S = 30.0
+"""Longest that all questions to one plane may take."""
+
+Findings = list[Finding]
+
+
+class Examination(NamedTuple):
+    """All findings, and whether there was anybody to ask."""
+
+    findings: Findings
+    asked: bool
+    """Whether at least one plane answered."""
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing is a problem."""
+        return all(finding.status != PROBLEM for finding in self.findings)
+
+
+async def examine(connection: DeploymentRef) -> Examination:
+    """Everything that can be asked was asked, one plane after the other; a plane that is away is a problem found."""
+    found: Findings = []
+    log = await _asked("broker", connection.nats, found, lambda: _broker(connection, found))
+    if log:
+        await _asked("record", connection.nats, found, lambda: _record(connection, found))
+    registry = await _asked("registry", [connection.etcd], found, lambda: _registry(connection, found))
+    if registry:
+        await _asked("parts", [connection.etcd], found, lambda: _parts(connection, found))
+    if log and registry:
+        await _asked("workers", connection.nats, found, lambda: _workers(connection, found))
+    return Examination(found, log or registry)
+
+
+async def _asked(name: str, where: list[str], found: Findings, ask: Callable[[], Awaitable[None]]) -> bool:
+    """Whether it could be asked; if not, that is a finding."""
+    try:
+        async with asyncio.timeout(PLANE_S):
+            await ask()
+    except (PeerError, CallerError, TimeoutError) as error:
+        why = str(error) or f"no answer within {PLANE_S:g} s"
+        text = f"This could not be checked: {why}. Start it, or mend the address or the network."
+        found.append(Finding(name, PROBLEM, text, {"asked": where}))
+        return False
+    return True
+
+
+async def _broker(connection: DeploymentRef, found: Findings) -> None:
+    async with BrokerInspection(connection.nats, connection.nats_credentials, connection.namespace) as broker:
+        server = await broker.server()
+        found += check_server(server)
+        streams = await broker.streams()
+        found += check_streams(streams, connection.topology, server.cluster)
+        if streams:
+            found.append(check_rights(await broker.missing_rights(streams[0].name)))
+            found.append(check_consumers([one for it in streams for one in await broker.consumers(it.name)]))
+    if (folder := _private_store(connection)) is not None:
+        free = (await asyncio.to_thread(shutil.disk_usage, folder.path)).free
+        found.append(check_disk(str(folder.path), free, streams))
+
+
+async def _record(connection: DeploymentRef, found: Findings) -> None:
+    async with BrokerInspection(connection.nats, connection.nats_credentials, connection.namespace) as broker:
+        streams = await broker.streams()
+    async with open_log(connection) as log:
+        chain_key = connection.key.chain_key
+        manifests = await SnapshotStore(log, connection.namespace, chain_key).manifests()
+        record = LogHistory(
+            streams=streams,
+            snapshots=await snapshot_statuses(log, manifests, FOLD_VERSION, chain_key),
+            now_ms=SystemClock().wall_ms(),
+            every_s=connection.snapshot_every_s,
+            restate_every_s=connection.restate_every_s,
+        )
+    found += check_record(record)
+
+
+async def _registry(connection: DeploymentRef, found: Findings) -> None:
+    with named_remedy(connection):
+        status = await etcd_status(connection.etcd, connection.etcd_credentials)
+    found += check_registry(status, private=connection.data is not None and DataFolder(connection.data).etcd.is_dir())
+
+
+async def _parts(connection: DeploymentRef, found: Findings) -> None:
+    async with open_registry(connection) as registry:
+        replicas, workers = (
+            await registered_processes(registry, REPLICAS),
+            await registered_processes(registry, WORKERS),
+        )
+    said = await query_processes([*replicas, *workers])
+    found += check_processes(said[: len(replicas)], said[len(replicas) :])
+
+
+async def _workers(connection: DeploymentRef, found: Findings) -> None:
+    async with open_registry(connection) as registry:
+        # of two lives of one name the later one counts
+        workers = sorted(await registered_processes(registry, WORKERS), key=lambda part: part.revision)
+    async with open_log(connection) as log:
+        heard_s = {part.name: await _heard_s(log, connection.namespace, part) for part in workers}
+    found += check_workers({part.name: _registration(part) for part in workers}, heard_s)
+
+
+async def _heard_s(log: JetStreamLog, namespace: str, part: RegisteredProcess) -> float | None:
+    """How long ago the log heard of the worker's load; None if never."""
+    last = await log.last(LOAD, subject(namespace, LOAD, part.id))
+    return None if last is None else (SystemClock().wall_ms() - last.time_ms) / 1000
+
+
+def _registration(part: RegisteredProcess) -> Registration | None:
+    try:
+        return Registration.parse(orjson.dumps(part.about))
+    except PeerError:
+        return None
+
+
+def _private_store(connection: DeploymentRef) -> DataFolder | None:
+    """The data folder, if its own NATS keeps the log there."""
+    if connection.data is None:
+        return None
+    folder = DataFolder(connection.data)
+    return folder if folder.nats.is_dir() else None

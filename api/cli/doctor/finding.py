@@ -20,13 +20,3 @@ class Finding(msgspec.Struct, frozen=True):
     """What is so, and if it is not well what to do."""
     facts: dict[str, Any] = {}
     """The same as numbers."""
-
-
-def version_of(text: str) -> tuple[int, ...]:
-    """`2.15.1-beta` as (2, 15, 1), to be compared; empty if it is none."""
-    numbers = []
-    for part in text.removeprefix("v").partition("-")[0].split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)

@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from api.cli.startup_progress import PlainProgress
 from api.config.data_folder import DataFolder
 from api.config.run_file import DRAINING, READY, STARTING, ProcessEntry, RunFile, read_run
 from api.config.schema import Deployment
 from api.deployment import launcher as launch_module
 from api.deployment.launcher import Launcher
-from api.deployment.startup_progress import PlainProgress
 from tests.fixtures.eventually import eventually
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from api.cli.startup_progress import PlainProgress
 from api.config.data_folder import DataFolder
 from api.config.run_file import READY, ProcessEntry, RunFile, write_targets
 from api.config.schema import Deployment
 from api.deployment.launcher import Launcher
-from api.deployment.startup_progress import PlainProgress
 
 
 def entry(name: str, kind: str, ops: str | None = None, role: str | None = None) -> ProcessEntry:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from api.cli.startup_progress import PlainProgress
 from api.config.data_folder import DataFolder
 from api.config.run_file import ProcessEntry
 from api.deployment import managed_process
 from api.deployment.managed_process import ManagedProcess, end_leftovers, spent_ticks, started_ticks
 from api.deployment.process_specs import ProcessSpec
 from api.deployment.readiness import ProcessFailed, wait_until_ready
-from api.deployment.startup_progress import PlainProgress
 from api.deployment.supervisor import HURRY_MAX_S, PROBE_FAILURES_MAX, Backoff, Supervisor
 from core.errors import CallerError
 

@@ -12,10 +12,17 @@ import pytest
 from msgspec import structs
 
 from actors.membership.registration import Registration
-from api.cli.doctor import examination
-from api.cli.doctor.broker_checks import check_consumers, check_disk, check_registry, check_rights, check_server
+from api.cli.doctor import doctor as doctor_module
+from api.cli.doctor.broker_checks import (
+    check_consumers,
+    check_disk,
+    check_registry,
+    check_rights,
+    check_server,
+    version_of,
+)
 from api.cli.doctor.doctor import doctor, findings_text
-from api.cli.doctor.finding import Finding, version_of
+from api.cli.doctor.finding import Finding
 from api.cli.doctor.process_checks import check_processes, check_workers
 from api.cli.doctor.stream_checks import LogHistory, check_record, check_streams
 from api.cli.inspect.snapshot_verification import SnapshotStatus
@@ -153,7 +160,7 @@ async def test_without_etcd_the_log_is_still_checked(here: Deployed, tmp_path: P
 
 async def test_every_question_has_a_bound(here: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plane that takes longer than PLANE_S for all questions is a problem, and the rest goes on."""
-    monkeypatch.setattr(examination, "PLANE_S", 0.0)
+    monkeypatch.setattr(doctor_module, "PLANE_S", 0.0)
     status, by_name, checks = await statuses(here)
     assert (status, by_name) == (2, {"broker": PROBLEM, "registry": PROBLEM})
     assert "no answer within 0 s" in checks["broker"]["text"]

@@ -20,8 +20,7 @@ from api.cli.inspect.live_settings import (
     change_stored,
     read_stored,
 )
-from api.cli.inspect.setting_descriptions import MEANINGS, UNDER
-from api.cli.inspect.settings import settings, settings_of, settings_text
+from api.cli.inspect.settings import MEANINGS, UNDER, settings, settings_of, settings_text
 from api.cli.options import pairs_of
 from api.cli.renderer import render
 from core.errors import CallerError, Unavailable

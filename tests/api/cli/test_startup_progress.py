@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 
-from api.deployment.startup_progress import REPEAT_EVERY_S, PlainProgress, ProgressRow, TableProgress
+from api.cli.startup_progress import REPEAT_EVERY_S, PlainProgress, TableProgress
+from api.deployment.readiness import ProgressRow
 
 
 def row(name: str, state: str, waited_s: float = 1.0) -> ProgressRow:

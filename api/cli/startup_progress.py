@@ -9,36 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TextIO
+from typing import TextIO
+
+from api.cli.output import colours_allowed
+from api.cli.renderer import OK, Mark, Table, render
+from api.deployment.readiness import Progress, ProgressRow
 
 REPEAT_EVERY_S = 15.0
 """Without a terminal, how often it is said what is still waited for."""
-GREEN = "\x1b[32m"
-PLAIN = "\x1b[0m"
-
-
-class ProgressRow(NamedTuple):
-    """One part that is waited for."""
-
-    name: str
-    what: str
-    state: str
-    """`ready`, or what it is doing."""
-    waited_s: float
-    ready: bool
-
-
-class Progress(Protocol):
-    """Where a run tells what happens."""
-
-    def say(self, line: str) -> None:
-        """The line stands there for good."""
-
-    def show(self, rows: Sequence[ProgressRow]) -> None:
-        """This is how far the parts are now."""
-
-    def done(self) -> None:
-        """What was shown last stays."""
 
 
 class TerminalOutput:
@@ -79,7 +57,8 @@ class PlainProgress:
         repeat = waited_s >= self._repeat_at_s
         if repeat:
             self._repeat_at_s = waited_s + REPEAT_EVERY_S
-        for row, line in zip(rows, _lines(rows), strict=True):
+        lines = render([_table(rows)]).splitlines() if rows else []
+        for row, line in zip(rows, lines, strict=True):
             if self._said.get(row.name) != row.state or (repeat and not row.ready):
                 self._said[row.name] = row.state
                 self.say(line)
@@ -104,15 +83,16 @@ class TableProgress:
         self._out.write(f"{self._erased()}{line}\n{self._drawn(table)}")
 
     def show(self, rows: Sequence[ProgressRow]) -> None:
-        """The table says this now; where the terminal is too small for all, only what is still waited for."""
+        """The table has these rows; on a terminal too small for all, only those of processes that are not ready."""
         size = shutil.get_terminal_size()
-        room = max(size.lines - 2, 1)
-        if len(rows) > room:
-            rows = [row for row in rows if not row.ready]
-        lines = [line[: size.columns - 1] for line in _lines(rows[:room])]
-        if self._coloured:
-            lines = [f"{GREEN}{line}{PLAIN}" if row.ready else line for row, line in zip(rows, lines, strict=False)]
+        lines_max = max(size.lines - 2, 1)
+        lines = self._lines(rows, size.columns - 1)
+        if len(lines) > lines_max:
+            lines = self._lines([row for row in rows if not row.ready], size.columns - 1)[:lines_max]
         self._out.write(self._erased() + self._drawn(lines))
+
+    def _lines(self, rows: Sequence[ProgressRow], width: int) -> list[str]:
+        return render([_table(rows)], width, coloured=self._coloured).splitlines() if rows else []
 
     def done(self) -> None:
         """The table stays as it is; what comes next stands below it."""
@@ -130,11 +110,9 @@ class TableProgress:
 
 def progress_on(out: TextIO) -> Progress:
     """A table on a terminal, lines elsewhere. NO_COLOR in the environment keeps the table without colours."""
-    return TableProgress(out, coloured="NO_COLOR" not in os.environ) if out.isatty() else PlainProgress(out)
+    return TableProgress(out, coloured=colours_allowed()) if out.isatty() else PlainProgress(out)
 
 
-def _lines(rows: Sequence[ProgressRow]) -> list[str]:
-    """A line per row, in columns."""
-    name = max((len(row.name) for row in rows), default=0)
-    what = max((len(row.what) for row in rows), default=0)
-    return [f"  {row.waited_s:6.1f} s  {row.name:<{name}}  {row.what:<{what}}  {row.state}" for row in rows]
+def _table(rows: Sequence[ProgressRow]) -> Table:
+    cells = [(f"{row.waited_s:6.1f} s", row.name, row.what, Mark(row.state, OK if row.ready else "")) for row in rows]
+    return Table((), cells, "><<<", indent="  ")
