@@ -3,9 +3,9 @@
 1. A worker of the log without a registration is absent. Within a lease time it is judged.
 2. While the registry is away, or if more than half of the workers vanished within one lease time, the leases are
    doubted and not the workers: no worker is suspected.
-3. Decisions leave out a suspected worker. If the worker is silent on TCP too (no connection can be made, or a ping has
-   no answer), its end is written to the log, expecting the last message of its subject: the first append wins, and a
-   message of the worker refutes its end.
+3. Decisions leave out a suspected worker. If the worker is silent on TCP too, its end is written to the log: no
+   connection can be made, or a ping has no answer. The append expects the last message of its subject, so the first
+   append wins, and a message of the worker refutes its end.
 4. The end of a worker is written on its load subject too, and on its jobs subject if it ever wrote there. A source that
    is not registered, has no end and cannot be asked is over after some lease times without a message: a replica; a
    worker without a WorkerJoined in the log; load reports and jobs of a worker that is over or in no kv stream.
@@ -30,8 +30,8 @@ OBSERVE_EVERY_S = 0.5
 MUTE_S = 2.0
 """A worker that has not answered a ping for so long gets nothing new while there are others …"""
 SILENT_S = 6.0
-"""… and after so long its connection is closed. It is counted in observations, not by the clock: a replica that was
-stopped itself has heard no worker. Shorter than a lease, and longer than a busy process keeps others waiting."""
+"""… and after so long its connection is closed. Silence is counted in observations, not by the clock: a replica that
+was stopped itself has received nothing. Shorter than a lease, and longer than a busy process keeps others waiting."""
 REPLICA_LEASES = 2
 """A source that cannot be asked is over after so many lease times without a registration and without a message."""
 LOAD_LEASES = 1
@@ -61,7 +61,7 @@ class ConnectionState(NamedTuple):
     silence: int
     """Observations since the worker's last message."""
     streams: int
-    """Requests whose tokens are awaited over it."""
+    """Requests with an open stream over it."""
 
 
 class SilentSource(NamedTuple):
@@ -238,7 +238,7 @@ class FailureDetector:
                 self._write_end(WriteEnd((source.stream,), source.source, NO_WORD, source.messages_seen))
 
     def _has_not_answered(self, worker: WorkerId) -> bool:
-        """Whether a ping had no answer since the last observation; one is sent if there is no result yet."""
+        """True if a ping had no answer since the last observation. A ping is sent if there is no result yet."""
         if worker in self._unanswered:
             return True
         if worker not in self._pinging:

@@ -30,7 +30,7 @@ class Registration(msgspec.Struct, frozen=True):
     context_max: int
     role: str = "decode"
     kv: KvAddress | None = None
-    """Where its blocks can be pulled from; None if they cannot."""
+    """Address from which its blocks can be pulled; None if they cannot."""
     slots: int = 0
     """Requests that its engine runs at once; 0 if unknown."""
     aliases: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ async def restate_periodically(source: str, every_s: float, restate: Callable[[]
 
 
 def advertised_address(advertise: str, host: str, port: int) -> str:
-    """Where others connect: the listening address, or all or a part of `advertise`."""
+    """The address for peers: the listening address, or `advertise` with the port where it has none."""
     if not advertise:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return advertise if ":" in advertise else f"{advertise}:{port}"

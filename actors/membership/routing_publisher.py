@@ -29,10 +29,10 @@ from streams.outbox.outbox import Outbox
 
 LEAVE_TIMEOUT_S = 5.0
 PENDING_EVENTS_MAX = 131_072
-"""Pending events that the log may never give back, because the outbox drops them."""
+"""Bound of pending events while the outbox drops events, because the log never gives these back."""
 LIMITS = OutboxLimits(pace_s=0.01)
-"""Others' picture of our load may be 10 ms older for it; at 1 000 requests a second twice the pace of 5 ms costs a
-fifth less of the log's CPU, four times would save little more (`bench.append`). Our own picture waits for nothing."""
+"""Other replicas see this replica's load up to 10 ms later. At 1 000 requests a second, 10 ms cost a fifth less of the
+log's CPU than 5 ms; 20 ms would save little more (`bench.append`). Pending events count here at once."""
 
 _logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class RoutingPublisher:
 
     @property
     def journal(self) -> BacklogSize:
-        """How full the journal is; without one, all is 0."""
+        """Events and bytes in the journal; all 0 without one."""
         return BacklogSize(0, 0, 0) if self._journal is None else self.outbox.held
 
     def start(self, joined: ReplicaJoined) -> None:
@@ -99,7 +99,7 @@ class RoutingPublisher:
         self.outbox.put(event)
 
     def _forget_dropped(self) -> None:
-        """Dropped events count no more one by one: one restatement counts for all requests in flight."""
+        """One restatement of all requests in flight replaces the pending events, of which some were dropped."""
         self.pending = PendingEvents()
         for event in self._restate():
             self.pending.emit(event, self._state.routing.replicas.get(self.id))
@@ -116,7 +116,7 @@ class RoutingPublisher:
         self._local = now
 
     def restate(self, events: Sequence[Event]) -> None:
-        """The events go to the log, and so does all that only this replica knows of workers."""
+        """The events and the local reasons of all workers go to the log."""
         for event in [*events, *self._local_events()]:
             self.publish(event)
 
@@ -124,7 +124,7 @@ class RoutingPublisher:
         return [LocalChanged(worker=worker, reasons=reasons) for worker, reasons in sorted(self._local.items())]
 
     def read_back(self, events: Sequence[object]) -> None:
-        """The log gave a message of ours back, and it is folded."""
+        """Events of this replica were read from the log and folded: they are not pending any more."""
         for event in events:
             self.pending.read_back(event)  # type: ignore[arg-type]  # our own events are of types that we know
 
@@ -138,7 +138,7 @@ class RoutingPublisher:
         await self.end(left=True)
 
     async def retire(self) -> None:
-        """Another wrote the end of this id, in its only stream: nothing is left to do under it."""
+        """Another process wrote the end of this id, in its only stream: nothing is published under it any more."""
         await self.end()
 
     async def end(self, *, left: bool = False) -> None:
@@ -168,8 +168,8 @@ class RoutingPublisher:
         return events
 
     def mark_superseded(self, where: str) -> None:
-        """Another wrote our end, as the log says there: the fold has nothing of ours any more. Called again, nothing
-        happens: the outbox and the fold both find it."""
+        """Another process wrote the end of this id at that position of the log. The outbox and the fold both find it;
+        the second call changes nothing."""
         if not self._is_over:
             self._is_over = True
             _logger.warning("another wrote the end of replica %s at %s", self.id, where)

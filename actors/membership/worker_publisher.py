@@ -21,7 +21,7 @@ from streams.outbox.backlog import OutboxLimits
 from streams.outbox.outbox import Outbox
 
 LEAVE_TIMEOUT_S = 5.0
-"""How long the last events of a leaving worker may take to reach the log."""
+"""Time that the last events of a leaving worker have to reach the log."""
 JOB_LIMITS = OutboxLimits(events_max=1, pending_events_max=4096, pace_s=0.0)
 """The queue hands out messages, so each job is one."""
 RESTATED_PART_BYTES = 128 * 1024
@@ -133,7 +133,7 @@ class WorkerPublisher:
 
     @property
     def jobs_away_s(self) -> float:
-        """How long the log has acknowledged nothing that it was given: in any stream of ours."""
+        """Seconds since the log last acknowledged an event that waits, in any stream of this worker."""
         return max(self.jobs.away_s, self.kv.away_s, self.load.away_s)
 
     def _run(self, outbox: Outbox) -> None:

@@ -32,18 +32,17 @@ class AnswerProgress:
         tokens; their hashes are made with the seed."""
         self.tokens: list[int] = []
         self.compares = carries_state(request.sampling)
-        """Whether who goes on makes the answer again from its start."""
+        """The next worker makes the answer again from its start, and its tokens are compared."""
         self._request = _repeatable(request) if self.compares else request
         self._block_size = block_size
         self._hash_seed = hash_seed
         self._scope = scope_bytes(request.adapter, request.cache_salt) if request.adapter or request.cache_salt else b""
         self._tokens_max = min(request.sampling.max_tokens, context_max - len(request.tokens) // TOKEN_BYTES)
         self.passthrough = True
-        """Whether the present attempt is the first to be heard of: what it makes is new and told as it comes; `accept`
-        does nothing but keep the tokens."""
+        """The present attempt is the first one with output: all its tokens are new, and `accept` only appends them."""
         self._compared = 0
         self._to_compare = 0
-        """Tokens that the present attempt has to make as they were told."""
+        """Delivered tokens that the present attempt has to make again."""
 
     def __repr__(self) -> str:
         return f"<AnswerProgress {len(self.tokens)} tokens of {self._request.id}>"
@@ -55,16 +54,16 @@ class AnswerProgress:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is as long as it may be; only its end was not told."""
+        """True if the answer is as long as it may be and only its end was not delivered."""
         return 0 < self._tokens_max <= len(self.tokens)
 
     @property
     def repeating(self) -> bool:
-        """Whether the present attempt has made some of what was told again, and not all of it."""
+        """True while the present attempt has made some of the delivered tokens again, and not all of them."""
         return 0 < self._compared < self._to_compare
 
     def payload(self, deadline_ms: int | None = None) -> GenerateRequest:
-        """What the next attempt is asked for: what is still to be told, or all of it again if that is to be compared.
+        """The request of the next attempt: the rest of the answer, or the whole of it if its tokens are compared.
 
         `deadline_ms` is how long the client still waits. Call it once for each attempt, before its first output.
         """
@@ -77,17 +76,18 @@ class AnswerProgress:
         return request if deadline_ms is None else msgspec.structs.replace(request, deadline_ms=deadline_ms)
 
     def prompt(self, payload: GenerateRequest) -> Prompt:
-        """The payload's prompt, as a decision sees it."""
+        """The prompt of the payload, with the blocks that a decision looks up."""
         return Prompt(payload.tokens, self._block_size, self._hash_seed, self._scope)
 
     def keep(self, output: Output) -> None:
-        """New tokens of an attempt that passes through: the cheap half of `accept`."""
+        """The new tokens of an attempt that passes through are part of the answer: the cheap half of `accept`."""
         self.tokens.extend(output.tokens)
 
     def accept(self, output: Output) -> Output | None:
-        """The output as the client gets it; None if nothing in it is new. GenerationFailed if it is not what was told.
+        """The output as the client gets it; None if nothing in it is new. GenerationFailed if its tokens differ from
+        delivered ones.
 
-        What comes once, with the first tokens, is the first worker's to say.
+        Facts that come once, with the first tokens, are those of the first worker.
         """
         if self._compared < self._to_compare:
             output = self._without_repeated(output)
@@ -101,7 +101,7 @@ class AnswerProgress:
         return output
 
     def _without_repeated(self, output: Output) -> Output:
-        """The output without what was told already, which is the same."""
+        """The output without the tokens that were delivered before. GenerationFailed if these differ."""
         first, delivered = self._compared, self.tokens
         again = output.tokens[: self._to_compare - first]
         self._compared += len(again)
@@ -128,7 +128,7 @@ class AnswerProgress:
 
 
 def carries_state(sampling: Sampling) -> bool:
-    """Whether a next token depends on more than the tokens before it, wherever the answer begins in them.
+    """True if a next token depends on more than the tokens before it, wherever the answer begins in them.
 
     A repetition penalty counts prompt and answer alike, biases and allowed tokens count nothing; a text that must not
     appear is looked for in the answer alone, so its halves would not be found on both sides of a change.
@@ -147,6 +147,6 @@ def _repeatable(request: GenerateRequest) -> GenerateRequest:
 
 
 def _differing_position(first: int, again: tuple[int, ...], delivered: list[int]) -> int:
-    """Which token of the answer is the first that differs, counted from 1."""
+    """Position of the first token of the answer that differs, counted from 1."""
     same = (new == old for new, old in zip(again, delivered[first:], strict=False))
     return first + 1 + next(i for i, equal in enumerate(same) if not equal)

@@ -34,11 +34,11 @@ from streams.registry import Registry
 from streams.snapshot_store import SnapshotStore
 
 TakeSnapshot = Callable[[str, int], Awaitable[None]]
-"""Takes one, by whom and under which claim."""
+"""Takes a snapshot; the arguments are the replica's id and the fencing token of its claim."""
 
 
 class BackgroundTasks:
-    """The background parts of a replica; `loops` are to be run, `applied` and `became` to be called."""
+    """The background work of one replica. Its owner runs `loops` and calls the `on_…` methods."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class BackgroundTasks:
         return f"<BackgroundTasks {self.digest_exchange!r}, {self.snapshot_schedule!r}>"
 
     def loops(self) -> Iterator[Coroutine[None, None, None]]:
-        """What runs for as long as the replica does."""
+        """The loops that run for as long as the replica does."""
         yield self.digest_exchange.run()
         yield self._check_sources_loop()
         yield self.index_audit.run()
@@ -105,7 +105,7 @@ class BackgroundTasks:
                 each.push_async_callback(self.snapshot_schedule.stop)
 
     def on_applied(self, applied: Applied) -> None:
-        """To be called when the state has folded this."""
+        """The state has folded a message: reports and mismatches of other replicas in it are passed on."""
         if applied.seq % CHECKPOINT_EVERY == 0:
             self.digest_exchange.feed(CheckpointPassed(applied.stream, applied.seq))
         replica = ReplicaId(applied.owner)
@@ -120,12 +120,12 @@ class BackgroundTasks:
                 self.digest_exchange.feed(VerdictRead(replica, event))
 
     def on_state_replaced(self) -> None:
-        """To be called when the state became another."""
+        """The state was replaced by a rebuilt one."""
         self.digest_exchange.feed(FoldReplaced())
         self.check_sources()
 
     def check_sources(self) -> None:
-        """Restatements that are due were asked for. To be called when the fold or a connection is another."""
+        """Restatements that are due were requested. To be called after a change of the fold or of a connection."""
         connected = {worker for worker, client in self._fleet.clients.items() if client.up}
         self._restate(self.restatement_requests.check(self._replica_id(), connected, self._clock.monotonic_ms()))
 

@@ -1,9 +1,9 @@
 """Capacity: how many requests a model's workers may have in flight, and how many of these slots are free.
 
-Every replica fills the same slots and sees the others' requests a few milliseconds late. A replica may take any place
-that it sees free. Beyond that, each replica may always have its part of all slots, so that none starves behind another
-whose requests follow on each other without a gap. Where both are taken at once, engines queue the excess: never more
-than as much again, and only until requests end.
+All replicas fill the same slots, and each sees the requests of the others a few milliseconds late. A replica may take
+any slot that it sees free. Beyond that, each replica may always have its share of all slots, so that no replica starves
+behind a busier one. Where both happen at once, engines queue the excess: at most as many requests again, until some
+end.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from projections.policy.view import View
 
 
 def has_prefill_workers(state: State, model: str) -> bool:
-    """Whether prompts of the model are computed elsewhere, by prefill workers of its own. O(prefill workers)."""
+    """True if the model has prefill workers, which compute its prompts. O(prefill workers)."""
     return any(each.joined is not None and each.joined.model == model for each in state.prefilling())
 
 
 class ConnectedWorkers:
-    """How many workers of each model this replica could send a request to now. Counted anew after each change."""
+    """The number of connected workers of each model, counted anew after each change of the fleet or the fold."""
 
     def __init__(self, state: State, fleet: Fleet) -> None:
         self._state = state
@@ -40,7 +40,7 @@ class ConnectedWorkers:
         return f"<ConnectedWorkers {dict(self._counts)}>"
 
     def of(self, model: str) -> int:
-        """So many workers of the model; O(1) while nobody comes or goes, O(workers) else."""
+        """Connected workers of the model. O(1) while no worker joins or leaves, else O(workers)."""
         alive, changes = self._state.alive(), self._fleet.changes
         if self._alive is not alive or self._changes != changes:
             self._alive, self._changes = alive, changes
@@ -50,12 +50,12 @@ class ConnectedWorkers:
 
 
 SPARE_PART = 8
-"""One in so many slots more than an engine runs at once: the next request is there when one ends."""
+"""A worker gets one slot more for each SPARE_PART of its engine: the next request is there when one ends."""
 WITH_PREFILL = 2
-"""Where prompts are computed elsewhere, a worker has this many times its engine's slots: who waits for its prompt
-takes none in the engine."""
+"""With prefill workers, a worker has this many times the slots of its engine: a request takes none of these while
+its prompt is computed elsewhere."""
 UNBOUNDED = 1 << 30
-"""Places of a worker that does not say how many requests its engine runs at once."""
+"""Slots of a worker that does not report how many requests its engine runs at once."""
 
 
 class Capacity(NamedTuple):
@@ -63,26 +63,27 @@ class Capacity(NamedTuple):
 
     slots: int
     taken: int
-    """By requests in flight of all replicas."""
+    """Slots taken by requests in flight of all replicas."""
     replicas: int
     overloaded: bool
-    """Workers are left out because too much waits in their engines."""
+    """Workers are left out because too many requests wait in their engines."""
 
     @property
     def share(self) -> int:
-        """What each replica may have whatever the others have."""
+        """Slots that each replica may always take."""
         return -(-self.slots // self.replicas)
 
     def free(self, own: int, admitted: int) -> int:
-        """How many more may start; `own` of ours have a place, `admitted` of them are not yet counted in `taken`."""
+        """Requests that may still start. `own` requests of this replica have a slot; `admitted` of them are not
+        counted in `taken` yet."""
         return max(0, self.share - own, self.slots - max(own, self.taken + admitted))
 
 
 def find_capacity(
     view: View, model: str, settings: RoutingSettings, slots: Callable[[WorkerId], int]
 ) -> Capacity | None:
-    """The slots of those workers among which a decision would choose now. None if it would find none even if all were
-    idle: then waiting helps no request. `slots` is how many requests a worker's engine runs at once, 0 if unknown.
+    """The slots of the workers among which a decision would choose now. None if it would find no worker even if all
+    were idle: then waiting helps no request. `slots` returns how many requests an engine runs at once, 0 if unknown.
     O(workers)."""
     sure, doubtful, overloaded = _usable(view, model, settings)
     if not (sure or doubtful or overloaded):
@@ -100,8 +101,8 @@ def find_capacity(
 
 
 def _usable(view: View, model: str, settings: RoutingSettings) -> tuple[list[WorkerId], list[WorkerId], bool]:
-    """Workers that can take a request, workers that would only if no other could, and whether others are overloaded;
-    as `projections.policy.decide` sorts them out."""
+    """Workers that can take a request, workers of the last resort, and True if others are overloaded. The order of the
+    checks is that of `projections.policy.decide`."""
     down = view.local.get("not_connected", frozenset())
     last_resort = [view.local.get(reason, frozenset()) for reason in LAST_RESORT_REASONS]
     reports = view.state.loads.reports

@@ -1,4 +1,4 @@
-"""Fleet: the workers in the registry, a client to each, and the facts about them that only this replica knows."""
+"""Fleet: the registered workers, a client to each, and the facts about them that only this replica knows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _LocalReasons(NamedTuple):
 
 
 class Fleet:
-    """Follows the registry. `on_change` is called when a worker comes, goes, or its client does.
+    """Follows the registry. `on_change` is called when a worker registers or leaves, and when its connection changes.
 
     A client stands for as long as its worker is registered, alive by the log, or still sends us tokens: then
     `actors.membership.failure_detector` drops it.
@@ -49,7 +49,7 @@ class Fleet:
         self.registered: dict[WorkerId, Registration] = {}
         self.registry_healthy = False
         self.changes = 0
-        """How often a client came, went, broke or failed a request."""
+        """Counts changes: connections made, broken or dropped, and requests that failed."""
         self.catalog = ModelCatalog(clock, self._model_sources, on_change)
         self._registry = registry
         self._clock = clock
@@ -66,7 +66,7 @@ class Fleet:
         return f"<Fleet {len(self.registered)} registered, {up} connected, {self.catalog!r}>"
 
     async def start(self) -> None:
-        """The registry's workers are known and being connected to; it goes on following."""
+        """The registered workers are known and are being connected to; later changes are followed."""
         self.registry_healthy = True
         await self._registry.watch("workers/", self._on_registered, self._on_health)
 
@@ -77,16 +77,16 @@ class Fleet:
         await asyncio.gather(*(client.close() for client in self.clients.values()), *self._closing)
 
     def on_load_report(self, worker: WorkerId) -> None:
-        """A load report came."""
+        """The worker is not stale: it reported its load."""
         self._reported_ms[worker] = self._clock.monotonic_ms()
 
     def on_request_failed(self, worker: WorkerId) -> None:
-        """A request failed there."""
+        """Decisions leave the worker out for FAILED_FOR_MS: a request failed there."""
         self._failed_ms[worker] = self._clock.monotonic_ms()
         self.changes += 1
 
     def connected(self, worker: WorkerId) -> bool:
-        """Whether a request can be sent there now."""
+        """True if a request can be sent to the worker now."""
         client = self.clients.get(worker)
         return client is not None and client.up
 
@@ -99,7 +99,7 @@ class Fleet:
         return client
 
     def forget_all_but(self, alive: AbstractSet[WorkerId]) -> None:
-        """Nothing but its client is kept of a worker that is neither registered nor alive by the log."""
+        """Only the client is left of a worker that is neither registered nor alive by the log."""
         for kept in (self._reported_ms, self._failed_ms):
             for worker in kept.keys() - alive - self.registered.keys():
                 del kept[worker]
@@ -113,8 +113,8 @@ class Fleet:
         task.add_done_callback(self._closing.discard)
 
     def local(self, workers: Sequence[WorkerId], suspected: frozenset[WorkerId]) -> dict[str, frozenset[WorkerId]]:
-        """What a decision must know beside the log (`core.events.routing.LOCAL_REASONS`) of these workers. Asked again
-        with the very same sequence, it is the very same answer for as long as that holds; O(workers) else."""
+        """The workers under each local reason (`core.events.routing.LOCAL_REASONS`), which decisions read beside the
+        log. The same object is returned for the same sequence while nothing changed; else O(workers)."""
         known, now = self._local, self._clock.monotonic_ms()
         if not (
             known.workers is workers

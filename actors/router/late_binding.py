@@ -9,7 +9,7 @@
 4. A request is held for `hold_max_ms` at most, and `held_max` requests of a model at most are held: beyond that, the
    first one is sent at once. No request is held while planning takes more than a share of this replica's time
    (`PLANS_PARTS`). So no waiting request is overtaken by one that need not wait.
-5. A request whose client has gone is not sent any more. A request whose workers are overloaded waits on here.
+5. A request is dropped when its client hangs up. While all its workers are overloaded, it stays held.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from actors.router.routed_request import RoutedRequest
 from core.ids import RequestId
 
 PLANS_PARTS = 4
-"""One part in so many of a replica's time may go into placing those that wait: at thousands of requests a second, with
-dozens waiting, holding would cost more than it saves …"""
+"""One part in PLANS_PARTS of a replica's time may go into plans. At thousands of requests a second, with dozens
+waiting, holding would cost more than it saves."""
 PLANS_BURST_US = 200_000
-"""… and so much at a time may be more."""
+"""Time that may be spent on plans at once, beyond that share."""
 
 
 class TimeBudget:
-    """A share of a replica's time: one part in `parts` comes in, up to `most_us`, which is there at first."""
+    """A share of a replica's time: one part in `parts` is earned, up to `most_us`, which is there at first."""
 
     def __init__(self, parts: int, most_us: int) -> None:
         self._parts = parts
@@ -37,7 +37,7 @@ class TimeBudget:
         return f"<TimeBudget {self._left_us} us left>"
 
     def has_time(self, now_us: int) -> bool:
-        """Whether something may be spent now."""
+        """True if some time is left to spend."""
         since_us = now_us if self._since_us is None else self._since_us
         come_us, rest_us = divmod(now_us - since_us, self._parts)
         self._since_us = now_us - rest_us
@@ -45,7 +45,7 @@ class TimeBudget:
         return self._left_us > 0
 
     def spend(self, us: int) -> None:
-        """So much was spent; it may be more than there was, and then the next must wait for it."""
+        """The time was spent. It may exceed the rest; then the rest is negative until it is earned."""
         self._left_us -= us
 
 
@@ -54,11 +54,11 @@ class HeldRequests:
 
     def __init__(self) -> None:
         self.plan_is_due = False
-        """Whether something happened since the last round began."""
+        """Set by each event after the start of the last round."""
         self.overloaded: set[RequestId] = set()
-        """Requests whose workers were all overloaded in this round."""
+        """Requests for which this round found overloaded workers only."""
         self._requests: dict[RequestId, RoutedRequest] = {}
-        """In the order in which they came."""
+        """Held requests in the order in which they came."""
         self._round: list[str] = []
         """Models that the round has not planned yet."""
         self._announced: set[RequestId] = set()
@@ -75,26 +75,26 @@ class HeldRequests:
 
     @property
     def is_planning(self) -> bool:
-        """Whether a plan is to be made now."""
+        """True if a plan is due now."""
         return bool(self._round) or (self.plan_is_due and bool(self._requests))
 
     def add(self, request: RoutedRequest) -> None:
-        """The request is held, and to be planned."""
+        """The request is held, and a plan is due."""
         self._requests[request.id] = request
         self.plan_is_due = True
 
     def remove(self, request: RoutedRequest) -> None:
-        """The request is held no longer."""
+        """The request is not held any more."""
         del self._requests[request.id]
         self._announced.discard(request.id)
         self.overloaded.discard(request.id)
 
     def all(self) -> list[RoutedRequest]:
-        """In the order in which they came."""
+        """Held requests in the order in which they came."""
         return list(self._requests.values())
 
     def of(self, model: str) -> list[RoutedRequest]:
-        """Those of the model, in the order in which they came."""
+        """Held requests of the model, in the order in which they came."""
         return [each for each in self._requests.values() if each.model == model]
 
     def next_model(self) -> str | None:
@@ -107,17 +107,16 @@ class HeldRequests:
         return self._round[0] if self._round else None
 
     def to_plan(self, model: str) -> list[RoutedRequest]:
-        """Those of the model that the round can still bind."""
+        """Held requests of the model that the round can still bind."""
         return [each for each in self.of(model) if each.id not in self.overloaded]
 
     def model_planned(self) -> bool:
-        """No other request of the round's model can be bound now; returns whether that was its last model."""
+        """No other request of the round's model can be bound now; returns True if that was its last model."""
         del self._round[0]
         return not self._round
 
     def announce(self) -> list[tuple[int, RoutedRequest]]:
-        """First attempts of which the log does not know yet that they are held, each with how many wait before it;
-        now it is to know."""
+        """First attempts that need a RequestQueued now, each with the number of held requests before it."""
         found = [
             (depth, each)
             for depth, each in enumerate(self._requests.values())

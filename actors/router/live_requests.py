@@ -62,9 +62,9 @@ class LiveRequest:
         self.request = request
         self.consumer = consumer
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Set when the request is over, failed with what its caller is to raise."""
+        """Done when the request is over; its exception is the error that `run` raises."""
         self.failure: Exception | None = None
-        """What the consumer raised."""
+        """The error that the consumer raised."""
         self.connection: WorkerConnection | None = None
         self.number = -1
         """The stream of the present attempt, over that connection."""
@@ -75,7 +75,7 @@ class LiveRequest:
         return f"<LiveRequest {self.request!r}>"
 
     def put(self, output: Output) -> None:
-        """An output came: most of them pass from here to the consumer."""
+        """An output arrived: it passes to the consumer, or the scheduler judges it first."""
         request = self.request
         if request.flowing and output.finish is None:
             request.pass_on(output)
@@ -84,11 +84,11 @@ class LiveRequest:
             self._shell.feed(OutputArrived(request.id, request.attempt, output, self._clock.monotonic_us()))
 
     def fail(self, error: Exception) -> None:
-        """Nothing more comes of the attempt."""
+        """The attempt broke: the scheduler decides on another one."""
         self._shell.feed(AttemptBroke(self.request.id, self.request.attempt, error))
 
     def deliver(self, output: Output) -> None:
-        """The consumer has the output; if it wants no more, or fails, the request ends."""
+        """The consumer has the output. The request ends if the consumer wants no more, or fails."""
         try:
             wants_more = self.consumer.on_output(output)
         except Exception as error:  # noqa: BLE001  # `run` raises it: other requests have no part in it
@@ -113,7 +113,7 @@ class LiveRequest:
             self.done.set_exception(error)
 
     def _failed(self, error: Exception) -> tuple[str, str, bool]:
-        """How the log has it that the consumer raised this; it has a failure of ours with its place."""
+        """Outcome and detail for the log after the consumer raised the error, and True if the answer is whole."""
         if isinstance(error, GenerationFailed):
             return "error", str(error), False
         ended = self.consumer.outcome()
@@ -123,7 +123,7 @@ class LiveRequest:
         return "error", detail_of(error), ended is not None
 
     def cancellation(self, error: asyncio.CancelledError) -> ClientGone:
-        """What its cancellation is to the scheduler: the error of a client that waits no longer, or our failure."""
+        """The event that the cancellation is for the scheduler: the client hung up, or this process failed."""
         ended, failure, name = self.consumer.outcome(), failure_in(error), self.request.id
         if failure is not None and not isinstance(failure, ContrailError):
             mark_in_log(failure)
@@ -145,7 +145,7 @@ class LiveRequests:
         membership: ReplicaMembership,
         decided: Callable[[str, float], None],
     ) -> None:
-        """`decided` hears of each decision: the policy, and how many seconds it took."""
+        """`decided` is called with each decision's policy and its duration in seconds."""
         self.scheduler = scheduler
         self._shell: SchedulerShell = MachineShell(scheduler, clock, self._execute)
         self._fleet = fleet
@@ -171,16 +171,16 @@ class LiveRequests:
         return f"<LiveRequests {self.scheduler!r}>"
 
     def feed(self, event: SchedulerEvent) -> None:
-        """The scheduler has taken the event in, and its commands are executed."""
+        """The scheduler has handled the event, and its commands are executed."""
         self._shell.feed(event)
 
     def close(self) -> None:
-        """The scheduler is driven no longer."""
+        """No Tick comes any more."""
         self._shell.close()
 
     async def run(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> None:
-        """The consumer has the whole answer of the known model, or wants no more of it. A cancellation cancels at the
-        worker.
+        """The consumer has the whole answer, or wants no more of it. The model must be known. A cancellation cancels
+        the attempt at its worker.
 
         Overloaded, RateLimited, DeadlineExceeded or NoWorkers if the request got no worker, CallerError if no engine
         can take it, GenerationFailed if its answer broke off and no worker could continue it; and what the consumer
@@ -204,7 +204,7 @@ class LiveRequests:
             del self._live[live.request.id]
 
     def _begin(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> LiveRequest:
-        """Clients may send one id twice at a time: the second one goes by another."""
+        """A second request under an id in progress gets another id."""
         if request.id in self._live:
             request = _renamed(request)
         catalog, tenant = self._fleet.catalog, request.tenant or ""
@@ -224,7 +224,7 @@ class LiveRequests:
         return LiveRequest(routed, consumer, self._shell, self._clock)
 
     def _session_key(self, tenant: str, name: str | None) -> str:
-        """Sessions of different tenants are different ones."""
+        """Key of the session; one name gives each tenant another key."""
         return session_key(f"{tenant}/{name}", self._hash_seed) if name else ""
 
     def _execute(self, command: SchedulerCommand) -> None:
@@ -278,7 +278,7 @@ class LiveRequests:
 
 
 def cancel_reason(error: asyncio.CancelledError) -> str:
-    """Of TURNED_AWAY: a cancellation's reason is the error of a client that waits no longer, or a failure of ours."""
+    """Reason, of TURNED_AWAY, for a request that was cancelled: a deadline, a hang-up, or a failure of this process."""
     if failure_in(error) is not None:
         return INTERNAL
     return "deadline" if any(isinstance(each, DeadlineExceeded) for each in error.args) else "client_gone"

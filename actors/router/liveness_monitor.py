@@ -49,18 +49,18 @@ class LivenessMonitor:
         self._membership = membership
         self._state = state
         self._replicas: set[ReplicaId] = set()
-        """Those in the registry."""
+        """Registered replicas."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<LivenessMonitor of {self._shell.machine!r}>"
 
     async def follow(self, registry: Registry) -> None:
-        """The replicas in the registry are known, now and later."""
+        """The registered replicas are known, and changes are followed."""
         await registry.watch("replicas/", self._on_replica)
 
     async def run(self) -> None:
-        """Observes again and again, for ever; pings and writes end with it."""
+        """Observes periodically until it is cancelled; pings and writes end with it."""
         try:
             while True:
                 self._feed_observation()

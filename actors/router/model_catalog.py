@@ -49,11 +49,11 @@ class ModelCatalog:
         self._sources = sources
         self._on_change = on_change
         self._served: dict[str, tuple[str, ...]] = {}
-        """Every model that has a worker, and what its workers call it beside its own name."""
+        """The further names of every model that has a worker."""
         self._unserved: dict[str, tuple[str, ...]] = {}
-        """The same of models that had one."""
+        """The further names of models that had a worker."""
         self._names = self._old_names = ServedNames()
-        """Of the one, and of the other."""
+        """Lookup tables over `_served` and `_unserved`."""
         self._known: dict[str, _KnownModel] = {}
         self._outdated: set[str] = set()
         """Models that had no worker since they were learned."""
@@ -83,7 +83,7 @@ class ModelCatalog:
         return known.card
 
     def all_names(self) -> list[str]:
-        """By which models can be asked for, patterns as they were given."""
+        """All names and name patterns that requests may use."""
         return [*self._names.all(), *self._old_names.all()]
 
     def context_max(self, model: str) -> int:
@@ -91,7 +91,7 @@ class ModelCatalog:
         return self._known[model].card.context_max
 
     def block_size(self, model: str) -> int:
-        """What workers must have to serve the model; KeyError if it was never learned."""
+        """The block size of the workers that serve the model; KeyError if it was never learned."""
         return self._known[model].registration.block_size
 
     def consider(self, model: str) -> None:
@@ -129,7 +129,8 @@ class ModelCatalog:
             await asyncio.wait(tasks)
 
     def _source(self, model: str, turn: int = 0) -> ModelCardSource | None:
-        """Whom to ask, another one each turn; None if nothing is to be learned, or nobody is connected."""
+        """The worker to learn from, another one each turn; None if nothing is to be learned or no worker is
+        connected."""
         sources, known = list(self._sources(model)), self._known.get(model)
         if known is not None and model not in self._outdated:
             kind = known.registration.kind

@@ -14,7 +14,7 @@ from projections.policy.fair_queue import FairQueue
 
 
 class WaitHistogram:
-    """The waits of one model's requests that were let in."""
+    """The waits of one model's admitted requests."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(WAIT_MS) + 1)
@@ -24,7 +24,7 @@ class WaitHistogram:
         return f"<WaitHistogram of {sum(self.counts)} requests, {self.sum_ms} ms>"
 
     def note(self, waited_ms: int) -> None:
-        """One more."""
+        """One more wait is counted."""
         self.counts[bisect_left(WAIT_MS, waited_ms)] += 1
         self.sum_ms += waited_ms
 
@@ -40,11 +40,11 @@ class QueueCounts:
         return f"<QueueCounts: {self._refused.total()} turned away>"
 
     def on_admitted(self, model: str, waited_ms: int) -> None:
-        """One got its place after a wait."""
+        """One request left the queue for a slot after a wait."""
         self._waits.setdefault(model, WaitHistogram()).note(waited_ms)
 
     def on_turned_away(self, model: str, reason: str) -> None:
-        """One will get none; the reason is of `core.events.routing.TURNED_AWAY`."""
+        """One request was turned away; the reason is of `core.events.routing.TURNED_AWAY`."""
         self._refused[model, reason] += 1
 
     def describe(self) -> dict[str, Any]:
@@ -62,9 +62,9 @@ class QueueCounts:
 
 
 ANSWER_TOKENS = 256
-"""What an answer is taken to have until the first ones have ended."""
+"""Assumed length of an answer until the first answers have ended."""
 SMOOTHING = 1 / 16
-"""What the newest request weighs in a running mean."""
+"""Weight of the newest request in a running mean."""
 RETRY_AFTER_MAX_S = 60
 """The longest time after which a client is told to try again; the shortest is a second."""
 
@@ -76,29 +76,29 @@ class RequestQueue:
         self.model = model
         self.fair_queue = FairQueue[RoutedRequest]()
         self.active = 0
-        """Requests of ours that have a place."""
+        """Requests of this replica that have a slot."""
         self.admitted = 0
-        """Those of them that were let in and have not been routed yet."""
+        """Active requests that left the queue and have no attempt yet."""
         self.share = 0
-        """How many may have one whatever other replicas do, as it was counted last …"""
+        """Slots that this replica may always take, as counted last …"""
         self.share_until_us = 0
-        """… and until when that may be relied on."""
+        """… and the time until which that count holds."""
         self.tenants = Counter[str]()
-        """Active ones by tenant."""
+        """Active requests by tenant."""
         self._service_ms = 0.0
-        """Running mean of how long a place is held; 0 until one was given back."""
+        """Running mean of the time a slot is occupied; 0 until one was freed."""
         self._answer_tokens = float(ANSWER_TOKENS)
 
     def __repr__(self) -> str:
         return f"<RequestQueue {self.model}: {self.active} active, {len(self.fair_queue)} waiting>"
 
     def occupy_slot(self, tenant: str) -> None:
-        """One more has a place."""
+        """One more request has a slot."""
         self.active += 1
         self.tenants[tenant] += 1
 
     def free_slot(self, tenant: str) -> None:
-        """One has given its place back."""
+        """One request has freed its slot."""
         self.active -= 1
         left = self.tenants[tenant] - 1
         if left:
@@ -107,26 +107,25 @@ class RequestQueue:
             del self.tenants[tenant]
 
     def learn(self, held_ms: int, answer_tokens: int) -> None:
-        """A request was answered: so long it had its place, so many tokens it got."""
+        """The running means have one more answer: the time it occupied a slot, and its tokens."""
         self._service_ms += (held_ms - self._service_ms) * (SMOOTHING if self._service_ms else 1)
         self._answer_tokens += (answer_tokens - self._answer_tokens) * SMOOTHING
 
     def work(self, request: RoutedRequest) -> int:
-        """What the request is expected to cost, in tokens: those of its prompt, and of a usual answer if it may be as
-        long."""
+        """Expected cost of the request in tokens: its prompt, and a usual answer if it may be as long."""
         return max(1, request.prompt_tokens + min(request.answer_max, round(self._answer_tokens)))
 
     def wait_ms(self, depth: int) -> float:
-        """How long the last of so many waits at the rate at which requests end now; 0 if nothing is known of that."""
+        """Expected wait at a queue position, at the present rate of ends; 0 while no rate is known."""
         return depth * self._service_ms / max(1, self.active)
 
     def waiting_max(self, settings: RoutingSettings) -> int:
-        """How many may wait now: no more than are served within the longest wait."""
+        """Requests that may wait now: as many as are served within the longest wait."""
         each_ms = self.wait_ms(1)
         if not each_ms:
             return settings.queue_max
         return min(settings.queue_max, ceil(settings.queue_wait_max_ms / each_ms))
 
     def retry_after_s(self) -> int:
-        """When those that wait now will have been served, as far as can be told: 1 to RETRY_AFTER_MAX_S."""
+        """Expected seconds until the queue is served: 1 to RETRY_AFTER_MAX_S."""
         return max(1, min(RETRY_AFTER_MAX_S, ceil(self.wait_ms(len(self.fair_queue)) / 1000)))

@@ -3,9 +3,9 @@
 1. While slots are free, no request waits and nothing is published: three numbers are compared. Else the request enters
    the queue of its model (`projections.policy.fair_queue`): RequestQueued. Slots that come free are given away in the
    next Tick, and looked for every REFRESH_EVERY_US at the latest.
-2. A request leaves the queue when its client hangs up, when its deadline passes, or when it waited too long; and when
-   too many requests wait and its tenant has most of them: RequestTurnedAway.
-3. Where no worker could serve a request however idle it were, the request does not wait: the decision refuses it.
+2. A request leaves the queue when its client hangs up, when its deadline passes, or when it waited too long. It also
+   leaves when the queue is full and its tenant has most of the requests in it: RequestTurnedAway.
+3. A request that no worker could serve, even an idle one, does not wait: the decision refuses it.
 4. Under a policy that holds, the first attempt waits for the worker that is best for it (`actors.router.late_binding`).
 5. An attempt that breaks is followed by another one, within the bounds of `RetryBudget`.
 
@@ -55,21 +55,21 @@ from projections.policy.view import Local, RouteRequest, View
 
 US_PER_MS = 1000
 REFRESH_EVERY_US = 50_000
-"""How often free slots are looked for while requests wait, beside each event that may give them one."""
+"""Period of the check for free slots while requests wait, besides events that may free one."""
 SHARE_FRESH_US = 100_000
-"""For how long the slots of all workers are relied on without a look."""
+"""A count of the free slots of all workers holds for so long."""
 RESUME_WAIT_US = 5_000_000
-"""How long an answer that was begun waits for a worker when there is none: one that dies alone is started again within
-a second or two. A request of which no token came is refused at once."""
+"""A begun answer waits so long for a worker when there is none: a worker that died alone is started again within a
+second or two. A request without a token is refused at once."""
 RESUME_RETRY_US = 100_000
-"""Between decisions while it waits."""
+"""Time between decisions while a begun answer waits."""
 DECLINED_MAX = 8
 """Workers in a row that may decline a request; then it goes where it costs least, busy or not."""
 TENANTS_SHOWN = 16
 """The tenants with most in flight and waiting are shown by name, all others as one."""
 OTHERS = "other"
 OVERLOADED = "overloaded"
-"""Why workers are left out for a while (`projections.policy.decide`)."""
+"""The reason for which decisions leave busy workers out (`projections.policy.decide`)."""
 REFUSED = "the engine refused the request"
 ONLY_PREFILL = "has only prefill workers, which answer no requests: start a decode worker (`contrail worker`)"
 
@@ -99,7 +99,7 @@ class AttemptBroke(NamedTuple):
 
 
 class ReaderStopped(NamedTuple):
-    """The consumer wants no more, because the answer is whole for it, or because it failed."""
+    """The consumer wants no more output: the answer is whole for it, or it failed."""
 
     id: RequestId
     outcome: str
@@ -118,22 +118,22 @@ class ClientGone(NamedTuple):
 
 
 class LoadChanged(NamedTuple):
-    """Something was folded, or a worker came or went: slots may have come free, or gone."""
+    """The fold or the fleet has changed: slots may have been freed or lost."""
 
 
 class SettingsReplaced(NamedTuple):
-    """What the next decision goes by; the log has it."""
+    """The settings of the next decision; the log has them."""
 
     settings: RoutingSettings
     revision: int
 
 
 class Draining(NamedTuple):
-    """This replica stops: no request waits any more."""
+    """This replica stops: no request may wait any more."""
 
 
 class PlanTook(NamedTuple):
-    """Answers Measure: the step took so long."""
+    """Answers Measure with the duration of the step."""
 
     us: int
     queued: int
@@ -153,15 +153,15 @@ SchedulerEvent = (
 
 
 class Measure(NamedTuple):
-    """The step decided by this policy, or with an empty one planned for nothing, with so many requests held: how long
-    did it take? Always the first command of a step."""
+    """The shell is to measure this step: its decision under the policy, or a plan that bound no request (policy empty).
+    Always the first command of a step."""
 
     policy: str
     queued: int
 
 
 class PublishLocal(NamedTuple):
-    """The log is to know what only this replica knows of workers, before the decision that rests on it."""
+    """The log gets the local reasons of workers, before the decision that rests on them."""
 
     local: Local
 
@@ -208,7 +208,7 @@ class Fail(NamedTuple):
 
 
 class WorkerFailed(NamedTuple):
-    """The worker broke an attempt off: it is left out for a while."""
+    """The worker broke an attempt off: decisions leave it out for a while."""
 
     request: RoutedRequest
     worker: WorkerId
@@ -219,10 +219,10 @@ SchedulerCommand = Measure | PublishLocal | Publish | Send | CancelAttempt | Del
 
 
 class RoutingInputs(Protocol):
-    """What one replica knows beside the scheduler's own state; the same throughout one step."""
+    """The knowledge of one replica beside the scheduler's own state. It does not change during a step."""
 
     def view(self) -> View:
-        """What a decision made now sees."""
+        """All that a decision made now may read."""
 
     def slots(self, worker: WorkerId) -> int:
         """Requests that the worker's engine runs at once; 0 if unknown."""
@@ -231,7 +231,7 @@ class RoutingInputs(Protocol):
         """Workers of the model to which a request can be sent now."""
 
     def is_log_away(self) -> bool:
-        """Whether the log cannot tell now what other replicas keep workers busy with."""
+        """True if the log is away, so that requests of other replicas are unknown."""
 
 
 class RequestScheduler:
@@ -242,7 +242,7 @@ class RequestScheduler:
     ) -> None:
         """`seed` is the base of all draws; the wall clock is `wall_offset_ms` ahead of the monotonic one."""
         self.requests: dict[RequestId, RoutedRequest] = {}
-        """From their arrival to their end."""
+        """All requests from their arrival to their end."""
         self.counts = QueueCounts()
         self.prefills = PrefillCounts()
         self.learned = PrefillTimeModel()
@@ -255,13 +255,13 @@ class RequestScheduler:
         self._wall_offset_ms = wall_offset_ms
         self._queues: dict[str, RequestQueue] = {}
         self._ready: deque[RoutedRequest] = deque()
-        """To begin their next attempt, or to be decided on alone, one in each Tick; some have ended since."""
+        """Requests that begin their next attempt, one in each Tick; some have ended since."""
         self._timers = Timers[tuple[str, Hashable]]()
         self._budget = TimeBudget(PLANS_PARTS, PLANS_BURST_US)
         self._refresh_is_due = False
         self._now_us = 0
         self._view: View | None = None
-        """Of the present step, once something asked for it."""
+        """The view of the present step, once something read it."""
         self._do: Callable[[SchedulerCommand], None]
         """Appends a command of the present step."""
         self._measure: Measure | None = None
@@ -308,7 +308,7 @@ class RequestScheduler:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a request is queued or held."""
+        """True if a request is queued or held."""
         return len(self.held) > 0 or self.waiting > 0
 
     @property
@@ -331,7 +331,7 @@ class RequestScheduler:
         )
 
     def describe(self) -> dict[str, Any]:
-        """How many requests are active and queued, by model and by tenant; and what was counted since the start."""
+        """Active and queued requests by model and by tenant, and the counts since the start."""
         queues = [queue for _, queue in sorted(self._queues.items())]
         return {
             "waiting": self.waiting,
@@ -346,7 +346,7 @@ class RequestScheduler:
 
     @property
     def _wall_ms(self) -> int:
-        """What decisions go by: it never goes back."""
+        """The time that decisions read. It never goes back."""
         return self._wall_offset_ms + self._now_us // US_PER_MS
 
     def _on_tick(self, _: Tick) -> None:
@@ -392,7 +392,7 @@ class RequestScheduler:
         self._on_load_changed(LoadChanged())
 
     def _refresh(self) -> None:
-        """Queued requests for which there are slots got them."""
+        """Queued requests have the free slots."""
         self._refresh_is_due = False
         for queue in self._queues.values():
             queue.share_until_us = 0
@@ -472,7 +472,8 @@ class RequestScheduler:
         return "overloaded" if capacity is not None and capacity.overloaded and not capacity.slots else "full"
 
     def _make_space(self, queue: RequestQueue, request: RoutedRequest) -> bool:
-        """Whether one more may wait; if that is one too many, another left the queue, or this one was refused."""
+        """True if the request may wait. If the queue was full, either another request left it, or this one was
+        refused."""
         most = queue.waiting_max(self._settings)
         if len(queue.fair_queue) < most:
             return True
@@ -517,7 +518,7 @@ class RequestScheduler:
         )
 
     def _turn_away(self, request: RoutedRequest, reason: str) -> None:
-        """The log and the metrics know that the request gets no worker; a held one's waits are not counted."""
+        """The log and the metrics have that the request gets no worker; metrics count no held requests."""
         request.outcome = reason
         is_held = request.held_since_us >= 0
         if not is_held:
@@ -585,7 +586,7 @@ class RequestScheduler:
         return view
 
     def with_learned_time(self, asked: RouteRequest) -> RouteRequest:
-        """With what this replica has learned by now, if that counts."""
+        """The request with the prefill times that this replica has learned, where the policy reads them."""
         settings = self._settings
         if settings.policy not in ESTIMATING_POLICIES or settings.prefill_us_per_token_m:
             return asked
@@ -665,7 +666,7 @@ class RequestScheduler:
             self.learned.note(routed.model, routed.prompt_tokens - request.cached_tokens, at_us - request.sent_us)
 
     def _finish(self, request: RoutedRequest, outcome: str, detail: str = "", at_us: int | None = None) -> None:
-        """The attempt under way has ended."""
+        """The attempt under way has ended; RequestFinished is on its way to the log."""
         self._do(Publish(request.finished_event(outcome, self._now_us if at_us is None else at_us, detail)))
         request.routed, request.flowing = None, False
         self.held.plan_is_due = True  # the worker may take a held request
@@ -688,7 +689,7 @@ class RequestScheduler:
                 self._fail(request, error)
 
     def _on_declined(self, request: RoutedRequest, error: WorkerDeclined) -> None:
-        """The request is to be held again, and what the worker computes for others counts there."""
+        """The request is ready to be held again, and the tokens that the worker computes for others count there."""
         worker = request.worker
         self._finish(request, "declined", error.detail)
         time = PrefillTime.of(self._settings, self.learned.time(request.model))
@@ -725,9 +726,9 @@ class RequestScheduler:
     # --- late binding ------------------------------------------------------------------------------------------
 
     def _may_hold(self, request: RoutedRequest) -> bool:
-        """Whether the request's next attempt is to be held: the first one, or one after workers that declined. Not
-        where prompts of the model are computed elsewhere: there a worker is idle though no token came. Not while the
-        log is away, either, and cannot tell what other replicas' requests keep workers busy."""
+        """True if the request's next attempt may be held: the first one, or one after workers that declined. Not for a
+        model with prefill workers: there a decode worker is idle before the first token. Not while the log is away:
+        the requests that other replicas send are unknown then."""
         if request.attempt != request.declined or request.declined == DECLINED_MAX:
             return False
         if not (self._settings.holds and self._budget.has_time(self._now_us)):
@@ -738,7 +739,8 @@ class RequestScheduler:
         return len(state.routing.replicas) <= 1 or not self._inputs.is_log_away()
 
     def _hold(self, request: RoutedRequest) -> None:
-        """The request is held; or sent at once, if none is held, its prompt is light, and the best worker is free."""
+        """The request is held. It is sent at once if no other is held, its prompt is light and the best worker is
+        free."""
         if request.held_since_us < 0:
             request.held_since_us = self._now_us
         if not len(self.held) and request.prompt_tokens <= LIGHT_TOKENS:
@@ -759,7 +761,7 @@ class RequestScheduler:
                 self._release(each)
 
     def _unhold(self, request: RoutedRequest) -> None:
-        """The request is held no longer."""
+        """The request is not held any more."""
         self.held.remove(request)
         self._timers.cancel(("hold", request.id))
         self._timers.cancel(("deadline", request.id))
@@ -780,7 +782,7 @@ class RequestScheduler:
         self._refresh_later()
 
     def _bind_next(self, model: str) -> bool:
-        """Whether a held request of the model was sent. Others may have been released, or found overloaded."""
+        """True if a held request of the model was sent. Others may have been released, or found overloaded."""
         while queue := self.held.to_plan(model):
             if not (self._settings.holds and self._budget.has_time(self._now_us)):
                 for each in self.held.all():  # else those that come now would overtake them
@@ -821,7 +823,7 @@ class RequestScheduler:
         return planned
 
     def _on_plan_took(self, event: PlanTook) -> None:
-        """One request alone is decided on, as without holding: only the rest is spent."""
+        """Charges the budget with the plan, without one request's share: a decision costs that without holding, too."""
         self._budget.spend(event.us - event.us // event.queued)
 
     # --- ends --------------------------------------------------------------------------------------------------
@@ -863,7 +865,7 @@ class RequestScheduler:
         self._do(Fail(request, error))
 
     def _end(self, request: RoutedRequest) -> None:
-        """The request is nowhere any more."""
+        """The request is in no queue, timer or slot any more."""
         if request.phase is Phase.QUEUED:
             self._queues[request.model].fair_queue.remove(request)
             self._timers.cancel(("wait", request.id))
@@ -875,8 +877,8 @@ class RequestScheduler:
         del self.requests[request.id]
 
     def _free_slot(self, request: RoutedRequest, *, is_whole: bool) -> None:
-        """The request has no slot any more; a queued one gets it in the next Tick. A whole answer says how long answers
-        are."""
+        """The request has no slot any more; a queued one gets it in the next Tick. The running means count a whole
+        answer."""
         if request.slot_since_us < 0:
             return
         queue = self._queues[request.model]
@@ -891,7 +893,7 @@ class RequestScheduler:
 
 
 def _tenants(queue: RequestQueue) -> list[dict[str, Any]]:
-    """Active requests by tenant: the first few by name, then the others together."""
+    """Active requests by tenant: the busiest by name, then the others together."""
     shown: Counter[str] = Counter(dict(queue.tenants.most_common(TENANTS_SHOWN)))
     if others := queue.active - sum(shown.values()):
         shown[OTHERS] += others  # a tenant may have that name: one label, one number

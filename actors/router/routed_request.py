@@ -22,17 +22,17 @@ before the first token, because its client loses more."""
 LEAVING_MAX = 8
 """Workers in a row, without a new token, that left in good order: these were not harmed, and cost next to no time."""
 LOST_MAX = 32
-"""Workers that one answer may lose, whatever it got from each: one that ends its engine every few tokens is stopped."""
+"""Workers that one answer may lose in all. It bounds an answer that ends an engine every few tokens."""
 
 
 class RetryBudget:
-    """How often one request may be tried on another worker, so that one request cannot end a fleet."""
+    """Bounds the attempts of one request, so that one request cannot end a fleet."""
 
     def __init__(self) -> None:
         self._delivered = 0
         self._broken = 0
         self._leaving = 0
-        """Of each kind, since the client got a token."""
+        """Attempts of each kind in a row, since the client got a token."""
         self._lost = 0
 
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ class Answer(Protocol):
     """One request's answer as far as it was delivered: tokens in a live replica, counts in a simulation."""
 
     passthrough: bool
-    """Whether all that the present attempt makes is new."""
+    """True if all tokens of the present attempt are new."""
 
     @property
     def delivered(self) -> int:
@@ -71,20 +71,20 @@ class Answer(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is as long as it may be, and only its end was not delivered."""
+        """True if the answer is as long as it may be, and only its end was not delivered."""
 
     @property
     def repeating(self) -> bool:
-        """Whether the present attempt has made some delivered tokens again, and not all of them."""
+        """True while the present attempt has made some delivered tokens again, and not all of them."""
 
     def payload(self, deadline_ms: int | None) -> GenerateRequest:
-        """What the next attempt asks its worker for. Once for each attempt."""
+        """The request that the next attempt sends to its worker. Called once for each attempt."""
 
     def prompt(self, payload: GenerateRequest) -> Prompt:
         """The prompt of that attempt, as a decision sees it."""
 
     def keep(self, output: Output) -> None:
-        """New tokens, where these pass through."""
+        """The new tokens of an attempt that passes through are part of the answer."""
 
     def accept(self, output: Output) -> Output | None:
         """The output as the client gets it; None if nothing in it is new. GenerationFailed if it cannot continue the
@@ -92,7 +92,7 @@ class Answer(Protocol):
 
 
 class Phase(enum.Enum):
-    """Where a request is. In each of them it is in exactly one place of the scheduler."""
+    """Phase of a request. In each phase, exactly one structure of the scheduler has it."""
 
     QUEUED = enum.auto()
     """In the queue of its model: no worker has a free slot."""
@@ -122,43 +122,43 @@ class RoutedRequest:
     session: str = ""
     session_parent: str = ""
     deadline_ms: int | None = None
-    """How long its client waits, from the arrival."""
+    """Time that the client waits, from the arrival."""
 
     phase: Phase = Phase.READY
     arrived_us: int = 0
     slot_since_us: int = -1
-    """When it got its slot; -1 until then, and after it was given back."""
+    """Time at which it got its slot; -1 while it has none."""
     is_admitted: bool = False
-    """Whether the queue gave it a slot and no attempt has begun."""
+    """The queue gave it a slot, and no attempt has begun yet."""
     is_announced: bool = False
-    """Whether the log has a RequestQueued of it."""
+    """The log has its RequestQueued."""
     held_since_us: int = -1
-    """When it was held first; -1 if it never was."""
+    """Time at which it was held first; -1 if it never was."""
     resume_until_us: int = 0
-    """Until when it waits for a worker if there is none."""
+    """Time until which it waits for a worker if there is none."""
 
     attempt: int = 0
-    """The present one, or the next."""
+    """Number of the present attempt, or of the next one."""
     declined: int = 0
     """Attempts in a row, from the first, that a worker declined."""
     retries: RetryBudget = field(default_factory=RetryBudget)
     payload: GenerateRequest | None = None
     asked: RouteRequest | None = None
-    """What the next attempt asks of a decision; None if that attempt is not prepared."""
+    """The input of the next attempt's decision; None before it is prepared and once the attempt runs."""
     routed: RequestRouted | None = None
     """The decision of the present attempt; None if none is under way."""
     sent_us: int = 0
     first_token_us: int = -1
-    """When the present attempt's first token came; -1 until then."""
+    """Time of the present attempt's first token; -1 until then."""
     cached_tokens: int = 0
     attempt_tokens: int = 0
     flowing: bool = False
-    """Whether outputs in the middle of the present attempt pass to the client without a step of the scheduler."""
+    """Middle outputs of the present attempt pass to the client without a step of the scheduler."""
     previous_worker: WorkerId | None = None
-    """The worker that broke off last, and why."""
+    """The worker that broke off last; `failure` is the reason."""
     failure: str = ""
     outcome: str = ""
-    """How it ended without an answer: why it was turned away or refused; empty else."""
+    """The reason for which it was turned away or refused; else empty."""
 
     def __repr__(self) -> str:
         at = f" on {self.routed.worker}" if self.routed is not None else ""
@@ -174,8 +174,8 @@ class RoutedRequest:
         return WorkerId(self.routed.worker)
 
     def prepare(self, now_us: int, resume_wait_us: int) -> None:
-        """The next attempt's payload, and what it asks of a decision. An answer that was begun waits so long for a
-        worker."""
+        """The next attempt has its payload and the input of its decision. A begun answer waits `resume_wait_us` at most
+        for a worker."""
         left_ms = None
         if self.deadline_ms is not None:
             left_ms = max(1, self.deadline_ms - (now_us - self.arrived_us) // 1000)
@@ -233,8 +233,8 @@ class RoutedRequest:
         )
 
     def client_error(self, error: NoWorkers | CallerError) -> Exception:
-        """The error as its client hears it: GenerationFailed where it has tokens, because then the error is neither the
-        client's fault nor to be begun anew."""
+        """The error for the client. It is GenerationFailed if the client has tokens: then the request is neither at
+        fault nor to be sent again."""
         if not self.answer.delivered:
             return error
         text = "the worker broke off, and" if isinstance(error, NoWorkers) else "the answer cannot be continued:"

@@ -1,4 +1,4 @@
-"""Router: one replica: its folds, its fleet, its publisher in the log, and the requests that it routes."""
+"""Router: one replica, with its folds, its fleet, its membership in the log, and its requests in progress."""
 
 from __future__ import annotations
 
@@ -54,33 +54,33 @@ from streams.snapshot_store import SnapshotStore
 
 VERSION = "0.1.0"
 RESTATE_EVERY_S = 7 * 86_400 / 4
-"""Who we are and what is in flight is said again this often, a quarter of the retention time."""
+"""Period of restatements of identity and requests in flight: a quarter of the retention time."""
 LOG_AWAY_REPORTED_S = 3.0
-"""A log that acknowledges nothing for so long is said to be away."""
+"""A log that acknowledges nothing for so long is reported as away."""
 LOG_AWAY_S = 1.0
-"""With a log that acknowledges nothing for so long other replicas' prompts are taken to be computed by now."""
+"""A log that acknowledges nothing for so long is away for the scheduler: no request is held."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
-    """How a replica is known, and what it keeps."""
+    """Identity of a replica, its journal and its snapshots."""
 
     namespace: str
     name: str
     address: str = ""
-    """Where its API listens."""
+    """The address of its API."""
     restate_every_s: float = RESTATE_EVERY_S
     lease_ms: int = 10_000
     """The registry's lease time: how long a silent worker stays registered."""
     journal: Path | None = None
-    """Folder where decisions wait for the log and outlive this process; None keeps them in memory."""
+    """Folder of the journal: decisions wait there for the log and outlive this process. None keeps them in memory."""
     journal_bytes: int = CAPACITY_BYTES
-    """How much may wait there."""
+    """Bound of the journal."""
     snapshot_every_s: float = 3600
     take_snapshot: TakeSnapshot | None = None
-    """Called when we are elected and a snapshot is due; None leaves that to others."""
+    """Called when this replica is elected and a snapshot is due. With None, this replica takes none."""
 
 
 class Router:
@@ -96,7 +96,7 @@ class Router:
         settings: RoutingSettings,
         decided: Callable[[str, float], None],
     ) -> None:
-        """`decided` hears of each decision: the policy, and how many seconds it took."""
+        """`decided` is called with each decision's policy and its duration in seconds."""
         self.options = options
         self.live_settings = LiveSettings(settings, self._publish_settings)
         self.state = State(key.chain_key)
@@ -160,7 +160,7 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect = ""
         self.stopping = False
-        """Told to end: not ready any more, though what comes is still served."""
+        """This replica is not ready any more; requests that arrive are still served."""
 
     def __repr__(self) -> str:
         return f"<Router {self.options.name} {self.publisher.id}, {self.runner!r}, {self.fleet!r}>"
@@ -207,19 +207,19 @@ class Router:
 
     @property
     def publisher(self) -> RoutingPublisher:
-        """Its publisher under its present id."""
+        """The publisher under the present id."""
         return self.membership.publisher
 
     @property
     def settings(self) -> RoutingSettings:
-        """What the next decision goes by."""
+        """The settings of the next decision."""
         return self.live_settings.current
 
     def ready(self) -> Readiness:
-        """Whether the log is caught up and models have workers; what is waited for, and what is done without.
+        """Readiness: the fold has caught up with the log and models have workers; else the parts that are missing.
 
-        A model is waited for while a worker of it is registered; one whose workers are all gone does not keep the
-        others from being served.
+        A model without a connected worker is waited for while a worker of it is registered. A model without any worker
+        does not keep the others from being served.
         """
         if self.stopping:
             return Readiness(ready=False, waiting_for={"end": "stopping"})
@@ -240,7 +240,7 @@ class Router:
         return Readiness(not waits, waits, degraded | self._degraded())
 
     def _degraded(self) -> dict[str, str]:
-        """What requests are served without."""
+        """Parts that are away while requests are served."""
         found: dict[str, str] = {}
         outbox = self.publisher.outbox
         if outbox.away_s >= LOG_AWAY_REPORTED_S:
@@ -252,7 +252,8 @@ class Router:
         return found
 
     def describe(self) -> dict[str, Any]:
-        """Who this is and how far it has folded; the digest is of the fold alone, comparable at equal cursors."""
+        """Facts for `/state`: identity, position and digest of the fold. Digests of replicas are comparable at equal
+        cursors."""
         return {
             "replica": self.publisher.id,
             "name": self.options.name,
@@ -269,11 +270,11 @@ class Router:
         }
 
     def models(self) -> list[ModelCard]:
-        """Every model that can be spoken for, by name."""
+        """The cards of all known models, sorted by name."""
         return [self.card(model) for model in self.fleet.catalog.models if self.model_of(model) == model]
 
     def model_of(self, name: str) -> str:
-        """The own name of the model that has this name; the name as it is if none has."""
+        """The model that has this name or alias; the name itself if there is none."""
         return self.fleet.catalog.model_of(name)
 
     def card(self, model: str) -> ModelCard:
@@ -298,8 +299,8 @@ class Router:
         await self.requests.run(model, request, consumer)
 
     def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
-        """The log has that the request failed inside this process, with what and where, unless it has that from `run`.
-        A model that is not known is not told: its name is a client's text."""
+        """The log has the failure of the request inside this process, with its type and line, unless `run` reported it.
+        The name of an unknown model is left out: it is a client's text."""
         if is_in_log(error):
             return
         model = self.model_of(model)
@@ -321,13 +322,13 @@ class Router:
     def generate(
         self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
     ) -> AsyncGenerator[Output, None]:
-        """The same, to be read at the reader's own pace; closing it cancels."""
+        """The same as an iterator that is read at the reader's own pace; closing it cancels."""
         return output_stream(lambda consumer: self.run(model, request, consumer), ended)
 
     # --- what the scheduler reads ------------------------------------------------------------------------------
 
     def view(self) -> View:
-        """What a decision made now sees. The log has what only this replica knows before a decision rests on it."""
+        """All that a decision made now may read."""
         publisher = self.publisher
         local = self.fleet.local(self.state.workers(), self.failure_detector.suspected)
         return View(self.state, publisher.id, publisher.pending, local)
@@ -342,7 +343,7 @@ class Router:
         return self._connected.of(model)
 
     def is_log_away(self) -> bool:
-        """Whether the log has acknowledged nothing for a while."""
+        """True if the log has acknowledged nothing for LOG_AWAY_S."""
         return self.publisher.outbox.away_s >= LOG_AWAY_S
 
     # --- what happens ------------------------------------------------------------------------------------------
@@ -352,7 +353,7 @@ class Router:
         self.requests.feed(SettingsReplaced(self.live_settings.current, self.live_settings.revision))
 
     def _restatement(self, why: str) -> list[Event]:
-        """The settings that decisions go by, and all that is in flight."""
+        """The settings of decisions, and all requests in flight."""
         return [self.live_settings.event(), self.scheduler.restatement(why)]
 
     def _restate(self) -> None:
@@ -363,7 +364,7 @@ class Router:
         return Hello(protocol=PROTOCOL, key=key, namespace=namespace, replica=self.publisher.id, steps=True)
 
     def _on_applied(self, applied: Applied) -> None:
-        """Reacts to what the fold just took in."""
+        """Reacts to a message that was just folded."""
         if applied.stream == LOAD:
             self.fleet.on_load_report(WorkerId(applied.owner))
             if self._is_too_much(self.state.loads.reports.get(WorkerId(applied.owner))):
@@ -376,7 +377,7 @@ class Router:
         self.background_tasks.on_applied(applied)
 
     def _is_too_much(self, report: LoadReported | None) -> bool:
-        """Whether the worker is to get nothing more for now."""
+        """True if the worker is to get no request for now."""
         return report is not None and (report.draining or report.waiting >= self.live_settings.current.waiting_max)
 
     def _on_became(self) -> None:
@@ -384,7 +385,8 @@ class Router:
         self.background_tasks.on_state_replaced()
 
     def _check_superseded(self) -> None:
-        """A fold that has nothing of ours, and what we know ahead of it, do not add up: we go on under another id."""
+        """The replica goes on under another id if the fold has the end of the present one: its pending events would not
+        add up with a fold that has none of its requests."""
         if self.publisher.id in self.state.routing.ended:
             self.publisher.mark_superseded(f"{ROUTING}:{self.state.cursor[ROUTING].seq}")
 

@@ -15,11 +15,11 @@ from projections.folds.state import State
 from projections.runner.runner import Runner
 
 GAPS_SHOWN_MAX = 16
-"""The last ones; `gaps_found` counts all."""
+"""The last gaps; `gaps_found` counts all."""
 
 
 def fold_status(state: State, runner: Runner) -> dict[str, Any]:
-    """How far the log is folded, and what of it is missing. O(workers)."""
+    """Position of the fold in the log, its lag, and its gaps. O(workers)."""
     return {
         "fold_version": FOLD_VERSION,
         "cursor": {stream: at.seq for stream, at in sorted(state.cursor.items())},
@@ -42,12 +42,12 @@ def fold_status(state: State, runner: Runner) -> dict[str, Any]:
 
 
 def prefill_status(jobs: JobsFold, now_ms: int, counts: PrefillCounts) -> dict[str, Any]:
-    """What waits for prefill workers, and what came of the prompts of our own requests. O(workers + jobs open)."""
+    """The queue of prefill jobs, and the results for this replica's prompts. O(workers + open jobs)."""
     return {**prefill_queue(jobs, now_ms)._asdict(), "verdicts": counts.describe()}
 
 
 def publisher_status(publisher: RoutingPublisher) -> dict[str, Any]:
-    """What of our own the log does not have yet."""
+    """Events of this replica that the log has not acknowledged."""
     return {
         "ahead": len(publisher.pending),
         "outbox": {"events": publisher.outbox.depth, "bytes": publisher.outbox.bytes},
@@ -57,7 +57,7 @@ def publisher_status(publisher: RoutingPublisher) -> dict[str, Any]:
 
 
 def rss_bytes() -> int:
-    """Memory of this process that is in use now; where the system does not say, the most it ever was."""
+    """Memory of this process in use now, in bytes; where the system does not report it, the peak."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
