@@ -27,6 +27,8 @@ class ModelCard:
     `generation_config.json`."""
     further_names: tuple[str, ...] = ()
     """Beside its own, without patterns (`core.served_names`)."""
+    embedding_size: int = 0
+    """Numbers in an embedding; 0 if unknown."""
 
 
 class UnknownModel(CallerError):

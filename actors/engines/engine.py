@@ -32,6 +32,8 @@ class EngineInfo(NamedTuple):
     """Requests that it runs at once; more wait."""
     cpu_s: Callable[[], float] | None = None
     """What its processes have used of the CPU, if it computes there; None if not, or if nobody can say."""
+    embedding_size: int = 0
+    """Numbers in an embedding; 0 if the engine makes none, or does not know."""
 
 
 class EngineLoad(NamedTuple):

@@ -158,6 +158,7 @@ class ModelCatalog:
             created_s=self._clock.wall_ms() // 1000,
             workers=0,
             files=files,
+            embedding_size=registration.embedding_size,
         )
         self._known[registration.model] = _KnownModel(card, registration)
         self._outdated.discard(registration.model)

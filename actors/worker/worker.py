@@ -148,7 +148,8 @@ class Worker:
         transfer = self.engine.transfer
         kv = {"kv": msgspec.to_builtins(transfer.address)} if transfer is not None else {}
         named = {"aliases": self.options.aliases} if self.options.aliases else {}
-        self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **details}
+        sized = {"embedding_size": info.embedding_size} if info.embedding_size else {}
+        self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **sized, **details}
         self.membership = self._new_membership(self.mirror)
         self.membership.join()
         await self.membership.register(self._details)

@@ -58,6 +58,8 @@ def embedding_tokens(
         raise bad_parameter("encoding_format", f"must be one of {', '.join(ENCODING_FORMATS)}")
     if body.truncate_prompt_tokens is not None:
         raise not_supported("truncate_prompt_tokens")
+    if card.embedding_size:
+        _check_dimensions(body, card.embedding_size)
     inputs = _inputs(body.input)
     if not inputs:
         raise bad_parameter("input", "must hold at least one input")
@@ -70,6 +72,12 @@ def embedding_tokens(
         raise _exceeded(card, error.tokens_min) from error
     except WordTooLong as error:
         raise word_too_long("input") from error
+
+
+def _check_dimensions(body: EmbeddingRequest, size: int) -> None:
+    if body.dimensions not in {None, size}:
+        fault = f"model {body.model!r} has {size}, and is not known to mean anything by fewer of them: leave it out"
+        raise bad_parameter("dimensions", fault)
 
 
 def _inputs(given: str | list[int | str | list[int]]) -> list[str | list[int]]:
@@ -233,10 +241,7 @@ def _floats(raw: bytes) -> Any:
 
 def _row(body: EmbeddingRequest, index: int, raw: bytes) -> orjson.Fragment:
     """One entry of `data` as JSON; made as soon as it is there, so that many of them do not hold up the loop."""
-    size = len(raw) // FLOAT_BYTES
-    if body.dimensions not in {None, size}:
-        fault = f"model {body.model!r} has {size}, and is not known to mean anything by fewer of them: leave it out"
-        raise bad_parameter("dimensions", fault)
+    _check_dimensions(body, len(raw) // FLOAT_BYTES)  # its worker may be of a version that does not register the size
     shown: Any = base64.b64encode(raw).decode() if body.encoding_format == "base64" else _floats(raw)
     row = {"object": "embedding", "index": index, "embedding": shown}
     return orjson.Fragment(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))

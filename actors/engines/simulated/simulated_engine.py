@@ -50,6 +50,7 @@ class SimulatedEngine:
             capacity_blocks=self.settings.capacity_blocks,
             context_max=self.settings.context_max,
             slots=self.settings.max_seqs,
+            embedding_size=self.settings.embedding_dimensions,
         )
         self.state = EngineState(self.settings)
         """Changed by steps only."""

@@ -249,6 +249,7 @@ class VllmEngine:
             context_max=config.model_config.max_model_len,
             slots=config.scheduler_config.max_num_seqs,
             cpu_s=self._processes.used_s if self._vllm.current_platform.is_cpu() else None,
+            embedding_size=config.model_config.embedding_size if config.model_config.runner_type == "pooling" else 0,
         )
 
     async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:

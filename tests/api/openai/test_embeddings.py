@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from typing import Any
 
@@ -137,6 +138,16 @@ async def test_fewer_dimensions_than_the_models_are_refused(api: Api) -> None:
     answer = await asked(api, input="hi", dimensions=2)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "dimensions")
     assert "has 3" in answer.json()["error"]["message"]
+
+
+async def test_wrong_dimensions_are_refused_before_a_worker_computes(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model card has the embedding's size, if a worker registered it."""
+    sized = dataclasses.replace(api.backend.card("tiny"), embedding_size=3)
+    monkeypatch.setattr(api.backend, "card", lambda _model: sized)
+    answer = await asked(api, input="hi", dimensions=2)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "dimensions")
+    assert "has 3" in answer.json()["error"]["message"]
+    assert not api.backend.requests
 
 
 async def test_a_bounded_number_is_computed_at_once(api: Api) -> None:

@@ -319,7 +319,7 @@ async def test_the_key_at_hand_is_taken(
 
 def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It is said now and then, and nothing is left of it at the end; into a file nothing is said."""
-    monkeypatch.setattr("api.cli.output.SAY_EVERY_S", 0)
+    monkeypatch.setattr("api.cli.output.PROGRESS_EVERY_S", 0)
     tell = show_progress("reading")
     for done in range(4):
         tell(done, 3)
