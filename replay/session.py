@@ -43,7 +43,7 @@ def _quiet(_done: int, _of: int) -> None:
 
 
 class ReplaySession:
-    """See the module's text. Used by one thread at a time."""
+    """All answers of replay about one recording. Used by one thread at a time."""
 
     def __init__(self, recording: Recording) -> None:
         """The recording is the session's from now on."""
@@ -65,17 +65,17 @@ class ReplaySession:
         self.close()
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """The recording is closed."""
         self.recording.close()
 
     @property
     def workers(self) -> dict[str, str]:
-        """Ids to names, of all lives."""
+        """Ids to names; each start has its own id."""
         return {str(worker): name for worker, name in self.recording.names.workers.items()}
 
     @property
     def replicas(self) -> dict[str, str]:
-        """Ids to names, of all lives."""
+        """Ids to names; each start has its own id."""
         return {str(replica): name for replica, name in self.recording.names.replicas.items()}
 
     def decisions(
@@ -103,7 +103,7 @@ class ReplaySession:
         )
 
     def explain(self, request: str) -> Explanation:
-        """Why the request went where it went, and what came of it. CallerError if the recording does not know it."""
+        """The decisions on the request and its outcome. CallerError if the recording does not have it."""
         return explain(self.recording, request)
 
     def verify(
@@ -115,17 +115,17 @@ class ReplaySession:
         jobs: int = 1,
         progress: Progress = _quiet,
     ) -> VerifyResult:
-        """Every decision made again; `holds` says whether all came out as recorded."""
+        """Every decision made again; `holds` is true if all came out as recorded."""
         replicas = self.recording.names.replicas_called(replica) if replica is not None else None
         return verify(self.recording, *self._range(start, end), replicas=replicas, jobs=jobs, progress=progress)
 
     def at(self, moment: When, replica: str | None = None) -> StateSummary:
-        """The whole state then; with a replica's name or id, what that one believed. None is the recording's end."""
+        """The whole state at the moment; with a replica's name or id, its view. None is the recording's end."""
         known = self._moment(moment)
         return summary_at(self.recording, known if known is not None else self.recording.end, replica)
 
     def what_if(self, start: When = None, end: When = None, *, progress: Progress = _quiet, **given: Any) -> Outcome:
-        """What would have been under these settings, and `without`, `delay_ms` and `follow_load` (see Scenario)."""
+        """The outcome under these settings, and `without`, `delay_ms` and `follow_load` (see Scenario)."""
         (outcome,) = self._what_if([Scenario.parse(given)], start, end, progress)
         return outcome
 
@@ -159,11 +159,11 @@ class ReplaySession:
         )
 
     def compare_replicas(self, first: str, second: str, start: When = None, end: When = None) -> ReplicaComparison:
-        """Where the folds of two replicas, by name or id, parted; `part` says whether they did."""
+        """The first difference of the folds of two replicas, by name or id; `part` is true if there is one."""
         return compare_replicas(self.recording, first, second, *self._range(start, end))
 
     def compare_cache(self, worker: str) -> list[CacheComparison]:
-        """Where what the log says of a worker's cache parted from what the worker restated; one of each life."""
+        """The first difference between a worker's cache by the log and by its restatement, for each of its starts."""
         return compare_cache(self.recording, worker)
 
     def _what_if(self, asked: Sequence[Scenario], start: When, end: When, progress: Progress) -> list[Outcome]:

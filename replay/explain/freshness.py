@@ -9,7 +9,7 @@ from core.events import RequestRouted
 from core.ids import SourceId, StreamName, WorkerId
 from core.subjects import LOAD, ROUTING, is_kv, owner
 from replay.explain.explanation import Freshness
-from replay.recording.recording import LOOK_MAX, LastMessage, Recording, last_messages
+from replay.recording.recording import SEARCH_MAX, LastMessage, Recording, last_messages
 from replay.recording.request_history import RequestAttempt
 
 NEAR = 200
@@ -79,7 +79,7 @@ def _unseen(
     """Messages that stood in the log then and lie behind the cursor, per worker."""
     found: dict[str, _UnreadMessages] = {}
     start = event.cursor.get(stream, (0, 0))[1] + 1
-    for record in recording.archive.read(stream, start, start + LOOK_MAX):
+    for record in recording.archive.read(stream, start, start + SEARCH_MAX):
         if record.time_ms > decided_ms:
             break
         who = owner(record.subject)

@@ -25,7 +25,7 @@ class FoldReport(NamedTuple):
 
     replica: ReplicaId
     at: StreamSeq
-    """Where in the routing stream it said so."""
+    """The sequence of the report in the routing stream."""
     time_ms: int
     stream: StreamName
     epoch: int
@@ -47,7 +47,7 @@ def fold_reports_of(replica: ReplicaId, at: StreamSeq, time_ms: int, event: Repl
 
 
 KEPT = 100
-"""The first differences are told, all are counted."""
+"""The first differences are kept, all are counted."""
 
 
 class FoldDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,12 +57,12 @@ class FoldDifference(msgspec.Struct, frozen=True, kw_only=True):
     stream: StreamName
     seq: StreamSeq
     reported_seq: StreamSeq
-    """Where in the routing stream it said so."""
+    """The sequence of the report in the routing stream."""
     time_ms: int
     digest: int
-    """What the replica said."""
+    """The digest that the replica reported."""
     refolded: int
-    """What the log gives."""
+    """The digest of the log's fold."""
 
 
 class FoldCheck:
@@ -80,7 +80,7 @@ class FoldCheck:
         return f"<FoldCheck: {self.different} of {self.compared} differ>"
 
     def compare(self, report: FoldReport, state: State, cut: Container[StreamName], gaps: Gaps) -> bool:
-        """Whether the state still has that place: then what was told is compared with it. `cut` are streams that are
+        """True if the state still has that place: then the report is compared with it. `cut` are streams that are
         folded from behind their start."""
         at = state.cursor.get(report.stream)
         point = state.point(report.stream, report.seq) if at is not None and at.epoch == report.epoch else None
@@ -99,7 +99,7 @@ class FoldCheck:
         return True
 
     def add(self, other: FoldCheck) -> None:
-        """What another found counts here too."""
+        """The counts and differences of another check are added."""
         self.compared += other.compared
         self.different += other.different
         self.not_judged += other.not_judged
@@ -126,7 +126,7 @@ def _place(it: FoldDifference) -> tuple[int, str, int]:
 
 
 class DeferredDigestChecks:
-    """See the module's text."""
+    """Reports that wait for a state cursor to pass their place."""
 
     def __init__(self, source: CursorSource, folds: FoldCheck, gaps: Gaps) -> None:
         self._source = source

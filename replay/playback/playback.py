@@ -1,4 +1,4 @@
-"""Playback: every decision of a recording again, in the order of the log, each with the very view that it was made on.
+"""Playback: every recorded decision in the order of the log, each with the view that it was made on.
 
 A `ReplicaState` has what one replica alone knew; its fold is that of a `StateCursor` at the cursor of the decision.
 Events between two decisions of a replica are applied when the later decision is due: then the fold is at its cursor.
@@ -32,9 +32,9 @@ from replay.recording.gaps import Gaps
 from replay.recording.recording import RecordedFrame, Recording
 
 FORGET_EVERY = 256
-"""Decisions between two looks at which frames nobody needs any more."""
+"""Decisions between two removals of frames that no cursor needs."""
 WINDOW = 1024
-"""Messages whose decisions are taken in the order of their cursors."""
+"""Messages per window; the decisions of a window are taken in the order of their cursors."""
 UNAPPLIED_MAX = 4096
 """Events of a replica that decides nothing which are kept for it; they can be read again."""
 DECISION = RequestRouted.__name__
@@ -51,12 +51,12 @@ class RecordedDecision(NamedTuple):
     """Of the message in the routing stream that says it."""
     time_ms: int
     event: RequestRouted
-    """What was recorded."""
+    """The decision as it was recorded."""
     request: RouteRequest
     view: View
     settings: RoutingSettings
     replica_state: ReplicaState
-    """Valid as long as the view; `replay.verify.evidence` asks it why the recording may not show what was seen."""
+    """Valid as long as the view; `replay.verify.evidence` reads it."""
     number: int = 0
     """Of the event in its message."""
 
@@ -101,7 +101,7 @@ class _ReplicaEvent(NamedTuple):
 
 
 class Playback:
-    """See the module's text; goes through the recording once."""
+    """One pass through the decisions of a recording."""
 
     def __init__(
         self,
@@ -114,18 +114,18 @@ class Playback:
         gaps: Gaps,
         numbers: Mapping[ReplicaId, int] = MappingProxyType({}),
     ) -> None:
-        """Decisions whose message stands in the routing stream from `start` up to `end` (not included); of one or
-        some replicas only, if they are given. `gaps` are those of the recording, as its proof found them.
-        `numbers`: of each replica's next message at the start, so that what comes again is known."""
+        """Decisions in messages of the routing stream from `start` up to `end` (not included); of one or some replicas
+        only, if they are given. `gaps` are those of the recording, as its proof found them. `numbers`: of each
+        replica's next message at the start, so that repeated messages are known."""
         self.replica_states: dict[ReplicaId, ReplicaState] = {}
         self.skipped: Counter[str] = Counter()
-        """Decisions in the range that are given to nobody: `repeat` (the same message once more), `foreign` (signed
-        by somebody else), `ended` (behind the replica's end), `version` (of a form that this program cannot read)."""
+        """Decisions in the range that are not given: `repeat` (the same message once more), `foreign` (another
+        source than the subject's owner), `ended` (behind the replica's end), `version` (unreadable by this program)."""
         self.unreadable = 0
-        """Messages of the routing stream that are none of ours, or of a form that this program cannot read."""
+        """Messages of the routing stream that this program cannot read."""
         self.folds = FoldCheck()
-        """What the replicas themselves said of their folds against ours: by `windows` all that they said, else what
-        they said before a decision of theirs."""
+        """The fold reports of the replicas, compared with the log's folds: by `windows` all reports, else those before
+        a decision of their replica."""
         self.recording = recording
         self._start, self._end = start, end
         self._only = {ReplicaId(replica)} if isinstance(replica, str) else replica
@@ -141,7 +141,7 @@ class Playback:
         self._numbers = dict(numbers)
         """Of each replica's next message."""
         self._ended: set[ReplicaId] = set()
-        """Whose end was just heard."""
+        """Replicas that have just ended."""
 
     def __iter__(self) -> Iterator[RecordedDecision]:
         """The decisions, in the order of the log. CallerError or Corrupt if the recording cannot be read."""
@@ -266,8 +266,8 @@ class Playback:
                 self._compare(replica_state, unapplied.popleft())
         else:
             replica_state.move_to(state_cursor.state, state_cursor.cut)
-            while (said := unapplied[0]) is not step:
-                self._apply(replica_state, said)
+            while (earlier := unapplied[0]) is not step:
+                self._apply(replica_state, earlier)
                 unapplied.popleft()
         if self.source.covers(cursor):
             self._last_cursors[replica] = cursor
@@ -351,7 +351,7 @@ def _in_order(decisions: list[_ReplicaEvent], cursors: list[DecisionCursor]) -> 
 
 
 def _goes_back(before: DecisionCursor, cursor: DecisionCursor) -> bool:
-    """Whether a fold at `before` would have to go back in some stream."""
+    """True if a fold at `before` would have to go back in some stream."""
     for stream, (epoch, seq) in before.items():
         at = cursor.get(stream)
         if at is None or (at[0] == epoch and at[1] < seq):

@@ -1,8 +1,8 @@
 """ReplicaState: the knowledge of one replica at a moment, by the log: its fold, and its own local knowledge.
 
-The view at a decision is, stream by stream, the fold up to the recorded cursor, plus the replica's own earlier events
-that the cursor does not cover (`PendingEvents`), plus its local knowledge of workers (`LocalChanged`), under its newest
-settings (`SettingsChanged`).
+The view at a decision has three parts: stream by stream the fold up to the recorded cursor; the replica's own earlier
+events that the cursor does not cover (`PendingEvents`); and its local knowledge of workers (`LocalChanged`). The
+settings are those of its newest `SettingsChanged`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKNOWN = "unknown"
 
 
 class ReplicaState:
-    """See the module's text."""
+    """The fold, pending events, local knowledge and settings of one replica."""
 
     def __init__(self, replica: ReplicaId, state: State) -> None:
         """Local knowledge and settings are those of the fold; `apply_own` adds later events."""

@@ -23,7 +23,7 @@ from replay.recording.recording import Cursor, RecordedFrame, Recording
 from streams.archive.archive_format import Span
 
 FRAMES_KEPT_MAX = 16_384
-"""Frames that are kept for readers who lag behind; who lags further reads again by himself."""
+"""Frames kept for readers that lag behind; a reader that lags further reads the recording again."""
 FRAMES_FORGOTTEN_MIN = 1024
 """Frames are given back so many at a time."""
 
@@ -53,7 +53,7 @@ class FrameCache:
         return chain(self._recording.frames(self.stream, start, min(self._kept_from, end + 1)), kept)
 
     def forget(self, before: int) -> None:
-        """Nobody needs frames before that sequence any more."""
+        """Frames before that sequence are dropped: no reader needs them."""
         gone = max(bisect_left(self._seqs, before), len(self._seqs) - FRAMES_KEPT_MAX)
         if gone >= FRAMES_FORGOTTEN_MIN:
             self._kept_from = self._seqs[gone - 1] + 1
@@ -69,10 +69,10 @@ class FrameCache:
 
 MISFITS_MAX = 8
 WINDOWS_PER_MISFIT = 4
-"""If more copies of a state have to be made for shared cursors than this, or if it takes as many as there are replicas,
-every replica gets a state cursor of its own."""
+"""With more copies of a state than these allow, or as many shared cursors as replicas, every replica gets its own state
+cursor."""
 
-READ_AHEAD = 256
+PREFETCH = 256
 """Messages that are read at once ahead of the state cursors."""
 
 DecisionCursor = Mapping[str, tuple[int, int]]
@@ -87,7 +87,7 @@ class StateCursor:
     def __init__(self, state: State, cut: dict[StreamName, str]) -> None:
         self.state = state
         self.cut = cut
-        """Streams that are folded from behind their start: sources that were silent since are not known at all."""
+        """Streams folded from behind their start, each with a sentence: sources silent since then are unknown."""
 
     def __repr__(self) -> str:
         return f"<StateCursor {self.state!r}>"
@@ -103,15 +103,15 @@ class StateCursor:
         return sum([seq - (at[stream].seq if stream in at else 0) for stream, seq in cursor.items()])
 
     def fits(self, cursor: DecisionCursor) -> bool:
-        """Whether it can move to the cursor: it is beyond it in no stream."""
+        """True if it can move to the cursor: it is beyond it in no stream."""
         at = self.state.cursor
         if len(at) > len(cursor):
             return False
         for stream, (epoch, seq) in at.items():
             if stream not in cursor:
                 return False
-            wanted_epoch, wanted = cursor[stream]
-            if seq > wanted and epoch == wanted_epoch:
+            to_epoch, to_seq = cursor[stream]
+            if seq > to_seq and epoch == to_epoch:
                 return False
         return True
 
@@ -132,16 +132,16 @@ class CursorSource:
         return f"<CursorSource {self.recording!r}>"
 
     def here(self, cursor: DecisionCursor) -> Cursor:
-        """The cursor without streams of whose epoch the recording has nothing."""
+        """The cursor without streams of other epochs than the recording's."""
         named = [(StreamName(name), epoch, StreamSeq(seq)) for name, (epoch, seq) in cursor.items()]
         return {stream: seq for stream, epoch, seq in named if self.epochs.get(stream) == epoch}
 
     def covers(self, cursor: DecisionCursor) -> bool:
-        """Whether the recording is of the history that the cursor is of."""
+        """True if the recording has the epochs of the cursor."""
         return all(self.epochs.get(StreamName(name)) == epoch for name, (epoch, _) in cursor.items())
 
     def has(self, stream: StreamName, epoch: int, seq: int) -> bool:
-        """Whether the recording reaches over that message."""
+        """True if the message lies within the recording."""
         return self.epochs.get(stream) == epoch and self._span(stream).first_seq <= seq <= self.ends[stream]
 
     def cursor_towards(self, stream: StreamName, seq: int) -> StateCursor:
@@ -178,8 +178,8 @@ class CursorSource:
     def frames(self, stream: StreamName, start: int, end: int | None) -> Iterator[RecordedFrame]:
         """The stream's messages from `start` up to `end` (not included), read shortly ahead of the state cursors."""
         last = self.ends[stream] if end is None else min(end - 1, self.ends[stream])
-        for at in range(max(start, self._span(stream).first_seq), last + 1, READ_AHEAD):
-            yield from self._cache(stream, start).between(at, min(at + READ_AHEAD - 1, last))
+        for at in range(max(start, self._span(stream).first_seq), last + 1, PREFETCH):
+            yield from self._cache(stream, start).between(at, min(at + PREFETCH - 1, last))
 
     def forget(self, state_cursors: Iterable[StateCursor]) -> None:
         """Messages that none of these state cursors needs any more are dropped."""
@@ -196,14 +196,14 @@ class CursorSource:
         state = state_cursor.state
         folded = state.open(stream, Epoch(self.epochs[stream]))
         if not folded:
-            self._look_for_cut(state_cursor, stream)
+            self._note_cut(state_cursor, stream)
         fold = state.fold
         for _, at, _, owner, head, message in self._cache(stream, folded + 1).between(folded + 1, seq):
             fold(stream, at, owner, message, head)
         if state.cursor[stream].seq < seq:
             state.skip_to(stream, StreamSeq(seq))
 
-    def _look_for_cut(self, state_cursor: StateCursor, stream: StreamName) -> None:
+    def _note_cut(self, state_cursor: StateCursor, stream: StreamName) -> None:
         if self.recording.start[stream]:
             state_cursor.cut[stream] = self.recording.cut_text(stream)
 
@@ -261,7 +261,7 @@ class CursorPerReplica:
 
 
 class SharedCursors:
-    """As few state cursors as the decisions' cursors allow; see the module's text."""
+    """As few state cursors as the decisions' cursors allow."""
 
     def __init__(self, source: CursorSource) -> None:
         self._source = source
@@ -282,9 +282,9 @@ class SharedCursors:
         if self._own is not None:
             self._own.forget_near()
             return
-        wanted = list(cursors)
-        streams = set[str].intersection(*map(set, wanted)) if wanted else set[str]()
-        self._lowest = {stream: min(cursor[stream] for cursor in wanted) for stream in streams}
+        listed = list(cursors)
+        streams = set[str].intersection(*map(set, listed)) if listed else set[str]()
+        self._lowest = {stream: min(cursor[stream] for cursor in listed) for stream in streams}
 
     def at(self, replica: ReplicaId, cursor: DecisionCursor) -> StateCursor:
         if self._own is not None:

@@ -1,4 +1,4 @@
-"""Gaps: messages that replicas read and a recording does not have, since retention cut them off, somebody deleted them,
+"""Gaps: messages that replicas read and a recording does not have, since retention cut them off, they were deleted,
 or a chain lost them.
 
 A fold notices a missing message only at the next message of its source, so a decision in between rests on something
@@ -24,12 +24,12 @@ class RecordingGap(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """`cut`: retention took them, and no snapshot has what they said; `deleted`: they are missing in the middle of the
     stream; `gap`: the chain proves that they were, the stream has no hole for them; `untold`: a replica was found
-    lost, and nobody told the rest of its journal: how many they are, if any, cannot be known."""
+    lost, and its journal is not in the log: the number of missing messages, if any, is unknown."""
     stream: StreamName
     source: SourceId | None
-    """Who said them; None if nothing tells."""
+    """The sender; None if unknown."""
     name: str
-    """The worker's or replica's, as people know it; empty if nothing tells."""
+    """The name of the sender; empty if no message has it."""
     n_from: int
     n_to: int
     """The last of them."""
@@ -38,16 +38,16 @@ class RecordingGap(msgspec.Struct, frozen=True, kw_only=True):
     noticed: StreamSeq | None
     """… and from this one on the fold knows that they are missing; None for never."""
     sure: StreamSeq
-    """A replica whose fold was as ours here had not read them, or they changed nothing."""
+    """A replica with the same fold as the log's here had not read them, or they changed nothing."""
 
     @property
     def messages(self) -> int:
-        """How many are known to be missing."""
+        """The number known to be missing."""
         return self.n_to - self.n_from + 1
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The gap as a phrase."""
         if self.kind == UNTOLD:
             return (
                 f"replica {self.name or self.source} was found lost at {self.stream}:{self.noticed}, its journal was "
@@ -73,14 +73,14 @@ class Gaps:
         return f"<Gaps {len(self.all)}>"
 
     def kind(self, stream: StreamName, source: str) -> str:
-        """Why a fold does not know this source."""
+        """The kind of gap that keeps a fold from knowing this source."""
         return CUT if (stream, source) in self._cut else GAP
 
     def at(
         self, cursor: Mapping[str, tuple[int, int]], agreed: Mapping[StreamName, int] = MappingProxyType({})
     ) -> dict[str, str]:
-        """Kind to text, of what a replica may have read at the cursor and no fold knows yet. `agreed`: up to where the
-        replica itself said that its fold was as ours."""
+        """Kind to text, of gaps that a replica may have read at the cursor and no fold knows yet. `agreed`: per stream
+        the last place at which the replica reported the log's fold."""
         return {
             gap.kind: gap.text
             for gap in self.all

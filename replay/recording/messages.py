@@ -21,7 +21,7 @@ from streams.archive.archive_reader import ArchiveReader
 from streams.log import Record
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What is raised for bytes that are none of ours."""
+"""Errors of decoding bytes that are no Contrail message."""
 
 Row = tuple[int, int, str, bytes]
 """Sequence, time in ms, the subject's owner, payload: as the archive's own `Row`."""
@@ -139,7 +139,7 @@ class FrequentMessage(msgspec.Struct, gc=False):
 
 
 decode_frequent = msgspec.msgpack.Decoder(FrequentMessage).decode
-"""The message, if it is of nothing but usual events; else one of UNREADABLE is raised. About 0.6 us."""
+"""The message, if it holds only frequent events; else one of UNREADABLE is raised. About 0.6 us."""
 
 
 E = TypeVar("E", bound=TypedEvent)
@@ -164,8 +164,8 @@ _json_raw = msgspec.json.Decoder(_Raw)
 
 
 def partial_reader(event: type[E]) -> Callable[[bytes], PartialMessage[E] | None]:
-    """What reads a message for the fields of these events, at about 1 us per event; None for what is no message of
-    ours. An event that this program does not know keeps its place, and of one that it cannot read that is all."""
+    """A function that decodes these fields of a message's events, at about 1 us per event; it gives None for bytes
+    that are no Contrail message. An unreadable event keeps its place, with an empty type."""
     message: type[PartialMessage[E]] = PartialMessage.__class_getitem__(event)  # type: ignore[attr-defined]
     packed, json = msgspec.msgpack.Decoder(message), msgspec.json.Decoder(message)
     packed_event, json_event = msgspec.msgpack.Decoder(event), msgspec.json.Decoder(event)
@@ -202,12 +202,12 @@ decode_any = partial_reader(PartialEvent)
 
 
 HEADS_KEPT = 4096
-"""Messages behind the last one that was asked about of which the digests are kept, for who reads beside."""
+"""Digests are kept for so many messages before the last place that was asked for."""
 
 
 class ChainHeads:
-    """Reads ahead of whoever asks, no further than to the next word of the source that is asked about, and keeps what
-    lies between."""
+    """Digests of one stream's messages. Reads forward to the next message of the source in question, and keeps the
+    digests of the messages between."""
 
     def __init__(self, archive: ArchiveReader, stream: StreamName) -> None:
         self._archive = archive
@@ -215,21 +215,21 @@ class ChainHeads:
         self._last = archive.contents.heads.get(stream, {})
         self._known: dict[tuple[str, int], bytes] = {}
         self._newest: dict[str, int] = {}
-        """Per source the last message of which the digest is known."""
-        self._told: deque[tuple[int, tuple[str, int]]] = deque()
-        """Where each was told, in the order of the stream: of nothing behind that place can it be asked."""
+        """Per source the number of its last message with a known digest."""
+        self._named_at: deque[tuple[int, tuple[str, int]]] = deque()
+        """The known digests by the sequence of the message that names them, in the order of the stream."""
         self._start, self._place = 0, -1
-        """From the one to the other, where the reader is, all is known."""
-        self._ahead: Iterator[Record] = iter(())
+        """The stretch of the stream that is read; `_place` is its last sequence."""
+        self._unread: Iterator[Record] = iter(())
 
     def __repr__(self) -> str:
         return f"<ChainHeads of {self._stream}: {len(self._known)} from {self._start} on>"
 
     def of(self, seq: int, source: str, n: int) -> bytes:
-        """The digest of that message; CHAIN_START if nothing tells it."""
+        """The digest of that message; CHAIN_START if no message names it."""
         last = self._last.get(source)
         if last is not None and last.n == n:
-            return bytes.fromhex(last.digest)  # as the archive's writer told
+            return bytes.fromhex(last.digest)  # from the archive's table of last messages
         if not self._start <= seq <= self._place + 1:
             self._begin(seq)
         self._forget(seq - HEADS_KEPT)
@@ -239,35 +239,35 @@ class ChainHeads:
         return self._known.get((source, n), CHAIN_START)
 
     def _begin(self, seq: int) -> None:
-        self._start, self._place, self._ahead = seq, seq - 1, self._archive.read(self._stream, seq)
+        self._start, self._place, self._unread = seq, seq - 1, self._archive.read(self._stream, seq)
         self._known.clear()
         self._newest.clear()
-        self._told.clear()
+        self._named_at.clear()
 
     def _forget(self, before: int) -> None:
-        """What nobody behind that place asks about is not kept."""
+        """Digests named before that sequence are dropped."""
         self._start = max(self._start, before)
-        while self._told and self._told[0][0] <= before:
-            self._known.pop(self._told.popleft()[1], None)
+        while self._named_at and self._named_at[0][0] <= before:
+            self._known.pop(self._named_at.popleft()[1], None)
 
     def _read(self) -> bool:
-        record = next(self._ahead, None)
+        record = next(self._unread, None)
         if record is None:
             return False
         self._place = record.seq
         decoder = _json_fields if record.payload[:1] == JSON_START else _packed_fields
         try:
-            link = decoder.decode(record.payload)
+            fields = decoder.decode(record.payload)
         except UNREADABLE:
-            return True  # no message of ours
-        self._known[link.source, link.n - 1] = link.prev
-        self._told.append((record.seq, (link.source, link.n - 1)))
-        self._newest[link.source] = link.n - 1
+            return True  # no Contrail message
+        self._known[fields.source, fields.n - 1] = fields.prev
+        self._named_at.append((record.seq, (fields.source, fields.n - 1)))
+        self._newest[fields.source] = fields.n - 1
         return True
 
 
 class _ChainFields(msgspec.Struct, gc=False):
-    """What a message says of the one before it."""
+    """The chain fields of a message."""
 
     source: str
     n: int

@@ -28,7 +28,7 @@ JOINED = b"WorkerJoined"
 
 
 class Participants(msgspec.Struct):
-    """Ids to names, of all lives that the recording tells of."""
+    """Ids to names, of all workers and replicas in the recording."""
 
     workers: dict[WorkerId, str] = msgspec.field(default_factory=dict)
     replicas: dict[ReplicaId, str] = msgspec.field(default_factory=dict)
@@ -36,15 +36,15 @@ class Participants(msgspec.Struct):
     """The kv stream that each worker writes to."""
 
     def worker(self, worker: str) -> str:
-        """The worker's name; its id if nobody said it."""
+        """The worker's name; its id if no message has it."""
         return self.workers.get(WorkerId(worker), worker)
 
     def replica(self, replica: str) -> str:
-        """The replica's name; its id if nobody said it."""
+        """The replica's name; its id if no message has it."""
         return self.replicas.get(ReplicaId(replica), replica)
 
     def life(self, worker: str) -> str:
-        """Name and id: a worker has a new id at every start, and several of one name may be meant."""
+        """Name and id: a worker has a new id at every start, so several may have one name."""
         name = self.worker(worker)
         return worker if name == worker else f"{name} ({worker})"
 
@@ -112,11 +112,11 @@ class ReplicaHistory:
         """`before` are the replicas' parts before the first event, as far as they are known; `from_start`: nothing of
         the stream lies before it."""
         self.names: dict[ReplicaId, str] = {}
-        """Of the replicas that said theirs."""
+        """Names of the replicas that have joined."""
         self.joined: dict[str, int] = {}
-        """By replica, where it first said its name."""
+        """By replica, the sequence of its first `ReplicaJoined`."""
         self.ended: dict[str, int] = {}
-        """By replica, where its end was said."""
+        """By replica, the sequence of its end."""
         self._settings: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
         self._local: dict[str, list[tuple[int, PartialEvent]]] = {}
         self._from_start = from_start
@@ -132,24 +132,24 @@ class ReplicaHistory:
         return f"<ReplicaHistory of {len(self.names)} replicas>"
 
     def settings(self, replica: str, revision: int, seq: int) -> RoutingSettings | None:
-        """The replica's settings of that revision at that message; None if it did not say them, or in a form that this
-        program cannot read."""
-        told = [settings for at, settings in self._settings.get((replica, revision), []) if at <= seq]
-        if not told:  # the defaults hold without a word: that is known of a replica that could have been heard
-            heard = self._from_start or self.joined.get(replica, seq + 1) <= seq
-            return RoutingSettings() if revision == 0 and heard else None
+        """The replica's settings of that revision at that message; None if the log does not have them, or in a form
+        that this program cannot read."""
+        known = [settings for at, settings in self._settings.get((replica, revision), []) if at <= seq]
+        if not known:  # a replica without a settings event goes by the defaults, if all its messages are here
+            is_whole = self._from_start or self.joined.get(replica, seq + 1) <= seq
+            return RoutingSettings() if revision == 0 and is_whole else None
         try:
-            return RoutingSettings.parse(told[-1])
+            return RoutingSettings.parse(known[-1])
         except CallerError:
             return None
 
     def revision(self, revision: int) -> dict[str, Any] | None:
-        """The settings of that revision as they were said last; None if no replica did. In a whole log without them
+        """The settings of that revision by their last event; None if there is none. In a whole log without them
         revision 0 is the defaults."""
-        said = [told for (_, number), tellings in self._settings.items() if number == revision for told in tellings]
-        if not said:
+        known = [each for (_, number), stored in self._settings.items() if number == revision for each in stored]
+        if not known:
             return {} if revision == 0 and self._from_start else None
-        return max(said, key=lambda told: told[0])[1]
+        return max(known, key=lambda each: each[0])[1]
 
     @property
     def revisions(self) -> set[int]:
@@ -157,7 +157,7 @@ class ReplicaHistory:
         return {number for _, number in self._settings} | ({0} if self._from_start else set())
 
     def local(self, replica: str, seq: int) -> dict[str, tuple[str, ...]]:
-        """By worker, what the replica alone knew of it before that message."""
+        """By worker, the replica's local knowledge before that message."""
         found: dict[str, tuple[str, ...]] = {}
         for at, event in self._local.get(replica, []):
             if at > seq:
@@ -202,4 +202,4 @@ class ReplicaHistory:
             case "ReplicaLeft" | "ReplicaLost":
                 self.ended.setdefault(replica, seq)
             case _:
-                pass  # says nothing of the replica itself
+                pass  # no event of the replica's life

@@ -1,4 +1,4 @@
-"""Recording: a stretch of a namespace's history in hand, decoded; everything in `replay` works on one.
+"""Recording: an exported stretch of a namespace's log, decoded; everything in `replay` reads one.
 
 With the deployment's key every message's digest is computed, so that chains prove what the log said. Without it the
 digests are those that the messages themselves name: folds come out the same, but nothing is proved.
@@ -32,12 +32,12 @@ from streams.archive.archive_reader import ArchiveReader
 from streams.log import Record
 
 PROGRESS_EVERY = 10_000
-"""Messages between two words on how far a fold is."""
+"""Messages between two reports of progress."""
 
 Cursor = dict[StreamName, StreamSeq]
 """Per stream the last sequence that is folded; 0 for none."""
 Progress = Callable[[int, int], None]
-"""Told messages folded, and how many there are to fold."""
+"""Gets the number of messages folded, and of those to fold."""
 
 
 class RecordedFrame(NamedTuple):
@@ -50,11 +50,11 @@ class RecordedFrame(NamedTuple):
     head: bytes
     """Its chain digest."""
     message: Message | None
-    """None for what is no message of ours."""
+    """None if the payload is no Contrail message."""
 
 
 class Recording:
-    """See the module's text. Used by one thread at a time."""
+    """Frames, states, requests and names of one export. Used by one thread at a time."""
 
     def __init__(self, archive: ArchiveReader, key: DeploymentKey | None) -> None:
         """CallerError if the key is another deployment's."""
@@ -81,38 +81,38 @@ class Recording:
         archive = ArchiveReader.open(path)
         try:
             return Recording(archive, key)
-        except BaseException:  # whatever it was, nobody else would close the file
+        except BaseException:  # nothing else would close the file
             archive.close()
             raise
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """The file is closed."""
         self.archive.close()
 
     @property
     def proved(self) -> bool:
-        """Whether chains are checked with the deployment's key."""
+        """True if chains are checked with the deployment's key."""
         return bool(self.chain_key) and not self.archive.contents.redacted
 
     @property
     def streams(self) -> list[StreamName]:
-        """Those that are folded, sorted."""
+        """The streams that are folded, sorted."""
         return [stream for stream in self.archive.streams if is_folded(stream)]
 
     @property
     def end(self) -> Cursor:
-        """All that it holds."""
+        """The cursor behind its last messages."""
         return {stream: StreamSeq(self.archive.span(stream).last_seq) for stream in self.streams}
 
     @cached_property
     def start(self) -> Mapping[StreamName, StreamSeq]:
-        """What lay before all that it holds."""
+        """The cursor before its first messages."""
         spans = ((stream, self.archive.span(stream)) for stream in self.streams)
         return {stream: StreamSeq(max(span.first_seq, span.log_first_seq) - 1) for stream, span in spans}
 
     @property
     def start_ms(self) -> int:
-        """When the oldest of it was stored: a message, or a snapshot; 0 if it holds nothing."""
+        """The time of its oldest message or snapshot; 0 if it holds nothing."""
         saved = (manifest.made_ms for manifest in self.archive.snapshots())
         return min([*(block.first_ms for block in self.archive.contents.blocks), *saved], default=0)
 
@@ -122,8 +122,8 @@ class Recording:
             yield self.frame(record)
 
     def messages(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[tuple[Record, Message]]:
-        """The same without digests, which take a look at the whole stream where there is no key; what is no message of
-        ours is passed over."""
+        """The readable messages from `start` up to `end` (not included), without digests; without a key these cost
+        a pass of the whole stream."""
         for record in self.archive.read(stream, start, end):
             if (message := _message(record)) is not None:
                 yield record, message
@@ -167,7 +167,7 @@ class Recording:
         return {stream: StreamSeq(max(0, self.position(stream, moment) - 1)) for stream in self.streams}
 
     def routed(self, request: RequestId) -> StreamSeq:
-        """Where the request's first attempt was routed, or refused; of the last one, if its id was used again.
+        """The sequence at which the request's first attempt was routed or refused; of the last request with this id.
         CallerError if the recording does not know it."""
         uses = self.requests.uses(request)
         if not uses:
@@ -181,8 +181,7 @@ class Recording:
 
     @property
     def requests(self) -> RequestHistory:
-        """Every attempt at every request; made when it is first asked for, some 3 us per message of the routing
-        stream."""
+        """Every attempt at every request; read at the first use, some 3 us per message of the routing stream."""
         return self._histories.requests
 
     @property
@@ -200,7 +199,7 @@ class Recording:
 
     @property
     def names(self) -> Participants:
-        """What workers and replicas are called; made when it is first asked for, some 2 us per kv message."""
+        """The names of workers and replicas; read at the first use, some 2 us per kv message."""
         if self._names is None:
             first = self._first.names
             self._names = names = Participants(
@@ -214,7 +213,7 @@ class Recording:
 
     @cached_property
     def _first(self) -> _RecordingStart:
-        """What is known of the time before all that it holds: nothing, unless there is a snapshot."""
+        """The state before its first messages: empty, unless there is a snapshot."""
         state, names = self.state_before(self.start), Participants()
         names.note_state(state)
         return _RecordingStart(set(state.cursor), dict(state.routing.replicas), names)
@@ -235,11 +234,11 @@ class Recording:
         return {stream: self.cut_text(stream) for stream, seq in self.start.items() if seq and stream not in known}
 
     def cut_text(self, stream: StreamName) -> str:
-        """Where the stream begins, without its head."""
+        """A sentence: the first sequence of a stream without its head."""
         return f"{stream} begins at {self.start[stream] + 1}, without a snapshot"
 
     def to_fold(self, cursor: Mapping[StreamName, int]) -> int:
-        """How many messages lie between that state and the cursor; those that the log no longer had do not count."""
+        """The number of messages between that state and the cursor, without those that the log no longer had."""
         base = self._base(cursor)
         done, start = base.cursor if base is not None else {}, self.start
         return sum(max(0, seq - max(done.get(stream, 0), start.get(stream, 0))) for stream, seq in cursor.items())
@@ -272,7 +271,7 @@ class Recording:
     # -----------------------------------------------------------------------------------------------------------
 
     def _base(self, cursor: Mapping[StreamName, int]) -> _FoldBase | None:
-        """Where a fold up to the cursor can go on from; None for the start."""
+        """The state from which a fold up to the cursor can go on; None for the start."""
         keyframe = self._keyframe_before(cursor)
         for manifest in reversed(self.archive.snapshots()):
             seqs: Cursor = {StreamName(name): StreamSeq(at.seq) for name, at in manifest.cursor.items()}
@@ -314,18 +313,18 @@ class _FoldBase(NamedTuple):
     cursor: Cursor
     content: Callable[[], bytes]
     is_keyframe: bool = False
-    """Of a fold from all that the recording begins with, whatever snapshots lie between."""
+    """True if it was folded from the recording's start, past any snapshots."""
 
 
 class _Histories(NamedTuple):
-    """What one pass through the routing stream gives."""
+    """The results of one pass through the routing stream."""
 
     requests: RequestHistory
     replicas: ReplicaHistory
 
 
 class _RecordingStart(NamedTuple):
-    """What a recording begins with."""
+    """The state at the start of a recording."""
 
     streams: set[StreamName]
     """Those of which the head is in a snapshot."""
@@ -334,7 +333,7 @@ class _RecordingStart(NamedTuple):
 
 
 def _message(record: Record) -> Message | None:
-    """None for what is no message of ours."""
+    """None if the payload is no Contrail message."""
     try:
         return decode_message(record.payload)
     except Corrupt:
@@ -356,14 +355,14 @@ def _chain_key(archive: ArchiveReader, key: DeploymentKey | None) -> bytes:
     return key.chain_key
 
 
-LOOK_FIRST = 512
-"""Messages looked through at first; four times as many each time that somebody was not among them."""
-LOOK_MAX = 32_768
+SEARCH_FIRST = 512
+"""Messages read at first; four times as many each time that an owner is not among them."""
+SEARCH_MAX = 32_768
 """No further back than this: some 60 ms."""
 
 
 class LastMessage(NamedTuple):
-    """Where a message stands, and when the log stored it."""
+    """The sequence of a message, and the time at which the log stored it."""
 
     seq: StreamSeq
     time_ms: int
@@ -372,16 +371,16 @@ class LastMessage(NamedTuple):
 def last_messages(
     archive: ArchiveReader, stream: StreamName, upto: int, owners: Collection[str]
 ) -> dict[str, LastMessage]:
-    """Per owner its newest message at or before `upto`; those are missing who said nothing near enough."""
+    """Per owner its newest message at or before `upto`; an owner without one among the last SEARCH_MAX is missing."""
     found: dict[str, LastMessage] = {}
-    end, look = upto + 1, LOOK_FIRST
-    while end > max(1, upto - LOOK_MAX) and not found.keys() >= set(owners):
-        start = max(1, end - look)
+    end, count = upto + 1, SEARCH_FIRST
+    while end > max(1, upto - SEARCH_MAX) and not found.keys() >= set(owners):
+        start = max(1, end - count)
         here = {
             who: LastMessage(record.seq, record.time_ms)
             for record in archive.read(stream, start, end)
             if (who := owner(record.subject)) in owners
         }
         found = here | found
-        end, look = start, 4 * look
+        end, count = start, 4 * count
     return found

@@ -57,7 +57,7 @@ name it, when its replica ends, and when its id is used again: then it has no ou
 
 
 class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One attempt at a request as the log tells of it, or its refusal."""
+    """One attempt at a request, or its refusal, by the log."""
 
     request: str
     attempt: int
@@ -80,11 +80,11 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     now_ms: int = 0
     """The clock of its replica at the decision."""
     before_ms: int = 0
-    """How long before that the request came."""
+    """The time from the request's arrival to the decision."""
     status: int = 0
     """The HTTP status of a refusal."""
     turned_away: bool = False
-    """Whether a refusal came without a decision."""
+    """True for a refusal without a decision."""
     queued_seq: int = 0
     """Of the first message that says that it had to wait before; 0 if it had not …"""
     held_seq: int = 0
@@ -98,7 +98,7 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cached_tokens: int = -1
     ttft_ms: int = -1
     remote: bool = False
-    """Whether a prefill worker computed the prompt."""
+    """True if a prefill worker computed the prompt."""
     ended_at: int = 0
     """The number of the event that ended it; 0 while it is under way."""
     void_ms: int = 0
@@ -125,7 +125,7 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def declined(self) -> bool:
-        """Whether its worker did not begin with it."""
+        """True if its worker did not begin with it."""
         return self.outcome == DECLINED
 
 
@@ -162,10 +162,10 @@ class _PriorAttempt(NamedTuple):
     """An attempt behind which another one may come."""
 
     attempt: int
-    came_ms: int
-    """When the request came, by the log's clock."""
+    arrived_ms: int
+    """The time of the request's arrival, by the log's clock."""
     declined: bool
-    """Whether it was in its replica all the time, since the worker did not begin with it."""
+    """True if the request was in its replica all the time, since the worker did not begin with it."""
 
 
 _Key = tuple[str, int, int]
@@ -175,7 +175,7 @@ _Place = tuple[str, int]
 
 
 class RequestHistory:
-    """See the module's text."""
+    """Attempts in columns, a row each, and refusals beside them."""
 
     def __init__(self, workers: Numbering | None = None, replicas: Numbering | None = None) -> None:
         """The numbers of workers and replicas in the columns are of these numberings."""
@@ -260,7 +260,7 @@ class RequestHistory:
             self.read_to = seq
 
     def _goes_on(self, about: str, n: int, seq: int) -> bool:
-        """Whether the replica says that for the first time."""
+        """True if this is a new message of the replica, not a repeated one."""
         expected = self._next.get(about)
         if expected is None:
             self.first_seqs[about] = seq
@@ -276,7 +276,7 @@ class RequestHistory:
             self._next[about] = message.n + 1
             replica = self.replicas[about]
             for number, event in enumerate(message.events, seq * PLACES):
-                self._take(number, ms, replica, event)
+                self._on_event(number, ms, replica, event)
                 if event.type not in COURSE:
                     yield OtherEvent(seq, ms, about, event)
         elif message.source == about + LOST_SUFFIX:
@@ -285,7 +285,7 @@ class RequestHistory:
                     self._gone(number, ms, self.replicas[about])
                     yield OtherEvent(seq, ms, about, event)
 
-    def _take(self, number: int, ms: int, replica: int, event: PartialEvent) -> None:
+    def _on_event(self, number: int, ms: int, replica: int, event: PartialEvent) -> None:
         match event.type:
             case "RequestRouted":
                 self._routed(number, ms, replica, _routed_fields(event))
@@ -309,7 +309,7 @@ class RequestHistory:
             case "ReplicaLeft":
                 self._gone(number, ms, replica)
             case _:
-                pass  # tells of no request
+                pass  # concerns no request
 
     def _routed(self, number: int, ms: int, replica: int, event: RoutedFields) -> None:
         request, attempt, row = event.request, event.attempt, len(self.requests)
@@ -321,7 +321,7 @@ class RequestHistory:
         if attempt:
             prior = self._prior.pop((request, replica), None)
             if prior is not None:
-                before_ms = ms - prior.came_ms
+                before_ms = ms - prior.arrived_ms
                 waited_ms = before_ms if prior.declined else 0
             if self._moved and (moved := self._moved.pop((request, attempt, replica), 0)):
                 self._migrated[row] = moved
@@ -373,8 +373,8 @@ class RequestHistory:
         if row < self.watched:
             self._note_change(number, row)
         if event.outcome in TRIED_AGAIN:
-            came_ms = self.columns["ms"][row] - self.columns["before_ms"][row]
-            self._prior[event.request, replica] = _PriorAttempt(event.attempt, came_ms, event.outcome == DECLINED)
+            arrived_ms = self.columns["ms"][row] - self.columns["before_ms"][row]
+            self._prior[event.request, replica] = _PriorAttempt(event.attempt, arrived_ms, event.outcome == DECLINED)
 
     def _void(self, row: int, number: int, ms: int) -> None:
         """The attempt is under way no more, though nothing tells its end."""
@@ -486,8 +486,7 @@ class RequestHistory:
         )
 
     def span(self, start: int, end: int | None) -> range:
-        """The rows of the attempts whose messages stand in the routing stream from `start` up to `end` (not
-        included)."""
+        """The rows of the attempts in messages of the routing stream from `start` up to `end` (not included)."""
         numbers = self.columns["n"]
         first = bisect_left(numbers, start * PLACES)
         return range(first, len(self) if end is None else max(first, bisect_left(numbers, end * PLACES)))
@@ -520,12 +519,12 @@ class RequestHistory:
         return found
 
     def before(self, attempt: RequestAttempt) -> list[RequestAttempt]:
-        """What the worker of this attempt was busy with when it was routed there, by the log as it stood then; in the
+        """The attempts under way on the worker of this attempt when it was routed, by the log as it stood then; in the
         order of the log. O(all attempts)."""
         return self._under_way(self.columns["worker"], self.workers.get(attempt.worker, -1), attempt.at)
 
     def own_under_way(self, replica: str, at: int) -> list[RequestAttempt]:
-        """What the replica had on the way before that event, by its own word."""
+        """The attempts that the replica had under way before that event, by its own messages."""
         return self._under_way(self.columns["replica"], self.replicas.get(replica, -1), at)
 
     def _under_way(self, column: array[int], value: int, at: int) -> list[RequestAttempt]:
@@ -535,9 +534,9 @@ class RequestHistory:
 
     def until(self, number: int, replica: str | None = None) -> Iterator[RequestAttempt]:
         """The attempts up to that event (included), the newest first; of one replica, if it is given."""
-        of, wanted = self.columns["replica"], None if replica is None else self.replicas.get(replica, -1)
+        of, number_of = self.columns["replica"], None if replica is None else self.replicas.get(replica, -1)
         for row in reversed(range(bisect_right(self.columns["n"], number))):
-            if wanted is None or of[row] == wanted:
+            if number_of is None or of[row] == number_of:
                 yield self.attempt(row)
 
     def newest(self, replica: str, seq: int) -> RequestAttempt | None:

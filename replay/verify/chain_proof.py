@@ -41,19 +41,18 @@ class ChainFault(NamedTuple):
 
 
 class SequenceHole(NamedTuple):
-    """Sequences at which the stream holds nothing, though it should."""
+    """Consecutive sequences at which the stream should hold messages and holds none."""
 
     first: StreamSeq
     last: StreamSeq
 
     @property
     def messages(self) -> int:
-        """How many."""
         return self.last - self.first + 1
 
 
 class _Source:
-    """How far one source has been read."""
+    """The progress of the walk in the chain of one source."""
 
     __slots__ = ("head", "n_next", "seq")
 
@@ -73,69 +72,70 @@ class ChainWalk:
         self.sources: dict[SourceId, _Source] = {}
         self._span = span
         self._cut = max(span.first_seq, span.log_first_seq) > 1
-        """Whether sources may have spoken before, of whom nothing is known."""
+        """True if there may be sources before the recording of which nothing is known."""
         self._name = name
         self._next = StreamSeq(max(span.first_seq, span.log_first_seq))
         self._holes: list[SequenceHole] = []
         self._gaps: list[RecordingGap] = []
         self._lost: dict[SourceId, StreamSeq] = {}
-        """Replicas that others found lost, and where that was said."""
+        """Replicas that others found lost, with the sequence of that message."""
         self._left: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<ChainWalk of {self.stream}: {self.messages} messages of {len(self.sources)} sources>"
 
-    def know(self, chains: Mapping[SourceId, tuple[int, bytes]]) -> None:
-        """A snapshot has the next number and the head of every source, where the walk stands."""
+    def start_from(self, chains: Mapping[SourceId, tuple[int, bytes]]) -> None:
+        """The chains of all sources at the walk's place are known from a snapshot: next number and head of each."""
         self._cut = False
         for source, at in chains.items():
             self.sources.setdefault(source, _Source(*at))
 
-    def take(self, record: Record, head: bytes) -> Iterator[ChainFault]:
-        """What is wrong with the next record; `head` is its digest, empty if there is no key."""
+    def check(self, record: Record, head: bytes) -> Iterator[ChainFault]:
+        """The faults of the next record; `head` is its digest, empty if there is no key."""
         if record.seq > self._next:
             self._holes.append(SequenceHole(self._next, StreamSeq(record.seq - 1)))
         self._next = StreamSeq(record.seq + 1)
-        said, whose = envelope(record.payload), owner(record.subject)
-        if said is None:
+        message, subject_owner = envelope(record.payload), owner(record.subject)
+        if message is None:
             self._holes.append(SequenceHole(record.seq, record.seq))
             what = f"{self.stream}:{record.seq} cannot be read: it is no message of ours"
-            yield ChainFault("unreadable", record.seq, whose, -1, what)
+            yield ChainFault("unreadable", record.seq, subject_owner, -1, what)
             return
         self.messages += 1
-        if not said.of(whose):
-            what = f"{self._where(record)} is signed by {said.source}, on the subject of {self._who(whose)}"
-            yield ChainFault("foreign", record.seq, whose, said.n, what)
+        if not message.of(subject_owner):
+            whose = self._who(subject_owner)
+            what = f"{self.stream}:{record.seq} is signed by {message.source}, on the subject of {whose}"
+            yield ChainFault("foreign", record.seq, subject_owner, message.n, what)
             return
         if self.stream == ROUTING:
-            self._note_end(record, said)
-        yield from self._follow(record, SourceId(said.source), said.n, said.prev, head)
+            self._note_end(record, message)
+        yield from self._follow(record, SourceId(message.source), message.n, message.prev, head)
 
-    def _note_end(self, record: Record, said: Envelope) -> None:
-        kinds = {event.type for event in said.events} & {_LEFT, _LOST}
+    def _note_end(self, record: Record, message: Envelope) -> None:
+        kinds = {event.type for event in message.events} & {_LEFT, _LOST}
         if _LEFT in kinds:
-            self._left.add(said.source)
-        elif _LOST in kinds and said.source.endswith(LOST_SUFFIX):
-            self._lost.setdefault(SourceId(said.source.removesuffix(LOST_SUFFIX)), record.seq)
+            self._left.add(message.source)
+        elif _LOST in kinds and message.source.endswith(LOST_SUFFIX):
+            self._lost.setdefault(SourceId(message.source.removesuffix(LOST_SUFFIX)), record.seq)
 
-    def end(self, heads: Mapping[str, Head]) -> Iterator[ChainFault]:
-        """What is wrong with the ends of the chains, by what the export says that they are."""
+    def check_ends(self, heads: Mapping[str, Head]) -> Iterator[ChainFault]:
+        """The faults of the ends of the chains, compared with the ends that the export names."""
         if self._next <= self._span.last_seq:
             self._holes.append(SequenceHole(self._next, StreamSeq(self._span.last_seq)))
         for name, at in self.sources.items():
-            source, told = str(name), heads.get(name)
-            if at.seq and told is None:
+            source, last = str(name), heads.get(name)
+            if at.seq and last is None:
                 yield self._last(source, at, "the export does not say with which message it ends")
-            elif at.seq and told is not None and told.n != at.n_next - 1:
-                yield self._last(source, at, f"by what the export says message {told.n} is")
-            elif at.seq and told is not None and at.head and told.digest != at.head.hex():
+            elif at.seq and last is not None and last.n != at.n_next - 1:
+                yield self._last(source, at, f"by what the export says message {last.n} is")
+            elif at.seq and last is not None and at.head and last.digest != at.head.hex():
                 yield self._last(source, at, "and by what the export says it was another: it was changed")
         for source in sorted(heads.keys() - {source for source, at in self.sources.items() if at.seq}):
             what = f"the export names a last message of {self._who(source)}, and holds none of it"
             yield ChainFault("last", 0, source, heads[source].n, what)
 
     def gaps(self) -> list[RecordingGap]:
-        """What is missing, in the order in which it was noticed; holes that nobody's chain accounts for come last."""
+        """Missing messages, in the order in which they were noticed; holes that no chain accounts for come last."""
         found = list(self._gaps)
         for hole in self._holes:
             known = sum(gap.messages for gap in self._gaps if _overlap(gap, hole))
@@ -144,7 +144,7 @@ class ChainWalk:
         return found
 
     def untold(self) -> list[RecordingGap]:
-        """Replicas that were found lost and of whose last words nobody can know whether the log has them."""
+        """Replicas that were found lost without a last message of their own."""
         found = []
         for source, lost in self._lost.items():
             at = self.sources.get(source)
@@ -159,7 +159,7 @@ class ChainWalk:
             at = self.sources[source] = _Source(0, CHAIN_START if head else b"")
         if n < at.n_next:
             if n != at.n_next - 1 or (head and head != at.head):
-                what = f"{self._where(record)} is message {n} of {self._who(source)}, which was said before"
+                what = f"{self.stream}:{record.seq} is message {n} of {self._who(source)}, which was said before"
                 yield ChainFault("twice", record.seq, source, n, what)
             return
         if n > at.n_next:
@@ -174,11 +174,13 @@ class ChainWalk:
     def _changed(self, record: Record, source: SourceId, at: _Source, n: int) -> ChainFault:
         self._gaps.append(self._gap(GAP, source, (max(0, n - 1), max(0, n - 1)), (at.seq, record.seq), record.seq))
         if not n:
-            what = f"message 0 of {self._who(source)} at {self._where(record)} does not begin a chain: it was changed"
+            what = (
+                f"message 0 of {self._who(source)} at {self.stream}:{record.seq} does not begin a chain: it was changed"
+            )
             return ChainFault("changed", record.seq, source, n, what)
         before = f"message {n - 1} at {self.stream}:{at.seq}" if at.seq else f"message {n - 1}, before the export"
         what = (
-            f"message {n} of {self._who(source)} at {self._where(record)} does not follow on {before}: "
+            f"message {n} of {self._who(source)} at {self.stream}:{record.seq} does not follow on {before}: "
             f"message {n - 1} was changed, or {n} was written by somebody without the key"
         )
         return ChainFault("changed", record.seq, source, n - 1, what)
@@ -229,9 +231,6 @@ class ChainWalk:
         what = f"message {at.n_next - 1} at {self.stream}:{at.seq} is the last of {self._who(source)} here, {why}"
         return ChainFault("last", at.seq, source, at.n_next - 1, what)
 
-    def _where(self, record: Record) -> str:
-        return f"{self.stream}:{record.seq}"
-
     def _who(self, source: str) -> str:
         name = self._name(self.stream, source)
         kind = "replica" if self.stream == ROUTING else "worker"
@@ -249,16 +248,16 @@ REPORTED = b"ReplicaReported"
 
 
 class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
-    """One place at which the record is not what was said."""
+    """One place at which the recording is not what its sources wrote."""
 
     kind: str
     """`changed`, `missing`, `unreadable`, `twice`, `foreign`, `last`, `witness`, `snapshot`."""
     stream: str
     seq: int
-    """Where it shows; 0 if in no message."""
+    """The sequence at which it shows; 0 if in no message."""
     source: str
     name: str
-    """The worker's or replica's, as people know it; empty if nothing tells."""
+    """The name of the worker or replica; empty if no message has it."""
     n: int
     """The number, in its source's chain, of the message that is meant; -1 if it has none."""
     what: str
@@ -266,36 +265,36 @@ class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChainProof(msgspec.Struct, kw_only=True):
-    """What was found."""
+    """The findings about all chains of a recording."""
 
     keyed: bool
-    """Whether digests were checked; else only order was."""
+    """True if digests were checked; else only order was."""
     origin: bool
-    """Whether the key is the deployment's; that of a redacted export is written in it."""
+    """True if the key is the deployment's; the key of a redacted export is written in it."""
     messages: int = 0
     sources: int = 0
     witnessed: int = 0
-    """Messages of which a replica or a snapshot told what they were."""
+    """Messages of which a replica or a snapshot states the digest."""
     broken: int = 0
     breaks: list[ChainBreak] = msgspec.field(default_factory=list)
     """The first BREAKS_KEPT of them, by stream."""
     gaps: Gaps = msgspec.field(default_factory=Gaps)
     untold: list[RecordingGap] = msgspec.field(default_factory=list)
-    """Replicas of whose last words nobody can know whether the log has them."""
+    """Replicas that were found lost: the log may not have their last messages."""
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found broken."""
+        """True if nothing is broken."""
         return not self.broken
 
     @property
     def foreign(self) -> bool:
-        """Whether hardly any message follows on the one before: all of it was sealed with another key."""
+        """True if hardly any message follows on the one before: the log was sealed with another key."""
         return self.keyed and self.broken > self.messages // 2
 
 
 class Witness(NamedTuple):
-    """Who told what stood at a place, and what it was."""
+    """A replica or snapshot that states the digest of the message at some sequence."""
 
     who: str
     head: bytes
@@ -305,12 +304,12 @@ Witnesses = Mapping[StreamName, Mapping[int, list[Witness]]]
 
 
 def prove(recording: Recording) -> ChainProof:
-    """Goes through all of the recording once, some 5 us per message. Corrupt if a piece is damaged."""
+    """The proof of all chains, in one pass of some 5 us per message. Corrupt if a piece is damaged."""
     return _Prover(recording).run()
 
 
 def gaps_of(recording: Recording) -> Gaps:
-    """What the recording lacks in the middle of its streams; O(1) if every stream is without a hole."""
+    """The gaps in the middle of the recording's streams; O(1) if no stream has a hole."""
     return prove(recording).gaps if any(_has_holes(recording, stream) for stream in recording.streams) else Gaps()
 
 
@@ -345,16 +344,16 @@ class _Prover:
         known = base.cursor.get(stream) if base is not None else None
         for record in recording.archive.read(stream):
             if known is not None and record.seq > known.seq:
-                walk.know(_chains(base, stream))
+                walk.start_from(_chains(base, stream))
                 known = None
             head = digest(record.payload, recording.chain_key) if recording.chain_key else b""
-            for found in walk.take(record, head):
+            for found in walk.check(record, head):
                 self._break(stream, found)
             for witness in witnesses.get(record.seq, ()):
                 self._proof.witnessed += 1
                 if witness.head != head:
                     self._break(stream, _contradicted(stream, record.seq, owner(record.subject), witness))
-        for found in walk.end(recording.archive.contents.heads.get(stream, {})):
+        for found in walk.check_ends(recording.archive.contents.heads.get(stream, {})):
             self._break(stream, found)
         self._proof.messages += walk.messages
         self._proof.sources += len(walk.sources)
@@ -395,7 +394,7 @@ def _contradicted(stream: StreamName, seq: StreamSeq, source: str, witness: Witn
 
 
 def _first_snapshot(recording: Recording) -> State | None:
-    """What the first snapshot in it knows, if the recording does not begin where the log did."""
+    """The state of the first snapshot, if the recording begins behind the start of the log."""
     spans = [recording.archive.span(stream) for stream in recording.streams]
     if all(max(span.first_seq, span.log_first_seq) <= 1 for span in spans):
         return None
@@ -426,7 +425,7 @@ def _chains(base: State | None, stream: StreamName) -> dict[SourceId, tuple[int,
 
 
 def _witnesses(recording: Recording) -> Witnesses:
-    """What replicas and snapshots told of messages, by stream and place."""
+    """Digests of messages that replicas and snapshots state, by stream and sequence."""
     found: dict[StreamName, dict[int, list[Witness]]] = {stream: {} for stream in recording.streams}
     for manifest in recording.archive.snapshots():
         for name, at in manifest.cursor.items():

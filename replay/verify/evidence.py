@@ -1,4 +1,4 @@
-"""Evidence: why a recording may not show what a replica saw when it decided, and where its fold was the log's.
+"""Evidence: reasons why a recording may not show the view of a decision, and places where a replica's fold agreed.
 
 A gap of the recording can matter to a decision only if it mattered to its replica's fold. So where a replica reported
 the digest of its fold, and the log's fold has the same, no gap before that place made a difference to it.
@@ -23,7 +23,7 @@ from replay.recording.gaps import CUT, Gaps
 from replay.recording.recording import Recording
 
 CLOCKS_MS = 5000
-"""How far a replica's clock may be from the log's."""
+"""The greatest difference between a replica's clock and the log's."""
 
 
 def unverifiable_reasons(
@@ -31,11 +31,11 @@ def unverifiable_reasons(
     at: RecordedDecision | RecordedRefusal,
     agreed: Mapping[StreamName, int] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Why the recording may not show what the replica saw, by kind (`cut`, `gap`, `unknown`, `deleted`, `replaced`,
-    `end`, `settings`, `version`), each with one sentence. Empty if nothing is known to be wrong. Some 3 us.
+    """Reasons why the recording may not show the view of a decision, by kind (`cut`, `gap`, `unknown`, `deleted`,
+    `replaced`, `end`, `settings`, `version`), each with one sentence. Empty if no gap is known. Some 3 us.
 
-    Of the decision or refusal that the playback gave last. `agreed`: up to where the replica itself said that its folds
-    were as ours (`FoldAgreements`)."""
+    `at` is the decision or refusal that the playback gave last. `agreed`: per stream the last place at which the
+    replica reported the same fold as the log's (`FoldAgreements`)."""
     replica_state, event, gaps = at.replica_state, at.event, playback.gaps
     reasons = dict(replica_state.unverifiable)
     if isinstance(event, RequestRouted) and event.decide_version != DECIDE_VERSION:
@@ -81,8 +81,7 @@ def history_replaced(recording: Recording, event: RequestRouted | RequestRejecte
 def _half_known(
     replica_state: ReplicaState, event: RequestRouted | RequestRejected, gaps: Gaps, agreed: Mapping[StreamName, int]
 ) -> Iterator[tuple[str, str]]:
-    """What the fold itself knows to be missing; but for sources of which the record shows that the replica knew it too:
-    then it is what was decided on."""
+    """Gaps that the fold itself knows. Not those that the replica knew too, by its record: it decided with them."""
     for cut, how in replica_state.cut.items():
         if cut not in agreed and cut != JOBS:
             yield CUT, how
@@ -112,7 +111,7 @@ REPORTED = ReplicaReported.__name__.encode()
 
 
 def fold_reports(recording: Recording) -> Iterator[FoldReport]:
-    """All that replicas said of folds of this version, in the order of the log."""
+    """All reports of replicas on folds of this version, in the order of the log."""
     for record in recording.archive.read(ROUTING) if ROUTING in recording.streams else ():
         if REPORTED not in record.payload:
             continue
@@ -127,12 +126,12 @@ def fold_reports(recording: Recording) -> Iterator[FoldReport]:
 
 
 class LogFolds:
-    """What the log gives, at places that are asked for in any order; each stream is folded once, alone."""
+    """The log's folds at chosen places; each stream is folded once, alone."""
 
-    def __init__(self, recording: Recording, wanted: Mapping[StreamName, set[StreamSeq]]) -> None:
-        """O(all messages up to the last place that is wanted)."""
+    def __init__(self, recording: Recording, places: Mapping[StreamName, set[StreamSeq]]) -> None:
+        """O(all messages up to the last of these places)."""
         self._points: dict[tuple[StreamName, StreamSeq], DigestPoint] = {}
-        for stream, seqs in sorted(wanted.items()):
+        for stream, seqs in sorted(places.items()):
             if stream in recording.streams:
                 self._fold(recording, stream, sorted(seqs))
 
@@ -156,17 +155,17 @@ class LogFolds:
 
 
 class FoldAgreements:
-    """Of every replica, up to where it is known to have had our folds."""
+    """The places at which each replica is known to have had the log's folds."""
 
     def __init__(self, recording: Recording) -> None:
         """Folds the recording once."""
-        said = [each for each in fold_reports(recording) if _here(recording, each)]
-        wanted: dict[StreamName, set[StreamSeq]] = {}
-        for each in said:
-            wanted.setdefault(each.stream, set()).add(each.seq)
-        folds = LogFolds(recording, wanted)
+        reports = [each for each in fold_reports(recording) if _here(recording, each)]
+        places: dict[StreamName, set[StreamSeq]] = {}
+        for each in reports:
+            places.setdefault(each.stream, set()).add(each.seq)
+        folds = LogFolds(recording, places)
         self._agreed: dict[ReplicaId, list[FoldReport]] = {}
-        for each in said:
+        for each in reports:
             point = folds.at(each.stream, each.seq)
             if point is not None and point.complete and (point.digest, point.head) == (each.digest, each.head):
                 self._agreed.setdefault(each.replica, []).append(each)
@@ -175,7 +174,7 @@ class FoldAgreements:
         return f"<FoldAgreements of {len(self._agreed)} replicas>"
 
     def before(self, replica: ReplicaId, seq: int) -> dict[StreamName, StreamSeq]:
-        """Per stream the last place at which the replica agreed, of those that it had told before that message."""
+        """Per stream the last place at which the replica's fold agreed, by its reports before that message."""
         found: dict[StreamName, StreamSeq] = {}
         for each in self._agreed.get(replica, ()):
             if each.at < seq:

@@ -1,4 +1,6 @@
-"""Verdicts: recorded decisions and refusals made again, and whether they come out the same.
+"""Verdicts: recorded decisions and refusals made again and compared, with the first term that differs.
+
+Terms are compared from the inputs of a decision to its results, so the first that differs is nearest to the cause.
 
 The prompt of a refused request is not in the log; but the exclusions depend on nothing of it but its block size.
 """
@@ -55,12 +57,12 @@ assert set(BEFORE_COST) | {"cost"} == {*COLUMNS, *TIMED_COLUMNS}
 
 
 class Term(NamedTuple):
-    """Where two decisions part."""
+    """The first difference of two decisions."""
 
     term: str
     """Of TERMS."""
     worker: str
-    """The candidate that it is about; empty if about none."""
+    """The candidate concerned; empty if none is."""
     recorded: Any
     recomputed: Any
 
@@ -69,7 +71,7 @@ class DecisionSide(msgspec.Struct, frozen=True, kw_only=True):
     """One of two decisions, for people and for JSON."""
 
     worker: str
-    """The chosen one; empty if nobody could serve."""
+    """The chosen worker; empty if none could serve."""
     name: str
     cost: int
     """Of the chosen one, in thousandths of a block."""
@@ -80,12 +82,12 @@ class DecisionSide(msgspec.Struct, frozen=True, kw_only=True):
 def event_of(
     decision: Decision, request: RouteRequest, settings: RoutingSettings, revision: int
 ) -> RequestRouted | None:
-    """The decision as it would be recorded; None if nobody could serve."""
+    """The decision as its event would record it; None if no worker could serve."""
     return None if decision.worker is None else record(decision, request, settings, revision)
 
 
 def side(routed: RequestRouted | None, name: str, digest: str = "") -> DecisionSide:
-    """The decision's side; `digest` of one that nobody could serve."""
+    """The decision as a side of a comparison; `digest` counts if no worker could serve."""
     if routed is None:
         return DecisionSide(worker="", name="", cost=0, predicted_cached_tokens=0, digest=digest)
     costs = routed.columns.get("cost", ())
@@ -101,12 +103,12 @@ def side(routed: RequestRouted | None, name: str, digest: str = "") -> DecisionS
 def first_difference(
     recorded: RequestRouted, recomputed: RequestRouted | None, excluded: dict[str, tuple[int, bytes]]
 ) -> Term | None:
-    """The first term in which they part; None if they are equal. `excluded` is the recomputed one's (`shown`)."""
+    """The first term that differs; None if they are equal. `excluded` belongs to the recomputed decision."""
     return next(_differences(recorded, recomputed, excluded), None)
 
 
 def equal(recorded: RequestRouted, recomputed: RequestRouted) -> bool:
-    """Whether all that follows from the inputs is the same, not the digest alone: a record could be made to lie."""
+    """True if all results are the same, not only the digest: a forged record could state the digest alone."""
     return (
         recorded.digest == recomputed.digest
         and recorded.worker == recomputed.worker
@@ -147,7 +149,7 @@ def _differences(
         yield Term("choice", recorded.worker, recorded.worker, recomputed.worker)
     if ours != theirs:
         yield Term("order", "", ours, theirs)
-    for term, said, found in (
+    for term, one, other in (
         ("predicted", recorded.predicted_cached_tokens, recomputed.predicted_cached_tokens),
         ("prefill_tokens", recorded.prefill_tokens, recomputed.prefill_tokens),
         ("blocks", recorded.blocks, recomputed.blocks),
@@ -157,8 +159,8 @@ def _differences(
         ("prefer_tokens", recorded.prefer_tokens, recomputed.prefer_tokens),
         ("digest", recorded.digest, recomputed.digest),
     ):
-        if said != found:
-            yield Term(term, "", said, found)
+        if one != other:
+            yield Term(term, "", one, other)
 
 
 def _columns(recorded: RequestRouted, recomputed: RequestRouted, ours: list[str], theirs: list[str]) -> Iterator[Term]:
@@ -166,10 +168,10 @@ def _columns(recorded: RequestRouted, recomputed: RequestRouted, ours: list[str]
     places = {worker: place for place, worker in enumerate(theirs)}
     both = [(worker, place, places[worker]) for place, worker in enumerate(ours) if worker in places]
     for term in (*BEFORE_COST, "cost"):
-        said, found = recorded.columns.get(term, ()), recomputed.columns.get(term, ())
+        before, now = recorded.columns.get(term, ()), recomputed.columns.get(term, ())
         for worker, one, other in both:
-            if one < len(said) and other < len(found) and said[one] != found[other]:
-                yield Term(term, worker, said[one], found[other])
+            if one < len(before) and other < len(now) and before[one] != now[other]:
+                yield Term(term, worker, before[one], now[other])
 
 
 def counts(excluded: dict[str, tuple[int, bytes]]) -> dict[str, Any]:
@@ -178,22 +180,22 @@ def counts(excluded: dict[str, tuple[int, bytes]]) -> dict[str, Any]:
 
 
 class RemadeRefusal(NamedTuple):
-    """What comes out now."""
+    """A refused request decided again."""
 
     same: bool
     worker: WorkerId | None
-    """Who could have taken it; None if nobody."""
+    """The worker that could have served it; None if none."""
     excluded: dict[str, tuple[int, bytes]]
-    """Who was left out, as a record shows it."""
+    """The excluded workers, as an event records them."""
 
 
 def remake_refusal(at: RecordedRefusal) -> RemadeRefusal:
     """The request asked again with every block size that its prompt may have been cut into."""
-    found = [_asked(at, size) for size in _block_sizes(at.view, at.event.model)]
+    found = [_decide_again(at, size) for size in _block_sizes(at.view, at.event.model)]
     return next((again for again in found if again.same), found[0])
 
 
-def _asked(at: RecordedRefusal, block_size: int) -> RemadeRefusal:
+def _decide_again(at: RecordedRefusal, block_size: int) -> RemadeRefusal:
     event, prompt = at.event, HashedPrompt(1, block_size, b"")
     request = RouteRequest(RequestId(event.request), event.attempt, event.model, prompt)
     decision = decide(at.view, request, at.settings, event.now_ms, 0)
@@ -202,7 +204,7 @@ def _asked(at: RecordedRefusal, block_size: int) -> RemadeRefusal:
 
 
 def _block_sizes(view: View, model: str) -> list[int]:
-    """Those of the model's workers, and one that nobody has: whoever had it may be gone."""
+    """The block sizes of the model's workers, and one that no worker has: a worker that had it may be gone."""
     joined = [member.joined for member in view.state.alive() if member.joined is not None]
     sizes = sorted({each.block_size for each in joined if each.model == model})
     return [*sizes, max((each.block_size for each in joined), default=0) + 1]
@@ -215,7 +217,7 @@ REPLACED = "replaced"
 LIFTED = frozenset({"cut", "deleted", "gap"})
 """Reasons that hold only until the replica is known to have had our folds."""
 REFUSED = "refused"
-"""Stands for the digest of a request that nobody could serve: it has none."""
+"""Instead of the digest of a refused request, which has none."""
 
 
 class DecisionDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,7 +242,7 @@ class DecisionDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of one decision."""
+    """The verdict on one decision or refusal."""
 
     seq: int
     number: int
@@ -254,7 +256,7 @@ class Verdict(msgspec.Struct, frozen=True):
     recorded_worker: str
     """Empty for a refusal."""
     worker: str
-    """Chosen now; empty for nobody."""
+    """The worker chosen now; empty for none."""
     cost: int
     decide_version: int
     """Of the program that recorded it; 0 for a refusal."""
@@ -268,7 +270,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def refusal(self) -> bool:
-        """Whether the request was refused, not routed."""
+        """True if the request was refused, not routed."""
         return self.recorded == REFUSED
 
 
@@ -282,7 +284,7 @@ def verdicts(playback: Playback) -> Iterator[Verdict]:
 
 
 def place(verdict: Verdict) -> tuple[int, int]:
-    """Where it stands in the log."""
+    """The verdict's place in the log, to sort by."""
     return verdict.seq, verdict.number
 
 
@@ -292,12 +294,12 @@ def remake(at: RecordedDecision, settings: RoutingSettings | None = None) -> Dec
     event = at.event
     try:
         return decide(at.view, at.request, settings or at.settings, event.now_ms, event.seed)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told as a difference
+    except Exception as error:  # noqa: BLE001 - any error of the rules is a difference
         return f"{type(error).__name__}: {error}"
 
 
 def first_term(at: RecordedDecision, decision: Decision | str) -> tuple[Term | None, RequestRouted | None]:
-    """Where the decision parts from what was recorded, if it does, and the decision as it would be recorded."""
+    """The first term in which the decision differs from its record, if any, and its own event."""
     event = at.event
     if isinstance(decision, str):
         return Term("failure", "", "", decision), None
@@ -368,23 +370,23 @@ class _Judge:
         return Verdict(*ours, DIFFERENT, "", "", _other_refusal(at, found, self._recording.names))
 
     def _excuse(self, at: RecordedDecision | RecordedRefusal) -> tuple[str, str]:
-        """Why one that comes out otherwise is not judged, as reason and sentence; empty if it is."""
-        doubts = unverifiable_reasons(self._playback, at)
-        if doubts.keys() & LIFTED:
+        """The reason and a sentence why a decision that differs is not judged; empty if it is judged."""
+        reasons = unverifiable_reasons(self._playback, at)
+        if reasons.keys() & LIFTED:
             if self._agreements is None:
                 self._agreements = FoldAgreements(self._recording)
-            doubts = unverifiable_reasons(self._playback, at, self._agreements.before(at.replica, at.seq))
-        if not doubts:
+            reasons = unverifiable_reasons(self._playback, at, self._agreements.before(at.replica, at.seq))
+        if not reasons:
             why = history_replaced(self._recording, at.event, at.time_ms)
-            doubts = {REPLACED: why} if why else {}
-        reason = next((reason for reason in REASONS if reason in doubts), "")
-        return reason, doubts.get(reason, "")
+            reasons = {REPLACED: why} if why else {}
+        reason = next((reason for reason in REASONS if reason in reasons), "")
+        return reason, reasons.get(reason, "")
 
 
 def _other_refusal(at: RecordedRefusal, found: RemadeRefusal, names: Participants) -> DecisionDifference:
     event, worker = at.event, found.worker or ""
     name = names.worker(worker) if worker else ""
-    said, now = ("", worker) if worker else (counts(event.excluded), counts(found.excluded))
+    before, now = ("", worker) if worker else (counts(event.excluded), counts(found.excluded))
     return DecisionDifference(
         request=event.request,
         attempt=event.attempt,
@@ -395,7 +397,7 @@ def _other_refusal(at: RecordedRefusal, found: RemadeRefusal, names: Participant
         term="choice" if worker else "excluded",
         term_worker=worker,
         term_worker_name=name,
-        term_recorded=said,
+        term_recorded=before,
         term_recomputed=now,
         recorded=DecisionSide(worker="", name="", cost=0, predicted_cached_tokens=0, digest=REFUSED),
         recomputed=DecisionSide(worker=worker, name=name, cost=0, predicted_cached_tokens=0, digest=""),

@@ -22,29 +22,29 @@ from streams.log import Record
 SHARE_MIN = 2000
 """Fewer decisions than this per process are not worth starting it."""
 FOLD_SHARE = 0.08
-"""What it takes to fold a message on the way to a part, by what a decision takes."""
+"""The time to fold a message on the way to a share, in decisions."""
 HALVINGS = 24
 
 _ROUTED = RequestRouted.__name__
 
 
 class LogShare(NamedTuple):
-    """A part of the log that one process plays."""
+    """A share of the log that one process plays."""
 
     start: int
     end: int | None
     replicas: Collection[ReplicaId] | None
     numbers: Mapping[ReplicaId, int]
-    """Of each replica's next message, where the part begins."""
+    """The number of each replica's next message at the start of the share."""
     gaps: Gaps
 
     def playback(self, recording: Recording) -> Playback:
-        """Of this part."""
+        """The playback of this share."""
         return Playback(recording, self.start, self.end, replica=self.replicas, gaps=self.gaps, numbers=self.numbers)
 
 
 class Partition:
-    """What is to be played, and how much of it there is."""
+    """The decisions to be made again, and their number."""
 
     def __init__(
         self, recording: Recording, start: int, end: int | None, only: Collection[ReplicaId] | None, gaps: Gaps
@@ -52,25 +52,25 @@ class Partition:
         """Counts the decisions by a reading of its own; some 4 us per message of the routing stream."""
         self.recording = recording
         self.whole = not gaps.all and not _is_cut(recording)
-        """Whether the recording has all that its decisions rest on. If not, what comes out of one that cannot be judged
-        depends on what was played before it."""
+        """True if the recording has all that its decisions depend on. If not, the result of a decision that cannot be
+        judged depends on the decisions played before it, so there is one share."""
         self.decisions: Counter[ReplicaId] = Counter()
-        """Decisions by whose subject they stand on."""
+        """Decisions per replica, by the owner of their subject."""
         self._start, self._end, self._only, self._gaps = start, end, only, gaps
         self._seqs: list[int] = []
         self._counts: list[int] = []
         """Messages with decisions, and how many each has."""
         for record in recording.archive.read(ROUTING, start, end) if ROUTING in recording.streams else ():
-            whose = ReplicaId(owner(record.subject))
-            if only is None or whose in only:
-                self._count(whose, record)
+            replica = ReplicaId(owner(record.subject))
+            if only is None or replica in only:
+                self._count(replica, record)
 
     def __repr__(self) -> str:
         return f"<Partition on {self.total} decisions of {len(self.decisions)} replicas>"
 
-    def _count(self, whose: ReplicaId, record: Record) -> None:
+    def _count(self, replica: ReplicaId, record: Record) -> None:
         cursors = [event.cursor for event in _events(record.payload) if event.type == _ROUTED]
-        self.decisions[whose] += len(cursors)
+        self.decisions[replica] += len(cursors)
         if cursors:
             self._seqs.append(record.seq)
             self._counts.append(len(cursors))
@@ -89,7 +89,7 @@ class Partition:
         return sum(self.decisions.values())
 
     def shares(self, jobs: int) -> list[LogShare]:
-        """As many parts of the log, which take about as long each; fewer if there is too little to do."""
+        """So many shares of the log, which take about as long each; fewer if there are too few decisions."""
         many = max(1, min(jobs if self.whole else 1, self.total // SHARE_MIN))
         bounds = [self._start, *(self._bounds(many) if many > 1 else []), self._end]
         numbers = self._numbers([bound for bound in bounds[:-1] if bound is not None])
@@ -98,7 +98,7 @@ class Partition:
         ]
 
     def _bounds(self, parts: int) -> list[int]:
-        """Where all but the first begin: whoever begins later has more to fold before, so he decides less."""
+        """The starts of all shares but the first. A later share has more to fold first, so it has fewer decisions."""
         done = [0, *accumulate(self._counts)]
         low, high = 0.0, float(self.total)
         for _ in range(HALVINGS):
@@ -121,7 +121,7 @@ class Partition:
         return found if reached >= self.total else None
 
     def _to_fold(self, at: int) -> float:
-        """What it takes to come to that message, in decisions."""
+        """The time to fold up to that message, in decisions."""
         record = self.recording.archive.at(ROUTING, self._seqs[at])
         message = self.recording.frame(record).message if record is not None else None
         for event in message.events if message is not None else ():
@@ -138,15 +138,15 @@ class Partition:
         for record in self.recording.archive.read(ROUTING, 1, starts[-1]) if ROUTING in self.recording.streams else ():
             while record.seq >= waiting[0]:
                 found[waiting.popleft()] = dict(numbers)
-            said, whose = envelope(record.payload), ReplicaId(owner(record.subject))
-            if said is not None and said.source == whose:
-                numbers[whose] = max(said.n + 1, numbers.get(whose, 0))
+            message, replica = envelope(record.payload), ReplicaId(owner(record.subject))
+            if message is not None and message.source == replica:
+                numbers[replica] = max(message.n + 1, numbers.get(replica, 0))
         found.update(dict.fromkeys(waiting, numbers))
         return found
 
 
 def _is_cut(recording: Recording) -> bool:
-    """Whether the log had lost its start, and no snapshot stands where the recording begins."""
+    """True if the log had lost its start and no snapshot stands at the start of the recording."""
     spans = {stream: recording.archive.span(stream) for stream in recording.streams}
     start = {str(stream): max(span.first_seq, span.log_first_seq) - 1 for stream, span in spans.items()}
     based = (
@@ -172,5 +172,5 @@ def _events(payload: bytes) -> list[_Event]:
     try:
         return _message.decode(payload).events
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        said = envelope(payload)
-        return [_Event(event.type) for event in said.events] if said is not None else []
+        message = envelope(payload)
+        return [_Event(event.type) for event in message.events] if message is not None else []

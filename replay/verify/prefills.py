@@ -33,7 +33,7 @@ ENDED = "requester_ended"
 
 
 class JobAnomaly(NamedTuple):
-    """Something that jobs do not do."""
+    """A contradiction in the events of a job."""
 
     term: str
     recorded: Any
@@ -46,14 +46,14 @@ class JobAnomaly(NamedTuple):
 
 
 class _Requester:
-    """What one worker asked for, under one id."""
+    """The jobs that one worker requested, under one id."""
 
     def __init__(self, n_next: int, open_: set[str], *, agreed: bool) -> None:
         self.n_next = n_next
         self.open = open_
-        """Always among those that it has open."""
+        """Jobs that it has open, if not all of them."""
         self.agreed = agreed
-        """Whether its count was ours: then these are all, and it must stay so."""
+        """True once its own count of open jobs was the log's: then `open` has all, and the counts must stay equal."""
         self.gone = False
 
 
@@ -72,14 +72,14 @@ class PrefillJobEnds:
         self._names = recording.names
         self._requesters: dict[str, _Requester] = {}
         self._asked: dict[str, str] = {}
-        """Job to who asked for it."""
+        """Job to its requester."""
         self._ends: dict[str, _End] = {}
         self._by_others: list[JobAnomaly] = []
-        """Ends that another than the requester said: right if that was the same worker before."""
+        """Ends in messages of a worker other than the requester: right if it is the same worker under a new id."""
         if JOBS in recording.streams:
             self._begin(recording)
             for record, message in recording.messages(JOBS):
-                self._heard(record, message)
+                self._on_message(record, message)
         self._judge_others()
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class PrefillJobEnds:
 
     @property
     def requester_ended(self) -> int:
-        """Jobs whose only end is their requester's."""
+        """Jobs that ended only with their requester."""
         return sum(self._requesters[who].gone for job, who in self._asked.items() if job not in self._ends)
 
     @property
@@ -108,32 +108,32 @@ class PrefillJobEnds:
         """Jobs that nothing ends."""
         return sum(not self._requesters[who].gone for job, who in self._asked.items() if job not in self._ends)
 
-    def told(self, job: str) -> bool:
-        """Whether the jobs stream tells of the job at all."""
+    def has_job(self, job: str) -> bool:
+        """True if the jobs stream has an event of the job."""
         return job in self._asked or job in self._ends
 
-    def against(self, report: PrefillReport) -> Iterator[tuple[str, Any, Any]]:
-        """In which terms what is told of a job with the first token is not what the jobs stream tells; none where
-        the log ends before the job."""
+    def differences(self, report: PrefillReport) -> Iterator[tuple[str, Any, Any]]:
+        """The terms in which the report with the first token differs from the jobs stream; none where the log ends
+        before the job."""
         end = self._ends.get(report.job)
         if end is None:
             return
         if end.how != report.outcome:
             yield "end", report.outcome, end.how
         elif end.pulled is not None:
-            for term, said, told in (
+            for term, reported, pulled in (
                 ("worker", report.worker, end.pulled.worker),
                 ("tokens", report.pulled_tokens, end.pulled.tokens),
                 ("wait_ms", report.wait_ms, end.pulled.wait_ms),
                 ("pull_ms", report.pull_ms, end.pulled.pull_ms),
             ):
-                if said != told:
-                    yield term, said, told
+                if reported != pulled:
+                    yield term, reported, pulled
 
     # -----------------------------------------------------------------------------------------------------------
 
     def _begin(self, recording: Recording) -> None:
-        """What was open where the recording begins is taken from the snapshot there."""
+        """Jobs that were open at the start of the recording come from the snapshot there."""
         first = {stream: recording.archive.span(stream).first_seq - 1 for stream in recording.streams}
         if first[JOBS]:
             for worker, part in recording.state_before(first).jobs.parts.items():
@@ -141,7 +141,7 @@ class PrefillJobEnds:
                 self._requesters[worker] = _Requester(part.chain.n_next, open_, agreed=part.known)
                 self._asked.update(dict.fromkeys(open_, str(worker)))
 
-    def _heard(self, record: Record, message: Message) -> None:
+    def _on_message(self, record: Record, message: Message) -> None:
         whose = owner(record.subject)
         if message.source == whose + LOST_SUFFIX:
             if any(isinstance(event, WorkerLost) for event in message.events):
@@ -149,21 +149,21 @@ class PrefillJobEnds:
         elif message.source == whose:
             it = self._requester(whose, message.n)
             if message.n < it.n_next or it.gone:
-                return  # said once more, or by one that is over
+                return  # a repeated message, or one behind its source's end
             if message.n > it.n_next:
                 self.not_judged += 1
                 it.agreed = False
                 it.open.clear()
             it.n_next = message.n + 1
             for event in message.events:
-                self._said(record, whose, it, event)
+                self._on_event(record, whose, it, event)
 
     def _requester(self, whose: str, n: int) -> _Requester:
         if whose not in self._requesters:
             self._requesters[whose] = _Requester(n, set(), agreed=False)
         return self._requesters[whose]
 
-    def _said(self, record: Record, whose: str, it: _Requester, event: object) -> None:
+    def _on_event(self, record: Record, whose: str, it: _Requester, event: object) -> None:
         if isinstance(event, WorkerLeft):
             it.gone = True
         elif isinstance(event, UnknownEvent):
@@ -196,7 +196,7 @@ class PrefillJobEnds:
     def _count(
         self, record: Record, whose: str, it: _Requester, event: PrefillRequested | PrefillPulled | PrefillCancelled
     ) -> None:
-        """Whether it has as many jobs open as it says."""
+        """The number of open jobs that the event states is compared."""
         if event.open == len(it.open):
             it.agreed = True
         elif it.agreed:
@@ -204,7 +204,7 @@ class PrefillJobEnds:
             it.agreed = False
 
     def _judge_others(self) -> None:
-        """An end that another said is right if the other is the same worker under a new id."""
+        """An end by another worker is right if that is the requester under a new id."""
         for anomaly in self._by_others:
             names = {self._names.worker(who) for who in (anomaly.recorded, anomaly.recomputed)}
             if len(names) > 1 and not self._requesters[anomaly.recomputed].gone:
@@ -239,7 +239,7 @@ PREFILL_TERMS = {
 
 
 class PrefillDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict that does not follow from its inputs, or a job that is not as it was said to be."""
+    """A decision that does not follow from its inputs, or a job that differs from its report."""
 
     term: str
     """Of PREFILL_TERMS."""
@@ -247,10 +247,10 @@ class PrefillDifference(msgspec.Struct, frozen=True, kw_only=True):
     recomputed: Any
     job: str = ""
     request: str = ""
-    """Empty where the jobs stream alone tells of it."""
+    """Empty where only the jobs stream has it."""
     attempt: int = 0
     source: str
-    """The replica, or the worker, whose message says what does not fit."""
+    """The replica or worker that sent the message with the difference."""
     source_name: str
     stream: StreamName
     seq: int
@@ -276,7 +276,7 @@ class JobCounts(msgspec.Struct, kw_only=True):
 
 
 class PrefillResult(msgspec.Struct, kw_only=True):
-    """What was found."""
+    """The findings about prefill decisions and jobs."""
 
     total: int = 0
     """Verdicts in the range."""
@@ -324,16 +324,16 @@ def verify_prefills(
     replicas: Collection[ReplicaId] | None = None,
     on_finding: Callable[[str], None] = lambda _: None,
 ) -> PrefillResult:
-    """Of the verdicts that stand in the routing stream from `start` up to `end` (not included), of these replicas if
-    they are given; jobs are those of the whole recording. `on_finding` gets a line of each verdict, in the order of
-    the log.
+    """The findings about prefill decisions in the routing stream from `start` up to `end` (not included), of these
+    replicas if they are given, and about the jobs of the whole recording. `on_finding` gets a line of each verdict,
+    in the order of the log.
 
     Some 2 us per message of the routing stream, and 10 us per message of the jobs stream.
     """
     ends = PrefillJobEnds(recording)
     judge = _PrefillJudge(recording, ends)
-    for said in _reports(recording, start, end, replicas):
-        on_finding(judge.verdict(said))
+    for report in _reports(recording, start, end, replicas):
+        on_finding(judge.verdict(report))
     return judge.found()
 
 
@@ -353,7 +353,7 @@ def _reports(
 
 
 class _PrefillJudge:
-    """Comes to a verdict on each report as it is given."""
+    """Judges each report."""
 
     def __init__(self, recording: Recording, ends: PrefillJobEnds) -> None:
         self._recording = recording
@@ -361,23 +361,23 @@ class _PrefillJudge:
         self._found = PrefillResult()
         self._not_judged: Counter[str] = Counter()
 
-    def verdict(self, said: _RecordedReport) -> str:
+    def verdict(self, it: _RecordedReport) -> str:
         """One line for the digest of all findings."""
-        found, report = self._found, said.report
+        found, report = self._found, it.report
         found.total += 1
         found.remote += report.remote
-        about = f"{said.request}\t{said.attempt}\tprefill {report.reason}"
+        about = f"{it.request}\t{it.attempt}\tprefill {report.reason}"
         if report.reason not in PREFILL_REASONS or report.outcome not in PREFILL_OUTCOMES:
             self._not_judged["version"] += 1
             return f"{about}\tnot judged\n"
         made = decide_prefill(inputs_of(report))
-        terms = [*_of_verdict(report, made), *self._ends.against(report)]
+        terms = [*_of_verdict(report, made), *self._ends.differences(report)]
         found.verified += not terms
         found.different += bool(terms)
-        found.jobs.untold += bool(report.job) and not self._ends.told(report.job)
+        found.jobs.untold += bool(report.job) and not self._ends.has_job(report.job)
         if terms and len(found.differences) < DIFFERENCES_KEPT:
             term, recorded, recomputed = terms[0]
-            found.differences.append(self._difference(said, term, recorded, recomputed))
+            found.differences.append(self._difference(it, term, recorded, recomputed))
         return f"{about}\t{made.reason}\t{terms[0][0] if terms else 'verified'}\n"
 
     def found(self) -> PrefillResult:
@@ -398,19 +398,19 @@ class _PrefillJudge:
             found.differences.append(PrefillDifference(**anomaly._asdict(), source_name=names.worker(anomaly.source)))
         return found
 
-    def _difference(self, said: _RecordedReport, term: str, recorded: Any, recomputed: Any) -> PrefillDifference:
+    def _difference(self, it: _RecordedReport, term: str, recorded: Any, recomputed: Any) -> PrefillDifference:
         return PrefillDifference(
             term=term,
             recorded=recorded,
             recomputed=recomputed,
-            job=said.report.job,
-            request=said.request,
-            attempt=said.attempt,
-            source=said.replica,
-            source_name=self._recording.names.replica(said.replica),
+            job=it.report.job,
+            request=it.request,
+            attempt=it.attempt,
+            source=it.replica,
+            source_name=self._recording.names.replica(it.replica),
             stream=ROUTING,
-            seq=said.seq,
-            time_ms=said.time_ms,
+            seq=it.seq,
+            time_ms=it.time_ms,
         )
 
 

@@ -1,12 +1,12 @@
 """Verify: every decision of a recording made again; all must come out as they were recorded, bit for bit.
 
-1. A decision that comes out equal is verified, whatever the recording lacks. One that comes out otherwise is a
-   difference, unless the recording is known not to have what it rested on: then it is not judged, with the reason.
-   Nothing is passed over: what was routed is verified, different or not judged.
-2. Requests that were refused are asked again too, and counted apart.
-3. Verdicts of workers on where to compute a prompt are made again too, and jobs counted
+1. A decision that comes out equal is verified, even if the recording has gaps. One that comes out otherwise is a
+   difference, unless the recording is known to lack its inputs: then it is not judged, with the reason. Every routed
+   decision is verified, different or not judged.
+2. Refused requests are decided again too, and counted apart.
+3. Decisions of workers on where to compute a prompt are made again too, and jobs counted
    (`replay.verify.prefills`).
-4. The digest is of every decision and its verdict, in the order of the log, and then of every verdict on a prompt:
+4. The digest is of every decision and its verdict, in the order of the log, and then of every decision on a prompt:
    equal digests mean equal findings.
 """
 
@@ -36,13 +36,13 @@ from replay.verify.partition import LogShare, Partition
 from replay.verify.prefills import PrefillResult, verify_prefills
 
 DIFFERENCES_KEPT = 1000
-"""The first of them are told, all are counted."""
+"""The first of them are kept, all are counted."""
 PROGRESS_EVERY = 500
-"""Decisions between two words on how far it is."""
+"""Decisions between two reports of progress."""
 
 
 class RefusalCounts(msgspec.Struct, kw_only=True):
-    """Requests that nobody could serve."""
+    """Counts of requests that no worker could serve."""
 
     verified: int = 0
     different: int = 0
@@ -50,7 +50,7 @@ class RefusalCounts(msgspec.Struct, kw_only=True):
 
 
 class FoldCounts(msgspec.Struct, kw_only=True):
-    """What replicas said of their own folds, against what the log gives."""
+    """Counts of fold digests that replicas reported, compared with the log's folds."""
 
     compared: int = 0
     different: int = 0
@@ -59,7 +59,7 @@ class FoldCounts(msgspec.Struct, kw_only=True):
 
 
 class VerifyResult(msgspec.Struct, kw_only=True):
-    """What was found."""
+    """The findings of one verification."""
 
     proof: ChainProof
     decisions: int = 0
@@ -76,17 +76,17 @@ class VerifyResult(msgspec.Struct, kw_only=True):
     folds: FoldCounts = msgspec.field(default_factory=FoldCounts)
     prefills: PrefillResult = msgspec.field(default_factory=PrefillResult)
     replicas: dict[ReplicaId, int] = msgspec.field(default_factory=dict)
-    """How many decisions each made, in the range."""
+    """Decisions per replica, in the range."""
     gaps: list[RecordingGap] = msgspec.field(default_factory=list)
-    """All that the whole recording lacks."""
+    """All gaps of the whole recording."""
     seconds: float = 0.0
-    """What it took to make the decisions again, the proof not counted."""
+    """The time to make the decisions again, without the proof."""
     proof_seconds: float = 0.0
     digest: str = ""
 
     @property
     def holds(self) -> bool:
-        """Whether nothing differs and no chain is broken."""
+        """True if nothing differs and no chain is broken."""
         differ = (
             self.different
             or self.refusals.different
@@ -98,7 +98,7 @@ class VerifyResult(msgspec.Struct, kw_only=True):
 
     @property
     def unaccounted(self) -> int:
-        """Decisions that are in the log and came to no verdict: 0, or there is a bug here."""
+        """Decisions in the log without a verdict: 0, or there is a bug in verify."""
         return self.decisions - self.verified - self.different - sum(self.not_judged.values())
 
     @property
@@ -116,8 +116,8 @@ def verify(
     progress: Progress = lambda _done, _of: None,
     on_verdict: Callable[[Verdict], Any] = lambda _: None,
 ) -> VerifyResult:
-    """Every decision whose message stands in the routing stream from `start` up to `end` (not included) made again;
-    of these replicas only, if they are given. `on_verdict` gets each verdict, in the order of the log.
+    """Every decision in a message of the routing stream from `start` up to `end` (not included), made again; those of
+    `replicas` only, if they are given. `on_verdict` gets each verdict, in the order of the log.
 
     Some 200 us per decision where four replicas decide; `jobs` processes share the work, and the result does not
     depend on their number. Corrupt if the file is damaged. Refused if its chains were sealed with another key: then

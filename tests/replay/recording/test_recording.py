@@ -16,7 +16,7 @@ from projections.folds.snapshot import encode
 from replay.recording import messages
 from replay.recording.messages import ChainHeads
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime
-from replay.recording.recording import LOOK_FIRST, PROGRESS_EVERY, Recording, last_messages
+from replay.recording.recording import PROGRESS_EVERY, SEARCH_FIRST, Recording, last_messages
 from replay.recording.request_history import PLACES, RequestHistory
 from tests.projections.facts import finished, joined, load, prefilled, prompt, replica_restated, stored
 from tests.replay.staged import KV, START_MS, A, B, R, S, Stage
@@ -168,12 +168,12 @@ def test_digests_that_messages_name_are_not_kept_for_ever(
 
 def test_the_last_words_of_each(stage: Stage, tmp_path: Path) -> None:
     """The newest message of each source at or before a place, however far back it lies."""
-    for number in range(3 * LOOK_FIRST):
+    for number in range(3 * SEARCH_FIRST):
         stage.say(LOAD, B, load(number % 2))
     with stage.recording(tmp_path / "log") as recording:
         end = recording.end[LOAD]
         found = last_messages(recording.archive, LOAD, end, {A, B, "cc" * 8})
-        assert {who: word.seq for who, word in found.items()} == {A: end - 3 * LOOK_FIRST, B: end}
+        assert {who: word.seq for who, word in found.items()} == {A: end - 3 * SEARCH_FIRST, B: end}
         assert last_messages(recording.archive, LOAD, 0, {A}) == {}
         assert last_messages(recording.archive, LOAD, 5, {A, B})[A].seq == 5
 
