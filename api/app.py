@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
-from api.anthropic.messages_adapter import MESSAGES, TokenCount
+from api.anthropic.messages_encoder import MESSAGES, TokenCount
 from api.anthropic.messages_types import CountRequest
 from api.auth.access_policy import AccessPolicy
 from api.auth.authentication import Authentication
@@ -32,7 +32,7 @@ from api.openai.unary_route import UnaryRoute
 from api.openapi import openapi_json
 from api.parsers.loaded_models import LoadedModels
 from api.responses.reasoning_seal import ReasoningSeal
-from api.responses.responses_adapter import responses_adapter
+from api.responses.responses_encoder import responses_adapter
 from api.server.anthropic_errors import AnthropicError, error_for_path
 from api.server.errors import ApiError, http_status_error, internal_error, to_api_error
 from api.server.middleware import ApiCorsMiddleware, RequestIdMiddleware

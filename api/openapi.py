@@ -16,7 +16,7 @@ import orjson
 
 from api.anthropic.messages_types import CountRequest, MessagesRequest
 from api.openai.embeddings import EmbeddingRequest
-from api.openai.request.request_headers import DEADLINE_MS_MAX, PRIORITY_MAX
+from api.openai.request.request_metadata import DEADLINE_MS_MAX, PRIORITY_MAX
 from api.openai.tokenization import DetokenizeRequest, TokenizeRequest
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.responses.responses_types import ResponsesRequest

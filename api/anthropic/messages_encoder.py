@@ -1,4 +1,4 @@
-"""A message in Anthropic's words, whole or as its sequence of events: a choice's deltas, sorted into content blocks."""
+"""Anthropic's Messages API: its adapter, and the encoder of a message, whole or as its sequence of events."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from typing import Any
 
 import orjson
 
-from api.openai.request.prepared_request import PreparedRequest
-from api.openai.types.deltas import ChoiceDelta, Delta, ToolDelta
-from api.parsers.tool_calls import normalize_json_object
+from api.anthropic.messages_request import to_chat_request
+from api.anthropic.messages_types import CountRequest, MessagesRequest
+from api.anthropic.tool_changes import omitted_tools
+from api.openai.generation_route import ApiAdapter
+from api.openai.request.choice import ChoiceDelta
+from api.openai.request.preprocessor import PreparedRequest
+from api.openai.tokenization import Tokenization
+from api.openai.unary_route import UnaryRequest
+from api.parsers.output_parser import Delta
+from api.parsers.tool_calls import ToolDelta, normalize_json_object
+from api.server.anthropic_errors import AnthropicError
 from api.server.errors import ApiError
+from core.prompt import TOKEN_BYTES
 
 Event = dict[str, Any]
 
@@ -165,3 +174,26 @@ def _usage(prepared: PreparedRequest) -> dict[str, Any]:
 
 def _told(events: list[Event]) -> bytes:
     return b"".join([b"event: %b\ndata: %b\n\n" % (it["type"].encode(), orjson.dumps(it)) for it in events])
+
+
+COUNTED_MAX = 1_048_576
+"""So many tokens may a prompt have that is only counted, also beyond the context: programs ask how far beyond."""
+MESSAGES = ApiAdapter(
+    body_type=MessagesRequest,
+    to_request=to_chat_request,
+    encoder=lambda _asked, prepared, request_id, _clock: MessagesEncoder(prepared, request_id),
+    to_error=AnthropicError,
+    omitted_tools=omitted_tools,
+)
+
+
+class TokenCount:
+    """`/v1/messages/count_tokens`: the prompt as a generation would have it, counted."""
+
+    def __init__(self, tokenization: Tokenization) -> None:
+        self._tokenization = tokenization
+
+    async def answer(self, body: CountRequest, unary_request: UnaryRequest) -> bytes:
+        """Anthropic's JSON of the count."""
+        tokens = await self._tokenization.prompt(to_chat_request(body), unary_request, COUNTED_MAX)
+        return orjson.dumps({"input_tokens": len(tokens) // TOKEN_BYTES})

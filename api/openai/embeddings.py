@@ -16,8 +16,7 @@ import orjson
 
 from api.config.api_settings import ApiSettings
 from api.openai.request.prompts import word_too_long
-from api.openai.request.request_headers import RequestHeaders, parse_headers
-from api.openai.request.sessions import Session, session_of
+from api.openai.request.request_metadata import RequestHeaders, Session, parse_headers, session_of
 from api.openai.types.backend import Backend
 from api.openai.types.request_types import AtLeastOne, Int32, Salt, TokenId
 from api.openai.unary_route import UnaryRequest

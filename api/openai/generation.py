@@ -12,11 +12,10 @@ from typing import Any
 
 from actors.metrics.frontend_metrics import ModelMetrics
 from actors.transport.output_buffer import OutputBuffer
-from api.openai.request.choice import Choice
-from api.openai.request.prepared_request import PreparedRequest
+from api.openai.request.choice import Choice, ChoiceDelta
+from api.openai.request.preprocessor import PreparedRequest
 from api.openai.response_encoder import ResponseEncoder
 from api.openai.types.backend import Backend
-from api.openai.types.deltas import ChoiceDelta
 from api.server.exchange import HttpExchange
 from core.clock import Clock
 from core.errors import ContrailError

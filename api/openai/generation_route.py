@@ -16,17 +16,15 @@ from starlette.types import Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.config.api_settings import ApiSettings
-from api.openai.chat_encoder import ChatEncoder
-from api.openai.completion_encoder import CompletionEncoder
 from api.openai.generation import Generation
-from api.openai.request.legacy_functions import with_tools
-from api.openai.request.prepared_request import PreparedRequest
-from api.openai.request.preprocessor import Preprocessor
-from api.openai.request.request_headers import parse_headers
+from api.openai.openai_encoder import ChatEncoder, CompletionEncoder
+from api.openai.request.preprocessor import PreparedRequest, Preprocessor
+from api.openai.request.request_metadata import parse_headers
 from api.openai.request.validation import decode
 from api.openai.response_encoder import ResponseEncoder
 from api.openai.types.backend import Backend
 from api.openai.types.request_types import ChatRequest, CompletionRequest
+from api.parsers.tool_choice import with_tools
 from api.server.caller import effective_tenant
 from api.server.errors import ApiError, metric_outcome, report_error
 from api.server.exchange import ClientDisconnected, HttpExchange

@@ -1,24 +1,21 @@
-"""Encoders of answers: `ResponseEncoder` is what each API has, `OpenAIEncoder` the base of OpenAI's two.
+"""`ResponseEncoder`, the protocol of every API's encoder, and the parts that encoders share.
 
-`CollectedChoice` gathers one choice of an answer that is not streamed.
+These are `CollectedChoice`, one choice of an answer that is not streamed, and logprobs as OpenAI and vLLM write them.
 """
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import groupby
-from typing import Any, ClassVar, Protocol
+from math import isnan
+from typing import Any, Protocol
 
-import orjson
-
-from api.openai.logprobs import TokenNames
-from api.openai.request.choice import Choice
-from api.openai.request.prepared_request import PreparedRequest
-from api.openai.types.deltas import ChoiceDelta
+from api.openai.request.choice import Choice, ChoiceDelta
 from api.server.errors import ApiError
+from api.tokenizer.detokenizer import TokenTexts
 from core.generation import TokenLogprobs
-from core.prompt import TOKEN_BYTES
 
 
 @dataclass(slots=True)
@@ -67,11 +64,6 @@ def best_choices(all_of_them: list[CollectedChoice], n: int) -> list[CollectedCh
     return chosen
 
 
-DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
-"""A comment, which clients of events pass over."""
-
-
 class ResponseEncoder(Protocol):
     """Encodes one answer in an API's form: pieces of a stream as bytes, or all of it at its end."""
 
@@ -97,119 +89,100 @@ class ResponseEncoder(Protocol):
         """The answer that is not streamed, of all deltas that were encoded."""
 
 
-class OpenAIEncoder:
-    """An answer in OpenAI's forms; subclasses have the form of one route.
+LOWEST = -9999.0
+"""What stands for minus infinity, which JSON does not have."""
 
-    A delta of a stream costs some 5 us, a text some 0.2 us.
-    """
 
-    id_prefix: ClassVar[str]
-    whole_object: ClassVar[str]
-    chunk_object: ClassVar[str]
-    text_before: ClassVar[bytes]
-    text_after: ClassVar[bytes]
-    """The JSON of the only choice around the JSON of its text."""
+class TokenNames:
+    """How tokens are named in one answer: by their text, or `token_id:5` if that was asked for."""
 
-    def __init__(self, request_id: str, created_s: int, prepared: PreparedRequest) -> None:
-        self.prepared = prepared
-        self.options = prepared.options
-        kind = self.chunk_object if prepared.stream else self.whole_object
-        identity = {
-            "id": self.id_prefix + request_id, "created": created_s, "model": prepared.model, "object": kind
-        }  # fmt: skip
-        self._head = orjson.dumps(identity)[:-1] + b',"choices":['
-        self._collected: list[CollectedChoice] = []
-        """Of an answer that is not streamed."""
-        if prepared.stream:
-            self._head = b"data: " + self._head
-            tail = b'],"usage":null}\n\n' if prepared.include_usage else b"]}\n\n"
-            self._around_text = self._head + self.text_before, self.text_after + tail
-        else:
-            self._collected = [CollectedChoice(choice) for choice in prepared.choices]
+    def __init__(self, texts: TokenTexts, *, as_ids: bool) -> None:
+        self.texts = texts
+        self.as_ids = as_ids
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._head!r}>"
+        return f"<TokenNames {'ids' if self.as_ids else 'texts'}>"
 
-    @cached_property
-    def names(self) -> TokenNames:
-        """How the answer names tokens."""
-        return TokenNames(self.options.texts, as_ids=self.options.as_ids)
+    def name(self, token: int) -> str:
+        """Part of a character is `\\x..`, as OpenAI's chats write it."""
+        return self._named(token, "")
 
-    def opening(self) -> bytes:
-        """Nothing: the first delta comes first."""
-        return b""
+    def key(self, token: int) -> str:
+        """The same, but part of a character is `bytes:\\x..`, as OpenAI's completions write it."""
+        return self._named(token, "bytes:")
 
-    def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
-        """The events of the delta; none if the answer is not streamed."""
-        if self.prepared.stream:
-            return self.delta_events(choice_delta)
-        self._collected[choice_delta.choice].add(choice_delta)
-        return b""
+    def _named(self, token: int, bytes_begin: str) -> str:
+        if self.as_ids:
+            return f"token_id:{token}"
+        raw = self.texts.raw(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return bytes_begin + "".join(f"\\x{byte:02x}" for byte in raw)
 
-    def encode_text(self, text: str) -> bytes:
-        """The same of a delta of the only choice that is nothing but text."""
-        if self.prepared.stream:
-            before, after = self._around_text
-            return before + orjson.dumps(text) + after
-        self._collected[0].text.append(text)
-        return b""
 
-    def ping(self) -> bytes:
-        """A comment."""
-        return PING
+def chat_logprobs(entries: Sequence[TokenLogprobs], names: TokenNames, top: int) -> dict[str, Any]:
+    """The `logprobs` of a chat's choice."""
+    content = [
+        {
+            **_entry(entry.token, entry.logprob, names),
+            "top_logprobs": [_entry(token, logprob, names) for token, logprob in entry.top[:top]],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
 
-    def closing(self) -> bytes:
-        """The usage, if it is asked for, and the end."""
-        if not self.prepared.include_usage:
-            return DONE
-        return self._head + b'],"usage":' + self.prepared.usage().as_json() + b"}\n\n" + DONE
 
-    def broken(self, error: ApiError) -> bytes:
-        """The error as an event."""
-        return b"data: " + error.body() + b"\n\n"
+def _entry(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
+    return {"token": names.name(token), "logprob": max(logprob, LOWEST), "bytes": list(names.texts.raw(token))}
 
-    def whole(self) -> bytes:
-        """The answer that is not streamed."""
-        collected = self._collected
-        if self.options.best_of > self.options.n:
-            collected = best_choices(collected, self.options.n)
-        choices = orjson.dumps([self.whole_choice(index, one) for index, one in enumerate(collected)])
-        usage, tier = self.prepared.usage().as_json(), orjson.dumps(self.options.service_tier)
-        tail = b'],"usage":%b,"service_tier":%b,"system_fingerprint":null' % (usage, tier)
-        extras = orjson.dumps(self.extras())[1:-1]
-        return b"".join((self._head, choices[1:-1], tail, extras and b"," + extras, b"}"))
 
-    def delta_events(self, choice_delta: ChoiceDelta) -> bytes:
-        """The events of one delta of a stream."""
-        raise NotImplementedError
+class CompletionLogprobs:
+    """The `logprobs` of one choice of completions, piece by piece: offsets go on from piece to piece."""
 
-    def whole_choice(self, index: int, collected: CollectedChoice) -> dict[str, Any]:
-        """One choice of such an answer."""
-        raise NotImplementedError
+    def __init__(self, names: TokenNames, top: int, *, special_tokens_shown: bool) -> None:
+        self._names = names
+        self._top = top
+        self._special_tokens_shown = special_tokens_shown
+        self._offset = 0
+        # a character's place is that of its first byte, whichever tokens the others are in
+        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
 
-    def extras(self) -> dict[str, Any]:
-        """What such an answer has beside its choices, if the request asked for it."""
-        return {}
+    def __repr__(self) -> str:
+        return f"<CompletionLogprobs at {self._offset}>"
 
-    def tells(self, choice_delta: ChoiceDelta) -> bool:
-        """Whether the delta has anything that the request asked for, beside its end."""
-        options = self.options
-        return (
-            any(choice_delta.delta)
-            or bool(options.token_ids and choice_delta.tokens)
-            or bool(options.logprobs >= 0 and choice_delta.logprobs)
-        )
+    def piece(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """OpenAI's four lists for the next tokens."""
+        return {
+            "text_offset": [self._passed(entry.token) for entry in entries],
+            "token_logprobs": [None if isnan(entry.logprob) else max(entry.logprob, LOWEST) for entry in entries],
+            "tokens": [self._names.key(entry.token) for entry in entries],
+            "top_logprobs": [self._likeliest(entry) for entry in entries],
+        }
 
-    def event(self, shown_choice: dict[str, Any], choice_delta: ChoiceDelta, **beside: Any) -> bytes:
-        """One event with this choice in it; what is `beside` stands there."""
-        if self.options.continuous_usage:
-            beside["usage"] = self._usage_after(choice_delta)
-        elif self.prepared.include_usage:
-            beside["usage"] = None
-        tail = b"," + orjson.dumps(beside)[1:] if beside else b"}"
-        return self._head + orjson.dumps(shown_choice) + b"]" + tail + b"\n\n"
+    def _passed(self, token: int) -> int:
+        offset = self._offset
+        if self._special_tokens_shown or not self._names.texts.is_special(token):
+            self._offset += len(self._decoder.decode(self._names.texts.raw(token)))
+        return offset
 
-    def _usage_after(self, choice_delta: ChoiceDelta) -> dict[str, int]:
-        prompt = len(self.prepared.choices[choice_delta.choice].request.tokens) // TOKEN_BYTES
-        answer = choice_delta.completion_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    def _likeliest(self, entry: TokenLogprobs) -> dict[str, float] | None:
+        """The chosen token is always there, so it may be one more than was asked for."""
+        if isnan(entry.logprob):
+            return None
+        shown = {**dict(entry.top[: self._top]), entry.token: entry.logprob}
+        return {self._names.key(token): max(logprob, LOWEST) for token, logprob in shown.items()}
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprobs | None], names: TokenNames) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each token of the prompt but the first, its own and the likeliest."""
+    return [None if entry is None else _ranked(entry, names) for entry in entries]
+
+
+def _ranked(entry: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
+    told: dict[int, tuple[float, int | None]] = {entry.token: (entry.logprob, entry.rank or None)}
+    told |= {token: (logprob, place + 1) for place, (token, logprob) in enumerate(entry.top)}
+    return {
+        str(token): {"logprob": max(logprob, LOWEST), "rank": rank, "decoded_token": names.texts.text(token)}
+        for token, (logprob, rank) in told.items()
+    }

@@ -9,7 +9,7 @@ import orjson
 
 from api.config.api_settings import ApiSettings
 from api.openai.request.prompts import prompts_of
-from api.openai.request.request_headers import parse_headers
+from api.openai.request.request_metadata import parse_headers
 from api.openai.request.validation import check
 from api.openai.types.backend import Backend
 from api.openai.types.request_types import ChatMessage, ChatRequest, CompletionRequest, TokenId, Tool

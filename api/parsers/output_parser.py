@@ -5,10 +5,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from api.openai.types.deltas import Delta
-from api.parsers.tool_calls import ToolCallCollector
+from api.parsers.tool_calls import ToolCallCollector, ToolDelta
+
+
+class Delta(NamedTuple):
+    """New text, reasoning and calls of one choice."""
+
+    text: str = ""
+    reasoning: str = ""
+    tools: tuple[ToolDelta, ...] = ()
+
+    def then(self, other: Delta) -> Delta:
+        """Both as one."""
+        tools, more = self.tools, other.tools
+        if tools and more and tools[-1].call == more[0].call:
+            last = tools[-1]._replace(arguments=tools[-1].arguments + more[0].arguments)
+            tools, more = (*tools[:-1], last), more[1:]
+        return Delta(self.text + other.text, self.reasoning + other.reasoning, tools + more)
+
+
+EMPTY_DELTA = Delta()
 
 
 class OutputParser(Protocol):

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from api.openai.types.request_types import ChatRequest
-from api.parsers.forced_calls import NamedCallParser, RequiredCallParser
-from api.parsers.hermes import HermesParser
-from api.parsers.llama3_json import Llama3JsonParser
 from api.parsers.loaded_models import REASONING, TOOLS, LoadedModel, ModelParsers
-from api.parsers.mistral import MistralParser
 from api.parsers.output_parser import OutputParser
 from api.parsers.reasoning import CLOSING, OPENING, ChainedParser, ThinkParser
 from api.parsers.structured_outputs import guided_of
+from api.parsers.tool_call_formats import (
+    HermesParser,
+    Llama3JsonParser,
+    MistralParser,
+    NamedCallParser,
+    RequiredCallParser,
+)
 from api.parsers.tool_calls import ToolCallCollector, mistral_id, openai_id
 from api.parsers.tool_choice import AUTO, NAMED, NONE, REQUIRED, ToolOffer, offer_of, without_parser
 from api.server.errors import ApiError, bad_parameter

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
-from api.openai.types.deltas import EMPTY_DELTA, Delta
-from api.parsers.output_parser import BLANK, OutputParser, overlap
+from api.parsers.output_parser import BLANK, EMPTY_DELTA, Delta, OutputParser, overlap
 
 OPENING = "<think>"
 CLOSING = "</think>"

@@ -9,9 +9,7 @@ import json
 import secrets
 import string
 from collections.abc import Callable
-from typing import NoReturn
-
-from api.openai.types.deltas import ToolDelta
+from typing import NamedTuple, NoReturn
 
 ID_BYTES = 12
 MISTRAL_ID_CHARS = 9
@@ -26,6 +24,19 @@ def openai_id() -> str:
 def mistral_id() -> str:
     """A new id that Mistral's templates take when the client sends it back."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(MISTRAL_ID_CHARS))
+
+
+class ToolDelta(NamedTuple):
+    """More of one call of a tool."""
+
+    call: int
+    """Which of the answer's calls, from 0."""
+    id: str = ""
+    """With the call's first delta only."""
+    name: str = ""
+    """Likewise."""
+    arguments: str = ""
+    """The next piece of its arguments, which together are JSON text."""
 
 
 class ToolCallCollector:

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from api.openai.types.deltas import EMPTY_DELTA, Delta, ToolDelta
 from api.openai.types.request_types import ChatRequest
-from api.parsers.tool_calls import openai_id
+from api.parsers.output_parser import EMPTY_DELTA, Delta
+from api.parsers.tool_calls import ToolDelta, openai_id
 from api.server.errors import ApiError, redacted_traceback
-from api.tokenizer.token_texts import replace_lone_surrogates
+from api.tokenizer.detokenizer import replace_lone_surrogates
 from core.errors import ContrailError
 from core.prompt import tokens_from_bytes
 

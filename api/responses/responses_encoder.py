@@ -1,16 +1,20 @@
-"""A response in OpenAI's words, whole or as its sequence of events: a choice's deltas, sorted into output items."""
+"""`/v1/responses`: its adapter, and the encoder of a response, whole or as its sequence of events."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 import orjson
 
-from api.openai.logprobs import TokenNames, chat_logprobs
-from api.openai.request.prepared_request import PreparedRequest
-from api.openai.types.deltas import ChoiceDelta, Delta, ToolDelta
+from api.openai.generation_route import ApiAdapter
+from api.openai.request.choice import ChoiceDelta
+from api.openai.request.preprocessor import PreparedRequest
+from api.openai.response_encoder import TokenNames, chat_logprobs
+from api.parsers.output_parser import Delta
+from api.parsers.tool_calls import ToolDelta
 from api.responses.output_items import (
     CallItem,
     CustomCallItem,
@@ -21,8 +25,11 @@ from api.responses.output_items import (
     SummaryItem,
     unsealed,
 )
+from api.responses.reasoning_seal import ReasoningSeal, unseal_reasoning
+from api.responses.responses_request import rename_parameter, to_chat_request
 from api.responses.responses_types import ChosenTool, Reasoning, ResponsesRequest, ResponsesTool
-from api.responses.tool_catalog import ToolCatalog
+from api.responses.tool_catalog import ToolCatalog, omitted_tools
+from api.server.caller import effective_tenant
 from api.server.errors import ApiError
 from core.clock import Clock
 
@@ -327,3 +334,21 @@ def _as_sent(value: Any) -> orjson.Fragment:
 
 def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def responses_adapter(seal: ReasoningSeal) -> ApiAdapter[ResponsesRequest]:
+    """The adapter whose reasoning is sealed so."""
+
+    def encoder(body: ResponsesRequest, prepared: PreparedRequest, request_id: str, clock: Clock) -> ResponsesEncoder:
+        tenant = effective_tenant(prepared.choices[0].request.tenant)
+        return ResponsesEncoder(body, prepared, request_id, clock, partial(seal.seal, tenant=tenant))
+
+    return ApiAdapter(
+        body_type=ResponsesRequest,
+        to_request=to_chat_request,
+        encoder=encoder,
+        to_error=lambda error, _request_id: rename_parameter(error),
+        unseal_reasoning=lambda body, tenant, request_id: unseal_reasoning(body, seal, tenant, request_id),
+        omitted_tools=omitted_tools,
+        refused_stream=refused_stream,
+    )

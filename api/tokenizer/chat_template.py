@@ -22,9 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from api.openai.types.request_types import CalledFunction, ChatMessage, ChatRequest, Part, Tool, ToolCall
 from api.server.errors import bad_parameter, not_supported
-from api.tokenizer.content_format import reads_parts
-from api.tokenizer.system_role_probe import takes_system_anywhere
-from api.tokenizer.token_texts import replace_lone_surrogates
+from api.tokenizer.detokenizer import replace_lone_surrogates
+from api.tokenizer.template_traits import reads_parts, takes_system_anywhere
 from core.errors import Corrupt
 
 RENDERED_CHARS_MAX = 64 * 1024 * 1024

@@ -6,16 +6,77 @@ at the start of a text; a text that ends in U+FFFD waits for the bytes that are 
 `ByteLevelDetokenizer` is for tokenizers whose tokens stand for bytes of their own, whatever is before them. A look into
 a table and Python's own decoder take an eighth of `Detokenizer`'s time, and give the library's text:
 `tests/api/tokenizer/test_byte_level_detokenizer.py` holds them to it.
+
+`TokenTexts` is the text of single tokens. `StopStrings` holds back the text that may still become a stop string.
 """
 
 from __future__ import annotations
 
+import re
 from codecs import utf_8_decode
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from api.tokenizer.token_texts import TokenTexts
+WORD_BEGINS = "\u2581"
+"""How SentencePiece writes a space."""
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class TokenTexts:
+    """Every token of one model; some 2 us each."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {token: text.content for token, text in added.items()}
+        self._special = frozenset(token for token, text in added.items() if text.special)
+        # a decoder's state is its JSON: it may be one of a sequence
+        state = b"" if tokenizer.decoder is None else bytes(tokenizer.decoder.__getstate__())
+        self._bytes = _byte_chars() if b'"ByteLevel"' in state else None
+
+    def __repr__(self) -> str:
+        return f"<TokenTexts, {'byte-level' if self._bytes else 'pieces'}, {len(self._added)} added>"
+
+    def is_special(self, token: int) -> bool:
+        """Whether it stands for something that is no text."""
+        return token in self._special
+
+    def raw(self, token: int) -> bytes:
+        """Its bytes, empty for an id without a token."""
+        added = self._added.get(token)
+        if added is not None:
+            return added.encode()
+        text = self._tokenizer.id_to_token(token) or ""
+        if self._bytes is not None and all(char in self._bytes for char in text):
+            return bytes([self._bytes[char] for char in text])
+        if single := _BYTE.fullmatch(text):
+            return bytes([int(single[1], 16)])
+        return text.replace(WORD_BEGINS, " ").encode()
+
+    def text(self, token: int) -> str:
+        """Its text; bytes that are no whole character are U+FFFD, as vLLM writes them."""
+        return self.raw(token).decode(errors="replace")
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of many tokens, each seen in the place where it stands."""
+        return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+
+def _byte_chars() -> dict[str, int]:
+    """GPT-2's letters for bytes: printable ones stand for themselves, the others from U+0100 on."""
+    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_LONE = re.compile("[\ud800-\udfff]")
+
+
+def replace_lone_surrogates(text: str) -> str:
+    """The text with U+FFFD for each of them: it can be tokenized, and sent."""
+    return _LONE.sub("\ufffd", text)
+
 
 HOLD_TOKENS_MAX = 16
 """So many tokens wait for the rest of a character at most; a character has four bytes, so then it is no text."""
@@ -117,3 +178,65 @@ class ByteLevelDetokenizer:
         text = self._rest.decode(errors="replace")
         self._rest, self.waits = b"", False
         return text
+
+
+class StopStrings:
+    """Pushes pieces in, takes text out; `found` is the stop string that ended it, None so far.
+
+    `included` says that the stop string is part of the answer.
+    """
+
+    def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
+        self._stops = tuple(stops)
+        self.any = bool(self._stops)
+        """Whether there is anything to look for."""
+        self.included = included
+        self._held = ""
+        self.found: str | None = None
+
+    def __repr__(self) -> str:
+        found = self.found is not None
+        return f"<StopStrings {len(self._stops)} strings, {len(self._held)} characters held, found {found}>"
+
+    def push(self, piece: str) -> str:
+        """The text that is now certain to stand before any stop string; nothing after one was found."""
+        if not self._stops:
+            return piece
+        if self.found is not None:
+            return ""
+        text = self._held + piece
+        start, self.found = _first(text, self._stops)
+        if self.found is not None:
+            self._held = ""
+            return text[: start + len(self.found)] if self.included else text[:start]
+        end = len(text) - _open_end(text, self._stops)
+        self._held = text[end:]
+        return text[:end]
+
+    def flush(self) -> str:
+        """What was held back; nothing more will come."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _first(text: str, stops: Sequence[str]) -> tuple[int, str | None]:
+    """Where the stop string that ends first begins, and which it is."""
+    found = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
+    if not found:
+        return len(text), None
+    _, start, stop = min(found)
+    return start, stop
+
+
+def _open_end(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end may be the beginning of a stop string."""
+    return max(_overlap(text, stop) for stop in stops)
+
+
+def _overlap(text: str, stop: str) -> int:
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start = text.find(stop[0], start + 1)
+    return 0

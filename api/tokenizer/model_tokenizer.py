@@ -9,9 +9,8 @@ import msgspec
 from tokenizers import Tokenizer, decoders
 
 from api.tokenizer.chat_template import ChatTemplate
-from api.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes
+from api.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes, TokenTexts
 from api.tokenizer.text_encoder import TextEncoder
-from api.tokenizer.token_texts import TokenTexts
 from core.errors import Corrupt
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -11,10 +11,8 @@ from collections.abc import Collection, Iterator
 from math import nan
 from typing import NamedTuple
 
-from api.openai.types.deltas import EMPTY_DELTA, ChoiceDelta, Delta
-from api.parsers.output_parser import OutputParser
-from api.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer
-from api.tokenizer.stop_strings import StopStrings
+from api.parsers.output_parser import EMPTY_DELTA, Delta, OutputParser
+from api.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, StopStrings
 from core.generation import GenerateRequest, Output, TokenLogprobs
 from core.models import GenerationFailed
 from core.prompt import tokens_from_bytes
@@ -224,6 +222,22 @@ class Echo(NamedTuple):
     text: str
     only: bool
     """Nothing of the answer is said: it was generated because an engine does not stop before its first token."""
+
+
+class ChoiceDelta(NamedTuple):
+    """The new part of one choice of a request."""
+
+    choice: int
+    """Which choice of it, from 0."""
+    delta: Delta
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the tokens whose text leaves, if the request asked for them; nan where none is known."""
+    finish: str | None = None
+    """`stop`, `length` or `tool_calls` with its last delta."""
+    tokens: tuple[int, ...] = ()
+    """The answer's tokens whose text leaves, if something of it needs them."""
+    completion_tokens: int = 0
+    """Tokens of the choice until now."""
 
 
 class Choice:

@@ -1,28 +1,143 @@
-"""A request becomes generations: rendered, tokenized, with everything that the answer needs."""
+"""Preprocessor: a request becomes a `PreparedRequest`: rendered, tokenized, with everything that the answer needs."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
 
 from api.config.api_settings import ApiSettings
 from api.openai.request.choice import Choice, Echo, PendingTokens, Transcript
-from api.openai.request.event_loop_throttle import EventLoopThrottle
-from api.openai.request.prepared_request import PreparedRequest, ResponseOptions
 from api.openai.request.prompts import PromptTokens, prompts_of
-from api.openai.request.request_headers import RequestHeaders, parse_headers
+from api.openai.request.request_metadata import RequestHeaders, Session, parse_headers, session_of
 from api.openai.request.sampling import output_tokens_max, sampling_of, shown_logprobs, with_seed
-from api.openai.request.sessions import Session, session_of
 from api.openai.request.validation import check, stop_strings
 from api.openai.types.backend import Backend
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.parsers.loaded_models import LoadedModel, LoadedModels
 from api.parsers.parser_selection import select_parser
+from api.tokenizer.detokenizer import StopStrings, TokenTexts
 from api.tokenizer.model_tokenizer import ModelTokenizer
-from api.tokenizer.stop_strings import StopStrings
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES
+
+
+class Usage(NamedTuple):
+    """Tokens of one request: each prompt once, the answers of all its choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int = 0
+
+    def as_json(self) -> bytes:
+        """OpenAI's `usage`; from a template, because every answer has one."""
+        prompt, completion, cached, reasoning = self
+        return (
+            b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d},'
+            b'"completion_tokens_details":{"reasoning_tokens":%d}}'
+        ) % (prompt, completion, prompt + completion, cached, reasoning)
+
+
+class ResponseOptions(msgspec.Struct, frozen=True):
+    """What an answer shows beside its text."""
+
+    texts: TokenTexts
+    logprobs: int = -1
+    """-1: none; else of each token, and of so many of the likeliest in its place."""
+    as_ids: bool = False
+    """Tokens are written as `token_id:5` in logprobs."""
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+    special_tokens: bool = False
+    """Special tokens are part of the text."""
+    service_tier: str | None = None
+    include_usage: bool = False
+    continuous_usage: bool = False
+    best_of: int = 1
+    """Choices that are made for each prompt; the best `n` of them are shown."""
+    n: int = 1
+    as_function: bool = False
+    """A call is told in OpenAI's deprecated form, as `function_call`."""
+
+
+class PreparedRequest(msgspec.Struct, frozen=True):
+    """A request that can be sent to workers."""
+
+    model: str
+    choices: tuple[Choice, ...]
+    """All answers to the first prompt, then those to the next."""
+    prompt_tokens: int
+    """Of all prompts, each counted once."""
+    stream: bool
+    options: ResponseOptions
+    plain: bool
+    """One choice that is nothing but text: its transcript can be read without deltas."""
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.options.include_usage
+
+    @property
+    def finish(self) -> str | None:
+        """How the first choice ended; None if one of them has not."""
+        if len(self.choices) == 1:
+            return self.choices[0].finish
+        ends = [choice.finish for choice in self.choices]
+        return None if None in ends else ends[0]
+
+    def usage(self) -> Usage:
+        """What was used until now; a prompt's cached tokens are those of its first choice."""
+        if len(self.choices) == 1:
+            (only,) = self.choices
+            return Usage(
+                self.prompt_tokens, only.completion_tokens, only.transcript.cached_tokens, only.reasoning_tokens
+            )
+        firsts = {choice.prompt: choice for choice in reversed(self.choices)}
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=sum([choice.completion_tokens for choice in self.choices]),
+            cached_tokens=sum([choice.transcript.cached_tokens for choice in firsts.values()]),
+            reasoning_tokens=sum([choice.reasoning_tokens for choice in self.choices]),
+        )
+
+
+class EventLoopThrottle:
+    """Serves callers in their order. The number of waiting callers is bounded by the requests in flight."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        """Whether one has begun in the present turn of the loop."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<EventLoopThrottle {len(self._waiting)} waiting>"
+
+    async def acquire(self) -> None:
+        """A turn of the loop in which nothing else of this has begun: what follows without waiting has it."""
+        loop = asyncio.get_running_loop()
+        if self._taken:
+            turn = loop.create_future()
+            self._waiting.append(turn)
+            await turn
+            return
+        self._taken = True
+        loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its request is over
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next)
+                return
+        self._taken = False
 
 
 class Preprocessor:

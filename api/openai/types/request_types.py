@@ -220,7 +220,7 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     client_metadata: dict[str, Any] | None = None
     """Codex's."""
     functions: list[Function] | None = None
-    """Tools in their deprecated form (`legacy_functions`)."""
+    """Tools in their deprecated form (`tool_choice.with_tools`)."""
     function_call: str | ToolName | None = None
     audio: Any = None
     moderation: Any = None

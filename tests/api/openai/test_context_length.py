@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.anthropic.messages_adapter import COUNTED_MAX
+from api.anthropic.messages_encoder import COUNTED_MAX
 from api.openai.request.sampling import output_tokens_max
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.server.errors import ContextExceeded

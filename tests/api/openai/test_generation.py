@@ -14,8 +14,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.openai.generation import Generation
-from api.openai.request.choice import Choice, TakenTokens
-from api.openai.types.deltas import ChoiceDelta, Delta
+from api.openai.request.choice import Choice, ChoiceDelta, TakenTokens
+from api.parsers.output_parser import Delta
 from api.server.exchange import HttpExchange
 from core.clock import SystemClock
 from core.generation import Output, OutputConsumer

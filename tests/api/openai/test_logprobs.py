@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from api.openai import generation
-from api.tokenizer.token_texts import TokenTexts
+from api.tokenizer.detokenizer import TokenTexts
 from core.generation import Output, TokenLogprobs
 from tests.api.conftest import Api
 from tests.api.scripted import END, Step, ids, tokenizer

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from api.openai.types.request_types import ChatRequest
-from api.parsers.hermes import HermesParser
 from api.parsers.loaded_models import load_model
 from api.parsers.output_parser import OutputParser
 from api.parsers.parser_selection import select_parser
 from api.parsers.reasoning import ChainedParser, ThinkParser
+from api.parsers.tool_call_formats import HermesParser
 from api.parsers.tool_calls import ToolCallCollector
 from core.prompt import tokens_to_bytes
 from tests.api.parsers.reading import Message, cut, read

@@ -9,11 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.parsers.forced_calls import NamedCallParser, RequiredCallParser
-from api.parsers.hermes import HermesParser
-from api.parsers.llama3_json import Llama3JsonParser
-from api.parsers.mistral import HEAD_CHARS_MAX, MistralParser
 from api.parsers.output_parser import OutputParser
+from api.parsers.tool_call_formats import (
+    HEAD_CHARS_MAX,
+    HermesParser,
+    Llama3JsonParser,
+    MistralParser,
+    NamedCallParser,
+    RequiredCallParser,
+)
 from api.parsers.tool_calls import ToolCallCollector, mistral_id, openai_id
 from tests.api.parsers.reading import Message, cut, read
 

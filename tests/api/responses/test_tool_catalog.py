@@ -12,7 +12,7 @@ from openai.types.responses import ResponseStreamEvent
 
 from api.openai.generation_route import LEFT_OUT_MAX
 from api.parsers.tool_choice import NAME
-from api.responses.custom_tool_input import CustomToolInput
+from api.responses.output_items import CustomToolInput
 from api.responses.responses_types import ResponsesRequest, ResponsesTool
 from api.responses.tool_catalog import ToolCatalog, flat_name
 from tests.api.conftest import Api

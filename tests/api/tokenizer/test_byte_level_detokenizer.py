@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from api.tokenizer.detokenizer import ByteLevelDetokenizer, TokenBytes
-from api.tokenizer.token_texts import TokenTexts
+from api.tokenizer.detokenizer import ByteLevelDetokenizer, TokenBytes, TokenTexts
 from tests.api.tokenizer.test_text_encoder import SPECIAL, TOKENIZERS
 
 GPT2: Tokenizer = TOKENIZERS["gpt2"]

@@ -9,9 +9,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from api.openai.request.choice import Transcript
 from api.parsers.loaded_models import LoadedModels
-from api.tokenizer.detokenizer import HOLD_TOKENS_MAX, ByteLevelDetokenizer, Detokenizer
+from api.tokenizer.detokenizer import HOLD_TOKENS_MAX, ByteLevelDetokenizer, Detokenizer, StopStrings
 from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong
-from api.tokenizer.stop_strings import StopStrings
 from core.errors import Corrupt
 from core.generation import Output
 from core.models import ModelCard

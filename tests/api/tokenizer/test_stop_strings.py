@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.tokenizer.stop_strings import StopStrings
+from api.tokenizer.detokenizer import StopStrings
 
 letters = st.text("ab", max_size=12)
 

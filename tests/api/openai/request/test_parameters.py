@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from api.openai.request import preprocessor
-from api.openai.types.deltas import EMPTY_DELTA, Delta, ToolDelta
-from api.parsers.output_parser import OutputParser
+from api.parsers.output_parser import EMPTY_DELTA, Delta, OutputParser
+from api.parsers.tool_calls import ToolDelta
 from core.generation import Output, Sampling
 from core.prompt import tokens_from_bytes
 from tests.api.conftest import Api

@@ -9,13 +9,12 @@ import msgspec
 import pytest
 
 from api.config.api_settings import ApiSettings
-from api.openai.chat_encoder import ChatEncoder
-from api.openai.completion_encoder import CompletionEncoder
+from api.openai.openai_encoder import ChatEncoder, CompletionEncoder, OpenAIEncoder
+from api.openai.request.choice import ChoiceDelta
 from api.openai.request.preprocessor import Preprocessor
-from api.openai.response_encoder import OpenAIEncoder
-from api.openai.types.deltas import ChoiceDelta, Delta
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.parsers.loaded_models import LoadedModels
+from api.parsers.output_parser import Delta
 from api.server.errors import ApiError
 from tests.api.scripted import ScriptedBackend
 

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from api.config.api_settings import ApiSettings
-from api.openai.request.choice import Choice
+from api.openai.request.choice import Choice, ChoiceDelta
 from api.openai.request.preprocessor import Preprocessor
-from api.openai.types.deltas import ChoiceDelta
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.parsers.loaded_models import LoadedModels
 from core.generation import Output

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from api.openai.request.choice import Choice, PendingTokens, Transcript
 from api.parsers.reasoning import ChainedParser, ThinkParser
-from api.tokenizer.detokenizer import ByteLevelDetokenizer, TokenBytes
-from api.tokenizer.stop_strings import StopStrings
-from api.tokenizer.token_texts import TokenTexts
+from api.tokenizer.detokenizer import ByteLevelDetokenizer, StopStrings, TokenBytes, TokenTexts
 from core.generation import Output, TokenLogprobs
 from tests.actors.world import request
 from tests.api.scripted import END, ids, tokenizer

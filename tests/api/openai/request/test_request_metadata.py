@@ -18,7 +18,7 @@ from api.app import create_app
 from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from api.config.api_settings import ApiSettings
-from api.openai.request.sessions import (
+from api.openai.request.request_metadata import (
     HEADERS,
     NAME_MAX,
     SESSION_KEYS,

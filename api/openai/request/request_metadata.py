@@ -1,4 +1,4 @@
-"""Which session a request belongs to, and which session that one was begun by, as the client's program names them.
+"""Request metadata: tenant, priority, deadline and trace in a request's headers, and its session in headers or body.
 
 A session is one conversation: requests of it begin alike. An agent's program begins further ones for its sub-agents,
 whose parent is the session that asked for them. Names are taken in this order; the first source that names a session
@@ -9,7 +9,7 @@ names its parent, too, or none:
 3. the body's `client_metadata`, as Codex writes it (`THREAD_KEYS`, `SESSION_KEYS`);
 4. `prompt_cache_key`, and last `user`, or a `metadata.user_id` that names no session.
 
-A name of another program's that does not fit is passed over; only our own header is refused (`request_headers`).
+A name in another program's header that is not valid is ignored; only our own header is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +19,69 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
+
+from api.server.caller import TENANT_NAME
+from api.server.errors import bad_parameter
+
+DEADLINE_MS_MAX = 24 * 3600 * 1000
+PRIORITY_MAX = 2**31 - 1
+_SESSION = re.compile(rb"[!-~]{1,256}")
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}[!-~]{0,64}")
+# ten digits hold every bound here; int() of a longer text is work for nothing
+_INTEGER = re.compile(rb"-?[0-9]{1,10}")
+
+
+class RequestHeaders(NamedTuple):
+    """None where nothing is said."""
+
+    tenant: str | None
+    priority: int | None
+    deadline_ms: int | None
+    traceparent: str | None
+
+
+NO_HEADERS = RequestHeaders(None, None, None, None)
+_HEADER_NAMES = frozenset(
+    {b"traceparent", b"x-contrail-tenant", b"x-contrail-priority", b"x-contrail-deadline-ms", b"x-session-id"}
+)
+
+
+def parse_headers(headers: Mapping[bytes, bytes]) -> RequestHeaders:
+    """What the headers say. A bad one of ours is the caller's fault; a bad traceparent is ignored, as W3C says."""
+    if _HEADER_NAMES.isdisjoint(headers):
+        return NO_HEADERS
+    traceparent = headers.get(b"traceparent", b"")
+    if b"x-session-id" in headers:
+        _check_session(headers[b"x-session-id"])  # who names a session by it means us: `sessions` takes it
+    return RequestHeaders(
+        tenant=_tenant(headers.get(b"x-contrail-tenant")),
+        priority=_integer(headers, "x-contrail-priority", -PRIORITY_MAX, PRIORITY_MAX),
+        deadline_ms=_integer(headers, "x-contrail-deadline-ms", 1, DEADLINE_MS_MAX),
+        traceparent=traceparent.decode() if _TRACEPARENT.fullmatch(traceparent) else None,
+    )
+
+
+def _tenant(raw: bytes | None) -> str | None:
+    if raw is None:
+        return None
+    if not TENANT_NAME.fullmatch(raw):
+        raise bad_parameter("x-contrail-tenant", "must be 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'")
+    return raw.decode()
+
+
+def _check_session(raw: bytes) -> None:
+    if not _SESSION.fullmatch(raw):
+        raise bad_parameter("x-session-id", "must be 1 to 256 printable ASCII characters without spaces")
+
+
+def _integer(headers: Mapping[bytes, bytes], name: str, low: int, high: int) -> int | None:
+    raw = headers.get(name.encode())
+    if raw is None:
+        return None
+    if not _INTEGER.fullmatch(raw) or not low <= int(raw) <= high:
+        raise bad_parameter(name, f"must be an integer from {low} to {high}")
+    return int(raw)
+
 
 NAME_MAX = 256
 """Characters of a name."""
@@ -61,8 +124,7 @@ SESSION_KEYS = (
     ("sessionId", ("parentSessionId",)),  # Qwen Code
 )
 """Keys of an object that name a session, each with those that may name its parent."""
-
-_NAMES = frozenset(each.session for each in HEADERS)
+_SESSION_NAMES = frozenset(each.session for each in HEADERS)
 _TOKEN = re.compile(rb"[!-~]{1,256}")  # NAME_MAX
 _IN_USER_ID = re.compile(r"_session_([!-~]{1,256})\Z")  # the same
 
@@ -79,7 +141,7 @@ NO_SESSION = Session()
 
 def session_of(headers: Mapping[bytes, bytes], body: object) -> Session:
     """The session of a request with these headers and this body, whose fields of the names above count."""
-    if not _NAMES.isdisjoint(headers):
+    if not _SESSION_NAMES.isdisjoint(headers):
         for names in HEADERS:
             if name := _token(headers, names.session):
                 return _of_headers(headers, names, name)
