@@ -1,9 +1,9 @@
 """Predicted against real reuse: which blocks made the difference, and the event that was missing or late.
 
 A prediction is the start of the prompt that the chosen worker held by the index, or that it was computing for another
-request. So too much was predicted if a block was removed and that was not seen, or came to be removed before the
-engine got to it, or was counted on while another request computed it; and too little if a store was not seen or came
-later. What is in no event at all is said to be. Under `approximate` no event has a part in it.
+request. It is too high if a removal was unseen, or came before the engine reached the block, or if another request
+still computed the block. It is too low if a store was unseen or came later. A difference without any event has its own
+verdict. Under `approximate` events play no part.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from replay.recording.request_history import RequestAttempt
 from streams.log import Record
 
 LATE_MS = 1000
-"""An engine's events may reach the log after the first token by so much, and are still looked for."""
-LOOK_MAX = 65_536
-"""Messages looked through behind the cursor, per kv stream."""
+"""An engine's events may reach the log so long after the first token."""
+SEARCH_MAX = 65_536
+"""Messages read behind the cursor, per kv stream."""
 
 
 class _CacheEvent(NamedTuple):
@@ -61,7 +61,7 @@ class _Case(NamedTuple):
 def check_cache_prediction(
     recording: Recording, tried: RequestAttempt, ground: DecisionInputs, decided_ms: int
 ) -> CachePrediction:
-    """What was predicted, what the engine took, and why they differ. Reads the kv streams near the decision."""
+    """The predicted and the real reuse, and the cause of the difference. Reads the kv streams near the decision."""
     size, event = ground.event.block_size, ground.event
     predicted, real = event.predicted_cached_tokens // size, tried.cached_tokens // size
     if tried.prefilled_seq == 0:
@@ -81,9 +81,9 @@ def check_cache_prediction(
         verdict=found.verdict,
         first_block=first,
         blocks=count,
-        stream=found.told.stream if found.told else ROUTING if found.request else None,
-        seq=found.told.seq if found.told else found.seq,
-        after_decision_ms=case.since(found.told.time_ms) if found.told else None,
+        stream=found.cause.stream if found.cause else ROUTING if found.request else None,
+        seq=found.cause.seq if found.cause else found.seq,
+        after_decision_ms=case.since(found.cause.time_ms) if found.cause else None,
         request=found.request,
         text=f"{_span(first, count)}: {found.text}",
     )
@@ -92,10 +92,10 @@ def check_cache_prediction(
 class _PredictionVerdict(NamedTuple):
     verdict: str
     text: str
-    told: _CacheEvent | None = None
+    cause: _CacheEvent | None = None
     request: str | None = None
     seq: int | None = None
-    """Where that request was routed."""
+    """The sequence at which that request was routed."""
 
 
 def _found(case: _Case, predicted: int, real: int) -> _PredictionVerdict:
@@ -112,7 +112,7 @@ def _found(case: _Case, predicted: int, real: int) -> _PredictionVerdict:
 
 
 def _too_much(case: _Case, predicted: int, real: int) -> _PredictionVerdict:
-    """The engine took fewer blocks; the first that it did not take tells why."""
+    """The engine took fewer blocks; the first that it did not take shows the cause."""
     cached = case.ground.ranked[0].candidate.overlap[-1]
     if real >= cached:
         return _pending(case, predicted)
@@ -125,22 +125,22 @@ def _too_much(case: _Case, predicted: int, real: int) -> _PredictionVerdict:
     if isinstance(seen, WorkerLeft | WorkerLost):
         return _PredictionVerdict("ended", f"the worker ended ({seen.reason}), {_when(after)}", gone)
     if isinstance(seen, CacheCleared | CacheRestated):
-        said = f"cleared ({seen.reason})" if isinstance(seen, CacheCleared) and seen.reason else "cleared"
-        said = said if isinstance(seen, CacheCleared) else "said anew, without them"
-        return _PredictionVerdict("cleared", f"the worker's cache was {said}, {_when(after)}", gone)
+        how = f"cleared ({seen.reason})" if isinstance(seen, CacheCleared) and seen.reason else "cleared"
+        how = how if isinstance(seen, CacheCleared) else "said anew, without them"
+        return _PredictionVerdict("cleared", f"the worker's cache was {how}, {_when(after)}", gone)
     if after <= 0:
         return _PredictionVerdict("removed_unseen", f"removed {_when(after)}, and not seen in time", gone)
     return _PredictionVerdict("removed_later", f"removed {_when(after)}, before the engine got to them", gone)
 
 
 def _too_little(case: _Case, real: int) -> _PredictionVerdict:
-    """The engine took more blocks; the last one that it took tells why."""
+    """The engine took more blocks; the last one that it took shows the cause."""
     candidate = case.ground.ranked[0].candidate
     if not candidate.cache_known:
         return _PredictionVerdict(
             "unknown_cache", "its cache was unknown after a gap in its messages, and counted as nothing"
         )
-    stored = next((told for told in _behind_cursor(case) if _brings(told.event, case.hash(real - 1))), None)
+    stored = next((it for it in _behind_cursor(case) if _brings(it.event, case.hash(real - 1))), None)
     if stored is None:
         return _PredictionVerdict(
             "never_in_log", "the engine had them, and the log tells of no store up to the first token"
@@ -160,10 +160,10 @@ def _pending(case: _Case, predicted: int) -> _PredictionVerdict:
         )
     if shared.prefilled_seq:
         after = case.since(shared.prefilled_ms)
-        came = f"its first token came {_when(after)}"
+        end = f"its first token came {_when(after)}"
     else:
-        came = f"it ended without one: {shared.outcome}" if shared.ended_seq else "it has no first token in the log"
-    text = f"request {shared.request} was computing them there ({came}), and the engine computed them again"
+        end = f"it ended without one: {shared.outcome}" if shared.ended_seq else "it has no first token in the log"
+    text = f"request {shared.request} was computing them there ({end}), and the engine computed them again"
     return _PredictionVerdict("pending", text, request=shared.request, seq=shared.seq)
 
 
@@ -184,34 +184,34 @@ def _shared(case: _Case, depth: int) -> RequestAttempt | None:
 
 
 def _loss(case: _Case, block: bytes) -> _CacheEvent | None:
-    """The first word behind the cursor by which the worker has the block no more; None if it said so at no time, or
-    not before it stored it anew."""
+    """The first event behind the cursor by which the worker has the block no more; None if there is none before it
+    stores the block anew."""
     kept = False
-    for told in _behind_cursor(case):
-        match told.event:
-            case BlocksStored() if _holds(told.event.hashes, block):
+    for it in _behind_cursor(case):
+        match it.event:
+            case BlocksStored() if _holds(it.event.hashes, block):
                 return None
-            case BlocksRemoved() if _holds(told.event.hashes, block):
-                return told
+            case BlocksRemoved() if _holds(it.event.hashes, block):
+                return it
             case CacheCleared() | WorkerLeft() | WorkerLost():
-                return told
+                return it
             case CacheRestated(part=part, parts=parts):
-                kept = _holds(told.event.hashes, block) or (kept and part > 0)
+                kept = _holds(it.event.hashes, block) or (kept and part > 0)
                 if part == parts - 1 and not kept:
-                    return told
+                    return it
             case _:
                 pass  # about other blocks
     return None
 
 
 def _behind_cursor(case: _Case) -> Iterator[_CacheEvent]:
-    """What the worker told behind the decision's cursor, up to a while after the first token."""
+    """The worker's cache events behind the decision's cursor, up to LATE_MS after the first token."""
     end_ms = case.tried.prefilled_ms + LATE_MS
     for stream in case.recording.streams:
         if not is_kv(stream):
             continue
         start = case.ground.event.cursor.get(stream, (0, 0))[1] + 1
-        for record in case.recording.archive.read(stream, start, start + LOOK_MAX):
+        for record in case.recording.archive.read(stream, start, start + SEARCH_MAX):
             if record.time_ms > end_ms:
                 break
             if owner(record.subject) == case.worker:

@@ -73,7 +73,7 @@ def _split_estimate(
 
 
 def estimate_basis(on: DecisionInputs) -> EstimateBasis | None:
-    """What the decision estimated by; None under a policy that estimates nothing. O(candidates)."""
+    """The basis of the decision's estimates; None under a policy that estimates nothing. O(candidates)."""
     settings = on.settings
     if settings.policy not in ESTIMATING_POLICIES:
         return None
@@ -90,7 +90,7 @@ def estimate_basis(on: DecisionInputs) -> EstimateBasis | None:
 
 
 def _estimate_source(event: RequestRouted, settings: RoutingSettings) -> str:
-    """Where the decision had from how long a prefill lasts."""
+    """The source of the decision's time per prefill token."""
     if event.prefill_time:
         return LEARNED
     return SET if settings.prefill_us_per_token_m else DEFAULT
@@ -109,7 +109,7 @@ def _computed_tokens(scored: ScoredCandidate, size: int) -> int:
 
 
 def time_estimate(on: DecisionInputs, scored: ScoredCandidate, *, exact: bool) -> TimeEstimate:
-    """What was estimated of one candidate."""
+    """The estimates of one candidate."""
     size, candidate = on.event.block_size, scored.candidate
     computes, asks = _computed_tokens(scored, size), exact and on.settings.policy == "time"
     return TimeEstimate(
@@ -130,7 +130,7 @@ class _CostDifference(NamedTuple):
 
 
 def compare_costs(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandidate) -> str:
-    """What the first does better than the second, the weightiest first, and what worse: `computes 3,100 tokens more
+    """The advantages and drawbacks of the first against the second, the largest first: `computes 3,100 tokens more
     (190 ms), but waits 240 ms less`. Empty if the costs are not known by their terms."""
     points = list(_points(on, ours, theirs))
     better = sorted((point for point in points if point.gain_us > 0), key=lambda point: -point.gain_us)
@@ -191,7 +191,7 @@ SEED_BITS = 64
 
 
 def draws_by_cost(settings: RoutingSettings) -> bool:
-    """Whether the policy draws among candidates by their costs."""
+    """True if the policy draws among candidates by their costs."""
     return settings.policy in TEMPERATURE_POLICIES and settings.temperature_m > 0
 
 
@@ -214,7 +214,7 @@ def _of_pairs(costs: Sequence[int], cost: int) -> float:
 
 
 def draw_position(seed: int) -> float:
-    """Where the draw fell, in [0, 1): candidates share it by id, each as much as it is likely."""
+    """The position of the draw in [0, 1), which candidates share by id, each by its probability."""
     return seed / (1 << SEED_BITS)
 
 
@@ -230,11 +230,11 @@ NameOf = Callable[[str], str]
 
 
 def session_order(on: DecisionInputs, name: NameOf) -> SessionOrder | None:
-    """Where the chosen worker stands in the order of the session, and who comes before it; None under other policies,
+    """The chosen worker's position in the order of the session, and the workers before it; None under other policies,
     and where the log does not have the bound."""
     if on.settings.policy != "session" or not on.settings_known:
         return None
-    of, key, blocks = _whose(on)
+    of, key, blocks = _session_of(on)
     order = _order(on)
     at = order.index(on.ranked[0]) if _follows(on, order) else None
     return SessionOrder(
@@ -265,7 +265,7 @@ def session_reason(on: DecisionInputs, name: NameOf) -> str:
     if min(scored.cost for scored in on.ranked):
         wait = ms_text(on.backlog.waits_us.get(chosen.candidate.worker, 0))
         return f"everywhere the wait for prefills is beyond {bound}; {called} has the shortest, {wait}"
-    whose = _WHOSE[order.of].format(order)
+    whose = SESSION_TEXTS[order.of].format(order)
     if order.position is None:
         return f"{called} is the first in the order of {whose} where the wait for prefills is within {bound}"
     if order.position == 1:
@@ -275,7 +275,7 @@ def session_reason(on: DecisionInputs, name: NameOf) -> str:
     return f"{called} is number {order.position} in the order of {whose}; {passed}"
 
 
-_WHOSE = {
+SESSION_TEXTS = {
     "session": "the session {0.key}",
     "prefix": "prompts that begin so ({0.blocks} blocks, hash {0.key})",
     "request": "this request alone, whose prompt has no full block",
@@ -286,7 +286,7 @@ def pair_reason(on: DecisionInputs, name: NameOf) -> str:
     """Why the first of the ranked was chosen under `power-of-two`, of at least two candidates."""
     chosen, drew = on.ranked[0], drawn_pair(on)
     called, among = name(chosen.candidate.worker), max(len(on.ranked), on.event.candidates_total)
-    if not drew:  # of more than the record holds there is no telling who the other was
+    if not drew:  # the record does not hold all candidates, so the other one is unknown
         return f"policy power-of-two drew two of {among}: {called} had no more requests than the other"
     first, second = (name(scored.candidate.worker) for scored in drew)
     (other,) = (scored for scored in drew if scored != chosen)
@@ -297,8 +297,8 @@ def pair_reason(on: DecisionInputs, name: NameOf) -> str:
     return f"{text}: {called} had {busy} requests, {name(other.candidate.worker)} had {others}"
 
 
-def _whose(on: DecisionInputs) -> tuple[str, str, int]:
-    """What `rank` takes for a session, what it is called, and how many blocks of the prompt make it."""
+def _session_of(on: DecisionInputs) -> tuple[str, str, int]:
+    """The session by `rank`: its kind, its key, and the blocks of the prompt that make it."""
     if on.request.session:
         return "session", on.request.session, 0
     prompt = on.request.prompt
@@ -309,7 +309,7 @@ def _whose(on: DecisionInputs) -> tuple[str, str, int]:
 
 
 def _order(on: DecisionInputs) -> list[ScoredCandidate]:
-    """The candidates as they would be taken one after the other if nobody had anything to wait for."""
+    """The order of the candidates if no worker had any wait."""
     idle = [scored._replace(cost=0) for scored in on.ranked]
     settings = msgspec.structs.replace(on.settings, tie_margin_m=0)
     places = {scored.candidate.worker: scored for scored in on.ranked}
@@ -319,7 +319,7 @@ def _order(on: DecisionInputs) -> list[ScoredCandidate]:
 
 
 def _follows(on: DecisionInputs, order: list[ScoredCandidate]) -> bool:
-    """Whether the order says who is chosen: all are there, and the first of those that cost least is the one."""
+    """True if the order decides: it has all candidates, and the first of the cheapest is the chosen one."""
     highest = min(scored.cost for scored in order) + on.settings.tie_margin_m
     first = next(scored for scored in order if scored.cost <= highest)
     return len(order) >= on.event.candidates_total and first == on.ranked[0]

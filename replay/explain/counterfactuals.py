@@ -36,7 +36,7 @@ class Counterfactual(NamedTuple):
     backlog: PrefillBacklog = NO_BACKLOG
 
     def chosen(self, settings: RoutingSettings | None = None, changed: Candidate | None = None) -> WorkerId:
-        """Who is chosen with these settings and this candidate instead of the one of its id."""
+        """The worker chosen with these settings, and with `changed` instead of the candidate of its id."""
         settings = settings or self.settings
         candidates = self.candidates
         if changed is not None:
@@ -45,7 +45,7 @@ class Counterfactual(NamedTuple):
         return rank(scored, self.request, settings, self.turn, self.seed)[0].candidate.worker
 
     def cost(self, candidate: Candidate) -> int:
-        """What this candidate would cost."""
+        """The cost of this candidate."""
         return score([candidate], self.request, self.settings, self.stale, self.backlog)[0].cost
 
     def waiting_there(self, worker: WorkerId, wait_us: int) -> Counterfactual:
@@ -142,8 +142,8 @@ def _most(case: Counterfactual, other: Candidate, was: int, changed: Callable[[i
 
 
 def _of_settings(case: Counterfactual, other: Candidate) -> Iterator[RequiredChange]:
-    """The nearest values of single weights. The difference of two costs is linear in a weight, so those at which
-    `other` is cheapest for sure, by more than rounding and the tie margin, are all between two bounds."""
+    """The nearest values of single weights. The difference of two costs is linear in a weight. So the values at which
+    `other` is cheapest by more than rounding and the tie margin lie between two bounds."""
     weight_terms = {each.worker: _terms(case, each) for each in case.candidates}
     for place, name in enumerate(("prefill_weight", "decode_weight", "request_weight")):
         was = getattr(case.settings, f"{name}_m")
@@ -191,7 +191,7 @@ def _terms(case: Counterfactual, candidate: Candidate) -> WeightTerms:
 
 
 def weight_terms(scored: ScoredCandidate, request: RouteRequest) -> WeightTerms:
-    """What the weights are multiplied with."""
+    """The terms that the weights multiply."""
     candidate, _, prefill_m = scored
     shared = max(0, candidate.pending - candidate.overlap[-1])
     active_m = (candidate.active_blocks - shared + request.prompt.blocks_to_hold) * MILLI

@@ -1,5 +1,5 @@
-"""DecisionInputs: all that one decision depended on, made again from the log; or as it was recorded, where the log
-cannot tell or that would take long. The record is exact for the candidates that it holds."""
+"""DecisionInputs: the inputs of one decision, made again from the log; or as recorded, where the log has gaps or the
+fold would take long. The record is exact for the candidates that it holds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from replay.recording.request_history import RequestAttempt
 from replay.verify.evidence import unverifiable_reasons
 
 FOLD_MAX = 30_000
-"""Messages that are folded unasked: about half a second."""
+"""So many messages are folded without `whole`: about half a second."""
 SAME, DIFFERS, NOT_MADE = "same", "differs", "not_made"
 
 ExcludedWorkers = dict[str, tuple[int, list[WorkerId]]]
@@ -34,7 +34,7 @@ ExcludedWorkers = dict[str, tuple[int, list[WorkerId]]]
 
 
 class DecisionInputs(NamedTuple):
-    """What one decision depended on: its request, its settings, all candidates and all exclusions."""
+    """The inputs of one decision: its request, its settings, all candidates and all exclusions."""
 
     event: RequestRouted
     request: RouteRequest
@@ -46,17 +46,17 @@ class DecisionInputs(NamedTuple):
     excluded: ExcludedWorkers
     local: dict[WorkerId, tuple[str, ...]]
     turn: int | None
-    """How many decisions the replica had made for the model; None if the state was not folded."""
+    """The number of the replica's earlier decisions for the model; None if the state was not folded."""
     in_flight: dict[WorkerId, WorkerInFlight]
     """Of the candidates."""
     again: str
-    doubts: list[str]
+    unverifiable: list[str]
     backlog: PrefillBacklog
-    """What was outstanding, where the policy looks at that."""
+    """Outstanding prefills, where the policy uses them."""
 
     @property
     def stale(self) -> set[WorkerId]:
-        """Workers whose load reports had stopped."""
+        """Workers without recent load reports."""
         return {worker for worker, reasons in self.local.items() if "stale" in reasons}
 
 
@@ -68,7 +68,7 @@ def routed_event(recording: Recording, tried: RequestAttempt) -> RequestRouted |
 def decision_inputs(
     recording: Recording, tried: RequestAttempt, event: RequestRouted, *, whole: bool | None
 ) -> DecisionInputs:
-    """What the decision stood on; `whole` says whether to fold the log for it, None does if that is quickly done."""
+    """The inputs of the decision. The log is folded for them if `whole`, or if `whole` is None and that is quick."""
     if whole is None:
         cursor = {StreamName(stream): seq for stream, (_, seq) in event.cursor.items() if stream in recording.streams}
         whole = recording.to_fold(cursor) <= FOLD_MAX
@@ -94,7 +94,7 @@ def _made_again(playback: Playback, tried: RequestAttempt, situation: RecordedDe
 def inputs_of_decision(
     view: View, request: RouteRequest, settings: RoutingSettings, event: RequestRouted, decision: Decision
 ) -> DecisionInputs:
-    """What a decision that is made on this view stands on."""
+    """The inputs of a decision that is made on this view."""
     return DecisionInputs(
         event,
         request,
@@ -106,29 +106,29 @@ def inputs_of_decision(
         turn=view.routed(event.model),
         in_flight={scored.candidate.worker: in_flight(view, scored.candidate) for scored in decision.ranked},
         again=SAME,
-        doubts=[],
+        unverifiable=[],
         backlog=decision.backlog,
     )
 
 
 def in_flight(view: View, candidate: Candidate) -> WorkerInFlight:
-    """What the worker is busy with, by this view."""
-    ahead = view.ahead.in_flight_load.busy.get(candidate.worker, WorkerLoad())
+    """The worker's load in flight, by this view."""
+    own = view.ahead.in_flight_load.busy.get(candidate.worker, WorkerLoad())
     return WorkerInFlight(
         requests=candidate.active_requests,
         blocks=candidate.active_blocks,
         prefill_tokens=candidate.prefill_tokens,
-        ahead=ahead.requests,
+        ahead=own.requests,
     )
 
 
 def _as_recorded(
-    recording: Recording, tried: RequestAttempt, event: RequestRouted, again: str, doubts: list[str]
+    recording: Recording, tried: RequestAttempt, event: RequestRouted, again: str, unverifiable: list[str]
 ) -> DecisionInputs:
     settings = recording.replicas.settings(tried.replica, event.settings_revision, tried.seq)
-    told = recording.replicas.local(tried.replica, tried.seq)
-    local = {WorkerId(worker): _ordered(reasons) for worker, reasons in sorted(told.items())}
-    return recorded_inputs(event, settings, local)._replace(again=again, doubts=doubts)
+    known = recording.replicas.local(tried.replica, tried.seq)
+    local = {WorkerId(worker): _ordered(reasons) for worker, reasons in sorted(known.items())}
+    return recorded_inputs(event, settings, local)._replace(again=again, unverifiable=unverifiable)
 
 
 def recorded_inputs(
@@ -154,13 +154,13 @@ def recorded_inputs(
         turn=None,
         in_flight={scored.candidate.worker: _recorded_in_flight(scored.candidate) for scored in ranked},
         again=NOT_MADE,
-        doubts=[],
+        unverifiable=[],
         backlog=_recorded_backlog(event, request, settings),
     )
 
 
 def _recorded_backlog(event: RequestRouted, request: RouteRequest, settings: RoutingSettings) -> PrefillBacklog:
-    """What was outstanding on the candidates that the event holds, where the policy looks at that."""
+    """Outstanding prefills of the event's candidates, where the policy uses them."""
     if settings.policy not in ESTIMATING_POLICIES:
         return NO_BACKLOG
     waits = dict(zip(map(WorkerId, from_column(event.candidates)), event.columns.get("wait_us", ()), strict=False))

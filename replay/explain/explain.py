@@ -40,18 +40,18 @@ from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
 
 EXCLUDED_NAMED_MAX = 64
-"""Of the workers left out for one reason, so many are named."""
+"""Workers listed per reason of exclusion."""
 REJECTIONS_MAX = 20
-"""The last so many are told: clients try again under the same id."""
+"""So many of the last are listed: clients try again under the same id."""
 UNREAD = "unknown"
 """The reason of a refusal that a newer program recorded in a form of its own."""
 
 
 def explain(recording: Recording, request: str, *, whole: bool | None = None) -> Explanation:
-    """All that the log knows of the request; CallerError if it does not know it.
+    """The explanation of the request from the log; CallerError if the log does not have it.
 
     A decision is made again from the log if `whole`, or if that takes half a second and `whole` is None; else it is
-    told as it was recorded, with the candidates that the record holds.
+    explained as it was recorded, with the candidates that the record holds.
     """
     uses = recording.requests.uses(request)
     if not uses:
@@ -122,9 +122,9 @@ def _attempt(
         session_parent=event.session_parent,
         drawn_two=[scored.candidate.worker for scored in drawn_pair(on)],
         hold=explain_hold(recording, tried, event),
-        doubts=on.doubts,
+        doubts=on.unverifiable,
         queued=queue_wait(recording, tried, event.now_ms),
-        told_tokens=_told_tokens(recording, tried),
+        told_tokens=_earlier_tokens(recording, tried),
         phases=first_token_phases(recording, tried, first_now_ms, event.now_ms, made_ms),
         reuse=check_cache_prediction(recording, tried, on, made_ms) if tried.prefilled_seq or tried.ended_seq else None,
         hint=prefill_hint(event, on, names),
@@ -196,26 +196,26 @@ def excluded_named(excluded: ExcludedWorkers, names: Participants) -> dict[str, 
     }
 
 
-def _told_tokens(recording: Recording, tried: RequestAttempt) -> int:
-    """How much of the answer the client had from an attempt before."""
-    told = 0
+def _earlier_tokens(recording: Recording, tried: RequestAttempt) -> int:
+    """Tokens of the answer that the client had from an earlier attempt."""
+    tokens = 0
     for _, message in (
         recording.messages(ROUTING, tried.migrated_seq, tried.migrated_seq + 1) if tried.migrated_seq else ()
     ):
         for event in message.events:
             if isinstance(event, RequestMigrated) and (event.request, event.attempt) == (tried.request, tried.attempt):
-                told = event.told_tokens
-    return told
+                tokens = event.told_tokens
+    return tokens
 
 
 def _compared(attempts: list[AttemptExplanation]) -> bool:
-    """Whether the newest one began the answer anew, though the client had some of it: its prompt is no longer."""
+    """True if the newest attempt began the answer anew, though the client had some of it: its prompt is no longer."""
     first, last = attempts[0], attempts[-1]
     return bool(last.told_tokens) and first.attempt == 0 and last.prompt_tokens == first.prompt_tokens
 
 
 def _ended(recording: Recording, tried: RequestAttempt, attempt: AttemptExplanation) -> None:
-    """What came of it stands in the attempt."""
+    """The outcome is written into the attempt."""
     if tried.prefilled_seq:
         attempt.real_cached_tokens, attempt.ttft_ms = tried.cached_tokens, tried.ttft_ms
     if not tried.ended_seq:

@@ -2,7 +2,7 @@
 
 Costs and blocks are in blocks, times in milliseconds. Times are those of the log's clock, but for durations that a
 worker or a replica measured on its own. `after_ms` of a prefill job counts from when the log stored the request for it.
-`None` stands for what the log does not tell.
+`None` stands for a fact that the log does not have.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ import msgspec
 
 
 class TimeEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """How long one candidate would have taken, as was estimated."""
+    """The estimated times of one candidate."""
 
     tokens: int
     """Of the prompt, that it would have computed."""
     own_ms: float | None
-    """How long that lasts; None where the policy does not ask, or the log does not tell."""
+    """The time to compute them; None where the policy does not use it, or the log does not have it."""
     outstanding_ms: float
-    """How long prefills that the worker had would have held it up …"""
+    """The wait for prefills that the worker had …"""
     held_ms: float
-    """… and how long those that the router held, and would have sent there before it; or what it computed for other
-    replicas when it declined a request."""
+    """… and for those that the router held to send there first, or that it computed for other replicas when it declined
+    a request."""
     decode_tokens: int
-    """How many tokens fit into the active blocks there."""
+    """Tokens in the active blocks there."""
 
 
 class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
-    """What the estimates of a decision went by. Under `time` the cost of a candidate is the sum of
+    """The basis of a decision's estimates. Under `time` the cost of a candidate is this sum:
 
     own_weight * own_ms + (outstanding_ms + held_ms) + active_weight * decode_tokens * per_token_us / 1000
     + own_request_weight * own_ms * active_requests
 
-    each term rounded down to a microsecond, the price of a block to a nanosecond; under `session` it is what the wait
-    is longer than session_wait_max_ms.
+    Each term is rounded down to a microsecond, the price of a block to a nanosecond. Under `session` the cost is the
+    wait beyond session_wait_max_ms.
     """
 
     exact: bool
-    """Whether that gives every recorded cost to the microsecond; else nothing is taken apart."""
+    """True if that gives every recorded cost to the microsecond; else there are no terms."""
     weights: dict[str, float]
     """The settings above by name; empty if not `exact`."""
     weights_known: bool
-    """Whether the log has them; else these are the defaults."""
+    """True if the log has them; else these are the defaults."""
     base_ms: float
     """A prefill was taken to last so long …"""
     per_token_us: float
@@ -61,11 +61,11 @@ class PassedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose turn it was under `session`: workers stand in the order of a hash of the session and the worker."""
+    """The order of workers under `session`, by a hash of the session and the worker."""
 
     of: str
-    """`session`: the client named one; `prefix`: requests whose prompts begin alike are one; `request`: the prompt is
-    too short for that."""
+    """`session`: the client named one; `prefix`: requests with the same start of the prompt are one; `request`: the
+    prompt is too short for that."""
     key: str
     """The session's key; the hash of the prompt's first `blocks` blocks; or the request's id."""
     blocks: int
@@ -78,7 +78,7 @@ class SessionOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefillWhileHeld(msgspec.Struct, frozen=True, kw_only=True):
-    """A request whose prefill on the chosen worker ended while this one was held for that worker."""
+    """A request with a prefill on the chosen worker that ended while this request was held for that worker."""
 
     request: str
     tokens: int
@@ -95,21 +95,20 @@ class ConcurrentHold(msgspec.Struct, frozen=True, kw_only=True):
     """Of its prompt."""
     worker: str
     name: str
-    """Where it went in the end."""
+    """The worker that it went to in the end."""
     after_ms: int
-    """How much later than this one it was sent."""
+    """The time from this request's sending to its own."""
 
 
 class HoldExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """The part that holding had in a decision."""
 
     held_ms: int | None
-    """How long this request was held; None if it was not."""
+    """The time that this request was held; None if it was not."""
     by: list[PrefillWhileHeld]
-    """What the chosen worker computed meanwhile, in the order in which it was done."""
+    """Prefills of the chosen worker in that time, in the order of their ends."""
     beside: list[ConcurrentHold]
-    """Who was held with it, in the order in which they were sent; those placed before it make `held_ms` of the
-    candidates."""
+    """Requests held with it, in the order of sending; those placed before it make `held_ms` of the candidates."""
 
 
 class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +121,7 @@ class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     tenant: str
     depth: int
-    """How many waited already."""
+    """The number of requests that waited already."""
     waited_ms: int | None
     """Until it was routed or ended; None if the log does not tell."""
 
@@ -133,16 +132,16 @@ class PrefillHint(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     name: str
     tokens: int
-    """How much of the prompt it held."""
+    """Tokens of the prompt that it held."""
     text: str
-    """Why that one."""
+    """The reason for this worker."""
 
 
 class PrefillJobAttempt(msgspec.Struct, kw_only=True):
     """One prefill worker's try at a job."""
 
     attempt: int
-    """The requester counts who takes the job, from 0; -1 for one that gave up without having the prompt."""
+    """The requester counts the workers that take the job, from 0; -1 for a worker that gave up without the prompt."""
     worker: str
     name: str
     started_seq: int | None = None
@@ -151,7 +150,7 @@ class PrefillJobAttempt(msgspec.Struct, kw_only=True):
     after_ms: int | None = None
     """When it started."""
     delivery: int | None = None
-    """How often the queue had handed it out; 0 if the requester offered it directly."""
+    """The number of deliveries by the queue; 0 if the requester offered it directly."""
     outcome: str = "unanswered"
     """`completed`, `failed`, `dead`: handed out too often; `unanswered`: the log tells of no answer."""
     ended_seq: int | None = None
@@ -167,7 +166,7 @@ class PrefillJobAttempt(msgspec.Struct, kw_only=True):
     reason: str = ""
     """Why it failed, or how the worker ended that did not answer."""
     used: bool = False
-    """Whether its blocks were pulled."""
+    """True if its blocks were pulled."""
 
 
 class PrefillJobTrace(msgspec.Struct, kw_only=True):
@@ -193,7 +192,7 @@ class PrefillJobTrace(msgspec.Struct, kw_only=True):
     ended: str | None = None
     ended_after_ms: int | None = None
     worker: str | None = None
-    """Whose blocks were pulled."""
+    """The worker that the blocks were pulled from."""
     name: str | None = None
     blocks: int | None = None
     bytes: int | None = None
@@ -204,7 +203,7 @@ class PrefillJobTrace(msgspec.Struct, kw_only=True):
     """From asking to the answer, or to giving up, by the requester's clock."""
     pull_ms: int | None = None
     lacks: str = ""
-    """What of it the log does not tell, and why."""
+    """The facts that the log does not have, and why."""
 
 
 class PrefillOutcome(msgspec.Struct, kw_only=True):
@@ -221,7 +220,7 @@ class PrefillOutcome(msgspec.Struct, kw_only=True):
     log_away: bool
     busy: bool
     outcome: str
-    """`pulled`, or why the worker computed the prompt after all; empty if it asked nobody."""
+    """`pulled`, or why the worker computed the prompt after all; empty if it requested no job."""
     detail: str
     worker: str | None
     """The prefill worker that computed it."""
@@ -232,28 +231,28 @@ class PrefillOutcome(msgspec.Struct, kw_only=True):
     text: str
     """The verdict in words."""
     came: str
-    """What came of it in words."""
+    """The outcome in words."""
 
 
 class Freshness(msgspec.Struct, frozen=True, kw_only=True):
-    """What the index knew of one worker at the decision, and how old that was, by the log's clock."""
+    """The age of the index's knowledge of one worker at the decision, by the log's clock."""
 
     stream: str | None
     """The kv stream that the worker writes to."""
     seq: int | None
     """Of the worker's newest message there that was folded."""
     age_ms: int | None
-    """How long before the decision it was stored; None if it was not found near enough."""
+    """The time from its storing to the decision; None if it was not found near enough."""
     unseen: int
     """Messages of the worker that stood in the log then and were not folded yet."""
     unseen_ms: int | None
-    """How long before the decision the oldest of them was stored."""
+    """The time from the storing of the oldest of them to the decision."""
     load_age_ms: int | None
-    """How long before the decision the worker's newest load report was stored."""
+    """The time from the storing of the worker's newest load report to the decision."""
 
 
 class WorkerInFlight(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker was busy with when the decision was made, as the replica saw it."""
+    """The load of a worker at the decision, by the replica's view."""
 
     requests: int
     blocks: int
@@ -287,8 +286,8 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
     wait_cost: float = 0.0
     """Part of the cost under `time`, in milliseconds: how long prefills there would hold it up."""
     timed: TimeEstimate | None = None
-    """What was estimated, by policies that do; under `time` the four costs add up to `cost` to the microsecond, or are
-    0 where the log does not tell by which weights."""
+    """The estimates, of policies that estimate; under `time` the four costs add up to `cost` to the microsecond, or
+    are 0 where the log does not have the weights."""
     probability: float | None
     """Of being drawn, where a draw decided."""
     in_flight: WorkerInFlight
@@ -308,7 +307,7 @@ class RequiredChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
-    """The next best candidate, and what it lacked."""
+    """The next best candidate, and the changes that would have made it win."""
 
     worker: str
     name: str
@@ -329,11 +328,11 @@ class FirstTokenPhases(msgspec.Struct, frozen=True, kw_only=True):
     """From there until those that were to be prefilled before it on the same worker had their first tokens."""
     behind_requests: int
     behind_tokens: int
-    """What these were expected to compute when they were routed."""
+    """Tokens that these were expected to compute when they were routed."""
     rest_ms: int
-    """What is left: its own prefill, and the way there and back."""
+    """The remaining time: its own prefill, and the way there and back."""
     overlapped: bool
-    """Whether one of those before it came to its first token later than it did: then there is no telling them apart."""
+    """True if a request before it had its first token later than this one: then the phases cannot be separated."""
 
 
 class CachePrediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -349,16 +348,16 @@ class CachePrediction(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int = 0
     stream: str | None = None
     seq: int | None = None
-    """Where the event stands that explains it."""
+    """The sequence of the event that explains it."""
     after_decision_ms: int | None = None
     """When that was stored; negative if before the decision."""
     request: str | None = None
-    """Whose prefill was counted on."""
+    """The request with the prefill that was counted on."""
     text: str
 
 
 class AttemptExplanation(msgspec.Struct, kw_only=True):
-    """One decision, what it stood on, and what came of it."""
+    """One decision, its inputs, and its outcome."""
 
     attempt: int
     seq: int
@@ -383,21 +382,21 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
     candidates_total: int
     excluded: dict[str, dict[str, Any]]
     local: dict[str, list[str]]
-    """What only that replica knew: worker, as name and id, to reasons."""
+    """The replica's local knowledge: worker, as name and id, to reasons."""
     cursor: dict[str, int]
     digest: str
     predicted_cached_tokens: int
     why: str
     runner_up: RunnerUp | None
     draw: float | None
-    """Where in [0, 1) the draw fell, where one decided."""
+    """The position of the draw in [0, 1), where one decided."""
     again: str
     """`same` if the decision was made again from the log with this result, `differs`, or `not_made` where that would
     take long or cannot be."""
     estimates: EstimateBasis | None = None
     """By what it was estimated how long candidates take, by policies that do."""
     session: SessionOrder | None = None
-    """Whose turn it was, under `session`."""
+    """The order of workers, under `session`."""
     session_key: str = ""
     """The keyed hash of the session that the client named; empty if it named none."""
     session_parent: str = ""
@@ -411,7 +410,7 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
     queued: QueueWait | None = None
     """Its wait for a worker with a free place, if there was one."""
     told_tokens: int = 0
-    """Tokens of the answer that the client had already, from attempts before whose workers broke off."""
+    """Tokens of the answer that the client had already, from earlier attempts that broke off."""
     compared: bool = False
     """The answer was made again from its start, and these tokens compared; else they stand at the prompt's end."""
     real_cached_tokens: int | None = None
@@ -421,9 +420,9 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
     hint: PrefillHint | None = None
     """The prefill worker that the decision preferred."""
     prefill: PrefillOutcome | None = None
-    """Where the prompt was computed; None where nobody else could have done it, or no token came."""
+    """The place where the prompt was computed; None without prefill workers, or if no token came."""
     job: PrefillJobTrace | None = None
-    """What the worker asked others for."""
+    """The prefill job that the worker requested."""
     outcome: str | None = None
     output_tokens: int | None = None
     duration_ms: int | None = None
@@ -453,6 +452,6 @@ class Explanation(msgspec.Struct, kw_only=True):
     attempts: list[AttemptExplanation]
     rejections: list[RejectionExplanation]
     uses: int = 1
-    """How many requests had this id; the attempts are those of the last one that was routed."""
+    """The number of requests with this id; the attempts are those of the last one that was routed."""
     unread: list[str] = []
-    """A sentence for each of its attempts whose record this program cannot read."""
+    """A sentence for each of its attempts with a record that this program cannot read."""

@@ -19,8 +19,9 @@ NEAR = 200
 def decided_ms(recording: Recording, tried: RequestAttempt, event: RequestRouted) -> int:
     """When the decision was made, by the log's clock, to some milliseconds.
 
-    The replica's clock said `now_ms`; what it sealed near there was stored some time after it was sealed, and the
-    least of these times is how far its clock is behind the log's. It had read all up to its cursor, and said it after.
+    By the replica's clock it was `now_ms`. The replica's messages near there were stored some time after they were
+    sealed, and the least of these times is the lag of its clock behind the log's. The decision came after all messages
+    up to its cursor were stored.
     """
     behind = [
         record.time_ms - message.sent_ms
@@ -60,7 +61,7 @@ def measure_freshness(
 
 
 def _streams(recording: Recording, worker: WorkerId) -> list[StreamName]:
-    """Where the worker's cache events are; all kv streams if it did not say."""
+    """The kv stream of the worker's cache events; all kv streams if no message names it."""
     named = recording.names.streams.get(worker)
     return [stream for stream in recording.streams if is_kv(stream) and named in {None, stream}]
 

@@ -1,4 +1,4 @@
-"""Where the prompt of a request was computed: the decode worker's verdict, and the prefill job by its events.
+"""Prefill trace of a request: the decode worker's decision on where to compute the prompt, and the job's events.
 
 The job is searched in the jobs stream near its request. Only messages that name the job are decoded, so a search costs
 little more than reading the messages.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from core.codec import Message, decode_message
+from core.codec import decode_message
 from core.errors import Corrupt
 from core.event_json import time_text
 from core.events import Event, RequestPrefilled, RequestRouted, UnknownEvent, WorkerLeft, WorkerLost
@@ -48,7 +48,7 @@ OUTCOME_TEXTS = {
     "draining": "the worker was leaving",
     "log_away": "the log was away, and without it nobody could take the job",
 }
-"""What became of a job, for people."""
+"""The outcomes of a job as phrases."""
 
 
 def prefill_hint(event: RequestRouted, on: DecisionInputs, names: Participants) -> PrefillHint | None:
@@ -65,17 +65,20 @@ def prefill_hint(event: RequestRouted, on: DecisionInputs, names: Participants) 
 
 
 def prefill_report(recording: Recording, tried: RequestAttempt) -> PrefillReport | None:
-    """What the worker said; None if no first token came, or nobody else could have computed the prompt."""
+    """The worker's report; None if no first token came, or no prefill worker could have computed the prompt."""
     events = recording.events([tried.prefilled_at]) if tried.prefilled_at else ()
     return next((event.prefill for _, event in events if isinstance(event, RequestPrefilled)), None)
 
 
 def prefill_outcome(report: PrefillReport, worker: str, names: Participants) -> PrefillOutcome:
-    """The verdict of that worker, told."""
+    """The decision of that worker, with its reason and outcome in words."""
     here, there = names.worker(worker), names.worker(report.worker)
-    said = msgspec.structs.asdict(report) | {"worker": report.worker or None, "name": there if report.worker else None}
-    del said["job"]
-    return PrefillOutcome(**said, text=verdict_text(report, here), came=_came(report, here, there))
+    fields = msgspec.structs.asdict(report) | {
+        "worker": report.worker or None,
+        "name": there if report.worker else None,
+    }
+    del fields["job"]
+    return PrefillOutcome(**fields, text=verdict_text(report, here), came=_outcome_sentence(report, here, there))
 
 
 def verdict_text(report: PrefillReport, here: str) -> str:
@@ -95,7 +98,7 @@ def verdict_text(report: PrefillReport, here: str) -> str:
     return found.get(report.reason, f"{more}; {able}, and {waited}: {report.reason.replace('_', ' ')}")
 
 
-def _came(report: PrefillReport, here: str, there: str) -> str:
+def _outcome_sentence(report: PrefillReport, here: str, there: str) -> str:
     if not report.outcome:
         return ""
     if report.outcome == "pulled":
@@ -108,17 +111,17 @@ def _came(report: PrefillReport, here: str, there: str) -> str:
 
 
 def outcome_text(outcome: str, detail: str = "") -> str:
-    """What became of a job; the detail stands behind it if it says more."""
+    """The outcome of a job as a phrase, with the detail if it adds something."""
     text = OUTCOME_TEXTS.get(outcome, outcome.replace("_", " "))
     return text if detail in text else f"{text} ({detail})"
 
 
 EARLY_MS = 1000
-"""A job is asked for behind the decision; when that was made is known to some milliseconds."""
+"""A job is requested behind the decision, and the time of the decision is known to some milliseconds."""
 LATE_MS = 2000
-"""What others say of a job behind its end, and how workers ended that had it, is looked for so long."""
-LOOK_MAX = 65_536
-"""Messages looked through: some 100 ms."""
+"""Events of a job behind its end, and ends of its workers, are searched for so long."""
+SEARCH_MAX = 65_536
+"""Messages read: some 100 ms."""
 WORKER_END_MARK = b"WorkerL"
 """Stands in every message that says that a worker left or was lost."""
 
@@ -137,19 +140,19 @@ def trace_prefill_job(
     if report is not None and not report.job:
         return None
     if report is None and tried.prefilled_seq:
-        return None  # its worker had nobody to ask
+        return None  # its worker had no prefill worker
     known = "" if report is None else report.job
     if JOBS not in recording.streams:
-        return _untold(known, tried, recording.names, "the log has no jobs stream") if known else None
+        return _unknown_job(known, tried, recording.names, "the log has no jobs stream") if known else None
     search = _Search(recording, tried, known)
     search.run(decided_ms)
     if search.job is not None:
         return search.job
-    return _untold(known, tried, recording.names, search.why_not()) if known else None
+    return _unknown_job(known, tried, recording.names, search.why_not()) if known else None
 
 
-def _untold(job: str, tried: RequestAttempt, names: Participants, lacks: str) -> PrefillJobTrace:
-    return PrefillJobTrace(job=job, requester=tried.worker, requester_name=names.worker(tried.worker), lacks=lacks)
+def _unknown_job(job: str, tried: RequestAttempt, names: Participants, missing: str) -> PrefillJobTrace:
+    return PrefillJobTrace(job=job, requester=tried.worker, requester_name=names.worker(tried.worker), lacks=missing)
 
 
 class _Search:
@@ -161,7 +164,7 @@ class _Search:
         self._names = recording.names
         self._tried = tried
         self._needle = job.encode()
-        """Of the job, once it is known; its messages hold it as it is."""
+        """The id of the job as bytes, once it is known; the job's messages hold it."""
         self._known = job
         self._asked_ms: int | None = None
         self._tries: dict[tuple[str, int], PrefillJobAttempt] = {}
@@ -172,18 +175,18 @@ class _Search:
         return f"<Search for {self._known or 'a job'} of {self._tried.request}>"
 
     def run(self, decided_ms: int) -> None:
-        """The job is found, with all that is told of it near enough."""
+        """The job is found, with its events near enough."""
         archive, tried = self._recording.archive, self._tried
         start = self._start = archive.seek(JOBS, decided_ms - EARLY_MS)
         last_ms = max(decided_ms, tried.prefilled_ms, self._ended_ms()) + LATE_MS
-        for record in archive.read(JOBS, start, start + LOOK_MAX):
+        for record in archive.read(JOBS, start, start + SEARCH_MAX):
             if record.time_ms > last_ms and self._is_enough(record.time_ms):
                 break
-            for told in self._about(record):
-                self._note(told)
+            for found in self._events_of(record):
+                self._note(found)
         if self.job is not None:
             self.job.tries = sorted(self._tries.values(), key=_place)
-            self._lacking(self.job)
+            self._note_missing(self.job)
 
     def why_not(self) -> str:
         """Why nothing of it was found."""
@@ -203,105 +206,106 @@ class _Search:
         record = self._recording.archive.at(ROUTING, self._tried.ended_seq)
         return record.time_ms if record is not None else 0
 
-    def _about(self, record: Record) -> Iterator[_JobEvent]:
-        """What the message says of the job, or of the end of one who has to do with it."""
-        payload, whose = record.payload, owner(record.subject)
+    def _events_of(self, record: Record) -> Iterator[_JobEvent]:
+        """The message's events about the job, or the end of a worker that had it."""
+        payload, source = record.payload, owner(record.subject)
         if not self._needle:
-            wanted = whose == self._tried.worker and self._tried.request.encode() in payload
+            matches = source == self._tried.worker and self._tried.request.encode() in payload
         else:
-            wanted = self._needle in payload or (WORKER_END_MARK in payload and self._concerns(whose))
-        if not wanted:
+            matches = self._needle in payload or (WORKER_END_MARK in payload and self._concerns(source))
+        if not matches:
             return
         try:
             message = decode_message(payload)
         except Corrupt:
             return
-        if message.source in {whose, whose + LOST_SUFFIX}:
-            yield from _told(record, message)
+        if message.source in {source, source + LOST_SUFFIX}:
+            for event in message.events:
+                yield _JobEvent(record.seq, record.time_ms, message.source, event)
 
-    def _concerns(self, whose: str) -> bool:
-        return whose == self._tried.worker or any(worker == whose for worker, _ in self._tries)
+    def _concerns(self, worker: str) -> bool:
+        return worker == self._tried.worker or any(worker == each for each, _ in self._tries)
 
-    def _note(self, told: _JobEvent) -> None:
-        event = told.event
+    def _note(self, found: _JobEvent) -> None:
+        event = found.event
         if isinstance(event, WorkerLeft | WorkerLost):
-            self._gone(told, event.reason)
+            self._gone(found, event.reason)
         elif isinstance(event, PrefillRequested):
-            self._requested(told, event)
+            self._requested(found, event)
         elif getattr(event, "job", None) == self._known and self._known:
             match event:
                 case PrefillStarted():
-                    self._started(told, event)
+                    self._started(found, event)
                 case PrefillCompleted():
-                    self._completed(told, event)
+                    self._completed(found, event)
                 case PrefillFailed():
-                    self._failed(told, event)
+                    self._failed(found, event)
                 case PrefillPulled():
-                    self._pulled(told, event)
+                    self._pulled(found, event)
                 case PrefillCancelled():
-                    self._cancelled(told, event)
+                    self._cancelled(found, event)
 
-    # --- what is said ------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------
 
-    def _requested(self, told: _JobEvent, event: PrefillRequested) -> None:
+    def _requested(self, found: _JobEvent, event: PrefillRequested) -> None:
         ours = event.job == self._known if self._known else event.request == self._tried.request
         if not ours:
             return
-        self._known, self._needle, self._asked_ms = event.job, event.job.encode(), told.time_ms
+        self._known, self._needle, self._asked_ms = event.job, event.job.encode(), found.time_ms
         job = self._the_job()
-        job.requester, job.requester_name = told.source, self._names.worker(told.source)
-        job.asked_seq, job.asked = told.seq, time_text(told.time_ms)
+        job.requester, job.requester_name = found.source, self._names.worker(found.source)
+        job.asked_seq, job.asked = found.seq, time_text(found.time_ms)
         job.prompt_tokens, job.cached_tokens, job.wait_max_ms = event.prompt_tokens, event.cached_tokens, event.wait_ms
 
-    def _started(self, told: _JobEvent, event: PrefillStarted) -> None:
-        it = self._try(told.source, event.attempt)
-        it.started_seq, it.started, it.after_ms = told.seq, time_text(told.time_ms), self._after(told)
+    def _started(self, found: _JobEvent, event: PrefillStarted) -> None:
+        it = self._try(found.source, event.attempt)
+        it.started_seq, it.started, it.after_ms = found.seq, time_text(found.time_ms), self._after(found)
         it.delivery = event.delivery
 
-    def _completed(self, told: _JobEvent, event: PrefillCompleted) -> None:
-        it = self._answered(told, event.attempt, "completed")
+    def _completed(self, found: _JobEvent, event: PrefillCompleted) -> None:
+        it = self._answered(found, event.attempt, "completed")
         it.compute_ms, it.cached_tokens, it.keep_ms = event.compute_ms, event.cached_tokens, event.keep_ms
         it.blocks = max(map(len, event.blocks.ids), default=0)
 
-    def _failed(self, told: _JobEvent, event: PrefillFailed) -> None:
-        self._answered(told, event.attempt, "dead" if event.dead else "failed").reason = event.reason
+    def _failed(self, found: _JobEvent, event: PrefillFailed) -> None:
+        self._answered(found, event.attempt, "dead" if event.dead else "failed").reason = event.reason
 
-    def _answered(self, told: _JobEvent, attempt: int, outcome: str) -> PrefillJobAttempt:
-        it = self._try(told.source, attempt)
+    def _answered(self, found: _JobEvent, attempt: int, outcome: str) -> PrefillJobAttempt:
+        it = self._try(found.source, attempt)
         it.outcome, it.reason = outcome, ""
-        it.ended_seq, it.ended, it.ended_after_ms = told.seq, time_text(told.time_ms), self._after(told)
+        it.ended_seq, it.ended, it.ended_after_ms = found.seq, time_text(found.time_ms), self._after(found)
         return it
 
-    def _pulled(self, told: _JobEvent, event: PrefillPulled) -> None:
-        job = self._over(told, "pulled", "")
+    def _pulled(self, found: _JobEvent, event: PrefillPulled) -> None:
+        job = self._over(found, "pulled", "")
         job.worker, job.name = event.worker, self._names.worker(event.worker)
         job.blocks, job.bytes, job.tokens, job.transport = event.blocks, event.bytes, event.tokens, event.transport
         job.wait_ms, job.pull_ms = event.wait_ms, event.pull_ms
 
-    def _cancelled(self, told: _JobEvent, event: PrefillCancelled) -> None:
-        job = self._over(told, "cancelled", event.reason)
+    def _cancelled(self, found: _JobEvent, event: PrefillCancelled) -> None:
+        job = self._over(found, "cancelled", event.reason)
         job.detail, job.wait_ms = event.detail, event.wait_ms
 
-    def _gone(self, told: _JobEvent, reason: str) -> None:
-        whose = told.source.removesuffix(LOST_SUFFIX)
-        how = f"{'lost' if isinstance(told.event, WorkerLost) else 'left'}: {reason}"
-        if self.job is not None and whose == self.job.requester and self.job.outcome == "open":
-            self._over(told, "requester_ended", how)
+    def _gone(self, found: _JobEvent, reason: str) -> None:
+        gone = found.source.removesuffix(LOST_SUFFIX)
+        how = f"{'lost' if isinstance(found.event, WorkerLost) else 'left'}: {reason}"
+        if self.job is not None and gone == self.job.requester and self.job.outcome == "open":
+            self._over(found, "requester_ended", how)
         for (worker, _), it in self._tries.items():
-            if worker == whose and it.outcome == "unanswered":
+            if worker == gone and it.outcome == "unanswered":
                 it.reason = how
 
     # -----------------------------------------------------------------------------------------------------------
 
     def _the_job(self) -> PrefillJobTrace:
         if self.job is None:
-            self.job = _untold(self._known, self._tried, self._names, "")
+            self.job = _unknown_job(self._known, self._tried, self._names, "")
         return self.job
 
-    def _over(self, told: _JobEvent, outcome: str, reason: str) -> PrefillJobTrace:
+    def _over(self, found: _JobEvent, outcome: str, reason: str) -> PrefillJobTrace:
         job = self._the_job()
-        job.outcome, job.reason, self._over_ms = outcome, reason, told.time_ms
-        job.ended_seq, job.ended, job.ended_after_ms = told.seq, time_text(told.time_ms), self._after(told)
+        job.outcome, job.reason, self._over_ms = outcome, reason, found.time_ms
+        job.ended_seq, job.ended, job.ended_after_ms = found.seq, time_text(found.time_ms), self._after(found)
         return job
 
     def _try(self, worker: str, attempt: int) -> PrefillJobAttempt:
@@ -311,27 +315,22 @@ class _Search:
             self._tries[key] = PrefillJobAttempt(attempt=attempt, worker=worker, name=self._names.worker(worker))
         return self._tries[key]
 
-    def _after(self, told: _JobEvent) -> int | None:
-        return None if self._asked_ms is None else told.time_ms - self._asked_ms
+    def _after(self, found: _JobEvent) -> int | None:
+        return None if self._asked_ms is None else found.time_ms - self._asked_ms
 
-    def _lacking(self, job: PrefillJobTrace) -> None:
+    def _note_missing(self, job: PrefillJobTrace) -> None:
         pulled = [it for it in job.tries if it.worker == job.worker and it.outcome == "completed"]
         if pulled:
             pulled[-1].used = True
-        lacks = []
+        missing = []
         if job.asked_seq is None:
-            lacks.append(f"when it was asked for: {self.why_not()}")
+            missing.append(f"when it was asked for: {self.why_not()}")
         if job.outcome == "open":
-            lacks.append("its end")
+            missing.append("its end")
         if job.outcome == "pulled" and not pulled:
-            lacks.append("the answer")
-        job.lacks = f"the log does not tell {', nor '.join(lacks)}" if lacks else ""
+            missing.append("the answer")
+        job.lacks = f"the log does not tell {', nor '.join(missing)}" if missing else ""
 
 
 def _place(it: PrefillJobAttempt) -> tuple[int, int]:
     return it.started_seq or it.ended_seq or 0, it.attempt
-
-
-def _told(record: Record, message: Message) -> Iterator[_JobEvent]:
-    for event in message.events:
-        yield _JobEvent(record.seq, record.time_ms, message.source, event)

@@ -13,18 +13,18 @@ from replay.recording.recording import Recording
 from replay.recording.request_history import GONE, RequestAttempt
 
 REJECTED, LOST = "rejected", "replica_lost"
-"""Outcomes that no RequestFinished says: nobody could take it; its replica ended first."""
+"""Outcomes without a RequestFinished: no worker could take it; its replica ended first."""
 UNDER_WAY = "under_way"
 
 
 class RequestListEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt at a request; None for what the log does not tell."""
+    """One attempt at a request; None for a fact that the log does not have."""
 
     time: str
     """When the log stored the decision."""
     time_ms: int
     seq: int
-    """Where it stands in the routing stream."""
+    """The sequence of the decision in the routing stream."""
     request: str
     attempt: int
     model: str
@@ -79,8 +79,8 @@ def list_requests(
     if outcome is not None:
         tries = (tried for tried in tries if _outcome(tried) == outcome)
     if slowest is not None:
-        came = (tried for tried in tries if tried.prefilled_seq)
-        chosen = sorted(came, key=lambda tried: (-tried.ttft_ms, tried.seq))[:slowest]
+        answered = (tried for tried in tries if tried.prefilled_seq)
+        chosen = sorted(answered, key=lambda tried: (-tried.ttft_ms, tried.seq))[:slowest]
     elif mispredicted is not None:
         wrong = (tried for tried in tries if tried.prefilled_seq and tried.cached_tokens != tried.predicted_tokens)
         chosen = sorted(wrong, key=_by_misprediction)[:mispredicted]

@@ -29,15 +29,15 @@ POLICY_INPUTS = {
     "round-robin": "no cost: workers take turns by id",
     "random": "no cost: the seed chooses",
 }
-"""What a policy goes by."""
+"""The inputs of each policy, as a phrase."""
 
 
 RECORDED_PART = "of which the record holds the first; fold the log (--whole) for their chances"
 
 
 def chances(on: DecisionInputs) -> dict[WorkerId, float]:
-    """How likely each candidate was, where a draw decided and can be made again; else nothing. Of more candidates than
-    the record holds a draw by costs cannot."""
+    """The probability of each candidate, where a draw decided and can be made again; else nothing. A draw by costs
+    cannot be made again if the record does not hold all candidates."""
     among = candidate_count(on)
     if not on.settings_known:
         return {}
@@ -48,7 +48,7 @@ def chances(on: DecisionInputs) -> dict[WorkerId, float]:
 
 
 def candidate_count(on: DecisionInputs) -> int:
-    """How many candidates there were, those that the record left out included."""
+    """The number of candidates, with those that the record left out."""
     return max(len(on.ranked), on.event.candidates_total)
 
 
@@ -78,7 +78,7 @@ def _why_by_cost(inputs: DecisionInputs, name: NameOf) -> str:
 
 
 def _why_unknown(inputs: DecisionInputs, name: NameOf) -> str:
-    """What costs tell where the log does not have what was weighed, and how."""
+    """The reason by costs alone, where the log does not have the weights."""
     chosen, best = inputs.ranked[:2]
     more = _difference(inputs, *sorted((chosen, best), key=lambda scored: scored.cost))
     than = "as much as" if chosen.cost == best.cost else f"{more} {'less' if chosen.cost < best.cost else 'more'} than"
@@ -157,8 +157,8 @@ def _because_of_blocks(inputs: DecisionInputs, chosen: ScoredCandidate, best: Sc
 
 
 def runner_up(inputs: DecisionInputs, name: NameOf) -> RunnerUp | None:
-    """The next best, and what each alone would have made it win; None where costs are not looked at, or nobody else
-    was a candidate."""
+    """The next best candidate, and the single changes that would have made it win; None where the policy ignores costs,
+    or there was one candidate."""
     if len(inputs.ranked) == 1 or inputs.settings.policy in {"round-robin", "random", "power-of-two"}:
         return None
     chosen, other = inputs.ranked[:2]

@@ -68,12 +68,12 @@ def queue_rejection(recording: Recording, tried: RequestAttempt) -> RejectionExp
 
 SHOWN_MAX = 8
 """Of requests beside it, and of those that were computed meanwhile, so many are named."""
-LOOK_MAX = 1024
-"""Attempts looked through on each side of a decision."""
+SEARCH_MAX = 1024
+"""Attempts read on each side of a decision."""
 
 
 def explain_hold(recording: Recording, tried: RequestAttempt, event: RequestRouted) -> HoldExplanation | None:
-    """What holding had to do with this decision; None if neither the request was held, nor any beside it."""
+    """The effect of holding on this decision; None if neither this request was held nor any beside it."""
     held_since = _held(recording, tried)
     beside = list(islice(_beside(recording, tried, event), SHOWN_MAX)) if event.held else []
     if held_since is None:
@@ -84,28 +84,28 @@ def explain_hold(recording: Recording, tried: RequestAttempt, event: RequestRout
 
 
 def _held(recording: Recording, tried: RequestAttempt) -> tuple[int, RequestQueued] | None:
-    """When the log stored that it is held, and the word itself."""
+    """When the log stored that it is held, and that event."""
     if not tried.held_seq:
         return None
     for record, message in recording.messages(ROUTING, tried.held_seq, tried.held_seq + 1):
-        for said in message.events:
-            if isinstance(said, RequestQueued) and said.request == tried.request and said.why == HELD:
-                return record.time_ms, said
+        for event in message.events:
+            if isinstance(event, RequestQueued) and event.request == tried.request and event.why == HELD:
+                return record.time_ms, event
     return None
 
 
 def _by(recording: Recording, tried: RequestAttempt, since_ms: int) -> Iterator[PrefillWhileHeld]:
-    """Those before it on the same worker whose first tokens came between its being held and its being sent."""
-    for other in recording.requests.neighbours(tried.at, LOOK_MAX, 0):
-        came = other.worker == tried.worker and 0 < other.prefilled_at < tried.at
-        if came and other.prefilled_ms >= since_ms:
+    """Requests before it on the same worker with a first token between its holding and its sending."""
+    for other in recording.requests.neighbours(tried.at, SEARCH_MAX, 0):
+        is_before = other.worker == tried.worker and 0 < other.prefilled_at < tried.at
+        if is_before and other.prefilled_ms >= since_ms:
             after_ms = other.prefilled_ms - since_ms
             yield PrefillWhileHeld(request=other.request, tokens=other.prefill_tokens, after_ms=after_ms)
 
 
 def _beside(recording: Recording, tried: RequestAttempt, event: RequestRouted) -> Iterator[ConcurrentHold]:
     """Those that were held already when it was sent, and sent later by the same replica."""
-    for other in recording.requests.neighbours(tried.at, 0, LOOK_MAX):
+    for other in recording.requests.neighbours(tried.at, 0, SEARCH_MAX):
         if other.replica != tried.replica:
             continue
         held_since = _held(recording, other)
@@ -129,8 +129,8 @@ def first_token_phases(
     before_ms = now_ms - first_now_ms
     left_ms = max(0, tried.ttft_ms - before_ms)
     there = [each for each in recording.requests.before(tried) if not 0 < each.prefilled_at < tried.at]
-    ahead = [each for each in there if 0 < each.prefilled_at < tried.prefilled_at]
-    behind_ms = max((each.prefilled_ms for each in ahead), default=decided_ms) - decided_ms
+    earlier = [each for each in there if 0 < each.prefilled_at < tried.prefilled_at]
+    behind_ms = max((each.prefilled_ms for each in earlier), default=decided_ms) - decided_ms
     behind_ms = min(left_ms, max(0, behind_ms))
     return FirstTokenPhases(
         ttft_ms=tried.ttft_ms,
@@ -139,5 +139,5 @@ def first_token_phases(
         behind_requests=len(there),
         behind_tokens=sum(each.prefill_tokens for each in there),
         rest_ms=left_ms - behind_ms,
-        overlapped=len(ahead) < len(there),
+        overlapped=len(earlier) < len(there),
     )

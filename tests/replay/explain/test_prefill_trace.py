@@ -163,7 +163,7 @@ async def test_a_jobs_stream_that_does_not_reach_back(tmp_path: Path) -> None:
 
 def test_no_more_is_read_than_a_while(run: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search is bounded; what lies beyond is said not to be there."""
-    monkeypatch.setattr(prefill_trace, "LOOK_MAX", 1)
+    monkeypatch.setattr(prefill_trace, "SEARCH_MAX", 1)
     seen = {request: job_of(attempt_of(run, request)) for request in (PULLED, RECOMPUTED)}
     assert all(job.outcome == "open" and job.lacks for job in seen.values())
 
