@@ -20,10 +20,10 @@ SPAN_BLOCKS = 16
 INSIDE = SPAN_BLOCKS
 """A piece's byte is `place * 16 + blocks - 1`: from this value on it begins inside its span, and its head is given."""
 PIECE_BYTES = bytes((piece % SPAN_BLOCKS + 1) * COLUMN_WIDTH for piece in range(256))
-"""How many bytes of hashes a piece has, by its byte."""
+"""Bytes of hashes that a piece has, indexed by the piece's byte."""
 
 START_BYTES = bytes(piece // SPAN_BLOCKS * COLUMN_WIDTH for piece in range(256))
-"""How many bytes of hashes come before it in its span."""
+"""Bytes of hashes before the piece in its span, indexed by the piece's byte."""
 LENGTHS_KEPT = 4096
 """Most events look like one seen before."""
 
@@ -49,23 +49,23 @@ class Piece(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """What an event says of blocks."""
+    """The blocks of one event: hashes, and their positions in prompts."""
 
     hashes: bytes
     """Little-endian uint64."""
     pieces: bytes = b""
-    """A byte per piece; none if nobody knows where the blocks lie."""
+    """One byte per piece; empty if the positions are unknown."""
     heads: bytes = b""
     """Little-endian uint64, of each piece that begins inside its span."""
 
 
 def single(hashes: Iterable[int]) -> Blocks:
-    """These blocks, without a word of where they lie."""
+    """The blocks without their positions."""
     return Blocks(hashes_to_bytes(hashes))
 
 
 def stretch(chain: bytes, first: int, last: int) -> Blocks:
-    """The blocks [first, last) of a prompt whose blocks have these hashes."""
+    """The blocks [first, last) of a prompt; `chain` has the hashes of all its blocks."""
     place = first % SPAN_BLOCKS
     start, head = first * COLUMN_WIDTH, (first - place) * COLUMN_WIDTH
     return Blocks(

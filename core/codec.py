@@ -1,10 +1,10 @@
 """Messages of the log: events sealed by their source, in order, in a keyed chain.
 
-1. A message is a msgpack map, or a JSON object if all its events are of low rate; what it says is fixed when it is
+1. A message is a msgpack map, or a JSON object if all its events are of low rate; its content is fixed when it is
    sealed.
 2. `n` counts the messages of one source in one stream, from 0; `prev` is the digest of the one before (zeros at 0).
-3. The digest is BLAKE2b of the sealed bytes, 16 bytes, keyed with the deployment's chain key: who has no key
-   cannot write a message that fits.
+3. The digest is BLAKE2b of the sealed bytes, 16 bytes, keyed with the deployment's chain key: without it,
+   no message can be written that continues a chain.
 4. A decoder takes older versions, unknown fields, unknown types and newer versions; the last two become
    `UnknownEvent`. Bytes that are no message at all raise `Corrupt`.
 """
@@ -67,7 +67,7 @@ READABLE = (
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What one source appended at once."""
+    """Message of the log: events that one source appended at once."""
 
     source: SourceId
     n: int
@@ -123,7 +123,7 @@ _json_encoder = msgspec.json.Encoder()
 _msgpack = _form(msgspec.msgpack.Decoder)
 _json = _form(msgspec.json.Decoder)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What the decoder raises for bytes that cannot be read: broken, not UTF-8, nested without end."""
+"""Errors of the decoder for unreadable bytes: broken, not UTF-8, nested without end."""
 
 
 encode_event: Callable[[Event], bytes] = _encoder.encode
@@ -131,7 +131,7 @@ encode_event: Callable[[Event], bytes] = _encoder.encode
 
 
 def encode_message(source: SourceId, n: int, prev: bytes, sent_ms: int, events: Sequence[bytes]) -> bytes:
-    """The sealed bytes of a message whose events are already encoded."""
+    """The sealed bytes of a message; its events are encoded already."""
     assert n >= 0
     assert len(prev) == DIGEST_BYTES
     empty = _encoder.encode(_Sealed(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=[]))
@@ -139,7 +139,7 @@ def encode_message(source: SourceId, n: int, prev: bytes, sent_ms: int, events: 
 
 
 def _array_start(length: int) -> bytes:
-    """What msgpack writes before the elements of an array."""
+    """The head of a msgpack array of that length."""
     if length < 16:
         return bytes((0x90 | length,))
     return b"\xdc" + length.to_bytes(2) if length < 2**16 else b"\xdd" + length.to_bytes(4)

@@ -1,4 +1,4 @@
-"""Dependencies whose internals this program uses: their installed versions must lie in the declared ranges."""
+"""Dependencies with internals that this program uses: their installed versions must lie in the declared ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers that nobody can guess, read from the system in large pieces: its call costs more than a request's id.
+"""Unpredictable random numbers, read from the system in large pieces: its call costs more than a request's id.
 
 What is secret (keys, passwords) comes from `secrets`; this is for ids and seeds, of which every request takes some.
 """
@@ -29,7 +29,7 @@ class Entropy:
         return taken
 
     def clear(self) -> None:
-        """What was read is not handed out."""
+        """Bytes read before are not handed out any more."""
         self._piece, self._at = b"", 0
 
 

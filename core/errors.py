@@ -1,4 +1,4 @@
-"""Every error that Contrail raises on purpose, named by whose fault it is."""
+"""Errors that Contrail raises on purpose, named by the party at fault."""
 
 from __future__ import annotations
 

@@ -97,11 +97,11 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "points": _points,
     "refolded": hash_text,
 }
-"""Fields whose form in the log is not the one to read."""
+"""Fields with another form in the log than in JSON."""
 
 
 def message_lines(stream: StreamName, seq: StreamSeq, time_ms: int, message: Message) -> list[dict[str, Any]]:
-    """One dictionary per event: `type`, where and when it stands in the log, whose it is, then its fields."""
+    """One dictionary per event: its `type`, its position and time in the log, its source, then its fields."""
     lines = []
     for i, event in enumerate(message.events):
         head = {

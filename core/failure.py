@@ -18,7 +18,7 @@ from core.errors import ContrailError
 DETAIL_MAX = 200
 """Characters of a detail; the rest is cut."""
 OURS = frozenset({"core", "streams", "projections", "actors", "replay", "api"})
-"""Packages whose lines say more than those of the libraries that they call."""
+"""Packages of this project. A line of theirs says more about a failure than a line of a library."""
 RECURSION = "maximum recursion depth exceeded"
 MESSAGES = frozenset(
     {
@@ -48,7 +48,7 @@ _IN_LOG = "the event log has it"
 
 
 class InnerFailure(Exception):
-    """Why a generation is cancelled whose reader failed: a cancellation's reason, never raised."""
+    """Reason of a generation's cancellation after its reader failed; never raised."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -91,8 +91,8 @@ def failure_in(cancellation: BaseException) -> Exception | None:
 
 
 def reason_for(error: BaseException) -> tuple[InnerFailure, ...]:
-    """What a generation's cancellation is given when its reader raised this: nothing for an error that was raised on
-    purpose, or for a cancellation."""
+    """Arguments for the cancellation of a generation after its reader raised this error; none for an error that was
+    raised on purpose, or for a cancellation."""
     if isinstance(error, ContrailError) or not isinstance(error, Exception):
         return ()
     return (InnerFailure(error),)
@@ -104,7 +104,7 @@ def mark_in_log(error: Exception) -> None:
 
 
 def is_in_log(error: Exception) -> bool:
-    """Whether it was marked."""
+    """True if the error was marked."""
     return _IN_LOG in getattr(error, "__notes__", ())
 
 

@@ -1,4 +1,4 @@
-"""What is asked of an engine and what comes back: tokens in, tokens out."""
+"""Generation: the request to an engine and its outputs, tokens in and tokens out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from core.ids import RequestId
 
 
 class Guided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an answer's text must be; exactly one of these is given."""
+    """Constraint on an answer's text; exactly one field is given."""
 
     json_schema: str | None = None
     """A JSON schema, as JSON text."""
@@ -23,7 +23,7 @@ class Guided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose tokens. The defaults are those of OpenAI's API; names are vLLM's."""
+    """Sampling parameters. The defaults are those of OpenAI's API; the names are vLLM's."""
 
     max_tokens: int
     """At most this many new tokens; always set, at least 1."""
@@ -70,30 +70,30 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Lower is served first, as in vLLM."""
     tenant: str | None = None
     session: str = ""
-    """What the client calls the session that this belongs to; the log has a keyed hash of it …"""
+    """The client's name of the session; the log has a keyed hash of it …"""
     session_parent: str = ""
     """… and of the session that began that one, if the client names it."""
     traceparent: str | None = None
     """W3C trace context, passed through."""
     deadline_ms: int | None = None
-    """How long the client still waits, a duration: clocks of two machines are never compared."""
+    """Time that the client still waits: a duration, because clocks of two machines are never compared."""
     gather: bool = False
-    """Whoever waits for it takes the answer whole: after the first tokens more may come together, for less."""
+    """The client takes the answer whole: after the first tokens, outputs may come together, which costs less."""
     task: str = TASK_GENERATE
-    """What is asked of the engine: tokens, or with TASK_EMBED the prompt's embedding."""
+    """The task of the engine: to generate tokens, or with TASK_EMBED the prompt's embedding."""
 
 
 class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a router says to the worker beside the request."""
+    """Hint of the router to the worker, sent with the request."""
 
     attempt: int = 0
     """Which decision of the request this is, from 0."""
     prefer: str = ""
     """The prefill worker that holds most of the prompt, as the router sees it."""
     prefer_tokens: int = 0
-    """How much of it that one holds."""
+    """Tokens of the prompt that it holds."""
     prefill_tokens: int = 0
-    """How much of the prompt the router expects this worker to compute."""
+    """Prompt tokens that the router expects this worker to compute."""
     if_free: bool = False
     """To be declined if prompts of other replicas are being computed, with which it does not fit into one pass: the
     router would rather choose again."""
@@ -111,7 +111,7 @@ class PrefillReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     uncached_tokens: int
     """Of the prompt, less what this worker's cache held."""
     queued: int
-    """Jobs that nobody had taken yet."""
+    """Jobs that were still unclaimed."""
     workers: int
     """Prefill workers that could have taken it."""
     min_tokens: int
@@ -123,7 +123,7 @@ class PrefillReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The same blocks are being computed or pulled here for another request."""
     job: str = ""
     worker: str = ""
-    """Who computed it, if not this worker."""
+    """The prefill worker that computed the prompt; empty if this worker did."""
     outcome: str = ""
     """Of a job: `pulled`, or why this worker computed the prompt after all (`core.kv_transfer.RECOMPUTED`)."""
     detail: str = ""
@@ -140,7 +140,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     rank: int = 0
-    """Which of all tokens it was in its place, from 1; 0 if nobody counted."""
+    """Rank of the token among all tokens at its position, from 1; 0 if unknown."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -162,7 +162,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def is_plain_token(output: Output) -> bool:
-    """Whether it is one token in the middle of an answer, and nothing more."""
+    """True for one token in the middle of an answer, and nothing more."""
     tokens = output.tokens
     return len(tokens) == 1 and output == Output(tokens=tokens)
 
@@ -174,7 +174,8 @@ class OutputConsumer(Protocol):
         """False if it wants no more. An exception raised here ends the generation, and `run` raises it."""
 
     def outcome(self) -> str | None:
-        """How the answer ended for the client (`stop`, `length`); None if it has not, or if the client went away."""
+        """The end of the answer for the client (`stop`, `length`); None if it has not ended, or if the client went
+        away."""
 
     def on_routed(self, worker_name: str) -> None:
         """The request was sent to the worker of this name; called once for each attempt, and must not fail."""

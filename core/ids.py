@@ -17,9 +17,9 @@ WorkerId = NewType("WorkerId", str)
 ReplicaId = NewType("ReplicaId", str)
 """One router's life: 16 hex digits, new at every start."""
 SourceId = NewType("SourceId", str)
-"""Who writes a chain of messages: a worker's or replica's id, or `{worker}-lost`."""
+"""Writer of a chain of messages: the id of a worker or replica, or `{id}-lost`."""
 LOST_SUFFIX = "-lost"
-"""Whoever finds a worker or replica gone writes its end as the source `{id}-lost`, whose one message is n = 0."""
+"""A replica that finds a worker or replica gone writes its end as the source `{id}-lost`, in one message, n = 0."""
 StreamName = NewType("StreamName", str)
 """The short name of a stream: `kv_0`, `load`, `routing`; the broker's name has the namespace before it."""
 StreamSeq = NewType("StreamSeq", int)
@@ -31,7 +31,7 @@ BlockHash = NewType("BlockHash", int)
 """XXH3-64 of everything from the start up to and including the block."""
 
 NAME = re.compile(r"[a-z0-9-]{1,63}")
-"""What a name in a subject (namespace, worker name) may look like."""
+"""Form of a name in a subject (namespace, worker name)."""
 
 COLUMN_WIDTH = 8
 """Bytes per id in a column."""

@@ -33,7 +33,7 @@ class DeploymentKey:
 
     @property
     def door_key(self) -> str:
-        """What a first frame on a worker's port must hold: 64 hex digits."""
+        """The key that a first frame on a worker's port must hold: 64 hex digits."""
         return self._derived(b"door", 32).hex()
 
     @property
@@ -73,7 +73,7 @@ class DeploymentKey:
 
 
 def _create(path: Path) -> None:
-    """The file holds a whole key, of whoever was first if several processes make it at once."""
+    """The file holds a whole key; of several processes that make it at once, the first one wins."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -86,8 +86,8 @@ def _create(path: Path) -> None:
 
 
 def session_key(name: str, seed: int) -> str:
-    """16 hex digits, the same for the same name under the same seed (a deployment's, as of its block hashes); empty
-    for no name. The name cannot be read from it, nor tried out by whoever does not know the seed."""
+    """16 hex digits, the same for one name under one seed (a deployment's, as of its block hashes); empty for no name.
+    Without the seed, the name can be neither read from it nor guessed."""
     if not name:
         return ""
     return hashlib.blake2b(name.encode(), digest_size=SESSION_KEY_BYTES, key=seed.to_bytes(8, "little")).hexdigest()

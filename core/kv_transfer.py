@@ -13,7 +13,7 @@ import msgspec
 
 DIGEST_BYTES = 16
 TRANSPORTS = ("rdma", "shared_memory", "tcp", "simulated")
-"""How blocks may travel, the best first; what cannot be moved at all is computed again."""
+"""Ways for blocks to travel, the best first; a prompt without one is computed again."""
 RECOMPUTED = (
     "deadline",
     "log_away",
@@ -26,20 +26,20 @@ RECOMPUTED = (
     "unconfirmed",
     "dead_letter",
 )
-"""Why a requester computed a prompt that it had asked another for: nobody answered in time; nobody could hear of the
-job; the prefill worker gave up, or went away with its answer; that was for another prompt, model or kind of block; the
-time left was too short to pull; no slot came free in the engine; the transfer broke; it was over, but nobody said that
-the blocks had been held until then; the job had been handed out too often."""
+"""Reasons of a requester that computed a prompt itself after it had opened a job: no answer in time; the job could not
+be published; the prefill worker gave up, or went away with its answer; the answer was for another prompt, model or kind
+of block; the time left was too short to pull; no slot came free in the engine; the transfer broke; it ended, without a
+confirmation that the blocks had been held until then; the job had been handed out too often."""
 
 
 class KvAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an engine's blocks can be pulled from; stands in the registry beside its worker."""
+    """Address from which an engine's blocks can be pulled; the registry has it beside the worker."""
 
     engine_id: str
     """The engine's own name of itself, new at every start."""
     host: str
     port: int
-    """Where its side channel listens."""
+    """Port of its side channel."""
     layout: str
     """Equal if blocks of both mean the same bytes: model, type and shape of the cache, attention, versions."""
     block_bytes: int
@@ -47,7 +47,7 @@ class KvAddress(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
     """The best of TRANSPORTS that it offers."""
     details: dict[str, int] = {}
-    """What the engine's connector wants to know besides."""
+    """Further facts for the engine's connector."""
 
 
 class KvBlocks(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,14 +62,14 @@ class KvBlocks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvPull(NamedTuple):
-    """What an engine is told to fetch before it goes on."""
+    """Blocks that an engine is to fetch before it continues."""
 
     address: KvAddress
     blocks: KvBlocks
 
 
 class Expected(NamedTuple):
-    """What the requester knows of a job that it asked for."""
+    """Facts about a job that its requester expects in the answer."""
 
     digest: str
     """`answer_digest` of its own prompt for the present attempt."""
@@ -105,7 +105,7 @@ def mismatch(expected: Expected, *, digest: str, model: str, block_size: int, la
     for what, ours, theirs in facts:
         if ours != theirs:
             return f"{what}: {theirs!r} there, {ours!r} here"
-    wanted = -(-expected.prompt_tokens // expected.block_size)
-    if any(len(group) != wanted for group in blocks.ids) or not blocks.ids:
-        return f"{[len(group) for group in blocks.ids]} blocks there, {wanted} per group here"
+    needed = -(-expected.prompt_tokens // expected.block_size)
+    if any(len(group) != needed for group in blocks.ids) or not blocks.ids:
+        return f"{[len(group) for group in blocks.ids]} blocks there, {needed} per group here"
     return ""

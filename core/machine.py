@@ -26,7 +26,7 @@ TICK = Tick()
 
 
 class Machine(Protocol[E_contra, C_co]):
-    """What a shell drives. `now_us` is monotonic and never falls from one step to the next."""
+    """The interface that a shell drives. `now_us` is monotonic and never falls from one step to the next."""
 
     @property
     def due_us(self) -> int | None:

@@ -11,7 +11,7 @@ from core.served_names import listed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """What a front end needs to speak for a model; any of its workers gives it."""
+    """Model card: the facts that a front end needs to serve a model; any of its workers gives it."""
 
     name: str
     engine: str

@@ -74,7 +74,7 @@ class Prompt:
         self.block_size = block_size
         self.seed = seed
         self.tokens = len(token_bytes) // TOKEN_BYTES
-        """How many tokens the prompt has."""
+        """Tokens of the prompt."""
 
     def __repr__(self) -> str:
         return f"<Prompt {self.tokens} tokens, {self.blocks} full blocks of {self.block_size}>"

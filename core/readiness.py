@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 
 class Readiness(NamedTuple):
-    """What `/ready` answers; each reason stands under the name of the part that it is about."""
+    """The answer of `/ready`: each reason under the name of its part."""
 
     ready: bool
     waiting_for: dict[str, str]
     degraded: Mapping[str, str] = MappingProxyType({})
-    """What is missing though requests are served: the log or the registry is away, history was lost."""
+    """Parts that are missing while requests are served: the log or the registry is away, history was lost."""
 
     def to_mapping(self) -> dict[str, object]:
-        """What is shown."""
+        """The JSON form."""
         return {**self._asdict(), "degraded": dict(self.degraded)}

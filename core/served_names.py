@@ -1,9 +1,9 @@
-"""ServedNames: all names of models, and which model a request means by one.
+"""ServedNames: all names of models, and the model that a request means by a name.
 
-1. A model's own name counts before a further name of another model, a plain name before a pattern (a beginning of names
-   with `*` behind it), a longer pattern before a shorter one.
+1. A model's own name counts before a further name of another model. A plain name counts before a pattern (a
+   prefix followed by `*`), and a longer pattern before a shorter one.
 2. Where two models claim one name it is that of the first one by name: all replicas that know the same workers agree.
-3. What models with workers are called counts before all names of models without one, which keep theirs.
+3. Names of models with workers count before all names of models without one, which keep theirs.
 """
 
 from __future__ import annotations

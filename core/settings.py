@@ -13,7 +13,7 @@ import msgspec
 from core.errors import CallerError
 
 APPROXIMATE = "approximate"
-"""The policy under which workers are taken to hold what was sent there, whatever their engines report."""
+"""The policy that takes blocks to be cached where they were sent, without the events of engines."""
 POLICIES = ("kv", "round-robin", "random", "least-loaded", "time", "power-of-two", "session", APPROXIMATE)
 WEIGHT_MAX = 1000.0
 COUNT_MAX = 1_000_000
@@ -29,7 +29,7 @@ MAY_BE_ZERO = (
     "approximate_blocks_max",
 )
 TIERS = ("device", "host", "disk", "remote")
-"""Where a block can lie, nearest first."""
+"""Tiers of a cached block, nearest first."""
 
 
 class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +43,14 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     request_weight_m: int = 0
     """Price of an active request."""
     device_credit_m: int = 1000
-    """What a cached block on the device takes off the prefill, per block."""
+    """Discount on the prefill for each block cached on the device."""
     host_credit_m: int = 750
     disk_credit_m: int = 250
     remote_credit_m: int = 250
     pending_credit_m: int = 900
     """The same for a block that another request is computing there right now."""
     stale_credit_m: int = 500
-    """All credit of a worker whose load reports stopped is multiplied by this."""
+    """Factor on all credit of a worker after its load reports stopped."""
     own_weight_m: int = 3200
     """Policy `time`: price of a microsecond of the request's own prefill. 1 is the time that it takes; the rest stands
     for the copy that it makes, which pushes out what others would have found."""
@@ -73,8 +73,8 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Policy `approximate`: a block is taken to be cached where it was routed to for so long after the last time. 0:
     until others push it out."""
     approximate_blocks_max: int = 0
-    """Policy `approximate`: more blocks than this are not taken to be cached on one worker, whatever room it has. 0: as
-    many as it says that it holds."""
+    """Policy `approximate`: at most so many blocks are taken to be cached on one worker. 0: as many as its reported
+    capacity."""
     tie_margin_m: int = 0
     """Costs this close to the lowest, in blocks (milliseconds under `time`), count as equal; then a hash of request
     and worker decides."""
@@ -83,7 +83,7 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     waiting_max: int = 256
     """A worker with as many waiting requests is overloaded and left out."""
     candidates_recorded_max: int = 8
-    """How many of the best candidates a decision records with all their terms."""
+    """Candidates that a decision records with all their terms, best first."""
     remote_prefill_min_tokens: int = 512
     """A prompt of which a decode worker's cache lacks more than this may be computed by a prefill worker …"""
     prefill_queue_max: int = 8
@@ -101,7 +101,7 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether requests are held until their worker is free."""
+        """True if requests are held until their worker is free."""
         return self.hold_max_ms > 0 and self.policy == "time"
 
     @property
@@ -110,7 +110,7 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
         return (self.device_credit_m, self.host_credit_m, self.disk_credit_m, self.remote_credit_m)
 
     def to_mapping(self) -> dict[str, Any]:
-        """What `parse` takes and a person reads; parse(to_mapping()) is equal to self."""
+        """The settings as a mapping that `parse` takes; parse(to_mapping()) is equal to self."""
         return {
             name.removesuffix("_m"): value / 1000 if name.endswith("_m") else value
             for name, value in msgspec.structs.asdict(self).items()

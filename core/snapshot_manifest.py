@@ -11,7 +11,7 @@ MANIFEST_VERSION = 1
 
 
 class At(msgspec.Struct, frozen=True):
-    """How far one stream is folded in a snapshot."""
+    """Position of one stream's fold in a snapshot."""
 
     epoch: int
     seq: int
@@ -38,15 +38,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """Of the whole state, 16 hex digits."""
     incomplete: int
-    """Sources whose chain had a gap then."""
+    """Sources with a gap in their chain at that time."""
     chunks: int
     first_seq: int
-    """Where its first chunk stands in the snapshots stream."""
+    """Sequence of its first chunk in the snapshots stream."""
     size_bytes: int
     checksum: str
     """BLAKE2b of the content, keyed as the chain is, 32 hex digits."""
     before_seq: int = 0
-    """Where the manifest before this one stands in the snapshots stream; 0 for none."""
+    """Sequence of the manifest before this one in the snapshots stream; 0 for none."""
 
     def to_bytes(self) -> bytes:
         """The inverse of `parse`."""

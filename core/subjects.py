@@ -24,7 +24,7 @@ def kv_stream(partition: int) -> StreamName:
 
 
 def is_kv(stream: StreamName) -> bool:
-    """Whether it is one of the kv streams."""
+    """True for a kv stream."""
     return stream.startswith("kv_")
 
 
@@ -52,7 +52,7 @@ def subject(namespace: str, stream: StreamName, token: str) -> str:
 
 
 def job_kind(model: str, block_size: int) -> str:
-    """What prefill jobs have in common that the same workers can do, as 8 hex digits: each kind has its own queue."""
+    """The kind of prefill jobs that the same workers can do, as 8 hex digits: each kind has a queue of its own."""
     return hashlib.blake2b(f"{block_size} {model}".encode(), digest_size=4).hexdigest()
 
 
@@ -72,10 +72,10 @@ def wildcard(namespace: str, stream: StreamName) -> str:
 
 
 def asked_wildcard(namespace: str, kind: str = "") -> str:
-    """What the prefill queue of a kind holds: every job asked for, and how each ended."""
+    """Subjects of the prefill queue of a kind: every job, and how its requester ended it."""
     return subject(namespace, JOBS, asked_token("*", kind))
 
 
 def owner(subject_: str) -> str:
-    """Whose subject it is: its last token."""
+    """The owner of the subject: its last token."""
     return subject_.rpartition(".")[2]

@@ -47,7 +47,7 @@ class Timers(Generic[K]):
             self._entries.remove(entry)
 
     def pop_due(self, now_us: int) -> K | None:
-        """The first key whose time has come; it has none any more. None if no time has come."""
+        """The first due key, without a time from now on; None if no key is due."""
         if not self._by_key or self._entries[0][0] > now_us:
             return None
         key: K = self._entries.pop(0)[2]

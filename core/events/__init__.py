@@ -1,6 +1,6 @@
 """The events of the log: immutable facts in the past tense, one closed union.
 
-An event says nothing about who wrote it or when: the message around it does (`core.codec`). Each has its own
+The message around an event has its writer and its time (`core.codec`). Each has its own
 version `v`. Numbers of many blocks or candidates are columns (little-endian binary), so that an event costs a
 reader well under a microsecond per block. No event holds prompt text or token ids.
 """

@@ -1,4 +1,4 @@
-"""What every event of the log is."""
+"""EventBase: the form of every event of the log."""
 
 from __future__ import annotations
 

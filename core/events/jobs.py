@@ -1,10 +1,10 @@
-"""The events of the jobs stream: prefills that a decode worker asked others for.
+"""The events of the jobs stream: prefill jobs that decode workers open for prefill workers.
 
 1. A decode worker (the requester) opens a job with `PrefillRequested` and owns its end: exactly one of
    `PrefillPulled` and `PrefillCancelled` follows from it, unless it is killed. A message holds one of these events,
    because the queue hands out messages.
-2. A prefill worker says `PrefillStarted`, then `PrefillCompleted` or `PrefillFailed`. It may say so of a job that
-   another took over meanwhile; the requester knows whose answer it used.
+2. A prefill worker says `PrefillStarted`, then `PrefillCompleted` or `PrefillFailed`. It may do so for a job that
+   another one took over meanwhile; the requester knows which answer it used.
 3. `open` counts the jobs that the one who speaks has open behind this event: a fold that missed events knows by it
    when it is whole again; `JobsRestated` says only that.
 4. No token ids: the prefill worker fetches them from the requester.
@@ -33,9 +33,9 @@ class PrefillRequested(EventBase, frozen=True):
     wait_ms: int
     """The requester prefills itself this long after it asked, on its own clock."""
     prefer: str = ""
-    """The prefill worker that holds most of the prompt, as the router saw it; may be nobody."""
+    """The prefill worker that holds most of the prompt, as the router saw it; empty if none holds any of it."""
     prefer_tokens: int = 0
-    """How much of the prompt it held."""
+    """Tokens of the prompt that it holds."""
     open: int = 0
 
 
@@ -44,7 +44,7 @@ class PrefillPulled(EventBase, frozen=True):
 
     job: str
     worker: str
-    """Whose blocks."""
+    """The worker that sent the blocks."""
     blocks: int
     bytes: int
     tokens: int
@@ -59,7 +59,7 @@ class PrefillPulled(EventBase, frozen=True):
 
 
 class PrefillCancelled(EventBase, frozen=True):
-    """The requester does not want the job any more: it prefills itself, or nobody waits."""
+    """The requester does not want the job any more: it computes the prompt itself, or its client is gone."""
 
     job: str
     reason: str
@@ -75,9 +75,9 @@ class PrefillStarted(EventBase, frozen=True):
     job: str
     requester: str
     attempt: int
-    """The requester counts who takes the job, from 0: an answer to an earlier attempt is not used."""
+    """Number of the claim, from 0, counted by the requester: an answer to an earlier claim is not used."""
     delivery: int
-    """How often the queue had handed it out; 0 if the requester offered it directly."""
+    """Number of deliveries by the queue; 0 if the requester offered the job directly."""
     open: int = 0
 
 
@@ -90,12 +90,12 @@ class PrefillCompleted(EventBase, frozen=True):
     model: str
     block_size: int
     layout: str
-    """How the blocks lie in memory, and of what: `core.kv_transfer.KvAddress.layout`."""
+    """Memory layout and kind of the blocks: `core.kv_transfer.KvAddress.layout`."""
     digest: str
     """Of the prompt that was computed, with job and attempt: `core.kv_transfer.answer_digest`, as hex."""
     blocks: KvBlocks
     keep_ms: int
-    """How long they are held from now at least. Counted by the requester from when it asked."""
+    """Least time that the blocks are held from now on. The requester counts it from its request for the job."""
     compute_ms: int
     cached_tokens: int
     """Prompt tokens that the engine really took from its cache."""

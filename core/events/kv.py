@@ -11,13 +11,13 @@ from core.events.base import EventBase
 DECODE = "decode"
 """It answers requests, and computes their prompts unless another does."""
 PREFILL = "prefill"
-"""It computes prompts for decode workers, and answers nobody else."""
+"""Role of a worker that computes prompts for decode workers and answers no requests."""
 ROLES = (DECODE, PREFILL)
-"""What a worker may be there for."""
+"""Roles of a worker."""
 
 
 class WorkerJoined(EventBase, frozen=True):
-    """A worker is there with an empty cache, or says again who it is when it restates itself."""
+    """A worker joined with an empty cache, or restates its identity."""
 
     name: str
     """Stable human name, such as `decode-0`."""
@@ -35,18 +35,18 @@ class WorkerJoined(EventBase, frozen=True):
     """`host:port` of its TCP port, as others reach it."""
     partition: int = 0
     group: str = ""
-    """What ranks of one data-parallel engine share."""
+    """Name that the ranks of one data-parallel engine share."""
 
 
 class BlocksEvent(EventBase, frozen=True, kw_only=True, omit_defaults=True):
-    """What all events about blocks say."""
+    """Fields of all events about blocks."""
 
     hashes: bytes
     """uint64, in prefix order as far as the pieces go."""
     tier: str = "device"
     pieces: bytes = b""
-    """Where they lie in their prompts (`core.block_spans`); empty if the worker does not say, as older ones do not. A
-    block is removed as it was stored: with pieces, or without."""
+    """Positions of the blocks in their prompts (`core.block_spans`); empty if the worker does not report them, as older
+    ones do not. A block is removed as it was stored: with pieces, or without."""
     heads: bytes = b""
     """uint64, of the pieces that begin inside a span."""
 
@@ -107,7 +107,7 @@ class LoadReported(EventBase, frozen=True):
     blocks_total: int
     draining: bool = False
     kv_n: int = 0
-    """How many messages this worker has had acknowledged in its kv stream."""
+    """Messages that the log has acknowledged to this worker in its kv stream."""
     kv_head: bytes = b""
     """Digest of the last of them."""
     prompt_tokens: int = 0

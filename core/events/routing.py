@@ -41,9 +41,10 @@ EXCLUDED_SHOWN_MAX = 4
 """Ids shown per exclusion reason; the count is always whole."""
 
 LOCAL_REASONS = ("not_connected", "suspected", "failed", "stale", "cut_off")
-"""What only one replica knows of a worker: it has no connection to it, its lease vanished, it just failed a request,
-its load reports stopped; or so many stopped that the replica trusts its own ears less than the workers. Each change
-is an event of its own (`LocalChanged`), so that no decision grows with the number of workers."""
+"""Facts about a worker that only one replica knows: it has no connection to it, its lease vanished, it just failed a
+request, its load reports stopped. `cut_off`: the reports of most workers stopped, so the replica doubts its own
+connection to the log. Each change is an event of its own (`LocalChanged`), so that no decision grows with the number of
+workers."""
 
 WAITS_FOR = ("full", "overloaded", "behind")
 """Why a request waits: workers have all that they may have; too much waits in their engines; others came first."""
@@ -59,9 +60,9 @@ TURNED_AWAY = {
     "client_gone": 499,
     INTERNAL: 500,
 }
-"""Why a request ended without a decision, with the HTTP status that the client got: the queue is full; it is, and most
-of it this tenant's; the wait was too long, or would have been; the replica ends; the client's deadline passed; the
-client hung up, and got none; it failed inside its replica's process, in whatever part of it."""
+"""Reason for which a request ended without a decision, with the HTTP status for its client. In order: the queue is
+full; the queue is full, and most of it is this tenant's; the wait was too long, or would have been; the replica stops;
+the client's deadline passed; the client hung up, and got no status; the request failed inside the replica's process."""
 
 
 class RequestQueued(EventBase, frozen=True):
@@ -77,7 +78,7 @@ class RequestQueued(EventBase, frozen=True):
     why: str
     """Of WAITS_FOR, or HELD."""
     depth: int
-    """How many waited already, those that come after it included."""
+    """Requests that waited already, later arrivals included."""
     now_ms: int
     """The replica's wall clock."""
 
@@ -107,7 +108,7 @@ class ReplicaJoined(EventBase, frozen=True):
     name: str
     version: str
     address: str = ""
-    """Where its API listens."""
+    """The address of its API."""
 
 
 class ReplicaRestated(EventBase, frozen=True):
@@ -123,7 +124,7 @@ class ReplicaRestated(EventBase, frozen=True):
     """0 where the prefill is done."""
     reason: str = ""
     begins_us: tuple[int, ...] = ()
-    """When each prefill was expected to begin, by this replica's clock; 0 where it is done. Empty if nobody knows."""
+    """Expected start of each prefill, by this replica's clock; 0 where it is done. Empty if unknown."""
 
     def __post_init__(self) -> None:
         check_width(self.workers)
@@ -154,7 +155,7 @@ class SettingsChanged(EventBase, frozen=True):
 
 
 class LocalChanged(EventBase, frozen=True):
-    """What only this replica knows of a worker is this from here on; its decisions rest on it."""
+    """The local reasons of a worker from here on; this replica's decisions rest on them."""
 
     worker: str
     reasons: tuple[str, ...]
@@ -200,16 +201,16 @@ class RequestRouted(EventBase, frozen=True):
     prefer: str = ""
     """The prefill worker that holds most of the prompt; empty if none holds any of it."""
     prefer_tokens: int = 0
-    """How much it holds."""
+    """Tokens of the prompt that it holds."""
     session: str = ""
     """`core.keys.session_key` of the session that the client named; empty if it named none."""
     wait_us: int = 0
-    """How long outstanding prefills were expected to hold it up there; 0 under policies that do not ask."""
+    """Expected wait there behind outstanding prefills; 0 under policies that do not estimate it."""
     prefill_time: tuple[int, ...] = ()
     """`projections.policy.prefill_time.PrefillTime` as this replica had learned it, where the settings leave that to
     it."""
     held: dict[str, int] = msgspec.field(default_factory=dict)
-    """How long requests that the replica held would have held it up, in microseconds, by worker."""
+    """Expected wait there behind requests that the replica held, in microseconds, by worker."""
     believed: tuple[int, int] | None = None
     """`projections.folds.approximate_index.CacheRetention` under the policy `approximate`: what the worker is taken to
     keep, this included."""
@@ -224,11 +225,11 @@ class RequestPrefilled(EventBase, frozen=True):
     request: str
     attempt: int
     cached_tokens: int
-    """What the engine really took from its cache."""
+    """Prompt tokens that the engine took from its cache."""
     ttft_ms: int
     """From the arrival at the front end to the first token there."""
     prefill: PrefillReport | None = None
-    """Where the prompt was computed, as its worker says; None where nobody else could have done it."""
+    """Report of the worker on where the prompt was computed; None without prefill workers."""
 
 
 class RequestFinished(EventBase, frozen=True):
@@ -257,7 +258,7 @@ class RequestMigrated(EventBase, frozen=True):
     worker: str
     """The one that broke off."""
     told_tokens: int
-    """How many of the answer the client has."""
+    """Tokens of the answer that the client has."""
     reason: str
 
 
@@ -278,15 +279,15 @@ class RequestRejected(EventBase, frozen=True):
 
 
 class Points(msgspec.Struct, frozen=True, array_like=True):
-    """How one stream's fold stood at some cursors, as columns."""
+    """The state of one stream's fold at some cursors, as columns."""
 
     epoch: int
     seqs: tuple[int, ...]
     digests: bytes
     """uint64: the fold's digest at each of them."""
     heads: bytes
-    """16 bytes each: the chain digest of the message at each of them, so that whoever keeps this can tell later
-    whether the record was rewritten."""
+    """16 bytes each: the chain digest of the message at each cursor. A later reader sees by it whether the log was
+    rewritten."""
 
     def __post_init__(self) -> None:
         if {len(self.digests), len(self.heads) // 2} != {COLUMN_WIDTH * len(self.seqs)} or len(self.heads) % 2:
@@ -294,7 +295,7 @@ class Points(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaReported(EventBase, frozen=True):
-    """What this replica's folds were at cursors where others can compare theirs; of complete folds only."""
+    """Digests of this replica's complete folds at cursors that all replicas share."""
 
     fold_version: int
     """Only folds of equal version are compared."""
@@ -305,15 +306,16 @@ class ReplicaReported(EventBase, frozen=True):
 
 
 class DivergenceFound(EventBase, frozen=True):
-    """This replica and another had different folds at one cursor; it folded the log again to know who was wrong."""
+    """This replica and another had different folds at one cursor; this one folded the log again to find the wrong
+    one."""
 
     stream: str
     epoch: int
     seq: int
     digest: int
-    """What this replica had there."""
+    """Digest of this replica's fold there."""
     refolded: int
-    """What the log gives there, folded again."""
+    """Digest of the log folded again up to there."""
     other: str
     """The replica that had reported something else."""
     verdict: str
