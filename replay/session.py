@@ -125,7 +125,7 @@ class ReplaySession:
         return summary_at(self.recording, known if known is not None else self.recording.end, replica)
 
     def what_if(self, start: When = None, end: When = None, *, progress: Progress = _quiet, **given: Any) -> Outcome:
-        """The outcome under these settings, and `without`, `delay_ms` and `follow_load` (see Scenario)."""
+        """The outcome under these settings, and `without` and `delay_ms` (see Scenario)."""
         (outcome,) = self._what_if([Scenario.parse(given)], start, end, progress)
         return outcome
 

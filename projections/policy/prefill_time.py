@@ -94,7 +94,7 @@ class _ModelSamples:
         """The time is that of all samples, if that is sound. O(samples of the classes that changed + classes^2)."""
         for of in sorted(self._changed):
             if len(self._classes[of]) >= CLASS_MIN:
-                self._middles[of] = _median_sample(list(self._classes[of]))
+                self._middles[of] = median_sample(list(self._classes[of]))
         self._changed.clear()
         middles = sorted(self._middles.values())
         found = theil_sen(middles)
@@ -161,7 +161,7 @@ def theil_sen(middles: list[PrefillTimeSample]) -> PrefillTime | None:
     return PrefillTime(max(0, base_us), per_token_m)
 
 
-def _median_sample(samples: list[PrefillTimeSample]) -> PrefillTimeSample:
+def median_sample(samples: list[PrefillTimeSample]) -> PrefillTimeSample:
     return PrefillTimeSample(_median([sample.tokens for sample in samples]), _median([sample.us for sample in samples]))
 
 

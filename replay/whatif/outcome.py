@@ -59,7 +59,7 @@ def regret(event: RequestRouted, recorded: Candidate, new: Candidate | None, fit
     after = expected_blocks(new) if new is not None else 0
     queued = recorded.prefill_tokens - (new.prefill_tokens if new is not None else 0)
     size = event.block_size
-    return Regret(after - before, fitted.ms((after - before) * size, queued), before * size, after * size)
+    return Regret(after - before, fitted.ms((after - before) * size + queued), before * size, after * size)
 
 
 def expected_blocks(candidate: Candidate) -> int:

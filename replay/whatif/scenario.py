@@ -14,7 +14,8 @@ from core.settings import RoutingSettings
 DELAY_MS_MAX = 3_600_000
 SCENARIOS_MAX = 200
 """Scenarios of one question; each is a decision more per recorded one."""
-OWN_KEYS = frozenset({"settings", "without", "delay_ms", "follow_load"})
+OWN_KEYS = frozenset({"settings", "without", "delay_ms"})
+NO_LEDGER = "follow_load is gone: loads are always as recorded here, and --closed-loop lets them follow the choices"
 
 QUEUEING = ("active_max", "queue_max", "queue_wait_max_ms", "hold_max_ms")
 """Settings of the router's queue, by which a closed loop goes."""
@@ -48,20 +49,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Workers, by name or id, that are no candidates."""
     delay_ms: int = 0
     """A decision sees only what stood in the log for so long before it, and its replica's own events."""
-    follow_load: bool = True
-    """Whether requests that were put elsewhere load the worker that they were put on, instead of the recorded one."""
 
     @staticmethod
     def parse(given: Mapping[str, Any]) -> Scenario:
-        """`settings`, `without`, `delay_ms` and `follow_load`; every other key is a setting. CallerError names what
-        cannot be."""
+        """`settings`, `without` and `delay_ms`; every other key is a setting. CallerError names what cannot be."""
+        if "follow_load" in given:
+            raise CallerError(NO_LEDGER)
         settings = {**_mapping(given.get("settings", {})), **{k: v for k, v in given.items() if k not in OWN_KEYS}}
         RoutingSettings.parse(settings)
         return Scenario(
             settings=settings,
             without=_names(given.get("without", ())),
             delay_ms=_delay(given.get("delay_ms", 0)),
-            follow_load=_flag(given.get("follow_load", True)),
         )
 
     @property
@@ -80,7 +79,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         parts = [self.set_text] if self.settings else []
         parts += [f"without {', '.join(self.without)}"] if self.without else []
         parts += [f"log {self.delay_ms} ms later"] if self.delay_ms else []
-        parts += [] if self.follow_load else ["loads as recorded"]
         return ", ".join(parts) or "as recorded"
 
     @property
@@ -120,12 +118,6 @@ def _delay(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= DELAY_MS_MAX:
         raise CallerError(f"delay_ms: {value!r} is no number of milliseconds between 0 and {DELAY_MS_MAX}")
     return round(value)
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise CallerError(f"follow_load: {value!r} is neither true nor false")
-    return value
 
 
 def _text(value: object) -> str:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 import xxhash
 
-from core.events import RequestRouted
 from core.ids import WorkerId
-from core.settings import RoutingSettings
-from projections.folds.in_flight import InFlight
-from projections.folds.routing_fold import in_flight
-from projections.policy.cost import ESTIMATING_POLICIES, MILLI, pending_beyond
+from core.prompt import Prompt
+from core.settings import APPROXIMATE, RoutingSettings
+from projections.policy.cost import ESTIMATING_POLICIES
 from projections.policy.decide import Decision, decide
-from projections.policy.view import Candidate
+from projections.policy.view import NO_OVERLAP, Candidate, View
 from replay.playback.playback import RecordedDecision
 from replay.recording.request_history import NEVER, RequestAttempt
 from replay.whatif.first_token_fit import FirstTokenFit
-from replay.whatif.load_ledger import AdjustedView, CandidateView, LedgerEntry, LoadLedger
 from replay.whatif.outcome import DecisionChange, Evenness, Regret, WorstChanges, blocks_of, evenness, regret
 from replay.whatif.scenario import Scenario
 
@@ -30,6 +28,41 @@ MICRO = 1000
 
 
 UNFITTED = FirstTokenFit()
+AS_IN_ROWS: Mapping[WorkerId, tuple[int, ...]] = MappingProxyType({})
+"""The rows of a view say all that is known of caches."""
+
+
+class CandidateView(NamedTuple):
+    """A view, and the candidates in it for one request."""
+
+    view: View
+    rows: list[Candidate]
+
+
+class ScenarioView(View):
+    """A view with other candidates and another count of decisions."""
+
+    _rows: list[Candidate]
+    _fewer: int
+
+    @staticmethod
+    def of(view: View, rows: list[Candidate], fewer: int) -> ScenarioView:
+        """`rows` by id; `fewer` decisions than the view has were made for the model."""
+        found = ScenarioView(*view)
+        found._rows, found._fewer = rows, fewer
+        return found
+
+    def routed(self, model: str) -> int:
+        return super().routed(model) - self._fewer
+
+    def cached(self, prompt: Prompt, settings: RoutingSettings, now_ms: int) -> Mapping[WorkerId, tuple[int, ...]]:
+        """As the rows have it; under `approximate`, by the workers that the record's requests went to."""
+        return super().cached(prompt, settings, now_ms) if settings.policy == APPROXIMATE else AS_IN_ROWS
+
+    def candidates(self, _prompt: Prompt, cached: Mapping[WorkerId, tuple[int, ...]] | None = None) -> list[Candidate]:
+        if cached is None or cached is AS_IN_ROWS:
+            return self._rows
+        return [row._replace(overlap=cached.get(row.worker, NO_OVERLAP)) for row in self._rows]
 
 
 class JudgedDecision(NamedTuple):
@@ -79,7 +112,6 @@ class ScenarioRun:
         self.recorded_even, self.new_even = Evenness(), Evenness()
         self.fitted = fitted
         self._keeps = keeps
-        self._ledger = LoadLedger()
         self._settings: dict[RoutingSettings, RoutingSettings] = {}
         self._fewer: Counter[tuple[str, str]] = Counter()
         """Decisions that were not made, by replica and model: it takes its turns without them."""
@@ -96,9 +128,9 @@ class ScenarioRun:
     def take(self, judged: JudgedDecision, seen: CandidateView) -> None:
         """The decision is made as the scenario has it, on what is seen in it, and weighed by what stood in the log."""
         recorded_decision, event = judged.recorded_decision, judged.recorded_decision.event
-        rows = self._rows(judged.candidate_view, recorded_decision)
-        seen_rows = rows if seen is judged.candidate_view else self._rows(seen, recorded_decision)
-        decision = self._decide(recorded_decision, seen, seen_rows)
+        rows = self._remaining(judged.candidate_view)
+        seen_rows = rows if seen is judged.candidate_view else self._remaining(seen)
+        decision = self._decide(recorded_decision, seen.view, seen_rows)
         found = Regret(0, 0.0, 0, 0)
         if decision.worker is None:
             self.refused += 1
@@ -116,20 +148,12 @@ class ScenarioRun:
         if judged.even is not None and even is not None:
             self.recorded_even.note(judged.even)
             self.new_even.note(even)
-        self._book(judged, decision)
         self._note(judged, decision.worker or WorkerId(""), found)
 
-    def forget(self, lowest: int) -> None:
-        """No view that comes shows less of the routing stream than this."""
-        self._ledger.forget(lowest)
+    def _remaining(self, seen: CandidateView) -> list[Candidate]:
+        return [row for row in seen.rows if row.worker not in self.without] if self.without else seen.rows
 
-    def _rows(self, candidate_view: CandidateView, recorded_decision: RecordedDecision) -> list[Candidate]:
-        rows = self._ledger.rows(candidate_view, recorded_decision.request.prompt)
-        if self.without:
-            rows = [row for row in rows if row.worker not in self.without]
-        return rows
-
-    def _decide(self, recorded_decision: RecordedDecision, seen: CandidateView, rows: list[Candidate]) -> Decision:
+    def _decide(self, recorded_decision: RecordedDecision, seen: View, rows: list[Candidate]) -> Decision:
         event = recorded_decision.event
         settings = self._settings.get(recorded_decision.settings)
         if settings is None:
@@ -137,18 +161,8 @@ class ScenarioRun:
             settings = self._settings[recorded_decision.settings] = RoutingSettings.parse(given)
         estimates = settings.policy in ESTIMATING_POLICIES and not settings.prefill_us_per_token_m
         self.unlearned += estimates and event.policy not in ESTIMATING_POLICIES
-        view = AdjustedView.of(seen, self._ledger, rows, self._fewer[recorded_decision.replica, event.model])
+        view = ScenarioView.of(seen, rows, self._fewer[recorded_decision.replica, event.model])
         return decide(view, recorded_decision.request, settings, event.now_ms, event.seed)
-
-    def _book(self, judged: JudgedDecision, decision: Decision) -> None:
-        """The ledger has the attempt if it weighs otherwise than recorded."""
-        if not self.scenario.follow_load:
-            return
-        event = judged.recorded_decision.event
-        recorded = msgspec.structs.replace(in_flight(event), hashes=b"")
-        supposed = _in_flight(decision, event, judged.recorded_decision.request.prompt.blocks_to_hold)
-        if supposed != recorded:
-            self._ledger.note(LedgerEntry.of(judged.record, judged.counted_until, recorded, supposed))
 
     def _note(self, judged: JudgedDecision, worker: WorkerId, found: Regret) -> None:
         recorded_decision, event = judged.recorded_decision, judged.recorded_decision.event
@@ -173,13 +187,3 @@ class ScenarioRun:
             self.changes.append(change)
         self.worst.note(change, judged.number)
         self.losses.note(change, judged.number)
-
-
-def _in_flight(decision: Decision, event: RequestRouted, blocks_to_hold: int) -> InFlight | None:
-    """What the attempt weighs where it was put, as its record would say."""
-    if decision.worker is None:
-        return None
-    blocks = blocks_to_hold - pending_beyond(decision.ranked[0].candidate)
-    begins_us = event.now_ms * MILLI + decision.backlog.outstanding_us(decision.worker)
-    tokens = event.prompt_tokens - decision.predicted_cached_tokens
-    return InFlight(decision.worker, blocks, tokens, begins_us=begins_us)

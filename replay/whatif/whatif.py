@@ -1,10 +1,9 @@
-"""What if: the recorded history decided again under other settings, without a worker, or with the log seen later.
+"""what_if: the recorded history decided again under other settings, without a worker, or with the log seen later.
 
-Every scenario is asked what it would have chosen at each recorded decision, with the recorded seed. What is weighed
-is what stood in the log at that moment. What each scenario put elsewhere loads other workers from then on
-(`replay.whatif.load_ledger`); caches stay as recorded, since nobody knows what an engine would have evicted. So
-another choice looks somewhat worse than it would have been: it finds only what the record's own choices left in its
-cache.
+Every scenario chooses at each recorded decision, with the recorded seed. Choices are weighed by the state of the log
+at that moment. Caches and loads stay as recorded, since the log does not say what another choice would have evicted or
+delayed. So another choice looks somewhat worse than it would have been: it finds only what the record's own choices
+left in its cache. The closed loop (`replay.simulate.closed_loop`) runs the requests instead, caches and loads included.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from core.ids import StreamName, WorkerId
 from core.settings import APPROXIMATE
-from core.subjects import ROUTING
 from projections.folds.kv_fold import Member
 from projections.folds.state import State
 from projections.policy.decide import decide
@@ -25,10 +23,9 @@ from replay.recording.request_history import DECLINED, PLACES
 from replay.verify.chain_proof import gaps_of
 from replay.verify.evidence import unverifiable_reasons
 from replay.whatif.first_token_fit import FirstTokenFit, first_token_fits
-from replay.whatif.load_ledger import CandidateView, routing_floors
 from replay.whatif.outcome import Outcome, blocks_of, by_name, evenness, expected_blocks
 from replay.whatif.scenario import Scenario
-from replay.whatif.scenario_run import MICRO, UNFITTED, JudgedDecision, ScenarioRun
+from replay.whatif.scenario_run import MICRO, UNFITTED, CandidateView, JudgedDecision, ScenarioRun
 from streams.log import Record
 
 
@@ -45,10 +42,6 @@ class LogDelay:
         """The recorded cursor, held back."""
         until_ms = frame.time_ms - self._delay_ms
         return {stream: (epoch, min(seq, self._reached(stream, until_ms))) for stream, (epoch, seq) in recorded.items()}
-
-    def reached(self, stream: StreamName) -> int:
-        """How far the stream was at most at the last decision; no later one sees less for that."""
-        return self._streams[stream].seq if stream in self._streams else 0
 
     def _reached(self, stream: str, until_ms: int) -> int:
         pointer = self._streams.get(stream)
@@ -77,8 +70,6 @@ Progress = Callable[[int, int], None]
 """Told decisions made again, and how many there are to make."""
 
 WORST = 10
-FORGET_EVERY = 64
-"""Decisions between two looks at which requests no view shows any more."""
 
 
 def what_if(
@@ -117,7 +108,6 @@ class _WhatIf:
         self._recording = recording
         self._history = recording.requests
         self._fitted = fitted
-        self._floors: dict[int, int] = {}
         self._runs = [
             ScenarioRun(each, fitted, _lives_of(recording, each.without), worst, keeps=keeps) for each in scenarios
         ]
@@ -137,7 +127,6 @@ class _WhatIf:
         self._ttft_ms = self._answered = 0
 
     def run(self, start: int, end: int | None, progress: Progress) -> list[Outcome]:
-        self._floors = routing_floors(self._recording, start, end)
         total = len(self._history.span(start, end))
         playback, decisions = self._recorded_decisions(start, end)
         for number, recorded_decisions in enumerate(decisions):
@@ -165,14 +154,9 @@ class _WhatIf:
         self._note(judged)
         sights = {0: judged.candidate_view}
         for ms, recorded_decision in zip(self._delays[1:], recorded_decisions[1:], strict=True):
-            rows = _rows(recorded_decision)
-            sights[ms] = CandidateView(recorded_decision.view, rows, recorded_decision.replica, judged.record.at)
+            sights[ms] = CandidateView(recorded_decision.view, _rows(recorded_decision))
         for run in self._runs:
             run.take(judged, sights[run.scenario.delay_ms])
-            if number % FORGET_EVERY == 0:
-                ms = run.scenario.delay_ms
-                floor = self._floors[judged.record.at]
-                run.forget(min(floor, self._lagged[ms].reached(ROUTING)) if ms else floor)
 
     def _judged(self, playback: Playback, number: int, recorded_decision: RecordedDecision) -> JudgedDecision | None:
         """None, and counted, if the recording does not show what it rested on, or nothing came of it."""
@@ -193,13 +177,12 @@ class _WhatIf:
             reason = ", ".join(sorted(doubts)) or "differs"
             self._left_out[reason if record is not None else "repeat"] += 1
             return None
-        candidate_view = CandidateView(view, rows, recorded_decision.replica, record.at)
         return JudgedDecision(
             number,
             recorded_decision,
             record,
             self._history.counted_until(row),
-            candidate_view,
+            CandidateView(view, rows),
             recorded,
             evenness(blocks_of(rows, event.model)),
         )

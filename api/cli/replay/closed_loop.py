@@ -80,8 +80,6 @@ def run_again(
     loop: ClosedLoopArguments,
 ) -> ClosedLoopResult:
     """The runs. CallerError if the requests cannot be run again."""
-    if not all(scenario.follow_load for scenario in scenarios):
-        raise CallerError("follow_load is of decisions made again on the record: with --closed-loop, leave it out")
     now_ms = source.now_ms
     start, end = [parse_moment(text, now_ms) if text is not None else None for text in range_]
     with source.opened(RecordingRange(None, end)) as recording:

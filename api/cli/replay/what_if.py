@@ -33,7 +33,7 @@ WORST = 5
 @click.option("--lag", "lag_ms", type=int, default=0, metavar="MS", help="As if events were known so much later.")
 @click.option("--try", "tries", multiple=True, metavar="KEY=VALUE,…", help="A scenario to compare; repeat for more.")
 @click.option("--sweep", "swept", multiple=True, metavar="KEY=A,B,…", help="A scenario per value, or combination.")
-@click.option("--recorded-load", is_flag=True, help="Loads as recorded; else they follow the new choices.")
+@click.option("--recorded-load", is_flag=True, hidden=True)
 @click.option("--worst", type=click.IntRange(0), default=WORST, show_default=True, help="How many cases to show.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 @click.option("--changes", is_flag=True, help="In JSON: every decision that changes.")
@@ -59,7 +59,7 @@ def what_if(
 
     Several scenarios (--try, --sweep) make one table, the best first. Without any option, the usual ones are tried:
     weights of `time` and of `kv`, and the simpler policies.
-    Milliseconds are estimated from the record itself; caches stay as recorded.
+    Milliseconds are estimated from the record itself; caches and loads stay as recorded.
 
     What deciding again cannot know: what an engine would have cached or evicted, had other requests come to it; how
     much longer or shorter a request would have taken there (each takes as long as it took); when a client would have
@@ -82,7 +82,9 @@ def what_if(
     contrail replay what-if --closed-loop --log incident.contrail --sweep own_weight=1,2,4
     contrail replay what-if --closed-loop --try policy=time --engine max_seqs=64 --from -1h --json
     """
-    base = _base(given, policy, without, lag_ms, recorded_load=recorded_load)
+    if recorded_load:
+        raise CallerError("--recorded-load is gone: loads are always as recorded here; leave it out")
+    base = _base(given, policy, without, lag_ms)
     asked = _asked(base, tries, swept)
     if loop is not None:
         _refuse_with_loop()
@@ -96,16 +98,14 @@ def what_if(
 def _refuse_with_loop() -> None:
     """CallerError if an option was given that only deciding again has."""
     context = click.get_current_context()
-    for name in ("recorded_load", "changes", "worst"):
+    for name in ("changes", "worst"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise CallerError(
                 f"--{name.replace('_', '-')} is of decisions made again on the record: with --closed-loop, leave it out"
             )
 
 
-def _base(
-    given: tuple[str, ...], policy: str | None, without: tuple[str, ...], lag_ms: int, *, recorded_load: bool
-) -> dict[str, Any]:
+def _base(given: tuple[str, ...], policy: str | None, without: tuple[str, ...], lag_ms: int) -> dict[str, Any]:
     """What all scenarios have in common."""
     base = pairs(given)
     if policy is not None:
@@ -114,13 +114,11 @@ def _base(
         base["without"] = without
     if lag_ms:
         base["delay_ms"] = lag_ms
-    if recorded_load:
-        base["follow_load"] = False
     return base
 
 
 def _asked(base: dict[str, Any], tries: tuple[str, ...], swept: tuple[str, ...]) -> list[Scenario]:
-    if not base.keys() - {"follow_load"} and not tries and not swept:
+    if not base and not tries and not swept:
         return scenarios(base, USUAL_SCENARIOS, {})
     return scenarios(base, [pairs([text]) for text in tries], sweeps(swept))
 

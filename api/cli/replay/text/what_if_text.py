@@ -201,10 +201,7 @@ def _basis(outcomes: Sequence[Outcome]) -> Iterator[str]:
         "Caches stay as recorded: another choice finds only what the recorded ones left there, so it looks "
         "somewhat worse than it would have been."
     )
-    if any(each.scenario.follow_load for each in outcomes):
-        yield "Loads follow the new choices, but each request takes as long as it took."
-    if any(not each.scenario.follow_load for each in outcomes):
-        yield "Loads stay as recorded where the scenario says so: many requests may pile up on one worker."
+    yield "Loads stay as recorded, too: many requests may pile up on one worker."
     yield f"Engines said that {percent_text(first.hit_rate_real)} of the prompt tokens came from their caches."
     if first.rejected:
         refused = plural(first.rejected, "was refused back then; it is", "were refused back then; they are")
@@ -254,13 +251,11 @@ def _fit_text(model: str, fitted: FirstTokenFit) -> str:
         )
     samples = count_text(fitted.samples, "first token")
     worth = "A poor estimate, go by blocks" if fitted.poor else "Times are estimates"
-    text = (
-        f"{worth}: {model} takes {fitted.per_token_ms * 1000:.0f} ms per 1000 tokens to compute and "
-        f"{fitted.per_queued_ms * 1000:.0f} ms per 1000 queued before them, by {samples}; half "
-        f"of those lie within {fitted.error_ms:.1f} ms of that, which explains {percent_text(fitted.explained)} of how "
-        "they differ."
+    return (
+        f"{worth}: {model} takes {fitted.per_token_ms * 1000:.0f} ms per 1000 tokens to compute, those queued before "
+        f"them included, by {samples}; half of those lie within {fitted.error_ms:.1f} ms of that, which explains "
+        f"{percent_text(fitted.explained)} of how they differ."
     )
-    return f"{text} ({fitted.assumed[0].upper()}{fitted.assumed[1:]}.)" if fitted.assumed else text
 
 
 def _weighs_nothing(outcome: Outcome) -> bool:

@@ -152,10 +152,10 @@ def test_a_range(log: Path) -> None:
 
 def test_options_of_the_other_way(log: Path) -> None:
     """Those of decisions made again, and those of runs, go with their own."""
-    for words in (["--recorded-load"], ["--changes"], ["--worst", "3"]):
+    for words in (["--changes"], ["--worst", "3"]):
         assert f"{words[0]} is of decisions made again" in refused(log, "--closed-loop", *words)
     for words in (["--try", "policy=kv,follow_load=false"], ["--set", "follow_load=false"]):
-        assert "follow_load is of decisions made again" in refused(log, "--closed-loop", *words)
+        assert "follow_load is gone" in refused(log, "--closed-loop", *words)
     for words in (["--engine", "max_seqs=1"], ["--open-arrivals"], ["--model", "x"], ["--seed", "1"], ["--jobs", "1"]):
         assert "add --closed-loop" in refused(log, *words)
 

@@ -79,7 +79,7 @@ def test_one_scenario_is_a_page(log: Path) -> None:
     assert " ms" in worst[0]
     assert "Times are estimates: tiny takes 1000 ms per 1000 tokens" in page
     assert "Caches stay as recorded" in page
-    assert "Loads follow" in page
+    assert "Loads stay as recorded" in page
     assert "What deciding again cannot know" in ask(log, "--help").stdout
 
 
@@ -125,7 +125,6 @@ def test_json_is_whole(log: Path) -> None:
         "settings": {"policy": "kv"},
         "without": ["left"],
         "delay_ms": 5,
-        "follow_load": True,
     }
     assert outcome["decisions"] == 41
     assert len(outcome["changes"]) == outcome["changed"] > 0
@@ -154,6 +153,8 @@ def test_a_stretch_is_asked_about(log: Path) -> None:
         (("--lag", "-5"), "delay_ms"),
         (("--policy", "kv", "--from", "routing:100000"), "no decision"),
         (("--data", "x", "--nats", "y"), "not both"),
+        (("--recorded-load",), "is gone"),
+        (("--set", "follow_load=false"), "is gone"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(log: Path, words: tuple[str, ...], said: str) -> None:
