@@ -1,4 +1,4 @@
-"""One decision as its own record tells it: candidates with their cost taken apart, and nothing that takes a fold."""
+"""Decision view: one decision from its own record, each candidate's cost by its terms; no fold is needed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ UNITS = {"kv": "blocks", "approximate": "blocks", "least-loaded": "requests", "p
 
 
 def decision(archive: ArchiveReader, timeline: Timeline, n: int) -> dict[str, Any]:
-    """The decision of that number; CallerError if it is none. One block of the archive is read."""
-    event = routed(archive, n)
+    """The decision of this number as JSON values; CallerError if there is none. One block of the archive is read."""
+    event = routed_event(archive, n)
     index = timeline.decisions.history.row(n)
     number = -1 if index is None else timeline.decisions.column("replica")[index]
     given = timeline.settings.get((number, event.settings_revision))
@@ -61,8 +61,8 @@ def decision(archive: ArchiveReader, timeline: Timeline, n: int) -> dict[str, An
     }
 
 
-def routed(archive: ArchiveReader, n: int) -> RequestRouted:
-    """The event of that number."""
+def routed_event(archive: ArchiveReader, n: int) -> RequestRouted:
+    """The decision's event; CallerError if there is no decision of this number. One block of the archive is read."""
     seq, place = divmod(n, PLACES)
     record = archive.at(ROUTING, seq) if ROUTING in archive.streams else None
     events = decode_message(record.payload).events if record is not None else ()
@@ -80,8 +80,7 @@ def _settings(given: dict[str, Any] | None, event: RequestRouted) -> RoutingSett
 
 
 def _prefill_time(on: DecisionInputs) -> dict[str, Any] | None:
-    """How long a prefill was taken to last, and where that was known from; None under a policy that estimates
-    nothing."""
+    """The estimate of a prefill's time, with its source; None under a policy that does not estimate."""
     basis = estimate_basis(on)
     if basis is None:
         return None
@@ -89,8 +88,10 @@ def _prefill_time(on: DecisionInputs) -> dict[str, Any] | None:
 
 
 def _row(on: DecisionInputs, scored: ScoredCandidate) -> dict[str, Any]:
-    """Costs in their unit. There are terms where they add up to the cost: not without the settings, and not for
-    policies whose cost is no sum."""
+    """One candidate, costs in their unit; terms only where they add up to the cost.
+
+    They do not add up if the settings are unknown, or if the policy's cost is no sum.
+    """
     candidate, policy, terms = scored.candidate, on.event.policy, cost_terms(on, scored)
     row: dict[str, Any] = {
         "worker": candidate.worker,

@@ -1,7 +1,7 @@
-"""Fold thread: one thread that reads and folds, a few milliseconds at a time, and answers in between.
+"""Fold thread: one thread that folds a recording in steps of a few milliseconds, and answers questions between them.
 
-It owns a `RecordingState`: an archive that may grow, its timeline, and its states at any moment. Others only read the
-timeline.
+It owns a `RecordingState`: an archive that may grow, its timeline, and its states at any moment. Other threads
+only read the timeline.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RecordingState:
         self._key = key
         self._newest: Recording | None = None
         self._settled: Recording | None = None
-        """Another than the newest while nobody asks for what only the newest has: its index took a second to make."""
+        """An older recording, kept while its messages suffice: a recording's index takes a second to make."""
         self._keyframes: list[tuple[Cursor, bytes]] = []
 
     def __repr__(self) -> str:
@@ -42,23 +42,25 @@ class RecordingState:
 
     @property
     def timeline(self) -> Timeline:
-        """Of all that was read so far."""
+        """The timeline of all messages read so far."""
         return self.scan.timeline
 
     @property
     def proved(self) -> bool:
-        """Whether chains are checked with the deployment's key."""
+        """True if chains are checked with the deployment's key."""
         return self._newest is not None and self._newest.proved
 
     def show(self, archive: ArchiveReader) -> Iterator[None]:
-        """From now on this is the archive: the one before, grown. The steps read and fold what is new in it; they may
-        be left for those of the next one."""
+        """The archive, the one before with more messages, replaces it; the steps given read and fold the new messages.
+
+        Steps that are not finished may be dropped for those of the next archive.
+        """
         before = self._newest
         if before is not None and before is not self._settled:
             before.close()
         try:
             self._newest = newest = Recording(archive, self._key)
-        except BaseException:  # whatever it was, nobody else would close the file
+        except BaseException:  # no other code would close the file
             archive.close()
             raise
         for keyframe in self._keyframes:
@@ -78,13 +80,13 @@ class RecordingState:
 
     @property
     def newest(self) -> Recording:
-        """All that there is; its index and names may have to be made first, if they are asked for."""
+        """The newest recording; its index and names are made at first use."""
         if self._newest is None:
             raise Unavailable("the log is still being copied: a moment")
         return self._newest
 
     def recording(self, routing_seq: int = 0) -> Recording:
-        """One that has at least this message of the routing stream, if there is one; with an index, if it can be."""
+        """A recording with this message of the routing stream, if there is one; one that has its index is preferred."""
         newest = self.newest
         settled = self._settled
         if settled is None or settled.end.get(ROUTING, 0) < routing_seq:
@@ -94,7 +96,7 @@ class RecordingState:
         return settled
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """All files are closed."""
         for recording in {self._newest, self._settled} - {None}:
             assert recording is not None
             recording.close()
@@ -108,7 +110,7 @@ class RecordingState:
 
 SWITCH_S = 0.001
 WAITING_MAX = 64
-"""Questions that wait for their turn."""
+"""Most questions that wait for their turn."""
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -134,21 +136,23 @@ class FoldThread:
         return f"<FoldThread {self.recording_state!r}, {self._jobs.qsize()} waiting>"
 
     def start(self) -> None:
-        """It answers, and lets go of the interpreter often: whoever talks to the page must not wait for it."""
+        """The thread runs; it releases the interpreter every SWITCH_S, so that the event loop does not wait for it."""
         sys.setswitchinterval(SWITCH_S)
         self._thread.start()
 
     async def show(self, archive: ArchiveReader) -> None:
-        """From now on this is the archive; it is read in the background."""
+        """The archive replaces the one before, and is read in the background."""
 
-        def shown(recording_state: RecordingState) -> None:
+        def replace(recording_state: RecordingState) -> None:
             self._background = recording_state.show(archive)
 
-        await self.ask(shown)
+        await self.ask(replace)
 
     async def ask(self, work: Callable[[RecordingState], T]) -> T:
-        """What `work` gives, done on this thread, before anything in the background goes on. Unavailable if too
-        many wait already. A question that nobody waits for any more is not begun."""
+        """The result of `work`, run on this thread before the next step of the background.
+
+        Unavailable if WAITING_MAX questions wait already. A question cancelled before its turn is not run.
+        """
         job = _Job(work, Future())
         try:
             self._jobs.put_nowait(job)
@@ -158,7 +162,7 @@ class FoldThread:
         return found
 
     async def close(self) -> None:
-        """The thread has ended; what waited is refused."""
+        """The thread has ended; questions that waited are dropped."""
         while self._thread.is_alive():
             try:
                 self._jobs.put_nowait(None)
@@ -189,7 +193,7 @@ class FoldThread:
         except ContrailError as error:
             self._background, self.failure = None, str(error)
             _logger.warning("the recording could not be read to its end: %s", error)
-        except Exception:  # whatever it was, the page says that it failed, and goes on
+        except Exception:  # the page shows the failure and keeps answering
             self._background, self.failure = None, "reading the recording failed inside; this process's log says how"
             _logger.exception("reading the recording failed inside")
 
@@ -197,5 +201,5 @@ class FoldThread:
 def _finish(job: _Job, recording_state: RecordingState) -> None:
     try:
         job.done.set_result(job.work(recording_state))
-    except Exception as error:  # noqa: BLE001 - it is the asker's
+    except Exception as error:  # noqa: BLE001 - raised where the question was asked
         job.done.set_exception(error)

@@ -1,7 +1,7 @@
-"""Keyframes: the whole recording folded once, in small steps, with keyframes so close that a jump takes a blink.
+"""Keyframes: the whole recording folded once, in small steps, with states encoded so often that jumps are fast.
 
-How close is measured: a jump costs a keyframe's decoding and the fold from there, and both are timed as they happen.
-Memory is bounded: keyframes are further apart if they would not fit into KEYFRAMES_BYTES_MAX.
+A jump costs a keyframe's decoding and the fold from there; both are measured, and set the distance. Keyframes are
+further apart if they would not fit into KEYFRAMES_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from projections.folds.state import State
 from replay.recording.recording import Cursor, RecordedFrame, Recording
 
 JUMP_S = 0.05
-"""What a jump may take by our reckoning; the way to the screen takes about as long again, and the promise is 200 ms."""
+"""Bound of a jump by these measurements; reading and drawing take as long again, and the promise is 200 ms."""
 READING = 3
-"""A message of a jump costs so many times what folding it costs: it is read and decoded, too."""
+"""Cost of a message in a jump, in folds of a message: it is read and decoded, too."""
 DISTANCE_MIN, DISTANCE_MAX = 500, 50_000
 """Messages from one keyframe to the next."""
 DISTANCE_FIRST = 2000
-"""Until something is measured."""
+"""Distance until something is measured."""
 KEYFRAMES_BYTES_MAX = 512 * 1024 * 1024
 STEP_MESSAGES = 200
 """A step takes some 4 ms."""
@@ -46,15 +46,15 @@ def check_near(recording: Recording, cursor: Cursor) -> None:
 
 
 class KeyframeBuilder:
-    """One state that goes forward through a recording as it grows."""
+    """One state that is folded forward through a recording as it grows."""
 
     def __init__(self, keep: KeyframeSink, messages_expected: int = 0) -> None:
-        """`keep` gets the keyframes; `messages_expected` is how long a recording that grows may become."""
+        """`keep` gets the keyframes; `messages_expected` bounds the messages of a recording that grows."""
         self.messages = 0
-        """Folded so far, those before the recording included."""
+        """Messages folded so far, including those before the recording."""
         self.total = 0
         self.to_ms = -1
-        """Everything up to this time is folded."""
+        """All messages up to this time are folded."""
         self.keyframes, self.keyframes_bytes = 0, 0
         self.distance = DISTANCE_FIRST
         self._keep = keep
@@ -63,18 +63,18 @@ class KeyframeBuilder:
         self._since = 0
         """Messages since the last keyframe."""
         self._fold_s, self._decode_s = 0.0, 0.0
-        """Of one message, of one keyframe."""
+        """Measured time of one message's fold, and of one keyframe's decoding."""
 
     def __repr__(self) -> str:
         return f"<KeyframeBuilder {self.messages} of {self.total} messages, {self.keyframes} keyframes>"
 
     @property
     def share(self) -> float:
-        """How much of the recording is folded, from 0 to 1."""
+        """The folded share of the recording, from 0 to 1."""
         return min(1.0, self.messages / self.total) if self.total else 0.0
 
     def begin(self, state: State) -> None:
-        """It goes on from this state, which is its own from now on."""
+        """Folding starts from this state, which belongs to the builder."""
         self._state = state
 
     def steps(self, recording: Recording) -> Iterator[None]:
@@ -97,7 +97,7 @@ class KeyframeBuilder:
         self.messages = self.total
 
     def _opened(self, recording: Recording) -> State:
-        """The state, every stream of it open."""
+        """The state, with all its streams open."""
         assert self._state is not None
         for stream in recording.streams:
             self._state.open(stream, Epoch(recording.archive.span(stream).epoch))
@@ -133,7 +133,7 @@ class KeyframeBuilder:
         self.distance = self._distance(len(content), left_bytes - len(content))
 
     def _distance(self, size: int, left_bytes: int) -> int:
-        """To the next keyframe, in messages."""
+        """Messages to the next keyframe."""
         by_time = int(max(0.0, JUMP_S - self._decode_s) / (READING * self._fold_s))
         to_come = max(self.total, self._expected) - self.messages
         by_memory = to_come * size // max(1, left_bytes)
@@ -141,7 +141,7 @@ class KeyframeBuilder:
 
 
 def _by_time(recording: Recording, state: State) -> Iterator[RecordedFrame]:
-    """What the state lacks, of all streams, in the order of time."""
+    """The messages that the state has yet to fold, of all streams, in the order of time."""
     readers = [recording.frames(stream, state.cursor[stream].seq + 1) for stream in recording.streams]
     return merge(*readers, key=attrgetter("time_ms"))
 
@@ -151,7 +151,7 @@ def _reach(state: State) -> int:
 
 
 def _skip_to_ends(state: State, recording: Recording) -> None:
-    """What the log had lost behind the last message of a stream is passed over."""
+    """The state stands at the recording's ends, past sequences that the log lost behind its last messages."""
     for stream, seq in recording.end.items():
         if state.cursor[stream].seq < seq:
             state.skip_to(StreamName(stream), StreamSeq(seq))

@@ -1,8 +1,8 @@
 """Log follower: copies the log of a running deployment into an archive that grows, and shows it every second.
 
-The copy begins far enough back to show the last ROUTING_MESSAGES_SHOWN messages of the routing stream or so, with the
-snapshot before them, from which states are folded. It ends by itself when it has grown to its bounds, or when history
-was replaced: then the caller begins a new copy.
+The copy begins with about the last ROUTING_MESSAGES_SHOWN messages of the routing stream, and with the snapshot before
+them, from which states are folded. It ends when it has reached its bounds, or when history was replaced; then the
+caller begins a new copy.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FOLLOW_EVERY_S = 1.0
 ROUTING_MESSAGES_SHOWN = 300_000
 """Messages of the routing stream that a copy begins with at least, if there are so many: some 100 000 decisions."""
 MESSAGES_MAX = 3_000_000
-"""Of all streams; a copy that has grown so long is over."""
+"""Messages of all streams at which a copy ends."""
 BYTES_MAX = 2 * 1024**3
-"""Of the file."""
+"""Size of the file at which a copy ends."""
 
 _logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class LogFollower:
         return f"<LogFollower of {self._connection.namespace}, {self._messages} messages copied>"
 
     async def run(self) -> None:
-        """Copies and follows; CopyEnded when it is over. A log that is away is waited for."""
+        """Copies and follows the log; CopyEnded at the bounds. While the log is away, it waits."""
         writer = ArchiveWriter(
             self._path,
             self._connection.namespace,
@@ -86,9 +86,9 @@ class LogFollower:
             await log.close()
 
     async def _begin(self, log: EventLog, writer: ArchiveWriter) -> None:
-        """The copy has all that is shown at first."""
+        """The copy has the history that is shown first."""
         store = SnapshotStore(log, self._connection.namespace, self._connection.key.chain_key)
-        await archive(log, store, writer, Range(await _start(log)), self._tell)
+        await archive(log, store, writer, Range(await _start(log)), self._on_copied)
         shown = writer.so_far()
         for stream in shown.streams:
             span = shown.span(stream)
@@ -98,7 +98,7 @@ class LogFollower:
         await self._view.show(shown)
 
     async def _follow(self, log: EventLog, writer: ArchiveWriter) -> None:
-        """What the log has now is in the copy and shown."""
+        """The log's present messages are in the copy, and shown."""
         try:
             grown = await self._grow(log, writer)
         except Unavailable as error:
@@ -111,8 +111,8 @@ class LogFollower:
             raise CopyEnded("the copy of the log has grown to its bounds: a new one is begun, ask again")
 
     async def _grow(self, log: EventLog, writer: ArchiveWriter) -> int:
-        """How many messages are new. The end of the routing stream is asked for first: then a decision that is copied
-        never rests on messages that are not."""
+        """The count of new messages. The routing stream's end is read first: so the copy has all that a copied
+        decision rests on."""
         states = {stream: await log.state(stream) for stream in sorted(self._ends, key=lambda it: it != ROUTING)}
         grown = 0
         for stream, state in states.items():
@@ -124,12 +124,12 @@ class LogFollower:
         self._messages += grown
         return grown
 
-    def _tell(self, done: int, of: int) -> None:
+    def _on_copied(self, done: int, of: int) -> None:
         self._view.copied = done, of
 
 
 async def _start(log: EventLog) -> dict[StreamName, StreamSeq] | None:
-    """From where on the log is shown; None for all of it."""
+    """The first sequence shown, by stream; None for all of the log."""
     state = await log.state(ROUTING)
     first = state.last_seq - ROUTING_MESSAGES_SHOWN
     record = await log.at(ROUTING, StreamSeq(first)) if first > state.first_seq else None

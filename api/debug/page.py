@@ -1,4 +1,4 @@
-"""The page with its own files, around the application that answers its questions."""
+"""The debugging page: its files, its access check, and the application that answers its questions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _File(NamedTuple):
 
 
 class DebugPage:
-    """The page of one front end, and its way to the process that answers the page's questions."""
+    """The page of one front end, with the proxy to the process that answers the page's questions."""
 
     def __init__(self, connection: DeploymentRef) -> None:
         self._connection = connection
@@ -70,7 +70,7 @@ def create_page(questions: ASGIApp, token: str | None) -> ASGIApp:
 
 
 def _files() -> dict[str, _File]:
-    """All of them, read once: they are few and small."""
+    """The page's files by name, read once: they are few and small."""
     entries = Path(__file__).with_name("static").iterdir()
     return {entry.name: _File(entry.read_bytes(), KINDS[entry.suffix]) for entry in entries if entry.suffix in KINDS}
 

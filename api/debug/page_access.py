@@ -1,9 +1,9 @@
-"""Access: who may see the page, and the headers that keep it to itself.
+"""Page access: the check of each request to the page, and the headers that isolate it from other sites.
 
-1. Beyond loopback whoever asks must know the token: as `?token=` once, from then on in a cookie that no script sees.
-2. On loopback there is no token; then the Host header must name loopback, so that no page of another site can reach
-   this one under a name of its own, and nobody may have passed the request on from elsewhere.
-3. Nothing here is for other sites: no CORS, no frames, no referrer; and no script or style but the page's own files.
+1. Beyond loopback a request must have the token: once as `?token=`, then in a cookie that scripts cannot read.
+2. On loopback there is no token. The Host header must name loopback, against DNS rebinding, and requests that a proxy
+   forwarded are refused.
+3. Other sites get nothing: no CORS, no frames, no referrer, and no script or style but the page's own files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from core.keys import DeploymentKey
 COOKIE = "contrail_debug"
 TOKEN_BYTES = 16
 FIELDS_MAX = 64
-"""Of an address; the page itself asks with at most four."""
+"""Most query fields in an address; the page itself uses at most four."""
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -47,7 +47,7 @@ def token_of(key: DeploymentKey) -> str:
 
 
 class PageAccess:
-    """Around the page's application; with a token, or without one on loopback."""
+    """ASGI middleware around the page's application; with a token, or without one on loopback."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app
@@ -73,7 +73,7 @@ class PageAccess:
             await self._app(scope, receive, send_closed)
 
     def _fault(self, headers: Headers, given: str) -> tuple[int, str] | None:
-        """Status and sentence, if the request is not to be answered."""
+        """Status and sentence if the request is refused; None if it is answered."""
         elsewhere = headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
         if elsewhere and headers.get("sec-fetch-mode") != "navigate":
             return 403, "this page answers to no other site"
@@ -90,7 +90,7 @@ class PageAccess:
 
 
 def _token_in(query: bytes) -> str | None:
-    """What the address gives as a token, empty without one; None if it has too many fields to be looked through."""
+    """The token in the address, empty if there is none; None if the address has more than FIELDS_MAX fields."""
     try:
         return parse_qs(query.decode("latin-1"), max_num_fields=FIELDS_MAX).get("token", [""])[0]
     except ValueError:
@@ -98,13 +98,13 @@ def _token_in(query: bytes) -> str | None:
 
 
 def _cookie_name(headers: Headers) -> str:
-    """Cookies know no ports: two deployments on one machine must not take each other's away."""
+    """The name has the port: cookies do not, and two deployments on one machine must not overwrite each other's."""
     port = _host(headers)[1]
     return f"{COOKIE}_{port}" if port.isdigit() else COOKIE
 
 
 def _host(headers: Headers) -> tuple[str, str]:
-    """Name and port that were asked for; the port may be empty."""
+    """Name and port in the Host header; the port may be empty."""
     host = headers.get("host", "")
     name, colon, port = host.rpartition(":")
     return (name, port) if colon and not host.endswith("]") else (host, "")

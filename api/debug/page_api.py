@@ -20,17 +20,17 @@ from api.debug.what_if_view import parse_question
 from core.errors import CallerError, ContrailError, Unavailable
 
 NUMBER_MAX = 2**53
-"""Beyond it a browser's numbers are no whole ones."""
+"""The largest integer that a browser represents exactly."""
 DIGITS_MAX = len(str(NUMBER_MAX))
 TIME_MAX_MS = 253_402_300_799_000
-"""The last second of the year 9999: later times have no name."""
+"""The last second of the year 9999: later times cannot be formatted."""
 
 _logger = logging.getLogger(__name__)
 Answer = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 def create_page_api(view: RecordingView) -> Starlette:
-    """The application; what it needs is asked of the view."""
+    """The application that answers the page's questions from the view."""
     ask = PageApi(view)
     answers: dict[str, Answer] = {
         "/status": ask.status,
@@ -48,22 +48,22 @@ def create_page_api(view: RecordingView) -> Starlette:
 
 
 class PageApi:
-    """From a request to a question to the view; CallerError for what makes no sense."""
+    """Handlers by path: each parses its request and asks the view; CallerError if a parameter is wrong."""
 
     def __init__(self, view: RecordingView) -> None:
         self._view = view
 
     async def status(self, _request: Request) -> dict[str, Any]:
-        """What is shown, and how far it is read."""
+        """The recording that is shown, and how far it is read."""
         return self._view.status()
 
     async def timeline(self, request: Request) -> dict[str, Any]:
-        """What is new since `after`."""
+        """Decisions and notes since `after`."""
         after, notes = _number(request, "after", 0), _number(request, "notes", 0)
         return self._view.timeline_after(after, notes, request.query_params.get("run", ""))
 
     async def load(self, request: Request) -> dict[str, Any]:
-        """What workers reported in a window."""
+        """The load reports of workers in a window."""
         from_ms, to_ms = (_time(name, _number(request, name)) for name in ("from_ms", "to_ms"))
         return self._view.load(from_ms, to_ms, _number(request, "points", 1000))
 
@@ -72,11 +72,11 @@ class PageApi:
         return self._view.decision(_whole("n", request.path_params["n"]))
 
     async def explanation(self, request: Request) -> dict[str, Any]:
-        """The same in full."""
+        """The full explanation of one decision."""
         return await self._view.explanation(_whole("n", request.path_params["n"]))
 
     async def search(self, request: Request) -> dict[str, Any]:
-        """Decisions that a person may mean."""
+        """Decisions that match a search text."""
         return self._view.search(request.query_params.get("q", ""))
 
     async def replicas(self, request: Request) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class PageApi:
         return await self._view.state(n, ms, request.query_params.get("replica"))
 
     async def what_if(self, request: Request) -> dict[str, Any]:
-        """A window decided again."""
+        """The decisions of a window under other settings."""
         return await self._view.what_if(parse_question(await _body(request)))
 
 
@@ -106,7 +106,7 @@ def _answered(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
             return _json(_status(error), {"error": str(error)})
         except asyncio.CancelledError:
             return _json(503, {"error": "the page's server is stopping"})
-        except Exception:  # whatever it was, one question failed, and the page goes on
+        except Exception:  # one question failed, and the page goes on
             _logger.exception("%s failed inside", request.url.path)
             return _json(500, {"error": "this failed inside the server; its log says how"})
 

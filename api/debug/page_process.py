@@ -1,6 +1,6 @@
-"""The process behind a front end's page: it follows the log, reads, folds and answers, on a socket that it is given.
+"""The process behind a front end's page: it follows the log, folds it, and answers questions on an inherited socket.
 
-`open_page_backend` is the same for any process: over an export, or over the log of a running deployment.
+`open_page_backend` serves any process, over an export or over the log of a running deployment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streams.archive.archive_reader import ArchiveReader
 
 
 class PageBackend(NamedTuple):
-    """What is on show."""
+    """The view of a recording, and the application that answers from it."""
 
     view: RecordingView
     questions: ASGIApp
@@ -46,8 +46,10 @@ class PageBackend(NamedTuple):
 async def open_page_backend(
     file: Path | None, key: DeploymentKey | None, connection: DeploymentRef | None, folder: Path | None = None
 ) -> AsyncIterator[PageBackend]:
-    """Questions are answered until the end; CallerError or Corrupt if the file is none. The copy of a running
-    deployment's log lies in `folder`, in a temporary one if that is None, and is gone at the end."""
+    """Questions are answered inside the context; CallerError or Corrupt if the file is no recording.
+
+    The copy of a running deployment's log lies in `folder` (None: a temporary one), and is removed at the end.
+    """
     if file is not None:
         async with _file_opened(file, key) as shown:
             yield shown
@@ -85,18 +87,18 @@ async def _log_opened(connection: DeploymentRef, folder: Path) -> AsyncIterator[
 
 
 IDLE_MS = 10 * 60 * 1000
-"""Nobody asked anything for so long: it ends. The next question starts it again."""
-LOOK_S = 5.0
+"""Time without a question after which the process ends. The next question starts it again."""
+IDLE_CHECK_S = 5.0
 GRACE_S = 1.0
 NICE = 10
-"""Who serves goes first."""
+"""Serving processes have priority over this one."""
 COPIES = "copy"
 
 _logger = logging.getLogger(__name__)
 
 
 class IdleTimer:
-    """Around an application: when it was asked last."""
+    """ASGI middleware that knows the time of the last request."""
 
     def __init__(self, app: ASGIApp, clock: Clock) -> None:
         self._app = app
@@ -109,7 +111,7 @@ class IdleTimer:
 
     @property
     def idle_ms(self) -> int:
-        """For how long nobody asked anything."""
+        """Time since the last request."""
         return self._clock.monotonic_ms() - self._last_ms
 
 
@@ -129,14 +131,14 @@ def page_process(connection: DeploymentRef, listener: int, folder: Path) -> None
 
 
 async def _serve(connection: DeploymentRef, listener: socket.socket, copies: Path) -> None:
-    _clear(copies)  # of one that was killed; the lock beside it is ours
+    _clear(copies)  # a killed process may have left its copy; the lock beside it is ours
     listener.setblocking(False)
     with stop_requested(copies) as ending:
         async with open_page_backend(None, None, connection, copies) as shown:
-            asked = IdleTimer(shown.questions, SystemClock())
-            server = HttpServer(asked, listener)
+            timed = IdleTimer(shown.questions, SystemClock())
+            server = HttpServer(timed, listener)
             await server.start()
-            idle = asyncio.create_task(_until_idle(asked))
+            idle = asyncio.create_task(_until_idle(timed))
             both: list[asyncio.Future[Any]] = [ending, shown.over, idle]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             idle.cancel()
@@ -150,10 +152,10 @@ def _clear(folder: Path) -> None:
     folder.mkdir(mode=0o700)
 
 
-async def _until_idle(asked: IdleTimer) -> None:
-    while asked.idle_ms < IDLE_MS:  # noqa: ASYNC110 - what is waited for is that nothing happens
-        await asyncio.sleep(LOOK_S)
-    _logger.info("nobody looked at the page for %d minutes: its process ends", IDLE_MS // 60_000)
+async def _until_idle(timer: IdleTimer) -> None:
+    while timer.idle_ms < IDLE_MS:  # noqa: ASYNC110 - what is waited for is that nothing happens
+        await asyncio.sleep(IDLE_CHECK_S)
+    _logger.info("no question from the page for %d minutes: its process ends", IDLE_MS // 60_000)
 
 
 if __name__ == "__main__":

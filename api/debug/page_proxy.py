@@ -1,10 +1,10 @@
-"""Page proxy: the questions of a front end's page, passed on to the process that answers them.
+"""Page proxy: forwards the questions of a front end's page to the process that answers them.
 
-1. The process is started at the first question, ends with the front end that started it, and by itself when no question
-   came for a while. Nothing is ever folded in the front end.
-2. Front ends with one data folder share one: the socket lies in the folder, and the process holds the lock beside it
-   for as long as it lives. So it does not matter on which of them a question comes in, nor whose process it is.
-3. The socket listens before the process runs, so the first question waits in its queue, and no front end has to poll.
+1. The first question starts the process. It ends with the front end that started it, or after some minutes without a
+   question. A front end never folds for the page.
+2. Front ends with one data folder share one process: its socket lies in the folder, and the process holds the lock
+   beside it while it runs. So any front end can forward any question.
+3. The socket listens before the process runs: the first question waits in its queue, and no front end has to poll.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from starlette.types import Message, Receive, Scope, Send
 from core.errors import Unavailable
 
 PREFIX = "/debug/api"
-"""Under it all questions are asked."""
+"""Path below which all questions are asked."""
 HEAD_BYTES_MAX = 16 * 1024
 BODY_BYTES_MAX = 64 * 1024
-"""Of a question."""
+"""Bound of a question's body."""
 PIECE_BYTES = 256 * 1024
 PASSED = ("content-type",)
-"""Headers that go along, in both directions."""
+"""Headers that are forwarded, in both directions."""
 ENDED = "the page's process ended before it answered: this front end's log says why"
 FOLDER = "debug"
 SOCKET = "socket"
 LOCK = "lock"
 BACKLOG = 64
 UNDER_WAY_MAX = 32
-"""Questions that are passed on at once."""
+"""Most questions that are forwarded at once."""
 ANSWER_MAX_S = 60.0
 PATH_BYTES_MAX = 100
-"""A Unix socket's path may hardly be longer."""
+"""Unix systems bound a socket's path at little more."""
 RETRY_S = 0.1
 RETRIES = 30
-"""While another front end is just starting the process."""
+"""Retries while another front end starts the process."""
 RESTART_S = 5.0
-"""From one start to the next: a process that ends at once is not started over and over."""
+"""Shortest time between two starts, for a process that ends at once."""
 
 _logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class PageProxy:
 
     def __repr__(self) -> str:
         pid = self._process.pid if self._process is not None else None
-        return f"<PageProxy to {pid or 'nobody'}, {self._under_way} under way>"
+        return f"<PageProxy to process {pid}, {self._under_way} under way>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._under_way >= UNDER_WAY_MAX:
@@ -83,7 +83,7 @@ class PageProxy:
             await send(message)
 
         try:
-            await self._pass(scope, receive, send_on)
+            await self._forward(scope, receive, send_on)
         except (Unavailable, BrokenAnswer, TimeoutError) as error:
             sentence = str(error) or f"no answer within {ANSWER_MAX_S:g} s"
             if not began:
@@ -94,7 +94,7 @@ class PageProxy:
             self._under_way -= 1
 
     async def close(self) -> None:
-        """The process that was started here is gone."""
+        """The process that this front end started has ended."""
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             try:
@@ -105,7 +105,7 @@ class PageProxy:
         if self._temporary is not None:
             self._temporary.cleanup()
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _body(receive)
         if body is None:
             return
@@ -117,7 +117,7 @@ class PageProxy:
                 writer.close()
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the process; it is started if nobody has done so."""
+        """A connection to the process, which is started if it does not run."""
         for _ in range(RETRIES):
             path = self._path()
             try:
@@ -129,7 +129,7 @@ class PageProxy:
         raise Unavailable("the page's process is only just starting: try again in a moment")
 
     async def _start(self, path: Path) -> bool:
-        """Whether the process was started here; False if another front end is doing so, or has."""
+        """True if this front end started the process; False if another question or front end starts it."""
         if self._process is not None and self._process.returncode is None:
             return False  # another question has started it meanwhile
         now_s = asyncio.get_running_loop().time()
@@ -142,7 +142,7 @@ class PageProxy:
         try:
             await self._spawn(path, lock)
         finally:
-            os.close(lock)  # the process has it now, for as long as it lives
+            os.close(lock)  # the process inherited it, and holds it while it runs
         return True
 
     async def _spawn(self, path: Path, lock: int) -> None:
@@ -153,20 +153,20 @@ class PageProxy:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "api.debug.page_process", "--listener", str(listener.fileno())),
                 *("--folder", str(path.parent), *self._words),
-                stdin=asyncio.subprocess.PIPE,  # ends when we do, however we do
+                stdin=asyncio.subprocess.PIPE,  # it closes when this process ends, however it ends
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(listener.fileno(), lock),
             )
         _logger.info("the page's process is started, pid %d", self._process.pid)
 
     def _path(self) -> Path:
-        """Of the socket, in a folder that nobody else may enter."""
+        """The socket's path, in a folder that no other user may enter."""
         if self._folder is None:
             self._folder = self._shared_folder() or self._own_folder()
         return self._folder / SOCKET
 
     def _shared_folder(self) -> Path | None:
-        """In the deployment's data folder, if that is here and ours to write to."""
+        """A folder in the deployment's data folder; None if that is not here, or not writable."""
         home = self._data / FOLDER if self._data is not None else None
         if home is None or len(os.fsencode(home / SOCKET)) > PATH_BYTES_MAX:
             return None
@@ -182,7 +182,7 @@ class PageProxy:
 
 
 def _locked(path: Path) -> int | None:
-    """The lock's file, held; None if somebody else has it."""
+    """The descriptor of the locked file; None if another process holds the lock."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,7 +193,7 @@ def _locked(path: Path) -> int | None:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """As much of it as the process would take, and one byte more if there is more; None if the client hung up first."""
+    """The body, cut one byte beyond BODY_BYTES_MAX; None if the client hung up first."""
     body = bytearray()
     while True:
         message = await receive()
@@ -211,7 +211,7 @@ async def _refuse(send: Send, sentence: str) -> None:
 
 
 class BrokenAnswer(Exception):
-    """The connection broke off, or gave what is no answer; nothing, or not all, was passed on."""
+    """The connection ended before the whole answer, or its bytes are no HTTP; part of the answer may have been sent."""
 
 
 class _Head(NamedTuple):
@@ -223,7 +223,7 @@ class _Head(NamedTuple):
 async def relay(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, scope: Scope, body: bytes, send: Send
 ) -> None:
-    """The request of this scope was asked, and its answer sent. Broken if there is none."""
+    """The request of this scope is sent, and its answer forwarded as it comes. BrokenAnswer if it is not whole."""
     try:
         writer.write(_request(scope, body) + body)
         await writer.drain()
@@ -242,7 +242,7 @@ async def relay(
 
 
 async def _piece(reader: asyncio.StreamReader, size: int) -> bytes:
-    """At most so much of a body that is not over."""
+    """The next bytes of a body that is not complete, at most `size`."""
     fault = "the page's process broke off in the middle of an answer"
     try:
         piece = await reader.read(size)
@@ -254,7 +254,7 @@ async def _piece(reader: asyncio.StreamReader, size: int) -> bytes:
 
 
 def _request(scope: Scope, body: bytes) -> bytes:
-    """Its head. The path is ours, and the query is as the server has read it: neither holds a line's end."""
+    """The request's head. Path and query come from the parsed request: neither contains a line end."""
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     assert b"\r" not in target
     assert b"\n" not in target

@@ -1,5 +1,6 @@
-"""Recording view: one recording on the page: its timeline, read on the event loop; its states and explanations, asked
-of the fold thread.
+"""Recording view: answers of the page about one recording.
+
+The timeline is read on the event loop; states and explanations are computed on the fold thread.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ from replay.state_at.state_at import summary_at, within
 from streams.archive.archive_reader import ArchiveReader
 
 NOTES_CHUNK_MAX = 5000
-"""Notes in one answer."""
+"""Most notes in one answer."""
 REQUESTS_MAX = 500
-"""Requests in flight in one answer; all are counted."""
+"""Most requests in flight in one answer; all are counted."""
 
 
 class RecordingView:
     """See the module's text. `show` first."""
 
     def __init__(self, source: str, key: DeploymentKey | None, clock: Clock, *, live_messages_max: int = 0) -> None:
-        """`source` is what the page calls it; a recording that grows says up to how many messages."""
+        """`source` is the page's name for the recording; `live_messages_max` bounds one that grows, 0 for a file."""
         self.source = source
         self.live = live_messages_max > 0
         self.copied: tuple[int, int] | None = None
-        """Messages of the log that were copied, and how many there are to copy; None when that is over."""
+        """Copied messages of the log, and the total to copy; None when the copy is complete."""
         self.away = ""
-        """Why a live recording does not grow at the moment."""
+        """The reason why a live recording does not grow at the moment; empty if it grows."""
         self.run = new_id()
-        """Another one for every life of this process: whoever asked another life has to ask again from the start."""
+        """An id of this process: a page that got another id must ask again from the start."""
         self.fold_thread = FoldThread(RecordingState(key, messages_expected=live_messages_max))
         self._clock = clock
         self._archive: ArchiveReader | None = None
@@ -60,7 +61,7 @@ class RecordingView:
 
     @property
     def timeline(self) -> Timeline:
-        """Of all that was read so far."""
+        """The timeline of all messages read so far."""
         return self.fold_thread.recording_state.timeline
 
     def start(self) -> None:
@@ -68,7 +69,7 @@ class RecordingView:
         self.fold_thread.start()
 
     async def show(self, archive: ArchiveReader) -> None:
-        """From now on this archive is shown: the one before, grown."""
+        """The archive, the one before with more messages, is shown."""
         before = self._archive
         self._archive = ArchiveReader(archive.path, archive.path.open("rb"), archive.contents)
         await self.fold_thread.show(archive)
@@ -76,7 +77,7 @@ class RecordingView:
             before.close()
 
     async def close(self) -> None:
-        """Nothing is read any more."""
+        """All files are closed."""
         await self.fold_thread.close()
         if self._archive is not None:
             self._archive.close()
@@ -84,7 +85,7 @@ class RecordingView:
     # --- answers -------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What is shown, and how far it is read and folded."""
+        """The recording that is shown, and how far it is read and folded."""
         recording_state, timeline = self.fold_thread.recording_state, self.timeline
         contents = self._archive.contents if self._archive is not None else None
         return {
@@ -118,8 +119,10 @@ class RecordingView:
         }
 
     def timeline_after(self, after: int, notes_after: int, run: str) -> dict[str, Any]:
-        """Decisions after a message of the routing stream, notes after the first `notes_after` if they were counted
-        in this run, and everybody who is known so far."""
+        """Decisions after a message of the routing stream, notes, and all workers and replicas known so far.
+
+        The first `notes_after` notes are left out if `run` is the id of this process.
+        """
         timeline = self.timeline
         first = notes_after if run == self.run else 0
         notes = timeline.notes[first : first + NOTES_CHUNK_MAX]
@@ -135,7 +138,7 @@ class RecordingView:
         }
 
     def load(self, from_ms: int, to_ms: int, points: int) -> dict[str, Any]:
-        """What workers reported in a window, thinned."""
+        """The load reports of workers in a window, thinned."""
         return {"workers": self.timeline.loads.between(from_ms, to_ms, points)}
 
     def decision(self, n: int) -> dict[str, Any]:
@@ -143,7 +146,7 @@ class RecordingView:
         return decision(self._shown(), self.timeline, n)
 
     def search(self, text: str) -> dict[str, Any]:
-        """Decisions that a person may mean."""
+        """Decisions that match a search text."""
         return search(self.timeline.decisions, text, self.timeline.to_ms)
 
     def replicas(self, ms: int) -> dict[str, Any]:
@@ -151,7 +154,7 @@ class RecordingView:
         return {"replicas": replicas(self._shown(), self.timeline, ms)}
 
     async def explanation(self, n: int) -> dict[str, Any]:
-        """Why one decision fell as it did, and what came of it: all that the timeline knows to have come."""
+        """The explanation of one decision, with its outcome as far as the timeline has it."""
         decisions = self.timeline.decisions
         attempt = decisions.history.at(n)
         if attempt is None:
@@ -222,7 +225,7 @@ def replicas(archive: ArchiveReader, timeline: Timeline, ms: int) -> list[dict[s
             report = timeline.reports.last(number, ms)
             comparisons = timeline.reports.agreements(number, ms)
             agreements = [
-                {"with": each.other, "stream": each.stream, "seq": each.meeting.seq, "equal": each.meeting.equal}
+                {"with": each.other, "stream": each.stream, "seq": each.comparison.seq, "equal": each.comparison.equal}
                 for each in comparisons
             ]
             found.append(
@@ -235,7 +238,7 @@ def replicas(archive: ArchiveReader, timeline: Timeline, ms: int) -> list[dict[s
                     "end": "" if alive else lifetime.end,
                     "decisions": made.count(number),
                     "report": None if report is None else _report(archive, report),
-                    "agrees": all(each.meeting.equal for each in comparisons) if comparisons else None,
+                    "agrees": all(each.comparison.equal for each in comparisons) if comparisons else None,
                     "agreements": agreements,
                 }
             )

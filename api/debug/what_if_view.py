@@ -1,4 +1,4 @@
-"""What if: the decisions of a window made again under other settings, as fast as a slider is moved."""
+"""What-if view: the decisions of a window made again under other settings, fast enough for a slider."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if
 
 WINDOW_MAX = 2000
-"""Decisions made again for one question: about two seconds."""
+"""Most decisions made again for one question: about two seconds."""
 AROUND = 6000
-"""Messages of the routing stream before and behind the window that tell how long first tokens took."""
+"""Messages of the routing stream before and behind the window from which times to first tokens are fitted."""
 WORST = 50
-"""Decisions that change most, by name."""
+"""Most decisions listed, those that change most."""
 
 
 class WhatIfQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the page asks."""
+    """A scenario over a window of decisions."""
 
     from_n: int
     to_n: int
@@ -42,7 +42,7 @@ _decoder = msgspec.json.Decoder(WhatIfQuestion)
 
 
 def parse_question(body: bytes) -> WhatIfQuestion:
-    """CallerError says what is wrong with it."""
+    """The question in a body; CallerError names the fault."""
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -50,7 +50,7 @@ def parse_question(body: bytes) -> WhatIfQuestion:
 
 
 class WhatIfAnswers:
-    """Answers one question after the other about one recording; the last window is remembered."""
+    """Answers to what-if questions about one recording; the fit of the last window is reused."""
 
     def __init__(self) -> None:
         self._window: tuple[Recording, int, int] | None = None
@@ -59,14 +59,14 @@ class WhatIfAnswers:
     def __repr__(self) -> str:
         return f"<WhatIfAnswers about {self._window}>"
 
-    def answer(self, recording: Recording, decisions: DecisionTable, asked: WhatIfQuestion) -> dict[str, Any]:
+    def answer(self, recording: Recording, decisions: DecisionTable, question: WhatIfQuestion) -> dict[str, Any]:
         """CallerError if the window is empty or too large, StateNotFolded if it is not folded yet."""
         numbers = decisions.column("n")
-        low, high = bisect_left(numbers, asked.from_n), bisect_left(numbers, asked.to_n + 1)
+        low, high = bisect_left(numbers, question.from_n), bisect_left(numbers, question.to_n + 1)
         if not 0 < high - low <= WINDOW_MAX:
             raise CallerError(f"ask about 1 to {WINDOW_MAX} decisions at once, not about {high - low}")
         scenario = Scenario.parse(
-            {"settings": asked.settings, "without": asked.without, "delay_ms": asked.delay_ms},
+            {"settings": question.settings, "without": question.without, "delay_ms": question.delay_ms},
         )
         start, end = numbers[low] // PLACES, numbers[high - 1] // PLACES + 1
         check_near(recording, recording.cursor(AtSequence(ROUTING, StreamSeq(start))))
@@ -106,7 +106,7 @@ def _shown(outcome: Outcome, decisions: DecisionTable, window: tuple[int, int]) 
 
 
 def _number(decisions: DecisionTable, change: DecisionChange) -> int:
-    """What the decision is called here; -1 if the timeline does not have it."""
+    """The decision's number on the page; -1 if the timeline does not have it."""
     history = decisions.history
     found = (history.attempt(row) for row in history.span(change.seq, change.seq + 1))
     return next((each.at for each in found if (each.request, each.attempt) == (change.request, change.attempt)), -1)

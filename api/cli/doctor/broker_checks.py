@@ -14,20 +14,20 @@ from streams.jetstream.pull_consumer import INACTIVE_S
 from streams.topology import PAYLOAD_MIN
 
 VERSION_MIN = (2, 11)
-"""Older ones lack what the log uses, or were not tried."""
+"""Older versions lack features that the log uses, or were not tested."""
 CLOCK_WARNING_MS = 1_000.0
 CLOCK_PROBLEM_MS = 30_000.0
-"""Moments that people type, and ages that we show, are wrong by that much; decisions rest on no clock but their own."""
+"""Times typed by people and ages shown are wrong by the difference; decisions use only their replica's clock."""
 ABANDONED_S = 120.0
-"""A reader without a request for so long does not live: readers always have some waiting."""
+"""A reader without a waiting request for so long is gone: readers always have some."""
 
 
 def check_server(server: BrokerServer) -> Iterator[Finding]:
-    """The server as it introduces itself."""
+    """The server's version, payload size and clock."""
     facts = {"version": server.version, "cluster": server.cluster}
     if version_of(server.version) < VERSION_MIN:
-        wanted = ".".join(map(str, VERSION_MIN))
-        yield Finding("broker_version", PROBLEM, f"NATS {server.version} is too old: use {wanted} or newer.", facts)
+        oldest = ".".join(map(str, VERSION_MIN))
+        yield Finding("broker_version", PROBLEM, f"NATS {server.version} is too old: use {oldest} or newer.", facts)
     else:
         place = f"in cluster {server.cluster}" if server.cluster else "one server"
         yield Finding("broker_version", OK, f"NATS {server.version}, {place}.", facts)
@@ -36,7 +36,7 @@ def check_server(server: BrokerServer) -> Iterator[Finding]:
 
 
 def check_rights(missing: list[str]) -> Finding:
-    """All that the log needs is allowed."""
+    """The user may do all that the log needs."""
     if missing:
         text = f"NATS does not let us {', '.join(missing)}: give the user of log.credentials these rights."
         return Finding("broker_rights", PROBLEM, text, {"missing": missing})
@@ -44,7 +44,7 @@ def check_rights(missing: list[str]) -> Finding:
 
 
 def check_consumers(consumers: list[BrokerConsumer]) -> Finding:
-    """No reader left anything behind that the broker must keep: positions are our own, but for the queues of jobs."""
+    """No consumer is left at the broker: readers keep their own positions, but for the queues of jobs."""
     durable = [it.name for it in consumers if it.durable and it.stream != JOBS]
     left = [it.name for it in consumers if not it.durable and not it.waiting and it.age_s > ABANDONED_S]
     facts = {"consumers": len(consumers), "durable": durable, "abandoned": left}
@@ -75,46 +75,46 @@ def _payload(server: BrokerServer) -> Finding:
 
 
 def _clock(server: BrokerServer) -> Finding:
-    ahead_ms = server.clock_ahead_ms
-    facts = {"ahead_ms": round(ahead_ms, 1), "round_trip_ms": round(server.round_trip_ms, 2)}
-    if abs(ahead_ms) <= CLOCK_WARNING_MS:
-        return Finding("broker_clock", OK, f"The broker's clock and ours differ by {abs(ahead_ms):.0f} ms.", facts)
-    way = "ahead of" if ahead_ms > 0 else "behind"
-    text = f"The broker's clock is {seconds_text(abs(ahead_ms) / 1000)} {way} ours: let both follow NTP."
-    return Finding("broker_clock", PROBLEM if abs(ahead_ms) > CLOCK_PROBLEM_MS else WARNING, text, facts)
+    offset_ms = server.clock_ahead_ms
+    facts = {"ahead_ms": round(offset_ms, 1), "round_trip_ms": round(server.round_trip_ms, 2)}
+    if abs(offset_ms) <= CLOCK_WARNING_MS:
+        return Finding("broker_clock", OK, f"The broker's clock and ours differ by {abs(offset_ms):.0f} ms.", facts)
+    way = "ahead of" if offset_ms > 0 else "behind"
+    text = f"The broker's clock is {seconds_text(abs(offset_ms) / 1000)} {way} ours: let both follow NTP."
+    return Finding("broker_clock", PROBLEM if abs(offset_ms) > CLOCK_PROBLEM_MS else WARNING, text, facts)
 
 
 SPARE_SHARE = 0.1
-"""Free space beyond what is promised to the streams, as a share of that, below which we warn."""
+"""Spare space below which we warn, as a share of the space that the streams may still take."""
 
 
 def check_disk(folder: str, free_bytes: int, streams: list[BrokerStream]) -> Finding:
-    """What the streams may still take is free."""
+    """The disk has room for the streams up to their limits."""
     reserved = sum(max(it.max_bytes, 0) for it in streams)
     used = sum(it.bytes for it in streams)
-    wanted = max(reserved - used, 0)
+    growth = max(reserved - used, 0)
     facts = {"free_bytes": free_bytes, "reserved_bytes": reserved, "used_bytes": used}
-    free, needs = bytes_text(free_bytes), bytes_text(wanted)
-    if free_bytes < wanted:
+    free, needs = bytes_text(free_bytes), bytes_text(growth)
+    if free_bytes < growth:
         text = (
             f"{folder} has {free} free, but the streams may still take {needs}: make room, or lower log.max_bytes; "
             "on a full disk requests go on and events wait."
         )
         return Finding("disk", PROBLEM, text, facts)
-    if free_bytes < wanted * (1 + SPARE_SHARE):
+    if free_bytes < growth * (1 + SPARE_SHARE):
         text = f"{folder} has {free} free, hardly more than the {needs} that the streams may still take: make room."
         return Finding("disk", WARNING, text, facts)
     return Finding("disk", OK, f"{folder} has {free} free; the streams may still take {needs}.", facts)
 
 
 INCONSISTENT = ((3, 5, 0), (3, 5, 3))
-"""From, and up to but without: releases that may apply a committed transaction on some members only after a crash."""
+"""First faulty and first fixed release: after a crash, members may differ in committed transactions."""
 DB_BYTES_MAX = 1 << 30
 """A namespace needs some megabytes."""
 
 
 def check_registry(status: EtcdStatus, *, private: bool) -> Iterator[Finding]:
-    """The member that answers."""
+    """The version and health of the member that answers."""
     yield _version(status, private)
     yield _health(status)
 

@@ -44,9 +44,9 @@ MARKS = {OK: "ok", WARNING: "warning", PROBLEM: "PROBLEM"}
 @deployment_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 def doctor(connection: DeploymentRef, as_json: bool) -> None:
-    """Check a running deployment, and say in one sentence each what is well and what to do about what is not.
+    """Check a running deployment: one sentence for each check, with a remedy where there is a problem.
 
-    Nothing is changed. Exit status 1 if there is a problem, 2 if nobody could be asked.
+    Nothing is changed. Exit status 1 if there is a problem, 2 if neither NATS nor etcd answers.
 
     \b
     contrail doctor --data data
@@ -62,7 +62,7 @@ def doctor(connection: DeploymentRef, as_json: bool) -> None:
 
 
 def findings_text(findings: list[Finding]) -> Text:
-    """One line for each check, and what they come to."""
+    """One line for each check, and the counts by status."""
     rows = [(Mark(MARKS[finding.status], finding.status), finding.name, finding.text) for finding in findings]
     counts = Counter(finding.status for finding in findings)
     yield Table(("", "check", "what was found"), rows, "<<<")
@@ -71,40 +71,40 @@ def findings_text(findings: list[Finding]) -> Text:
 
 
 PLANE_S = 30.0
-"""Longest that all questions to one plane may take."""
+"""Bound of all questions to one plane."""
 
 Findings = list[Finding]
 
 
 class Examination(NamedTuple):
-    """All findings, and whether there was anybody to ask."""
+    """All findings, and whether a plane answered."""
 
     findings: Findings
     asked: bool
-    """Whether at least one plane answered."""
+    """True if at least one plane answered."""
 
     @property
     def well(self) -> bool:
-        """Whether nothing is a problem."""
+        """True if no finding is a problem."""
         return all(finding.status != PROBLEM for finding in self.findings)
 
 
 async def examine(connection: DeploymentRef) -> Examination:
-    """Everything that can be asked was asked, one plane after the other; a plane that is away is a problem found."""
+    """The findings of all checks, one plane after the other; a plane that is away is a finding."""
     found: Findings = []
-    log = await _asked("broker", connection.nats, found, lambda: _broker(connection, found))
+    log = await _answers("broker", connection.nats, found, lambda: _broker(connection, found))
     if log:
-        await _asked("record", connection.nats, found, lambda: _record(connection, found))
-    registry = await _asked("registry", [connection.etcd], found, lambda: _registry(connection, found))
+        await _answers("record", connection.nats, found, lambda: _record(connection, found))
+    registry = await _answers("registry", [connection.etcd], found, lambda: _registry(connection, found))
     if registry:
-        await _asked("parts", [connection.etcd], found, lambda: _parts(connection, found))
+        await _answers("parts", [connection.etcd], found, lambda: _parts(connection, found))
     if log and registry:
-        await _asked("workers", connection.nats, found, lambda: _workers(connection, found))
+        await _answers("workers", connection.nats, found, lambda: _workers(connection, found))
     return Examination(found, log or registry)
 
 
-async def _asked(name: str, where: list[str], found: Findings, ask: Callable[[], Awaitable[None]]) -> bool:
-    """Whether it could be asked; if not, that is a finding."""
+async def _answers(name: str, where: list[str], found: Findings, ask: Callable[[], Awaitable[None]]) -> bool:
+    """True if the questions were answered; if not, a finding says why."""
     try:
         async with asyncio.timeout(PLANE_S):
             await ask()
@@ -158,21 +158,21 @@ async def _parts(connection: DeploymentRef, found: Findings) -> None:
             await registered_processes(registry, REPLICAS),
             await registered_processes(registry, WORKERS),
         )
-    said = await query_processes([*replicas, *workers])
-    found += check_processes(said[: len(replicas)], said[len(replicas) :])
+    replies = await query_processes([*replicas, *workers])
+    found += check_processes(replies[: len(replicas)], replies[len(replicas) :])
 
 
 async def _workers(connection: DeploymentRef, found: Findings) -> None:
     async with open_registry(connection) as registry:
-        # of two lives of one name the later one counts
+        # of two registrations of one name the later one counts
         workers = sorted(await registered_processes(registry, WORKERS), key=lambda part: part.revision)
     async with open_log(connection) as log:
-        heard_s = {part.name: await _heard_s(log, connection.namespace, part) for part in workers}
-    found += check_workers({part.name: _registration(part) for part in workers}, heard_s)
+        load_ages_s = {part.name: await _load_age_s(log, connection.namespace, part) for part in workers}
+    found += check_workers({part.name: _registration(part) for part in workers}, load_ages_s)
 
 
-async def _heard_s(log: JetStreamLog, namespace: str, part: RegisteredProcess) -> float | None:
-    """How long ago the log heard of the worker's load; None if never."""
+async def _load_age_s(log: JetStreamLog, namespace: str, part: RegisteredProcess) -> float | None:
+    """Age of the worker's last load report in the log; None without one."""
     last = await log.last(LOAD, subject(namespace, LOAD, part.id))
     return None if last is None else (SystemClock().wall_ms() - last.time_ms) / 1000
 

@@ -1,4 +1,4 @@
-"""Finding: what one check found, in one sentence, and whether something must be done."""
+"""Finding: the result of one check, in one sentence, with its status."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ class Finding(msgspec.Struct, frozen=True):
     status: str
     """`ok`, `warning` (works, but look at it) or `problem` (does not work, or will not for long)."""
     text: str
-    """What is so, and if it is not well what to do."""
+    """The fact, and a remedy if there is a problem."""
     facts: dict[str, Any] = {}
-    """The same as numbers."""
+    """The same as values."""

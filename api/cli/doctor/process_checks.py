@@ -1,5 +1,6 @@
-"""Checks of the processes: which answer, how far each has folded, what waits to be appended; and of the workers: alike
-where they must be, and heard of lately. Pure.
+"""Checks of the processes (answers, lag, gaps, outboxes, journals) and of the workers (equal models, recent loads).
+
+Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ JOURNAL_WARNING, JOURNAL_PROBLEM = 0.5, 0.9
 
 
 def check_processes(replicas: list[ProcessReply], workers: list[ProcessReply]) -> Iterator[Finding]:
-    """All that the registered processes say of themselves."""
+    """The findings on the replies of all registered processes."""
     found = [replica_status(answer) for answer in replicas]
     there = [it for it in found if it.answered]
     yield check_answers(replicas, workers)
@@ -38,10 +39,10 @@ def check_processes(replicas: list[ProcessReply], workers: list[ProcessReply]) -
 
 
 def check_answers(replicas: list[ProcessReply], workers: list[ProcessReply]) -> Finding:
-    """Everybody that holds a lease answers; one that crashed and has a successor keeps its lease for some seconds."""
-    everybody = [*replicas, *workers]
+    """Each process with a lease answers, except one that crashed and has a successor: its lease ends in seconds."""
+    processes = [*replicas, *workers]
     old = [*_succeeded(replicas), *_succeeded(workers)]
-    silent = [answer for answer in everybody if answer.state is None and answer not in old]
+    silent = [answer for answer in processes if answer.state is None and answer not in old]
     facts = {
         "replicas": len(replicas),
         "workers": len(workers),
@@ -52,23 +53,23 @@ def check_answers(replicas: list[ProcessReply], workers: list[ProcessReply]) -> 
         none = " and ".join(kind for kind, some in (("front end", replicas), ("worker", workers)) if not some)
         return Finding("leases", PROBLEM, f"No {none} is registered: start one.", facts)
     if silent:
-        said = "; ".join(f"{answer.part.name} {answer.why}" for answer in silent[:3])
+        whys = "; ".join(f"{answer.part.name} {answer.why}" for answer in silent[:3])
         do = plural(len(silent), "does", "do")
-        text = f"{len(silent)} of {len(everybody)} that hold a lease {do} not answer: {said}; see their logs."
+        text = f"{len(silent)} of {len(processes)} that hold a lease {do} not answer: {whys}; see their logs."
         return Finding("leases", PROBLEM, text, facts)
     holders = f"{count_text(len(replicas), 'front end')} and {count_text(len(workers), 'worker')}"
     text = f"{holders} hold a lease, and all answer."
     if old:
         names = ", ".join(dict.fromkeys(answer.part.name for answer in old))
         text = (
-            f"{len(everybody) - len(old)} of {len(everybody)} that hold a lease answer; the others are lives of "
+            f"{len(processes) - len(old)} of {len(processes)} that hold a lease answer; the others are lives of "
             f"{names} before this one, whose leases end by themselves within seconds."
         )
     return Finding("leases", OK, text, facts)
 
 
 def _succeeded(answers: list[ProcessReply]) -> list[ProcessReply]:
-    """Those that are silent, and of whose name a later life answers."""
+    """Silent processes with a successor: a later process of the same name answers."""
     lives = {answer.part.name: answer.part.revision for answer in answers if answer.state is not None}
     return [it for it in answers if it.state is None and it.part.revision < lives.get(it.part.name, 0)]
 
@@ -138,7 +139,7 @@ def check_log_away(replicas: list[ProcessReply]) -> Finding:
 
 
 def check_outboxes(parts: list[ProcessReply]) -> Finding:
-    """Little waits to be appended."""
+    """Few events wait to be appended."""
     depths = {answer.part.name: _outbox_events(answer.state) for answer in parts if answer.state is not None}
     deep = {name: depth for name, depth in depths.items() if depth > OUTBOX_EVENTS_WARNING}
     facts = {"outbox_events": depths}
@@ -156,7 +157,7 @@ def check_outboxes(parts: list[ProcessReply]) -> Finding:
 
 
 def check_journals(replicas: list[ProcessReply]) -> Finding:
-    """The journals have room for what is decided while the log is away."""
+    """The journals have room for decisions made while the log is away."""
     shares = {answer.part.name: _journal_share(answer.state) for answer in replicas}
     known = {name: share for name, share in shares.items() if share is not None}
     facts = {"full": shares}
@@ -170,7 +171,7 @@ def check_journals(replicas: list[ProcessReply]) -> Finding:
 
 
 def _some(replicas: list[ReplicaStatus], count: Callable[[ReplicaStatus], int | None]) -> tuple[str, int] | None:
-    """The replica with the most, if there are any."""
+    """The replica with the highest count, and the count; None if all are 0."""
     name, most = max(((it.name, count(it) or 0) for it in replicas), key=lambda item: item[1])
     return (name, most) if most else None
 
@@ -197,21 +198,23 @@ STALE_S = 6.0
 """A worker reports its load every two seconds at least."""
 
 
-def check_workers(registrations: dict[str, Registration | None], heard_s: dict[str, float | None]) -> Iterator[Finding]:
-    """By name: what each registered (None: nothing that can be read), and how long ago the log heard its load."""
+def check_workers(
+    registrations: dict[str, Registration | None], load_ages_s: dict[str, float | None]
+) -> Iterator[Finding]:
+    """By worker name: its registration (None: unreadable), and the age of its last load report in the log."""
     serving = {name: it for name, it in registrations.items() if it is None or it.role != PREFILL}
     yield _alike(serving)
     if len(serving) < len(registrations):
-        yield _of_use(registrations)
-    yield _stale(heard_s)
+        yield _prefill_use(registrations)
+    yield _stale(load_ages_s)
 
 
-def _of_use(registrations: dict[str, Registration | None]) -> Finding:
-    """Whether each prefill worker has a decode worker that can take its blocks."""
+def _prefill_use(registrations: dict[str, Registration | None]) -> Finding:
+    """Each prefill worker has a decode worker that can take its blocks."""
     known = {name: it for name, it in registrations.items() if it is not None and it.kv is not None}
-    wanted = {(it.model, it.block_size, it.kv.layout) for it in known.values() if it.role != PREFILL and it.kv}
+    usable = {(it.model, it.block_size, it.kv.layout) for it in known.values() if it.role != PREFILL and it.kv}
     there = {name: it for name, it in known.items() if it.role == PREFILL}
-    idle = sorted(n for n, it in there.items() if it.kv and (it.model, it.block_size, it.kv.layout) not in wanted)
+    idle = sorted(n for n, it in there.items() if it.kv and (it.model, it.block_size, it.kv.layout) not in usable)
     facts = {"prefill_workers": sorted(there), "of_no_use": idle}
     if idle:
         text = (
@@ -245,13 +248,13 @@ def _alike(registrations: dict[str, Registration | None]) -> Finding:
             "not admit those that differ from the first; start them alike."
         )
         return Finding("models", PROBLEM, text, facts)
-    said = ", ".join(f"{model} at {next(iter(by_kind))[1]} tokens per block" for model, by_kind in kinds.items())
-    text = f"Workers of one model are alike: {said}; the hash seed comes from the one key that all must have."
+    models = ", ".join(f"{model} at {next(iter(by_kind))[1]} tokens per block" for model, by_kind in kinds.items())
+    text = f"Workers of one model are alike: {models}; the hash seed comes from the one key that all must have."
     return Finding("models", OK, text, facts)
 
 
 def _odd(kinds: dict[str, dict[tuple[str, int, int], list[str]]]) -> tuple[str, list[str]] | None:
-    """The first model whose workers differ, with those of the rarer kinds."""
+    """The first model with workers of several kinds, and its workers of the rarer kinds; None without one."""
     for model, by_kind in kinds.items():
         if len(by_kind) > 1:
             usual = max(by_kind.values(), key=len)
@@ -259,16 +262,16 @@ def _odd(kinds: dict[str, dict[tuple[str, int, int], list[str]]]) -> tuple[str, 
     return None
 
 
-def _stale(heard_s: dict[str, float | None]) -> Finding:
-    stale = sorted(name for name, age_s in heard_s.items() if age_s is None or age_s > STALE_S)
-    facts = {"heard_s": {name: None if age is None else round(age, 1) for name, age in heard_s.items()}}
+def _stale(load_ages_s: dict[str, float | None]) -> Finding:
+    stale = sorted(name for name, age_s in load_ages_s.items() if age_s is None or age_s > STALE_S)
+    facts = {"heard_s": {name: None if age is None else round(age, 1) for name, age in load_ages_s.items()}}
     if stale:
-        ages = [heard_s[name] for name in stale]
+        ages = [load_ages_s[name] for name in stale]
         longest = "never" if None in ages else f"for {seconds_text(max(age for age in ages if age is not None))}"
         text = (
             f"{', '.join(stale)} has not said its load in the log ({longest}): it counts half at most; see whether it "
             "lives and reaches NATS."
         )
         return Finding("workers_heard", WARNING, text, facts)
-    text = f"The log heard of every worker within {STALE_S:g} s." if heard_s else "There is no worker to hear of."
+    text = f"The log heard of every worker within {STALE_S:g} s." if load_ages_s else "There is no worker to hear of."
     return Finding("workers_heard", OK, text, facts)

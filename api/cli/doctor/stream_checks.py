@@ -18,14 +18,14 @@ from streams.jetstream.broker_inspection import BrokerStream
 from streams.topology import Topology
 
 SPAN_S_MIN = 60.0
-"""A shorter history says nothing about how much an hour brings."""
+"""A shorter history is too short to measure the growth per hour."""
 SERVERS_MIN_FOR_COPIES = 3
 BESIDE_SHARE = 0.5
-"""Of the configured age: load and jobs that are held for less shorten what can be verified by too much."""
+"""Share of the configured age: load and jobs kept for less shorten the verifiable history too much."""
 
 
 def check_streams(streams: list[BrokerStream], topology: Topology, cluster: str | None) -> Iterator[Finding]:
-    """All of them, one finding for each law."""
+    """The findings on the streams, one for each rule."""
     yield check_existence(streams, topology)
     if streams:
         yield check_limits(streams, topology)
@@ -46,7 +46,7 @@ def check_existence(streams: list[BrokerStream], topology: Topology) -> Finding:
 
 
 def check_limits(streams: list[BrokerStream], topology: Topology) -> Finding:
-    """What the streams may keep is what is configured; a stream that was made before keeps its own limits."""
+    """The streams have the configured limits; a stream that existed before keeps its own."""
     facts: dict[str, Any] = {it.name: {"max_bytes": it.max_bytes, "max_age_s": it.max_age_s} for it in streams}
     foreign = [it.name for it in streams if (it.storage, it.retention, it.discard) != ("file", "limits", "old")]
     if foreign:
@@ -56,9 +56,9 @@ def check_limits(streams: list[BrokerStream], topology: Topology) -> Finding:
         )
         return Finding("stream_limits", PROBLEM, text, facts)
     differ = [_difference(it, topology) for it in streams if it.name in topology.names()]
-    if said := [text for text in differ if text]:
+    if texts := [text for text in differ if text]:
         text = (
-            f"{'; '.join(said)}: change the streams at the broker (`nats stream edit`; {NATS_CLI}), or the "
+            f"{'; '.join(texts)}: change the streams at the broker (`nats stream edit`; {NATS_CLI}), or the "
             "configuration."
         )
         return Finding("stream_limits", WARNING, text, facts)
@@ -100,9 +100,9 @@ def check_deleted(streams: list[BrokerStream]) -> Finding:
     counts = {it.name: it.deleted for it in streams if it.deleted and it.name != SNAPSHOTS}
     facts = {"deleted": counts}
     if counts:
-        said = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        where = ", ".join(f"{count} of {name}" for name, count in counts.items())
         text = (
-            f"Somebody deleted messages inside the log ({said}): what they said is lost, decisions after them may not "
+            f"Somebody deleted messages inside the log ({where}): what they said is lost, decisions after them may not "
             "be verifiable; find out who has the right to delete, and take it away."
         )
         return Finding("stream_deletions", WARNING, text, facts)
@@ -110,14 +110,14 @@ def check_deleted(streams: list[BrokerStream]) -> Finding:
 
 
 def check_history(streams: list[BrokerStream]) -> Finding:
-    """How much history the limits hold, at the rate measured."""
+    """The limits hold the configured history, at the rate measured."""
     facts: dict[str, Any] = {it.name: _history(it) for it in streams if it.name != SNAPSHOTS}
     held = sorted((fact["held_s"], name) for name, fact in facts.items() if fact["held_s"] is not None)
     if not held:
         return Finding("history", OK, "The log is too young to say how much history its limits hold.", facts)
     age_s: dict[str, float] = {it.name: it.max_age_s for it in streams}
     short = [(held_s, name) for held_s, name in held if held_s < age_s[name]]
-    if warned := [(held_s, name) for held_s, name in short if held_s < age_s[name] * _share_wanted(name)]:
+    if warned := [(held_s, name) for held_s, name in short if held_s < age_s[name] * _share_min(name)]:
         held_s, name = warned[0]
         text = (
             f"At {bytes_text(facts[name]['bytes_per_hour'])} per hour, {name} is full after {seconds_text(held_s)}, "
@@ -132,18 +132,18 @@ def check_history(streams: list[BrokerStream]) -> Finding:
     return Finding("history", OK, text, facts)
 
 
-def _share_wanted(name: str) -> float:
-    """Cache events and decisions are the history; what lies beside them may be somewhat shorter."""
+def _share_min(name: str) -> float:
+    """The least share of the configured age: 1 for cache events and decisions, less for the other streams."""
     return 1.0 if is_kv(StreamName(name)) or name == ROUTING else BESIDE_SHARE
 
 
 def _difference(it: BrokerStream, topology: Topology) -> str:
-    wanted = topology.config(StreamName(it.name))
-    if it.max_bytes != wanted.max_bytes:
-        return f"{it.name} keeps {bytes_text(it.max_bytes)} and not the {bytes_text(wanted.max_bytes)} of log.max_bytes"
-    if it.max_age_s != wanted.max_age_s:
+    limits = topology.config(StreamName(it.name))
+    if it.max_bytes != limits.max_bytes:
+        return f"{it.name} keeps {bytes_text(it.max_bytes)} and not the {bytes_text(limits.max_bytes)} of log.max_bytes"
+    if it.max_age_s != limits.max_age_s:
         return (
-            f"{it.name} keeps {seconds_text(it.max_age_s)} and not the {seconds_text(wanted.max_age_s)} of log.max_age"
+            f"{it.name} keeps {seconds_text(it.max_age_s)} and not the {seconds_text(limits.max_age_s)} of log.max_age"
         )
     return ""
 
@@ -158,24 +158,24 @@ def _history(it: BrokerStream) -> dict[str, float | None]:
 
 
 LATE_FACTOR = 2
-"""A snapshot is late when so many of its intervals are over."""
+"""Intervals after which a snapshot is late."""
 
 
 class LogHistory(NamedTuple):
-    """What the checks need to know."""
+    """Streams and snapshots, for the checks of the history."""
 
     streams: list[BrokerStream]
-    """All but that of the snapshots."""
+    """All streams but that of the snapshots."""
     snapshots: list[SnapshotStatus]
     """Newest first."""
     now_ms: int
     every_s: int | None
-    """How often a snapshot is to be taken; None for never."""
+    """Interval of snapshots; None if they are off."""
     restate_every_s: float
 
 
 def check_record(record: LogHistory) -> Iterator[Finding]:
-    """Snapshots, and what they are for."""
+    """The findings on snapshots, and on the first verifiable decision."""
     kept = record._replace(streams=[it for it in record.streams if it.name != SNAPSHOTS])
     yield _snapshots(kept)
     yield _verifiable(kept)
@@ -206,7 +206,7 @@ def _snapshots(record: LogHistory) -> Finding:
 
 
 def _verifiable(record: LogHistory) -> Finding:
-    """From when on the state before a decision can be had."""
+    """The time from which decisions can be verified."""
     if all(_first(it) <= 1 for it in record.streams):
         first = [it.first_ms for it in record.streams if it.first_ms is not None]
         facts = {"from_ms": min(first, default=None), "by": "start"}
@@ -226,7 +226,7 @@ def _verifiable(record: LogHistory) -> Finding:
 
 
 def _first(stream: BrokerStream) -> int:
-    """The oldest sequence retained; what follows the last if none is."""
+    """The oldest retained sequence; the one after the last if none is."""
     return stream.first_seq if stream.messages else stream.last_seq + 1
 
 

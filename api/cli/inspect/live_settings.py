@@ -1,9 +1,8 @@
-"""Live settings: as the registry stores them, the one way to change them, and the revision by which each replica
-decides.
+"""Live settings in the registry: reading, changing, and the revision that each replica uses.
 
-A change reads, checks and writes under a claim, so that of two operators neither loses what the other set. The claim
-has a lease: if its holder dies, the next one waits for that lease at most. The write itself has less time than a lease
-lasts, so that no operator writes whose claim has run out.
+A change reads, checks and writes under a claim, so that two operators do not overwrite each other. The claim has a
+lease: if its holder dies, the next one waits for that lease at most. The write has less time than a lease lasts, so
+that it ends before its claim does.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from streams.registry import Registry
 
 LOCK_KEY = "settings/lock"
 LOCK_WAIT_S = 15.0
-"""Longest wait for somebody else's change; longer than the lease of one who died."""
+"""Longest wait for another operator's change; longer than the lease of a process that died."""
 LOCK_PAUSE_S = 0.1
 CHANGE_S = 5.0
 """Longest time that reading and writing may take while the claim is held; half of its lease."""
 
 
 class StoredSettings(NamedTuple):
-    """What the registry says over what was configured."""
+    """The settings in the registry, which override the configured ones."""
 
     values: dict[str, Any]
     revision: int
@@ -39,7 +38,7 @@ class StoredSettings(NamedTuple):
 
 
 async def read_stored(registry: Registry) -> StoredSettings:
-    """The live settings now. CallerError if somebody else wrote there what is none."""
+    """The live settings now. CallerError if another program wrote no settings there."""
     for change in await registry.get(SETTINGS_KEY):
         if change.key == SETTINGS_KEY and change.value is not None:
             return StoredSettings(_object(change.value), change.revision)
@@ -49,12 +48,12 @@ async def read_stored(registry: Registry) -> StoredSettings:
 async def change_stored(
     registry: Registry, configured: RoutingSettings, given: Mapping[str, Any], removed: frozenset[str] | None
 ) -> StoredSettings:
-    """The settings given are live, those removed are not any more (None: all that were).
+    """The settings given are live, those removed are as configured (None: all of them).
 
-    CallerError, and nothing is changed, if they are no settings. Unavailable if the registry is away, or somebody
-    else's change does not end; it is not known then whether ours was made.
+    CallerError, and no change, if they are no settings. Unavailable if the registry is away, or another change does
+    not end; whether this one was made is then unknown.
     """
-    RoutingSettings.parse({**configured.to_mapping(), **given})  # before anybody has to wait for us
+    RoutingSettings.parse({**configured.to_mapping(), **given})  # before another change has to wait for this one
     await _lock(registry)
     try:
         async with asyncio.timeout(CHANGE_S):
@@ -69,7 +68,7 @@ async def _change(
     registry: Registry, configured: RoutingSettings, given: Mapping[str, Any], removed: frozenset[str] | None
 ) -> StoredSettings:
     if removed is None:
-        before: dict[str, Any] = {}  # also the way out of a value that is no settings at all
+        before: dict[str, Any] = {}  # this also repairs a value that is no settings
     else:
         before = (await read_stored(registry)).values
     after = {**{key: value for key, value in before.items() if key not in (removed or ())}, **given}
@@ -103,7 +102,7 @@ def _object(value: bytes) -> dict[str, Any]:
 
 
 IN_USE_WAIT_S = 10.0
-"""Longest wait until every replica decides by a new revision; they hear of it within milliseconds."""
+"""Longest wait until every replica uses a new revision; they receive it within milliseconds."""
 IN_USE_PAUSE_S = 0.1
 
 
@@ -115,23 +114,23 @@ class ReplicaRevision(msgspec.Struct, frozen=True):
     settings_revision: int | None
     """None if it did not say."""
     uses: bool
-    """Whether it is the one that the registry holds."""
+    """True if it is the registry's revision."""
     why: str = ""
 
 
 class SettingsRollout(NamedTuple):
-    """All replicas' usage."""
+    """The revision that each replica uses."""
 
     replicas: list[ReplicaRevision]
 
     @property
     def everywhere(self) -> bool:
-        """Whether every replica uses the revision; true if there is none."""
+        """True if every replica uses the revision, or if there is no replica."""
         return all(it.uses for it in self.replicas)
 
 
 async def read_rollout(registry: Registry, revision: int) -> SettingsRollout:
-    """Who decides by the revision that the registry holds now; by the given one if it holds none."""
+    """The use of the registry's present revision by each replica; of the given one if it holds none."""
     stored = [change.revision for change in await registry.get(SETTINGS_KEY) if change.key == SETTINGS_KEY]
     revision = max(stored, default=revision)  # another may have set more meanwhile
     parts = await registered_processes(registry, REPLICAS)
@@ -139,7 +138,7 @@ async def read_rollout(registry: Registry, revision: int) -> SettingsRollout:
 
 
 async def wait_for_rollout(registry: Registry, revision: int) -> SettingsRollout:
-    """The same, as soon as all do, or when the wait is over."""
+    """The use of the revision as soon as every replica uses it, or after IN_USE_WAIT_S."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + IN_USE_WAIT_S
     while True:

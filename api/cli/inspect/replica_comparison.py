@@ -1,8 +1,7 @@
-"""Comparison: whether replicas that stand at equal cursors have equal digests; by their answers, and by their reports
-in the log at cursors that others reported, too.
+"""Comparison of the digests of replicas at equal cursors: by their replies, and by their reports in the log.
 
 1. Only whole folds of one fold version are compared.
-2. Equal cursor must give equal digest. Cursors move, so several rounds of answers go in; what was once seen stays.
+2. Equal cursors must have equal digests. Cursors move, so several rounds of replies are compared; results accumulate.
 3. A replica that was never seen beside another is not judged: `not comparable yet` is an answer of its own.
 """
 
@@ -24,7 +23,7 @@ from streams.log import EventLog, Record
 
 
 class DigestObservation(NamedTuple):
-    """Somebody's digest at a place that others may have reached too."""
+    """One replica's digest at a place where others may have one, too."""
 
     replica: str
     place: Hashable
@@ -33,23 +32,23 @@ class DigestObservation(NamedTuple):
 
 
 class ComparisonResult(NamedTuple):
-    """What the comparison found."""
+    """The result of a comparison."""
 
     agree: bool | None
     """None: not comparable yet."""
     text: str
     wrong: frozenset[str]
-    """Ids whose digests differ; of more than two, those in the minority."""
+    """Ids with differing digests; of more than two, those in the minority."""
     seen: frozenset[str]
-    """Ids that were seen to agree with another one."""
+    """Ids that agreed with another one."""
 
 
 class ReplicaDigestComparison:
-    """Takes what replicas say, round by round, and judges."""
+    """Compares the replies of replicas, round by round."""
 
     def __init__(self) -> None:
         self._group: dict[str, str] = {}
-        """A replica and the one that stands for all that agree with it."""
+        """Union-find of agreeing replicas: each replica's parent."""
         self._wrong: set[str] = set()
         self._differences: list[str] = []
 
@@ -57,7 +56,7 @@ class ReplicaDigestComparison:
         return f"<ReplicaDigestComparison of {len(self._group)} replicas, {len(self._wrong)} differ>"
 
     def add_replies(self, replicas: Iterable[ReplicaStatus]) -> None:
-        """One round of answers, of one moment or nearly so."""
+        """One round of replies, taken at nearly one moment, is compared."""
         self.add_observations(
             DigestObservation(it.id, (it.fold_version, tuple(sorted(it.cursor.items()))), it.digest)
             for it in replicas
@@ -65,7 +64,7 @@ class ReplicaDigestComparison:
         )
 
     def add_observations(self, observations: Iterable[DigestObservation]) -> None:
-        """Digests at places; those at one place are compared."""
+        """Digests at equal places are compared."""
         places: dict[Hashable, dict[str, str]] = {}
         for observation in observations:
             places.setdefault(observation.place, {})[observation.replica] = observation.digest
@@ -74,7 +73,7 @@ class ReplicaDigestComparison:
                 self._compare(digests)
 
     def verdict(self, replicas: list[ReplicaStatus]) -> ComparisonResult:
-        """Whether they agree, of those that answered now."""
+        """The result for the replicas that answered now."""
         there = [it.id for it in replicas if it.answered]
         wrong = self._wrong & set(there)
         seen = frozenset(who for who in there if self._seen(who, there) and who not in wrong)
@@ -89,8 +88,8 @@ class ReplicaDigestComparison:
         if len(ranked) > 1:
             tied = ranked[0][1] == ranked[1][1]
             self._wrong |= {who for who, digest in digests.items() if tied or digest != ranked[0][0]}
-            said = ", ".join(f"{who} {digest}" for who, digest in sorted(digests.items()))
-            self._differences.append(f"different digests at one cursor: {said}")
+            texts = ", ".join(f"{who} {digest}" for who, digest in sorted(digests.items()))
+            self._differences.append(f"different digests at one cursor: {texts}")
         for digest in dict(ranked):
             first, *rest = sorted(who for who, other in digests.items() if other == digest)
             for who in rest:
@@ -118,8 +117,8 @@ def _why_not(replicas: list[ReplicaStatus], seen: int) -> str:
     return f"{beside}their cursors were never equal when asked: ask again"
 
 
-LOOK_BACK_MS = 20_000
-"""Reports come every five seconds, so every replica that lives said several within this time."""
+REPORT_WINDOW_MS = 20_000
+"""Every live replica reports several times within this window: once in five seconds."""
 RECORDS_MAX = 100_000
 """Messages of the routing stream that are read at most, the newest."""
 
@@ -130,7 +129,7 @@ FoldPosition = tuple[int, str, int, int]
 async def recent_observations(log: EventLog, now_ms: int) -> list[DigestObservation]:
     """Digests of all streams together, at sets of points that at least two replicas reported."""
     state = await log.state(ROUTING)
-    start = max(await log.seek(ROUTING, now_ms - LOOK_BACK_MS), state.last_seq - RECORDS_MAX + 1, 1)
+    start = max(await log.seek(ROUTING, now_ms - REPORT_WINDOW_MS), state.last_seq - RECORDS_MAX + 1, 1)
     reported: dict[str, dict[FoldPosition, str]] = defaultdict(dict)
     async for record in log.read(ROUTING, StreamSeq(start)):
         for report in _reports(record):
@@ -150,8 +149,8 @@ def points(report: ReplicaReported) -> dict[FoldPosition, str]:
 def shared(reported: dict[str, dict[FoldPosition, str]]) -> list[DigestObservation]:
     """For each pair: one observation each at the newest points that both reported, one point of each stream.
 
-    A pair that has no point of some stream in common has not been compared there, and so not at all, unless
-    what it has in common differs. Older points tell of what may have been mended since.
+    A pair with no common point of some stream is not compared, unless its common points differ. Older points may show
+    differences that were settled since.
     """
     names = sorted(reported)
     pairs = ((one, other) for place, one in enumerate(names) for other in names[place + 1 :])

@@ -1,4 +1,4 @@
-"""Replica status: how far one front end says that it has folded the log."""
+"""Replica status: the state of one front end's fold, as it reports it over HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from api.cli.process_query import ProcessReply
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica said, as `contrail replicas --json` shows it; None is what it did not say."""
+    """One replica's reply, as `contrail replicas --json` shows it; None where the reply has no value."""
 
     name: str
     id: str
@@ -31,12 +31,12 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int | None = None
     """Requests that wait there for a worker with a free place."""
     incomplete: int | None = None
-    """Sources whose chain has a gap that they have not yet mended by restating themselves."""
+    """Sources with a gap in their chain that have not restated themselves yet."""
     gaps: int | None = None
     """Gaps found since the replica started."""
     corrupt: int | None = None
     unknown_events: int | None = None
-    ahead: int | None = None
+    pending_events: int | None = msgspec.field(default=None, name="ahead")
     """Events of its own that it has not read back yet."""
     settings_revision: int | None = None
     started_from: str | None = None
@@ -54,12 +54,12 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def comparable(self) -> bool:
-        """Whether its digest says something: only whole folds have the same digest wherever they began."""
+        """True if its digest can be compared: only complete folds have equal digests wherever they began."""
         return self.answered and self.digest is not None and bool(self.cursor) and not self.incomplete
 
 
 def replica_status(answer: ProcessReply) -> ReplicaStatus:
-    """The replica as it answered; whatever it said in another form than ours counts as not said."""
+    """The replica's status from its reply; a value of another type than ours counts as missing."""
     part, state = answer.part, answer.state
     if state is None:
         return ReplicaStatus(name=part.name, id=part.id, ops=part.ops, answered=False, why=answer.why)
@@ -81,7 +81,7 @@ def replica_status(answer: ProcessReply) -> ReplicaStatus:
         gaps=_whole(state, "gaps"),
         corrupt=_whole(state, "corrupt"),
         unknown_events=_whole(state, "unknown_events"),
-        ahead=_whole(state, "ahead"),
+        pending_events=_whole(state, "ahead"),
         settings_revision=_whole(state, "settings_revision"),
         started_from=_text(state.get("started_from")),
         rebuilds=_whole(state, "rebuilds"),
@@ -106,7 +106,7 @@ def _text(value: object) -> str | None:
 
 
 def _whole(state: dict[str, Any], key: str) -> int | None:
-    """The number, or how many there are of what is listed."""
+    """The number, or the length of a list."""
     value = state.get(key)
     if isinstance(value, list | dict):
         return len(value)

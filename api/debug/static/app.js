@@ -1,6 +1,6 @@
 // The page: what is read, how it is looked at, and the parts that show it.
 
-import { Address } from "./address.js";
+import { UrlState } from "./url_state.js";
 import { Decision } from "./decision.js";
 import { byId, el, fill, renew, swatch } from "./dom.js";
 import { Events } from "./events.js";
@@ -34,7 +34,7 @@ const replicas = new Replicas(byId("replicas"), store, view);
 const events = new Events(byId("events"), store, view);
 const tabs = new Tabs(document.querySelector("[role=tablist]"));
 new Search(byId("search"), byId("found"), store, view, say);
-const address = new Address(store, view, say);
+const address = new UrlState(store, view, say);
 
 // --- the parts know of each other only here ------------------------------------------------------------------------
 

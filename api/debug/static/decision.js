@@ -1,10 +1,10 @@
-// Decision: one request with what every candidate would have cost, and what came of it.
+// Decision: one request, the cost of each candidate, and the outcome.
 
 import { Latest } from "./api.js";
-import { came } from "./came.js";
+import { outcome } from "./outcome.js";
 import { el, fill, pairs, renew, table } from "./dom.js";
 import { amount, count, duration, moment, percent, sentence, words } from "./format.js";
-import { bar, formula, legend, mostOf, termsOf } from "./terms.js";
+import { bar, formula, legend, mostOf, termsOf } from "./cost_terms.js";
 
 const EXPLAIN_WAIT_MS = 120;
 const NEAR = 20_000; // so many decisions are looked through for others of the same id, on either side
@@ -19,9 +19,9 @@ export class Decision extends EventTarget {
     this.explained = null; // the same in full, which takes a little longer
     this.changes = null; // the last what-if's changes, by number
     this.scenario = "";
-    this.came = ""; // of what is shown, as far as the explanation was asked for it
+    this.explainedKey = ""; // outcome key of the decision shown, at its last explanation
     view.addEventListener("cursor", () => this.ask());
-    view.addEventListener("following", () => this.shown && this.wantMore());
+    view.addEventListener("following", () => this.shown && this.explainLater());
     store.addEventListener("data", () => this.shown && this.grown());
     store.addEventListener("reset", () => (this.shown = this.explained = null));
     this.empty();
@@ -49,24 +49,24 @@ export class Decision extends EventTarget {
     if (this.shown?.n !== found.n) this.explained = null;
     this.shown = found;
     this.paint();
-    this.wantMore();
+    this.explainLater();
     this.dispatchEvent(new CustomEvent("shown", { detail: found }));
   }
 
   // More is known: perhaps of this one, its first token or its end.
   grown() {
     this.paint();
-    if (this.came !== this.told()) this.wantMore();
+    if (this.explainedKey !== this.outcomeKey()) this.explainLater();
   }
 
-  told() {
+  outcomeKey() {
     const { store } = this;
     const at = store.indexOf(this.shown.n);
     return `${store.ttft_ms[at]} ${store.outcome[at]}`;
   }
 
-  wantMore() {
-    this.came = this.told();
+  explainLater() {
+    this.explainedKey = this.outcomeKey();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.shown && this.explain(this.shown.n), EXPLAIN_WAIT_MS);
   }
@@ -98,7 +98,7 @@ export class Decision extends EventTarget {
       this.candidates(shown),
       this.leftOut(shown),
       this.runnerUp(),
-      came(this.explained),
+      outcome(this.explained),
       el("p", { class: "fine" }, `Decided on ${cursorText(shown.cursor)}; digest ${shown.digest}; recorded at ${shown.at}.`));
   }
 

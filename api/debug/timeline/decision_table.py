@@ -1,6 +1,6 @@
 """Decision table: the decisions of a request history as JSON for the page, and the search in them.
 
-One thread reads the history; others may ask at any time.
+One thread reads the history; other threads may read the table at any time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from replay.recording.moment import AtSequence, AtTime, Moment, parse_moment
 from replay.recording.request_history import PLACES, RequestHistory
 
 CHUNK_MAX = 20_000
-"""Decisions in one answer."""
+"""Most decisions in one answer."""
 NAMES = (
     "n", "ms", "worker", "replica", "attempt", "prompt_tokens", "predicted", "before_ms", "waited_ms", "cached",
     "ttft_ms", "duration_ms", "outcome",
@@ -40,27 +40,27 @@ class DecisionTable:
 
     @property
     def requests(self) -> list[str]:
-        """The ids, beside the columns."""
+        """Request ids, by row of the columns."""
         return self.history.requests
 
     def column(self, name: str) -> array[int]:
-        """To be read only."""
+        """A column by name; read only."""
         return self.history.columns[name]
 
     def near(self, ms: int) -> int | None:
-        """The last one that was made at or before that time, or the first of all; None if there is none."""
+        """Row of the last decision made at or before that time, or of the first of all; None if there is none."""
         index = bisect_right(self.column("ms"), ms, hi=len(self))
         return max(0, index - 1) if len(self) else None
 
     def from_number(self, n: int) -> int | None:
-        """The first one that has this number or a later one."""
+        """Row of the first decision with this number or a later one."""
         index = bisect_left(self.column("n"), n)
         return index if index < len(self) else None
 
     def after(self, seq: int) -> dict[str, Any]:
-        """What is new since the message at `seq`: at most some CHUNK_MAX decisions, and what became of older ones.
+        """Decisions since the message at `seq`, some CHUNK_MAX at most, and changed columns of older ones.
 
-        `after` in the answer is what to ask with next.
+        `after` in the answer is the `seq` of the next question.
         """
         history, numbers = self.history, self.column("n")
         read_to = history.read_to
@@ -90,13 +90,13 @@ class DecisionTable:
 FOUND_MAX = 50
 TEXT_MAX = 200
 DAY_MS = 24 * 60 * 60 * 1000
-"""A time that is further away from all decisions is not meant for this recording."""
+"""A time further away from all decisions finds nothing."""
 _PLACE = re.compile(rf"{ROUTING}:(\d+)\+(\d{{1,4}})")
-"""One decision of a message with several, as the page's address names it."""
+"""One decision of a message with several, in the form of the page's address."""
 
 
 def search(decisions: DecisionTable, text: str, now_ms: int) -> dict[str, Any]:
-    """At most FOUND_MAX decisions, the best first. `now_ms` is what `-15m` and `14:03` are reckoned from. O(all)."""
+    """At most FOUND_MAX decisions, the best first; `-15m` and `14:03` are relative to `now_ms`. O(all decisions)."""
     text = text.strip()[:TEXT_MAX]
     if not text:
         return {"found": [], "more": False}
@@ -108,7 +108,7 @@ def search(decisions: DecisionTable, text: str, now_ms: int) -> dict[str, Any]:
 
 
 def _by_place(decisions: DecisionTable, text: str, now_ms: int) -> list[int]:
-    """The one that stands there, or was made then; none if the text names neither."""
+    """The decision at a position or time; empty if the text is neither."""
     if place := _PLACE.fullmatch(text):
         index = decisions.history.row(int(place[1]) * PLACES + int(place[2]))
         return [] if index is None else [index]
@@ -120,7 +120,7 @@ def _by_place(decisions: DecisionTable, text: str, now_ms: int) -> list[int]:
 
 
 def _by_name(decisions: DecisionTable, text: str) -> list[int]:
-    """Exact ones first, then those that begin so, then those that have it anywhere; one more than is shown."""
+    """Requests equal to the text, then those that begin with it, then those that contain it; one more than is shown."""
     low = text.lower()
     ranked: tuple[list[int], list[int], list[int]] = ([], [], [])
     for index, request in enumerate(decisions.requests[: len(decisions)]):

@@ -1,4 +1,4 @@
-"""Replica reports: what replicas reported of their folds, and whether comparable reports are equal."""
+"""Replica reports: the reports of replicas on their folds, and the comparisons of equal positions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from core.prompt import hashes_from_bytes
 from replay.recording.messages import PartialEvent
 
 REPORTS_MAX = 20_000
-"""Of one replica, the newest: at one in five seconds, more than a day."""
-PLACES_MAX = 65_536
-"""Points that are remembered for whoever reports the same one later."""
-MEETINGS_MAX = 4096
-"""Of two replicas in one stream, the newest."""
+"""Reports kept of one replica, the newest: more than a day at one in five seconds."""
+POSITIONS_MAX = 65_536
+"""Positions kept for comparison with later reports."""
+COMPARISONS_MAX = 4096
+"""Comparisons kept of two replicas in one stream, the newest."""
 
 FoldPosition = tuple[int, str, int, int]
 """Fold version, stream, epoch, sequence."""
 
 
 class StreamPoint(NamedTuple):
-    """The newest that a report says of one stream."""
+    """The newest point of one stream in a report."""
 
     epoch: int
     seq: int
@@ -31,81 +31,81 @@ class StreamPoint(NamedTuple):
 
 
 class ReplicaReport(NamedTuple):
-    """What one replica said at one time."""
+    """One report of one replica."""
 
     ms: int
     seq: int
-    """Where it stands in the routing stream."""
+    """Its sequence in the routing stream."""
     points: dict[str, StreamPoint]
     incomplete: tuple[str, ...]
 
 
 class PointComparison(NamedTuple):
-    """Two replicas reported the same place."""
+    """The comparison of two replicas that reported the same position."""
 
     ms: int
-    """When the second one did."""
+    """Time of the second report."""
     seq: int
     equal: bool
 
 
 class LatestComparison(NamedTuple):
-    """The newest meeting with another replica in one stream."""
+    """The newest comparison with another replica in one stream."""
 
     other: int
     stream: str
-    meeting: PointComparison
+    comparison: PointComparison
 
 
 class ReplicaReports:
-    """By replica number. One thread appends, others may read."""
+    """Reports and comparisons by replica number. One thread appends, others may read."""
 
     def __init__(self) -> None:
-        self._said: dict[int, deque[ReplicaReport]] = {}
-        self._places: OrderedDict[FoldPosition, dict[int, int]] = OrderedDict()
-        self._meetings: dict[tuple[int, int, str], deque[PointComparison]] = {}
+        self._reports: dict[int, deque[ReplicaReport]] = {}
+        self._positions: OrderedDict[FoldPosition, dict[int, int]] = OrderedDict()
+        self._comparisons: dict[tuple[int, int, str], deque[PointComparison]] = {}
 
     def __repr__(self) -> str:
-        return f"<ReplicaReports of {len(self._said)} replicas, {len(self._places)} places>"
+        return f"<ReplicaReports of {len(self._reports)} replicas, {len(self._positions)} positions>"
 
-    def reported(self, replica: int, seq: int, ms: int, event: PartialEvent) -> None:
-        """The replica said so."""
+    def add(self, replica: int, seq: int, ms: int, event: PartialEvent) -> None:
+        """The report is kept, and compared with those of other replicas."""
         newest = {}
         for stream, points in (event.points or {}).items():
             for at, digest in zip(points.seqs, hashes_from_bytes(points.digests), strict=True):
                 self._compare(replica, (event.fold_version, stream, points.epoch, at), digest, ms)
             if points.seqs:
                 newest[stream] = _newest(points)
-        said = self._said.setdefault(replica, deque(maxlen=REPORTS_MAX))
-        said.append(ReplicaReport(ms, seq, newest, event.incomplete))
+        reports = self._reports.setdefault(replica, deque(maxlen=REPORTS_MAX))
+        reports.append(ReplicaReport(ms, seq, newest, event.incomplete))
 
     def last(self, replica: int, ms: int) -> ReplicaReport | None:
-        """What it had said last by then."""
-        said = list(self._said.get(replica, ()))
-        at = bisect_right(said, ms, key=lambda report: report.ms)
-        return said[at - 1] if at else None
+        """The replica's newest report by then; None without one."""
+        reports = list(self._reports.get(replica, ()))
+        at = bisect_right(reports, ms, key=lambda report: report.ms)
+        return reports[at - 1] if at else None
 
     def agreements(self, replica: int, ms: int) -> list[LatestComparison]:
-        """The newest meeting by then with each other replica in each stream."""
+        """The newest comparison by then with each other replica in each stream."""
         found = []
-        for (one, two, stream), meetings in sorted(self._meetings.items()):
+        for (one, two, stream), compared in sorted(self._comparisons.items()):
             if replica in {one, two}:
-                known = list(meetings)
-                at = bisect_right(known, ms, key=lambda meeting: meeting.ms)
+                known = list(compared)
+                at = bisect_right(known, ms, key=lambda it: it.ms)
                 if at:
                     found.append(LatestComparison(two if replica == one else one, stream, known[at - 1]))
         return found
 
-    def _compare(self, replica: int, place: FoldPosition, digest: int, ms: int) -> None:
-        digests = self._places.setdefault(place, {})
+    def _compare(self, replica: int, position: FoldPosition, digest: int, ms: int) -> None:
+        digests = self._positions.setdefault(position, {})
         for other, theirs in digests.items():
             if other != replica:
-                pair = (min(replica, other), max(replica, other), place[1])
-                meetings = self._meetings.setdefault(pair, deque(maxlen=MEETINGS_MAX))
-                meetings.append(PointComparison(ms, place[3], theirs == digest))
+                pair = (min(replica, other), max(replica, other), position[1])
+                compared = self._comparisons.setdefault(pair, deque(maxlen=COMPARISONS_MAX))
+                compared.append(PointComparison(ms, position[3], theirs == digest))
         digests[replica] = digest
-        if len(self._places) > PLACES_MAX:
-            self._places.popitem(last=False)
+        if len(self._positions) > POSITIONS_MAX:
+            self._positions.popitem(last=False)
 
 
 def _newest(points: Points) -> StreamPoint:

@@ -1,4 +1,4 @@
-"""Timeline: decisions, load, lifetimes of workers and replicas, and notes; from recorded events, without a fold."""
+"""Timeline: decisions, loads, lifetimes of workers and replicas, and notes; from recorded events, without a fold."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from replay.recording.messages import PartialEvent, Row, decode_any
 from replay.recording.request_history import Numbering, RequestHistory
 
 NOTES_MAX = 10_000
-"""Of one kind; later ones are counted only."""
+"""Notes kept of one kind; later ones are only counted."""
 CLIENT_GONE = "client_gone"
 WORKER_EVENT, CACHE_EVENT = b"Worker", b"CacheCleared"
-"""What a message of a kv stream has in it if it says more than which blocks are cached."""
+"""Bytes in each message of a kv stream that has another event than cached blocks."""
 
 
 class Lifetime(msgspec.Struct):
@@ -34,11 +34,11 @@ class Lifetime(msgspec.Struct):
     address: str = ""
     capacity_blocks: int = 0
     from_ms: int = -1
-    """-1 if it was there before the recording begins."""
+    """-1 if it joined before the recording begins."""
     to_ms: int = -1
-    """-1 while it lives."""
+    """-1 while it runs."""
     end: str = ""
-    """How it ended."""
+    """`left` or `lost`; empty while it runs."""
 
 
 class Lifetimes(Numbering):
@@ -54,13 +54,13 @@ class Lifetimes(Numbering):
 
 
 class TimelineNote(msgspec.Struct, frozen=True):
-    """Something that happened, for people."""
+    """One incident, with a text for people."""
 
     ms: int
     kind: str
     text: str
     at: str
-    """Where it stands: `routing:1234`."""
+    """Its position in the log: `routing:1234`."""
     worker: int = -1
     replica: int = -1
     request: str = ""
@@ -78,19 +78,19 @@ class Timeline:
         self.replicas = self._replica_numbers.lifetimes
         self.notes: list[TimelineNote] = []
         self.notes_dropped: dict[str, int] = {}
-        """By kind, how many more there were."""
+        """Counts of notes beyond NOTES_MAX, by kind."""
         self._noted: dict[str, int] = {}
         self.settings: dict[tuple[int, int], dict[str, Any]] = {}
-        """By replica and revision."""
+        """Settings by replica and revision."""
         self._in_force: dict[int, dict[str, Any]] = {}
         self.from_ms, self.to_ms = -1, -1
-        """The first and the last message of any stream."""
+        """Times of the first and the last message of any stream."""
 
     def __repr__(self) -> str:
         return f"<Timeline {self.decisions!r}, {len(self.workers)} workers, {len(self.replicas)} replicas>"
 
     def begin(self, state: State) -> None:
-        """Those that were there already, and what replicas went by, when the recording begins."""
+        """Members of the state at the recording's start, and the settings of its replicas, are known."""
         for member in state.alive():
             joined = member.joined
             assert joined is not None
@@ -104,28 +104,28 @@ class Timeline:
             if part.settings:
                 self.settings[number, part.settings_revision] = self._in_force[number] = part.settings
 
-    def take(self, stream: StreamName, rows: list[Row]) -> None:
-        """The next messages of the stream."""
+    def add(self, stream: StreamName, rows: list[Row]) -> None:
+        """The next messages of the stream are in the timeline."""
         if is_kv(stream):
             rows = [row for row in rows if WORKER_EVENT in row[3] or CACHE_EVENT in row[3]]
         if stream == ROUTING:
-            self._take_routing(rows)
+            self._add_routing(rows)
         else:
-            self._take_of_workers(stream, rows)
+            self._add_of_workers(stream, rows)
 
-    def spans(self, from_ms: int, to_ms: int) -> None:
-        """Messages of this time are in it."""
+    def include_times(self, from_ms: int, to_ms: int) -> None:
+        """The timeline's time range includes these times."""
         self.from_ms = from_ms if self.from_ms < 0 else min(self.from_ms, from_ms)
         self.to_ms = max(self.to_ms, to_ms)
 
-    def _take_of_workers(self, stream: StreamName, rows: list[Row]) -> None:
+    def _add_of_workers(self, stream: StreamName, rows: list[Row]) -> None:
         for seq, ms, about, payload in rows:
             found = decode_any(payload)
             if found is not None and found.source in {about, about + LOST_SUFFIX}:
                 for event in found.events:
                     self._of_worker(about, stream, seq, ms, event)
 
-    def _take_routing(self, rows: list[Row]) -> None:
+    def _add_routing(self, rows: list[Row]) -> None:
         for seq, ms, about, event in self.decisions.history.read(rows):
             if event.type == "ReplicaLost":
                 reason = f"{event.reason}, found by {self._replica_name(event.by)}"
@@ -134,11 +134,11 @@ class Timeline:
                 self._of_replica(self.replica(about), seq, ms, event)
 
     def worker(self, id: str) -> int:
-        """Its number; it gets one if it has none."""
+        """The worker's number; a new id gets the next one."""
         return self._worker_numbers[id]
 
     def replica(self, id: str) -> int:
-        """The same for a replica."""
+        """The replica's number; a new id gets the next one."""
         return self._replica_numbers[id]
 
     # --- workers -------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Timeline:
         kind = event.type
         if kind == "LoadReported":
             if stream == LOAD:
-                self.loads.reported(self.worker(id), ms, event)
+                self.loads.add(self.worker(id), ms, event)
         elif kind == "WorkerJoined":
             self._joined(self.worker(id), f"{stream}:{seq}", ms, event)
         elif kind in {"WorkerLeft", "WorkerLost"} and is_kv(stream):
@@ -170,7 +170,7 @@ class Timeline:
         life.address, life.capacity_blocks = event.address, event.capacity_blocks
         if not known:
             life.from_ms = ms
-            self._add(TimelineNote(ms, "worker_joined", f"{_named(life)} joined with {event.model}", at, number))
+            self._add_note(TimelineNote(ms, "worker_joined", f"{_named(life)} joined with {event.model}", at, number))
 
     # --- replicas ------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Timeline:
         match event.type:
             case "ReplicaJoined":
                 known, life.name, life.address = bool(life.name), event.name, event.address
-                if not known:  # else it says again who it is
+                if not known:  # else it restates its identity
                     life.from_ms = ms
                     self._note(ms, "replica_joined", f"{_named(life)} joined", ROUTING, seq, replica=number)
             case "ReplicaLeft":
@@ -187,7 +187,7 @@ class Timeline:
             case "SettingsChanged":
                 self._settings(number, seq, ms, event)
             case "ReplicaReported":
-                self.reports.reported(number, seq, ms, event)
+                self.reports.add(number, seq, ms, event)
             case "DivergenceFound":
                 other = self._replica_name(event.other)
                 text = f"{_named(life)} and {other} differed at {event.stream}:{event.seq}; {event.verdict}"
@@ -203,10 +203,10 @@ class Timeline:
                 text = f"{_named(life)}: {_named(self.workers[worker])} is {what}"
                 self._note(ms, "doubt", text, ROUTING, seq, worker, number)
             case _:
-                pass  # shows in nothing here
+                pass  # the timeline does not show it
 
     def _turned_away(self, number: int, seq: int, ms: int, event: PartialEvent) -> None:
-        """A client that hung up was refused nothing."""
+        """A refusal is noted; a client that hung up has a kind of its own."""
         kind, text = "rejected", f"{event.request} was refused with {event.status}: {event.reason}"
         if event.reason == CLIENT_GONE:
             kind, text = CLIENT_GONE, f"{event.request}'s client hung up while it waited"
@@ -216,7 +216,7 @@ class Timeline:
         given, before = event.settings or {}, self._in_force.get(number)
         self.settings[number, event.revision] = self._in_force[number] = given
         if before == given:
-            return  # it says again what it goes by
+            return  # it restates its settings
         changes = _changes(before or RoutingSettings().to_mapping(), given)
         text = f"{_named(self.replicas[number])} uses revision {event.revision}: {changes}"
         self._note(ms, "settings", text, ROUTING, seq, replica=number)
@@ -239,9 +239,9 @@ class Timeline:
         replica: int = -1,
         request: str = "",
     ) -> None:
-        self._add(TimelineNote(ms, kind, text, f"{stream}:{seq}", worker, replica, request))
+        self._add_note(TimelineNote(ms, kind, text, f"{stream}:{seq}", worker, replica, request))
 
-    def _add(self, note: TimelineNote) -> None:
+    def _add_note(self, note: TimelineNote) -> None:
         counted = self._noted[note.kind] = self._noted.get(note.kind, 0) + 1
         if counted <= NOTES_MAX:
             self.notes.append(note)
@@ -261,7 +261,7 @@ def _named(life: Lifetime) -> str:
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """What differs, in words."""
+    """The differing settings in words."""
     names = sorted(before.keys() | after.keys())
     changed = [name for name in names if before.get(name) != after.get(name)]
     texts = [f"{name} {_value(before.get(name))} → {_value(after.get(name))}" for name in changed]

@@ -3,8 +3,8 @@
 Blocks are read in the order of their times over all streams, so that the timeline grows from left to right, with
 names and load, while it is read. Within a stream they are read in its own order, even where the log's clock went back.
 
-Messages are read as plain tuples, checked like any other reading, at less than half the price of records. What is kept
-of them is text and numbers, never a payload.
+Messages are read as plain tuples, with all checks of a reading, at less than half the cost of records. The timeline
+keeps text and numbers of them, never a payload.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ def pieces(rows: list[Row], size: int) -> Iterator[list[Row]]:
 STEP_MESSAGES = 1000
 """A step takes some 4 ms."""
 ROUTING_MESSAGES_MAX = 1_500_000
-"""Newer ones are shown, older ones left out: half a million decisions with their first tokens and ends."""
+"""Messages of the routing stream that are shown, the newest: half a million decisions with their outcomes."""
 
 
 class TimelineScan:
-    """Fills one timeline."""
+    """Reads a recording into one timeline."""
 
     def __init__(self) -> None:
         self.timeline = Timeline()
         self.messages = 0
-        """Read so far."""
+        """Messages read so far."""
         self.total = 0
-        """To read in the recording as it is now."""
+        """Messages in the recording as it is now."""
         self.skipped = 0
-        """Messages of the routing stream that lie before what is shown."""
+        """Messages of the routing stream that are left out, older than those shown."""
         self._read_to: dict[StreamName, int] = {}
 
     def __repr__(self) -> str:
@@ -90,12 +90,12 @@ class TimelineScan:
 
     @property
     def done(self) -> bool:
-        """Whether all of the recording was read."""
+        """True if all of the recording was read."""
         return self.messages >= self.total
 
     @property
     def decisions(self) -> DecisionTable:
-        """Those of the timeline."""
+        """The timeline's decisions."""
         return self.timeline.decisions
 
     def steps(self, archive: ArchiveReader) -> Iterator[None]:
@@ -105,11 +105,11 @@ class TimelineScan:
         with BlockReader(archive.path) as reader:
             for block in blocks:
                 stream = StreamName(block.stream)
-                self.timeline.spans(block.first_ms, block.last_ms)
+                self.timeline.include_times(block.first_ms, block.last_ms)
                 done = self._read_to.get(stream, 0)
                 fresh = [row for row in reader.of(block) if row[0] > done]
                 for rows in pieces(fresh, STEP_MESSAGES):
-                    self.timeline.take(stream, rows)
+                    self.timeline.add(stream, rows)
                     self.messages += len(rows)
                     self._read_to[stream] = rows[-1][0]
                     yield
@@ -137,7 +137,7 @@ class TimelineScan:
 
 
 def _by_time(blocks: list[ArchiveBlock]) -> list[ArchiveBlock]:
-    """A block that says an earlier time than one before it in its stream counts as of that one's time."""
+    """Blocks by time; a block with an earlier time than one before it in its stream counts as of that time."""
     latest, times = dict[str, int](), list[int]()
     for block in blocks:
         latest[block.stream] = max(latest.get(block.stream, 0), block.first_ms)

@@ -10,13 +10,13 @@ import numpy as np
 from replay.recording.messages import PartialEvent
 
 REPORTS_MAX = 2_000_000
-"""Of all workers together, some 80 MB; then every second one is forgotten."""
+"""Reports kept of all workers together, some 80 MB; beyond it every second one is dropped."""
 POINTS_MAX = 4096
-"""Per worker in one answer: more than a screen has pixels."""
+"""Most points per worker in one answer: more than a screen has pixels."""
 
 
 class _WorkerReports:
-    """Of one worker."""
+    """Reports of one worker, in columns."""
 
     def __init__(self) -> None:
         self.ms = array("q")
@@ -32,7 +32,7 @@ class _WorkerReports:
 
 
 class WorkerLoads:
-    """By worker. One thread appends, others may read."""
+    """Load reports by worker. One thread appends, others may read."""
 
     def __init__(self) -> None:
         self._workers: dict[int, _WorkerReports] = {}
@@ -41,8 +41,8 @@ class WorkerLoads:
     def __repr__(self) -> str:
         return f"<WorkerLoads of {len(self._workers)} workers, {self._kept} reports>"
 
-    def reported(self, worker: int, ms: int, event: PartialEvent) -> None:
-        """It said so."""
+    def add(self, worker: int, ms: int, event: PartialEvent) -> None:
+        """The report is kept."""
         reports = self._workers.get(worker)
         if reports is None:
             reports = self._workers[worker] = _WorkerReports()
@@ -50,15 +50,17 @@ class WorkerLoads:
         reports.waiting.append(event.waiting)
         reports.used.append(event.blocks_used)
         reports.total.append(event.blocks_total)
-        reports.ms.append(ms)  # the last one: whoever reads goes by its length
+        reports.ms.append(ms)  # last, since readers go by its length
         self._kept += 1
         if self._kept > REPORTS_MAX:
             self._workers = {worker: each.thinned() for worker, each in self._workers.items()}
             self._kept = sum(len(each.ms) for each in self._workers.values())
 
     def between(self, from_ms: int, to_ms: int, points: int) -> list[dict[str, Any]]:
-        """Per worker at most `points` points from the last one before the window to its end, each with the highest
-        values of its part of it, and the time of its last report."""
+        """At most `points` points per worker, from its last report before the window to the window's end.
+
+        Each has the highest values of its part of the window, and the time of its last report.
+        """
         points = max(1, min(points, POINTS_MAX))
         found = []
         for worker, reports in list(self._workers.items()):
@@ -70,7 +72,7 @@ class WorkerLoads:
 
 def _thinned(reports: _WorkerReports, from_ms: int, to_ms: int, points: int) -> dict[str, list[int]] | None:
     columns = [reports.running, reports.waiting, reports.used, reports.total]
-    # copies: an array whose memory somebody looks at cannot grow
+    # copies: an array cannot grow while numpy views its memory
     ms = np.frombuffer(reports.ms[:], dtype=np.int64)
     low = max(0, int(np.searchsorted(ms, from_ms, side="right")) - 1)
     high = int(np.searchsorted(ms, to_ms, side="right"))

@@ -60,7 +60,7 @@ class Written:
     def put(self, stream: StreamName, owner: str, payload: bytes) -> int:
         self.ms += 1000
         seq = self._seqs[stream] = self._seqs.get(stream, 0) + 1
-        self.timeline.take(stream, [(seq, self.ms, owner, payload)])
+        self.timeline.add(stream, [(seq, self.ms, owner, payload)])
         return seq
 
 
@@ -277,7 +277,7 @@ def test_loads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = WorkerLoads()
     for number in range(101):
         event = PartialEvent(type="LoadReported", running=number)
-        loads.reported(number % 2, number * 1000, event)
+        loads.add(number % 2, number * 1000, event)
     (even, odd) = loads.between(0, 200_000, 4000)
     assert len(even["ms"]) + len(odd["ms"]) == 51
     assert even["running"] == [ms // 1000 for ms in even["ms"]]
@@ -303,7 +303,7 @@ def test_digests_are_compared_where_two_reported() -> None:
 
     def say(replica: int, ms: int, seq: int, digest_: int, stream: str = "kv_0") -> None:
         points = Points(1, (seq,), hashes_to_bytes([digest_]), bytes(16))
-        reports.reported(replica, ms, ms, PartialEvent(type="ReplicaReported", fold_version=2, points={stream: points}))
+        reports.add(replica, ms, ms, PartialEvent(type="ReplicaReported", fold_version=2, points={stream: points}))
 
     say(0, 10, 1024, 5)
     say(1, 20, 1024, 5)
@@ -312,9 +312,9 @@ def test_digests_are_compared_where_two_reported() -> None:
     say(2, 50, 4096, 7)
     assert reports.agreements(0, 15) == []
     (early,) = reports.agreements(0, 25)
-    assert (early.other, early.meeting.seq, early.meeting.equal) == (1, 1024, True)
+    assert (early.other, early.comparison.seq, early.comparison.equal) == (1, 1024, True)
     (late,) = reports.agreements(1, 60)
-    assert (late.other, late.meeting.seq, late.meeting.equal) == (0, 2048, False)
+    assert (late.other, late.comparison.seq, late.comparison.equal) == (0, 2048, False)
     assert reports.agreements(2, 60) == []
     last = reports.last(1, 35)
     assert last is not None

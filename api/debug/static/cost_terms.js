@@ -1,4 +1,4 @@
-// Terms: what the cost of a candidate is the sum of, by policy: how it is drawn, and how it came about in words.
+// Terms of a candidate's cost, by policy: drawn as a bar, and explained in words.
 
 import { el, swatch } from "./dom.js";
 import { amount } from "./format.js";

@@ -1,15 +1,15 @@
-// Address: it names the decision at the cursor, so that it can be passed on, and leads back to it.
+// URL state: the address names the decision at the cursor; opened again, it leads back to that decision.
 
 const PLACES = 10_000;
 const WAIT_MS = 250;
 const FORM = /^#routing:(\d+)(?:\+(\d+))?$/;
 
-export class Address {
+export class UrlState {
   constructor(store, view, say) {
     Object.assign(this, { store, view, say });
-    this.wanted = named(location.hash); // the decision to go to as soon as it is there, and whose it is if that is known
+    this.wanted = named(location.hash); // the decision to show as soon as it is loaded
     this.shown = null;
-    if (location.search) history.replaceState(null, "", location.pathname + location.hash); // a token stays in nobody's history
+    if (location.search) history.replaceState(null, "", location.pathname + location.hash); // no token stays in the history
     window.addEventListener("hashchange", () => this.follow());
     view.addEventListener("picked", () => (this.wanted = null));
     view.addEventListener("cursor", () => this.keep());

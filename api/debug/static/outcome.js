@@ -1,4 +1,4 @@
-// Came: what came of a decision, by the explanation in full: its wait, its prompt, its first token, its cache.
+// Outcome of a decision, by its full explanation: wait, prompt, first token, cache.
 
 import { el, swatch } from "./dom.js";
 import { count, duration, sentence, words } from "./format.js";
@@ -10,8 +10,8 @@ const WAITED_FOR = {
   prefill: "its worker computed other prompts",
 };
 
-// What came of it: where the time to the first token went, and whether the cache was as expected.
-export function came(found) {
+// The outcome: where the time to the first token went, and whether the cache was as expected.
+export function outcome(found) {
   if (!found) return null;
   const { phases, reuse } = found;
   const texts = [...held(found), ...prompt(found)];
