@@ -23,7 +23,7 @@ from api.openai.unary_route import UnaryRequest
 from api.parsers.loaded_models import LoadedModels
 from api.server.errors import ContextExceeded, bad_parameter, not_supported
 from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong
-from api.tokenizer.word_boundaries import WordTooLong
+from api.tokenizer.word_cache import WordTooLong
 from core.generation import TASK_EMBED, GenerateRequest, Output, Sampling
 from core.ids import RequestId
 from core.models import GenerationFailed, ModelCard

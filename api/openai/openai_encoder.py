@@ -46,22 +46,25 @@ class OpenAIEncoder:
     def __init__(self, request_id: str, created_s: int, prepared: PreparedRequest) -> None:
         self.prepared = prepared
         self.options = prepared.options
-        kind = self.chunk_object if prepared.stream else self.whole_object
-        identity = {
-            "id": self.id_prefix + request_id, "created": created_s, "model": prepared.model, "object": kind
-        }  # fmt: skip
-        self._head = orjson.dumps(identity)[:-1] + b',"choices":['
+        self._identity = {
+            "id": self.id_prefix + request_id,
+            "created": created_s,
+            "model": prepared.model,
+            "object": self.chunk_object if prepared.stream else self.whole_object,
+        }
+        self._head = b""
+        """The beginning of each event of a stream."""
         self._collected: list[CollectedChoice] = []
         """Of an answer that is not streamed."""
         if prepared.stream:
-            self._head = b"data: " + self._head
+            self._head = b"data: " + orjson.dumps(self._identity)[:-1] + b',"choices":['
             tail = b'],"usage":null}\n\n' if prepared.include_usage else b"]}\n\n"
             self._around_text = self._head + self.text_before, self.text_after + tail
         else:
             self._collected = [CollectedChoice(choice) for choice in prepared.choices]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._head!r}>"
+        return f"<{type(self).__name__} {self._identity['id']}>"
 
     @cached_property
     def names(self) -> TokenNames:
@@ -95,7 +98,7 @@ class OpenAIEncoder:
         """The usage, if it is asked for, and the end."""
         if not self.prepared.include_usage:
             return DONE
-        return self._head + b'],"usage":' + self.prepared.usage().as_json() + b"}\n\n" + DONE
+        return self._head + b'],"usage":' + orjson.dumps(self.prepared.usage().as_json()) + b"}\n\n" + DONE
 
     def broken(self, error: ApiError) -> bytes:
         """The error as an event."""
@@ -106,11 +109,15 @@ class OpenAIEncoder:
         collected = self._collected
         if self.options.best_of > self.options.n:
             collected = best_choices(collected, self.options.n)
-        choices = orjson.dumps([self.whole_choice(index, one) for index, one in enumerate(collected)])
-        usage, tier = self.prepared.usage().as_json(), orjson.dumps(self.options.service_tier)
-        tail = b'],"usage":%b,"service_tier":%b,"system_fingerprint":null' % (usage, tier)
-        extras = orjson.dumps(self.extras())[1:-1]
-        return b"".join((self._head, choices[1:-1], tail, extras and b"," + extras, b"}"))
+        answer = {
+            **self._identity,
+            "choices": [self.whole_choice(index, one) for index, one in enumerate(collected)],
+            "usage": self.prepared.usage().as_json(),
+            "service_tier": self.options.service_tier,
+            "system_fingerprint": None,
+            **self.extras(),
+        }
+        return orjson.dumps(answer)
 
     def delta_events(self, choice_delta: ChoiceDelta) -> bytes:
         """The events of one delta of a stream."""

@@ -1,13 +1,16 @@
-"""Word cache: byte-level BPE of ASCII text, each word's tokens looked up once and then remembered.
+"""Words of byte-level BPE: the cache of their tokens, and the boundaries at which a long text may be cut.
 
-A pattern says where words end. Under the usual ones a word begins at every single space between two characters that
-are none, whatever stands around: such a text is cut at its spaces, which is four times as fast as to match it.
+Byte-level BPE cuts a text into words by a pattern, and merges nothing across two of them. `WordCache` looks each word's
+tokens up once and then remembers them: of a chat of 600 tokens, whose front end takes some 400 us, it saves 94 us.
+
+Under the usual patterns (those of `KNOWN_ALTERNATIVES`) a word ends wherever `_BOUNDARY` matches. So a long text is
+tokenized piece by piece: each call to the library is short, and a request that is over ends between two of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -32,91 +35,43 @@ _LETTERS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
 )
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-CUT_BY_SPACES = {
+KNOWN_ALTERNATIVES = {
     *GPT2.split("|"), _CONTRACTIONS, *_LETTERS, *(letters + _CONTRACTIONS + "?" for letters in _LETTERS),
     r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}", r"\p{N}{1,3}",
     r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+",
 }  # fmt: skip
-"""Alternatives that match a space only as their first character or among nothing but white space, and look no further
-than what they match, but for white space: no match goes on from another character into a single space."""
+"""Alternatives of patterns under which a word ends wherever `_BOUNDARY` matches: none of them goes on from another
+character into a single space, and none looks further than its match, but for white space."""
 PRINTABLE = range(33, 127)
 _CATEGORY = re.compile(r"\\p\{(\w+)\}")
 _ALTERNATIVE = re.compile(r"\|(?![^(]*\))")
 """Between two alternatives, in no parentheses."""
 
 
-class BoundedCache(dict[str, bytes]):
-    """Words to tokens, within a bound."""
+class WordCache(dict[str, bytes]):
+    """Word to its tokens, found on the first use, within a bound."""
 
-    def kept(self, word: str, tokens: bytes) -> bytes:
-        """The tokens, which are found here from now on, unless the word is a long one."""
-        if len(self) >= WORDS_MAX:
-            self.clear()
-        if len(word) <= WORD_CHARS_MAX:
-            self[word] = tokens
-        return tokens
-
-
-class WordCache(BoundedCache):
-    """Word to its tokens, found on the first use."""
-
-    def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str], *, cut_by_spaces: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str], *, has_boundaries: bool) -> None:
         super().__init__()
         self._model = tokenizer.model
         self._find = pattern.findall
-        self._space_split = SpaceSplitCache(self.matched) if cut_by_spaces else None
-        self.cut_by_spaces = cut_by_spaces
-        """Whether all of the pattern's alternatives are known."""
+        self.has_boundaries = has_boundaries
+        """All of the pattern's alternatives are known: `pieces` may cut a text where `_BOUNDARY` matches."""
 
     def tokens(self, text: str) -> bytes | None:
         """An ASCII text's tokens; None if the pattern leaves something of it out."""
-        found = None if self._space_split is None else self._space_split.tokens(text)
-        return self.matched(text) if found is None else found
-
-    def matched(self, text: str) -> bytes | None:
-        """The same, by the pattern alone."""
         words = self._find(text)
         if len("".join(words)) != len(text):
             return None
         return b"".join(map(self.__getitem__, words))
 
     def __missing__(self, word: str) -> bytes:
-        found = tokens_to_bytes([token.id for token in self._model.tokenize(word.translate(_BYTE_CHARS))])
-        return self.kept(word, found)
-
-
-class SpaceSplitCache(BoundedCache):
-    """What stands between two spaces to its tokens, with the space before it."""
-
-    def __init__(self, matched: Callable[[str], bytes | None]) -> None:
-        super().__init__()
-        self._matched = matched
-
-    def tokens(self, text: str) -> bytes | None:
-        """The text's tokens; None if it is to be matched as a whole, since a space has white space beside it."""
-        first, *others = text.split(" ")
-        if not others:
-            return None
-        last = others.pop()
-        if not (first and last) or first[-1].isspace() or last[0].isspace():
-            return None
-        try:
-            end = self._found(" " + last) if last[-1].isspace() else self[last]
-            return b"".join((self._found(first), *map(self.__getitem__, others), end))
-        except KeyError:
-            return None
-
-    def _found(self, text: str) -> bytes:
-        found = self._matched(text)
-        if found is None:
-            raise KeyError(text)
-        return found
-
-    def __missing__(self, word: str) -> bytes:
-        if not word or word[0].isspace() or word[-1].isspace():
-            raise KeyError(word)
-        found = self._found(" " + word)
-        return self.kept(word, found)
+        tokens = tokens_to_bytes([token.id for token in self._model.tokenize(word.translate(_BYTE_CHARS))])
+        if len(self) >= WORDS_MAX:
+            self.clear()
+        if len(word) <= WORD_CHARS_MAX:
+            self[word] = tokens
+        return tokens
 
 
 def word_cache_of(tokenizer: Tokenizer, description: Mapping[str, Any]) -> WordCache | None:
@@ -126,7 +81,11 @@ def word_cache_of(tokenizer: Tokenizer, description: Mapping[str, Any]) -> WordC
     if pattern is None or model.get("type") != "BPE" or model.get("dropout") or not _is_identity(description):
         return None
     compiled = _compiled(pattern)
-    return None if compiled is None else WordCache(tokenizer, compiled, cut_by_spaces=_is_cut_by_spaces(pattern))
+    return (
+        None
+        if compiled is None
+        else WordCache(tokenizer, compiled, has_boundaries=set(_ALTERNATIVE.split(pattern)) <= KNOWN_ALTERNATIVES)
+    )
 
 
 def _pattern(pre_tokenizer: Mapping[str, Any]) -> str | None:
@@ -150,10 +109,6 @@ def _is_identity(description: Mapping[str, Any]) -> bool:
     normalizer = description.get("normalizer") or {"type": "Sequence", "normalizers": []}
     parts = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
     return all(part.get("type") in IDENTITIES for part in parts)
-
-
-def _is_cut_by_spaces(pattern: str) -> bool:
-    return set(_ALTERNATIVE.split(pattern)) <= CUT_BY_SPACES
 
 
 def _compiled(pattern: str) -> re.Pattern[str] | None:
@@ -182,3 +137,53 @@ def _byte_chars() -> dict[int, int]:
 
 
 _BYTE_CHARS = _byte_chars()
+PIECE_BYTES = 32 * 1024
+"""A piece ends at the first boundary behind so many bytes of UTF-8."""
+WORD_BYTES_MAX = 96 * 1024
+"""Longest text without a boundary, in UTF-8. The library takes up to 0.35 us for a byte of one word and cannot be
+stopped meanwhile; a piece with such a word at its end takes it 45 ms."""
+SEARCHED_AT_ONCE = 8 * 1024
+"""Characters; to search them takes 1 ms, and holds up all other threads."""
+_BOUNDARY = re.compile(
+    r"(?<=\S)(?=[ \t])"  # white space that is no line break is part of the word behind it, or of none
+    r"|(?<=[\r\n])(?=[A-Za-z0-9])"  # a line break never is
+    r"|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])"
+    r"|(?<=[A-Za-z0-9\u0400-\u0481\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3])"
+    r"(?=[,.;:!?()\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
+    # letters and digits, of blocks that every version of Unicode has, end before a mark; `'` begins a contraction
+)
+
+
+class WordTooLong(ValueError):
+    """More than WORD_BYTES_MAX bytes without a boundary."""
+
+
+def pieces(text: str, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
+    """The text, cut at word boundaries, each piece some `piece_bytes` long in UTF-8. WordTooLong once such a word is
+    reached. O(characters); a piece is looked for when it is asked for."""
+    start = 0
+    while start < len(text):
+        behind = start + (piece_bytes if text[start : start + piece_bytes].isascii() else -(-piece_bytes // 3))
+        end = _word_end(text, behind)
+        yield text[start:end]
+        start = end
+
+
+def _word_end(text: str, behind: int) -> int:
+    """The first boundary there, or the end of the text."""
+    last = min(len(text), behind + WORD_BYTES_MAX + 1)
+    end = last
+    for start in range(behind, last, SEARCHED_AT_ONCE):
+        # a boundary lies before the character that tells it
+        found = _BOUNDARY.search(text, start, min(last, start + SEARCHED_AT_ONCE + 1))
+        if found is not None:
+            end = found.start()
+            break
+    if len(text[behind:end].encode()) > WORD_BYTES_MAX:
+        raise WordTooLong
+    return end
+
+
+def every_word(text: str) -> list[str]:
+    """The text, cut at each boundary."""
+    return _BOUNDARY.split(text)

@@ -12,7 +12,7 @@ from api.cli.process_query import WORKERS, registered_processes
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import open_registry
 from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong
-from api.tokenizer.word_boundaries import WordTooLong
+from api.tokenizer.word_cache import WordTooLong
 from core.errors import CallerError, PeerError, Unavailable
 from core.ids import WorkerId
 from core.prompt import tokens_to_bytes

@@ -118,9 +118,9 @@ class Transcript:
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
-        self._end_tokens = frozenset(end_tokens)
+        self._end_tokens = end_tokens
         self._min_tokens = min_tokens
-        self._told_ends = frozenset(told_ends)
+        self._told_ends = told_ends
         self._pending_tokens = pending_tokens
         self._by_token = pending_tokens is not None or stops.any
         self.completion_tokens = 0

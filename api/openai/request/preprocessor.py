@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,13 +35,15 @@ class Usage(NamedTuple):
     cached_tokens: int
     reasoning_tokens: int = 0
 
-    def as_json(self) -> bytes:
-        """OpenAI's `usage`; from a template, because every answer has one."""
-        prompt, completion, cached, reasoning = self
-        return (
-            b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d},'
-            b'"completion_tokens_details":{"reasoning_tokens":%d}}'
-        ) % (prompt, completion, prompt + completion, cached, reasoning)
+    def as_json(self) -> dict[str, Any]:
+        """OpenAI's `usage`."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+        }
 
 
 class ResponseOptions(msgspec.Struct, frozen=True):

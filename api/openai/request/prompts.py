@@ -10,7 +10,7 @@ from api.openai.types.request_types import CHOICES_MAX, COMPLETION_TOKENS, ChatR
 from api.server.errors import ApiError, bad_parameter
 from api.tokenizer.chat_template import render
 from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong
-from api.tokenizer.word_boundaries import WORD_BYTES_MAX, WordTooLong
+from api.tokenizer.word_cache import WORD_BYTES_MAX, WordTooLong
 from core.prompt import TOKEN_BYTES, tokens_from_bytes, tokens_to_bytes
 
 TRUNCATED_CHARS_PER_TOKEN = 16

@@ -158,13 +158,15 @@ def _of_headers(headers: Mapping[bytes, bytes], names: SessionHeaders, name: str
 
 def _of_body(body: object) -> Session:
     metadata, user = getattr(body, "metadata", None), getattr(body, "user", None)
+    client_metadata, cache_key = getattr(body, "client_metadata", None), getattr(body, "prompt_cache_key", None)
+    if metadata is user is client_metadata is cache_key is None:
+        return NO_SESSION
     user_id = metadata.get("user_id") if isinstance(metadata, dict) else None
-    told = getattr(body, "client_metadata", None)
     for session in (
         _in_user_id(user_id),
         _in_object(metadata, SESSION_KEYS),
-        _in_object(told, (*THREAD_KEYS, *SESSION_KEYS)),
-        Session(_text(getattr(body, "prompt_cache_key", None))),
+        _in_object(client_metadata, (*THREAD_KEYS, *SESSION_KEYS)),
+        Session(_text(cache_key)),
         _in_user_id(user),  # a gateway may put the one in the place of the other
         Session(_text(user) or _text(user_id)),
     ):

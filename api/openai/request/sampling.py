@@ -11,6 +11,16 @@ from api.tokenizer.model_tokenizer import ModelTokenizer
 from core.generation import Sampling
 from core.models import ModelCard
 
+SAME_NAMES = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""Parameters that a request and `Sampling` have alike; the defaults are those of `Sampling`."""
 SEED_MAX = 2**63 - 1
 LEAST_ROOM = 1024
 """So many tokens are room enough for any answer, whatever was asked for …"""
@@ -59,8 +69,11 @@ def least_output_tokens(requested: int, context_max: int) -> int:
 
 def sampling_of(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, max_tokens: int) -> Sampling:
     """The request's sampling with OpenAI's defaults; the model's end tokens are stop tokens, unless ignored."""
+    given = {name: value for name in SAME_NAMES if (value := getattr(parameters, name)) is not None}
     ignore_eos = bool(parameters.ignore_eos)
-    stops = set(_known_ids("stop_token_ids", parameters.stop_token_ids, tokenizer))
+    stops: tuple[int, ...] = () if ignore_eos else tokenizer.eos_ids
+    if parameters.stop_token_ids:
+        stops = tuple(sorted({*_known_ids("stop_token_ids", parameters.stop_token_ids, tokenizer), *stops}))
     min_tokens = parameters.min_tokens or 0
     if min_tokens > max_tokens:
         raise bad_parameter(
@@ -68,23 +81,19 @@ def sampling_of(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTok
         )
     return Sampling(
         max_tokens=max_tokens,
-        temperature=_given(parameters.temperature, 1.0),
-        top_p=_given(parameters.top_p, 1.0),
         top_k=max(0, parameters.top_k or 0),
-        min_p=_given(parameters.min_p, 0.0),
-        seed=parameters.seed,
-        stop_token_ids=tuple(sorted(stops if ignore_eos else stops | set(tokenizer.eos_ids))),
+        stop_token_ids=stops,
         ignore_eos=ignore_eos,
         min_tokens=min_tokens,
-        presence_penalty=_given(parameters.presence_penalty, 0.0),
-        frequency_penalty=_given(parameters.frequency_penalty, 0.0),
-        repetition_penalty=_given(parameters.repetition_penalty, 1.0),
         logit_bias=_biases(parameters.logit_bias, tokenizer) if parameters.logit_bias else (),
-        allowed_token_ids=_known_ids("allowed_token_ids", parameters.allowed_token_ids, tokenizer),
+        allowed_token_ids=_known_ids("allowed_token_ids", parameters.allowed_token_ids, tokenizer)
+        if parameters.allowed_token_ids
+        else (),
         bad_words=tuple(parameters.bad_words or ()),
         logprobs=_logprobs(parameters),
         prompt_logprobs=_prompt_logprobs(parameters),
         guided=guided_of(parameters),
+        **given,
     )
 
 
@@ -114,10 +123,10 @@ def _prompt_logprobs(parameters: ChatRequest | CompletionRequest) -> int:
     return max(requested, shown_logprobs(parameters)) if echoed else requested
 
 
-def _known_ids(name: str, ids: list[int] | None, tokenizer: ModelTokenizer) -> tuple[int, ...]:
-    if ids and max(ids) >= tokenizer.vocabulary:
+def _known_ids(name: str, ids: list[int], tokenizer: ModelTokenizer) -> tuple[int, ...]:
+    if max(ids) >= tokenizer.vocabulary:
         raise bad_parameter(name, f"must be from 0 to {tokenizer.vocabulary - 1}")
-    return tuple(ids or ())
+    return tuple(ids)
 
 
 def _biases(given: dict[str, float], tokenizer: ModelTokenizer) -> tuple[tuple[int, float], ...]:
@@ -126,7 +135,3 @@ def _biases(given: dict[str, float], tokenizer: ModelTokenizer) -> tuple[tuple[i
     biases = {int(token): bias for token, bias in given.items()}
     _known_ids("logit_bias", list(biases), tokenizer)
     return tuple(sorted(biases.items()))
-
-
-def _given(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value

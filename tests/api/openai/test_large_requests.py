@@ -20,7 +20,7 @@ from api.openai.tokenization import TOKENIZED_MAX
 from api.server.http_server import HttpServer
 from api.server.sockets import bind
 from api.tokenizer.text_encoder import TextEncoder
-from api.tokenizer.word_boundaries import WORD_BYTES_MAX
+from api.tokenizer.word_cache import WORD_BYTES_MAX
 from core.models import ModelCard
 from tests.api.conftest import Api
 from tests.api.raw import connected, request, say

@@ -10,10 +10,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from api.tokenizer.segment_cache import SHORT_MAX, SegmentCache
-from api.tokenizer.text_encoder import TextEncoder
-from api.tokenizer.word_boundaries import PIECE_BYTES, WORD_BYTES_MAX, WordTooLong, every_word, pieces
-from api.tokenizer.word_cache import WORDS_MAX, WordCache, word_cache_of
+from api.tokenizer.text_encoder import SHORT_MAX, SegmentCache, TextEncoder
+from api.tokenizer.word_cache import (
+    PIECE_BYTES,
+    WORD_BYTES_MAX,
+    WORDS_MAX,
+    WordCache,
+    WordTooLong,
+    every_word,
+    pieces,
+    word_cache_of,
+)
 from core.prompt import tokens_to_bytes
 
 LLAMA3 = (
@@ -246,24 +253,19 @@ ASCII = st.text(st.one_of(st.sampled_from(" '.aZ9s\n\t\r/\x1c"), st.characters(m
 @example(spaced=["it's", "x.\n\n", "y", "\n"])
 @example(spaced=["", "a", "b"])
 @example(spaced=["a", "b\n"])
-def test_a_text_cut_at_its_spaces_is_the_one_that_is_matched(name: str, spaced: list[str]) -> None:
-    """Wherever the white space stands."""
+def test_words_have_the_tokens_of_the_library_wherever_white_space_stands(name: str, spaced: list[str]) -> None:
+    """Where the pattern leaves nothing of the text out."""
     text = " ".join(spaced)
-    assert WORDS[name].tokens(text) == WORDS[name].matched(text)
+    assert WORDS[name].tokens(text) in {None, library(name, text, add_special_tokens=False)}
 
 
-def test_words_without_white_space_beside_their_spaces_are_cut_there() -> None:
-    """Under the usual patterns only: under another one a word may go on behind a space."""
-    text = "The quick, brown fox's 12 jumps.\n\nOver it\n"
-    for name in BOUNDED:
-        spaced = WORDS[name]._space_split
-        assert spaced is not None
-        assert spaced.tokens(text) == WORDS[name].matched(text)
-        assert spaced.tokens("no  " + text) is None
+def test_only_a_known_pattern_has_word_boundaries() -> None:
+    """Under another one a word may go on behind a space: a long text is not cut there."""
+    assert all(WORDS[name].has_boundaries for name in BOUNDED)
     made = byte_level(split(r"\p{L}+ \p{L}+|" + LLAMA3))
     other = word_cache_of(made, json.loads(made.to_str()))
     assert other is not None
-    assert other._space_split is None
+    assert not other.has_boundaries
     assert other.tokens("good day to you") == tokens_to_bytes(
         made.encode("good day to you", add_special_tokens=False).ids
     )
@@ -277,9 +279,7 @@ def test_words_are_forgotten_before_they_are_too_many() -> None:
     first = words.tokens("word0")
     for number in range(WORDS_MAX + 10):
         words.tokens(f"a {number:x}g b")
-    assert words._space_split is not None
     assert len(words) <= WORDS_MAX
-    assert len(words._space_split) <= WORDS_MAX
     assert words.tokens("word0") == first
 
 

@@ -12,7 +12,7 @@ import pytest
 from api.openai.request.prompts import prompts_of
 from api.openai.types.request_types import ChatMessage, ChatRequest
 from api.tokenizer.model_tokenizer import ModelTokenizer
-from api.tokenizer.segment_cache import SegmentCache, _size
+from api.tokenizer.text_encoder import SegmentCache, _size
 from core.prompt import tokens_from_bytes, tokens_to_bytes
 from tests.api.scripted import files, ids
 
