@@ -16,7 +16,6 @@ LAG_MS_MAX = 3_600_000
 CONCURRENCY_MAX = 1_000_000
 FAILURES_PER_HOUR_MAX = 3600
 """One a second."""
-COMPARE_EVERY_MAX = 1_000_000
 SEED_MAX = 2**64 - 1
 TWO_LAGS = "lag_ms: each replica has a lag of its own here: leave either out"
 
@@ -44,8 +43,6 @@ class Options:
     """How many workers end without a word, in each hour of the run, over the whole fleet."""
     stays: tuple[WorkerLife, ...] = ()
     """The lives of all workers, if they are not to live from the start to the end."""
-    compare_every: int = 0
-    """Of so many arrivals one is shown to the other replicas, too: where would they send it now? 0 is none."""
     seed: int = 0
     """Of draws that decisions make, of ids and of failures."""
 
@@ -57,7 +54,6 @@ class Options:
             ("lag_ms", 0, LAG_MS_MAX),
             ("concurrency", 0, CONCURRENCY_MAX),
             ("failures_per_hour", 0, FAILURES_PER_HOUR_MAX),
-            ("compare_every", 0, COMPARE_EVERY_MAX),
             ("seed", 0, SEED_MAX),
         ):
             _check(name, getattr(self, name), least, most)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -48,8 +47,6 @@ class ServedRequest(NamedTuple):
     output_tokens: int
     attempts: int = 1
     """But for those that a worker declined."""
-    others_differ: int = -1
-    """How many of the other replicas would have chosen another worker at that moment; -1 if they were not asked."""
     declined: int = 0
     """How often a worker would not take it, because it computed prompts of other replicas."""
     why: str = ""
@@ -151,75 +148,6 @@ def spread(found: Sequence[int]) -> Spread:
         cv=math.sqrt(squares / len(found)) / total,
         per_worker=tuple(found),
     )
-
-
-WITHIN_US = 100_000
-"""Decisions this far apart, or nearer, were made without each other where events take as long."""
-
-
-class ConcurrentDecisions(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether replicas that decide at about the same time choose the same worker more often than by chance. With one
-    replica there is nothing to report.
-
-    Two decisions of different replicas that follow each other within WITHIN_US make a pair: neither replica saw much of
-    the other's decision. If both chose one worker, the second choice rests on a load that the first one has changed. By
-    chance that happens in the sum over the workers of the product of how often either side chose the worker.
-    """
-
-    pairs: int = 0
-    same_worker: float = 0.0
-    """Share of them."""
-    by_chance: float = 0.0
-    """What that share would be if neither knew anything."""
-    disagreement: float | None = None
-    """Of the other replicas that were shown a request at the moment when one decided about it, the share that would
-    have chosen another worker; None if none was shown any. One that was held is shown with what else was held."""
-    replicas: tuple[int, ...] = ()
-    """Requests that each decided about."""
-    prediction_error: tuple[float, ...] = ()
-    """Of each replica: tokens that its decisions expected in a cache and were not there, or the other way round, over
-    its prompt tokens."""
-
-
-def concurrent_decisions(done: Sequence[ServedRequest]) -> ConcurrentDecisions:
-    """Of what was served."""
-    count = 1 + max((each.replica for each in done), default=0)
-    found = _pairs(done) if count > 1 else []
-    same = sum(first.worker == then.worker for first, then in found)
-    return ConcurrentDecisions(
-        pairs=len(found),
-        same_worker=same / len(found) if found else 0.0,
-        by_chance=_by_chance(found),
-        disagreement=_disagreement(done, count - 1),
-        replicas=tuple(sum(each.replica == replica for each in done) for replica in range(count)),
-        prediction_error=tuple(_error([each for each in done if each.replica == replica]) for replica in range(count)),
-    )
-
-
-def _pairs(done: Sequence[ServedRequest]) -> list[tuple[ServedRequest, ServedRequest]]:
-    ordered = sorted(done, key=lambda each: each.routed_us)
-    return [
-        (first, then)
-        for first, then in pairwise(ordered)
-        if first.replica != then.replica and then.routed_us - first.routed_us <= WITHIN_US
-    ]
-
-
-def _by_chance(found: Sequence[tuple[ServedRequest, ServedRequest]]) -> float:
-    if not found:
-        return 0.0
-    first, then = (Counter(pair[side].worker for pair in found) for side in (0, 1))
-    return sum(count * then[worker] for worker, count in first.items()) / len(found) ** 2
-
-
-def _disagreement(done: Sequence[ServedRequest], others: int) -> float | None:
-    asked = [each.others_differ for each in done if each.others_differ >= 0]
-    return sum(asked) / (len(asked) * others) if asked and others else None
-
-
-def _error(done: Sequence[ServedRequest]) -> float:
-    prompt = sum(each.prompt_tokens for each in done)
-    return sum(abs(each.predicted_tokens - each.cached_tokens) for each in done) / prompt if prompt else 0.0
 
 
 PULLED = "pulled"
@@ -346,7 +274,6 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """From the first arrival to the last end, in virtual seconds."""
     load_spread: LoadSpread
     held: HoldTimes
-    together: ConcurrentDecisions
     disaggregation: Disaggregation | None = None
     """None without prefill workers."""
     digest: str
@@ -384,7 +311,6 @@ def report(
         duration_s=max(0, duration_us) / US_PER_S,
         load_spread=load_spread(done, workers, {} if prefill is None else prefill.pulled_tokens(), computed),
         held=hold_times(done),
-        together=concurrent_decisions(done),
         disaggregation=None if prefill is None else disaggregation(prefill),
         digest=digest,
         wall_s=wall_s,

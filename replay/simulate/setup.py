@@ -21,7 +21,7 @@ from replay.simulate.workload import Pace
 
 ENGINE = "engine."
 """Before the name of an engine's setting."""
-WORLD = ("workers", "prefill_workers", "replicas", "lag_ms", "concurrency", "failures_per_hour", "compare_every")
+WORLD = ("workers", "prefill_workers", "replicas", "lag_ms", "concurrency", "failures_per_hour")
 """Options by name."""
 PACE = ("speed_up", "jitter_ms")
 LINEAR_ONLY = ("prefill_us_per_token", "prefill_us_per_pass", "decode_us_per_step", "decode_us_per_context_token")

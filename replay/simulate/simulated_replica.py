@@ -23,8 +23,7 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.pending_events import PendingEvents
 from projections.folds.state import State
-from projections.policy.decide import decide
-from projections.policy.view import Local, RouteRequest, View, local_by_worker
+from projections.policy.view import Local, View, local_by_worker
 from replay.simulate.simulated_log import CHAIN_KEY, EPOCH, START_MS, SimulatedLog, SimulatedSource
 from replay.simulate.virtual_time import Agenda, VirtualShell
 
@@ -130,11 +129,6 @@ class SimulatedReplica:
     def is_log_away(self) -> bool:
         """A simulated log never is."""
         return False
-
-    def would_choose(self, asked: RouteRequest, seed: int) -> WorkerId | None:
-        """The worker that it would send the request to, if it were asked now; nothing comes of it."""
-        asked = self.scheduler.with_learned_time(asked)
-        return decide(self.view(), asked, self._settings, self._log.now_ms, seed).worker
 
     def _local_now(self) -> Local:
         """What only this replica knows: of workers that live, as far as the log told it, those that are gone."""

@@ -72,7 +72,6 @@ class SimulatedRequest:
         "cached",
         "first_us",
         "number",
-        "others_differ",
         "place",
         "predicted",
         "replica",
@@ -91,8 +90,6 @@ class SimulatedRequest:
         """In the fleet, of the worker that serves it, or did last."""
         self.cached = self.predicted = 0
         """Of the attempt that gave the first token."""
-        self.others_differ = -1
-        """See `ServedRequest`."""
         self._decision: RequestRouted | None = None
         session = session_key(f"{arrival.tenant}/{arrival.session}", KEY.hash_seed) if arrival.session else ""
         self.routed = RoutedRequest(
@@ -136,7 +133,6 @@ class SimulatedRequest:
             predicted_tokens=self.predicted,
             output_tokens=routed.answer.delivered,
             attempts=0 if routed.payload is None else routed.attempt + 1 - routed.declined,
-            others_differ=self.others_differ,
             declined=routed.declined,
             why=failed,
         )

@@ -40,8 +40,7 @@ from core.events.routing import TURNED_AWAY
 from core.generation import Output
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.models import NoWorkers
-from core.prompt import HASH_BYTES, HashedPrompt
-from projections.policy.view import RouteRequest
+from core.prompt import HASH_BYTES
 from replay.parallel import collector_paused
 from replay.simulate.options import Options
 from replay.simulate.report import TOO_LONG, PrefillVerdict, ServedRequest
@@ -119,7 +118,9 @@ class Simulation:
         for replica in self._replicas:
             replica.flush()
         for served in self.served:
-            self._digest.update(repr(tuple(served or ())[:-1]).encode())  # `why` follows from the rest
+            assert served is not None
+            *fields, declined, _why = served  # the reason follows from the rest
+            self._digest.update(repr((*fields, -1, declined)).encode())  # -1: digests stay those of earlier versions
         return self._digest.hexdigest()
 
     @property
@@ -191,9 +192,6 @@ class Simulation:
         self._replicas[replica].say(event)
         if isinstance(event, RequestRouted):
             self._digest.update(repr((event.request, event.attempt, event.worker, event.digest)).encode())
-            if not event.attempt:
-                request = self._requests[RequestId(event.request)]
-                request.others_differ = self._others_differ(request, event)
         elif isinstance(event, RequestRejected):
             self._digest.update(repr((event.request, event.attempt, event.reason)).encode())
 
@@ -214,16 +212,6 @@ class Simulation:
         for number, replica in enumerate(self._replicas):
             if number != by and replica.scheduler.has_waiting:
                 self._agenda.put(self._agenda.now_us + replica.lag_us, partial(replica.feed, LoadChanged()))
-
-    def _others_differ(self, request: SimulatedRequest, event: RequestRouted) -> int:
-        """How many of the other replicas would choose another worker now, held up by the same others if the request
-        was held; -1 if they are not to be asked."""
-        every = self._options.compare_every
-        if not every or request.number % every or len(self._replicas) == 1:
-            return -1
-        asked = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
-        others = [each for number, each in enumerate(self._replicas) if number != request.replica]
-        return sum(each.would_choose(asked, event.seed) != event.worker for each in others)
 
     def _heard(self, request_id: RequestId, output: Output, at_us: int) -> None:
         """A worker has made tokens."""

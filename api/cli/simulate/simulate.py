@@ -29,7 +29,6 @@ from replay.simulate.workload import Pace
 
 BLOCKS = 16_384
 """Per worker; of 64 tokens, a million tokens."""
-COMPARE_EVERY = 10
 
 
 class SimulationRequest(NamedTuple):
@@ -73,14 +72,7 @@ OPTIONS = (
     ),
     click.option("--replica-lag", "lags", metavar="MS,MS,…", help="The same for each router by itself."),
     click.option("--failures-per-hour", type=int, default=0, help="Workers that end without a word, and come back."),
-    click.option(
-        "--compare-every",
-        type=int,
-        default=COMPARE_EVERY,
-        show_default=True,
-        metavar="N",
-        help="Of so many requests one is shown to the other routers, too: would they decide alike?",
-    ),
+    click.option("--compare-every", hidden=True),
     click.option("--sweep", "swept", multiple=True, metavar="KEY=A,B,…", help="A run per value, or combination."),
 )
 
@@ -112,9 +104,11 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         replicas: int,
         lag_ms: int,
         failures_per_hour: int,
-        compare_every: int,
+        compare_every: str | None,
         **rest: Any,
     ) -> Any:
+        if compare_every is not None:
+            raise CallerError("--compare-every is gone: routers are no longer compared in a simulation; leave it out")
         file = TraceFile(trace, format_, first or 0, model)
         file.check()
         pace = Pace(speed_up, jitter_ms, seed)
@@ -129,7 +123,6 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             replica_lags_ms=_lags(lags),
             concurrency=concurrency,
             failures_per_hour=failures_per_hour,
-            compare_every=compare_every,
             seed=seed,
         )
         return command(*args, request=SimulationRequest(Setup(file, pace, options).checked(), sweeps(swept)), **rest)

@@ -71,8 +71,6 @@ def setup_line(setup: Setup) -> str:
 def run_text(setup: Setup, found: SimulationReport) -> Text:
     """The page on one run."""
     yield from (setup_line(setup), "", _times(found), "", _numbers(found), "", _workers(found))
-    if len(found.together.replicas) > 1:
-        yield from ("", *_replicas(found))
     if found.disaggregation is not None:
         yield from ("", *_prefills(found.disaggregation))
     yield from ("", f"digest {found.digest}; {found.duration_s:,.0f} s were simulated in {found.wall_s:.1f} s")
@@ -157,22 +155,6 @@ def _workers(found: SimulationReport) -> Table:
 def _each(it: Spread) -> str:
     shown = " ".join(f"{value:,}" for value in it.per_worker[:WORKERS_SHOWN_MAX])
     return f"{shown} …" if len(it.per_worker) > WORKERS_SHOWN_MAX else shown
-
-
-def _replicas(found: SimulationReport) -> Text:
-    it = found.together
-    rows = [
-        (str(number), number_text(requests), _percent(error))
-        for number, (requests, error) in enumerate(zip(it.replicas, it.prediction_error, strict=True))
-    ]
-    yield Table(("replica", "requests", "wrong about caches"), rows, "<>>")
-    yield (
-        f"{count_text(it.pairs, 'pair')} of decisions at about the same time by two replicas: "
-        f"{_percent(it.same_worker)} chose the same worker, {_percent(it.by_chance)} would by chance"
-    )
-    if it.disagreement is not None:
-        share = _percent(it.disagreement)
-        yield f"of other replicas that were shown a request, {share} would have chosen another worker"
 
 
 def _prefills(it: Disaggregation) -> Text:

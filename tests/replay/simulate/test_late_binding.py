@@ -15,7 +15,7 @@ from core.subjects import ROUTING
 from replay.explain.explain import explain
 from replay.recording.recording import Recording
 from replay.simulate.options import Options
-from replay.simulate.report import ServedRequest, concurrent_decisions
+from replay.simulate.report import ServedRequest
 from replay.simulate.simulated_log import KEY, START_MS
 from replay.simulate.simulation import simulate
 from replay.verify.verify import verify
@@ -106,20 +106,6 @@ def test_the_log_tells_who_is_held(tmp_path: Path) -> None:
         assert verify(recording).holds
     assert attempt.queued is not None
     assert attempt.queued.waited_ms == pytest.approx(held_us(longest) / 1000, abs=1)
-
-
-def test_replicas_that_hold_are_compared_and_nothing_comes_of_it() -> None:
-    """Shown what else was held, too. Those that lag would choose otherwise now and then; a single one is not asked."""
-    options: dict[str, Any] = {"workers": 4, "replicas": 3, "replica_lags_ms": (0, 0, 300)}
-    found, silent = run(**options, compare_every=3), run(**options)
-
-    assert [each._replace(others_differ=-1) for each in found] == silent
-    differ = [each.others_differ for each in found]
-    assert [place for place, count in enumerate(differ) if count < 0] == [p for p in range(len(found)) if p % 3]
-    disagreement = concurrent_decisions(found).disagreement
-    assert disagreement is not None
-    assert 0 < disagreement < 1
-    assert {each.others_differ for each in run(compare_every=1)} == {-1}
 
 
 def test_the_log_is_whole(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from core.errors import CallerError
 from replay.simulate.options import (
-    COMPARE_EVERY_MAX,
     CONCURRENCY_MAX,
     FAILURES_PER_HOUR_MAX,
     LAG_MS_MAX,
@@ -26,7 +25,6 @@ from replay.simulate.options import (
         ("lag_ms", 0, LAG_MS_MAX),
         ("concurrency", 0, CONCURRENCY_MAX),
         ("failures_per_hour", 0, FAILURES_PER_HOUR_MAX),
-        ("compare_every", 0, COMPARE_EVERY_MAX),
         ("seed", 0, SEED_MAX),
     ],
 )

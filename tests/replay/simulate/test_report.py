@@ -10,7 +10,6 @@ import pytest
 
 from core.ids import RequestId
 from replay.simulate.report import (
-    WITHIN_US,
     LatencySummary,
     ServedRequest,
     latency_summary,
@@ -127,31 +126,6 @@ def test_held_and_migrated() -> None:
     assert (found.held.mean_ms, found.held.max_ms, found.held.share) == (10.0, 30.0, 1 / 3)
 
 
-def test_replicas_that_choose_alike() -> None:
-    """Only neighbours in time of different replicas make a pair."""
-    rows = [
-        served(1, routed_us=0, replica=0, worker=0),
-        served(2, routed_us=WITHIN_US, replica=1, worker=0),
-        served(3, routed_us=WITHIN_US + 1, replica=1, worker=0),
-        served(4, routed_us=WITHIN_US + 2, replica=0, worker=1),
-        served(5, routed_us=2 * WITHIN_US + 3, replica=1, worker=1),
-    ]
-
-    found = report(rows, workers=2).together
-
-    assert (found.pairs, found.same_worker) == (2, 0.5)
-    assert found.by_chance == 2 * 1 / 2**2  # (0, 0) and (0, 1): worker 0 is twice the first's choice, once the second's
-    assert found.replicas == (2, 3)
-    assert found.prediction_error == (0.1, 0.1)
-
-
-def test_one_replica_makes_no_pairs() -> None:
-    """Nothing can be said of it."""
-    found = report([served(1), served(2)], workers=1).together
-
-    assert (found.pairs, found.same_worker, found.by_chance, found.replicas) == (0, 0.0, 0.0, (2,))
-
-
 def test_order_does_not_show() -> None:
     """Equal results in another order are an equal report, to the last bit."""
     dice = random.Random(2)
@@ -161,10 +135,3 @@ def test_order_does_not_show() -> None:
     ]
 
     assert report(rows, workers=3) == report(dice.sample(rows, len(rows)), workers=3)
-
-
-def test_replicas_that_were_shown_a_request() -> None:
-    """The share that would have chosen another worker, of those that were asked."""
-    shown = [served(at, replica=at % 3, others_differ=differ) for at, differ in enumerate((2, 0, -1, 1))]
-    assert report(shown, workers=1).together.disagreement == 3 / 6
-    assert report([each._replace(others_differ=-1) for each in shown], workers=1).together.disagreement is None

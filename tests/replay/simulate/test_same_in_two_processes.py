@@ -12,7 +12,7 @@ from typing import Any
 from tests.replay.simulate.talks import talks, written
 
 ROOT = Path(__file__).resolve().parents[3]
-FOUR = ["--workers", "3", "--speed-up", "20", "--replicas", "4", "--lag", "50", "--compare-every", "1", "--json"]
+FOUR = ["--workers", "3", "--speed-up", "20", "--replicas", "4", "--lag", "50", "--json"]
 AT_ONCE = ["--policy", "kv"]
 HELD = ["--set", "hold_max_ms=500,remote_prefill_min_tokens=600"]
 DISAGGREGATED = [*HELD, "--prefill-workers", "2", "--failures-per-hour", "3600"]

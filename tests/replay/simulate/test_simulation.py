@@ -211,24 +211,6 @@ def test_a_replica_knows_its_own_decisions_at_once() -> None:
     assert max(per_worker(2)) == 2
 
 
-def test_replicas_are_compared_and_nothing_comes_of_it() -> None:
-    """Every third request is shown to the others: those that lag would often choose another worker. What is decided is
-    the same as if they were not asked."""
-    options: dict[str, Any] = {"replicas": 4, "replica_lags_ms": (0, 0, 0, 400), "failures_per_hour": 3000}
-    found, silent = run(**options, compare_every=3), run(**options)
-
-    assert [each._replace(others_differ=-1) for each in found.served] == silent.served
-    differ = [each.others_differ for each in found.served]
-    assert [place for place, count in enumerate(differ) if count < 0] == [p for p in range(COUNT) if p % 3]
-    assert set(differ) > {-1, 0, 1}
-    assert max(differ) <= 3
-
-
-def test_one_replica_has_no_others_to_be_compared_with() -> None:
-    """The run is that in which nobody is asked."""
-    assert run(compare_every=1) == run()
-
-
 def test_sessions_of_different_tenants_are_different_ones(tmp_path: Path) -> None:
     """Though they have one name; no name is no session. As a real front end has it."""
     three = [("a", "chat"), ("b", "chat"), ("b", "")]

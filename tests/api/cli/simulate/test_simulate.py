@@ -89,7 +89,6 @@ def test_the_page_says_what_json_says(trace: Path) -> None:
     assert f"prompt tokens from caches  {100 * found['hit_rate']:.2f} %" in page
     assert f"{found['ttft_ms']['mean']:,.2f} ms" in page or f"{found['ttft_ms']['mean']:,.0f} ms" in page
     assert found["digest"] in page
-    assert "pairs of decisions" in page
 
 
 def test_prefill_workers_are_told_of(trace: Path) -> None:
@@ -141,15 +140,10 @@ def test_what_failed_is_told_with_the_reason(trace: Path) -> None:
     assert found_json(trace, *FAST)["failures"] == {}
 
 
-def test_comparisons_of_replicas_are_swept_over(trace: Path) -> None:
-    """Also where the run without the sweep has only one; and one alone is the same with them and without."""
-    words = ("--jobs", "1", "--sweep", "replicas=1,2", "--json")
-    each, never = (
-        json.loads(told("simulate", trace, *FAST, *words, "--compare-every", every))["points"] for every in ("1", "0")
-    )
-
-    assert [point["together"]["disagreement"] is None for point in each] == [True, False]
-    assert each[0]["digest"] == never[0]["digest"]
+def test_comparing_routers_is_gone(trace: Path) -> None:
+    """One sentence says so, for the option and for the key of a sweep."""
+    assert "--compare-every is gone" in refused(trace, *FAST, "--compare-every", "1")
+    assert "compare_every: no such setting" in refused(trace, *FAST, "--sweep", "compare_every=1,2")
 
 
 def test_a_closed_loop_has_no_times_to_speed_up(trace: Path) -> None:
